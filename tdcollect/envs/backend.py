@@ -1,0 +1,150 @@
+"""The seam below TorchRL: slots that are reset and stepped on numpy arrays.
+
+A backend steps N gymnasium slots and writes what comes out straight into arrays that its caller
+owns. It knows nothing of TensorDict, so the same backend serves the ``EnvBase`` wrapper, which
+hands it fresh arrays, and the collector, which hands it rows of the batch.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from tdcollect.envs.spaces import Array, SpaceCodec
+
+
+class InfoEntry(NamedTuple):
+    """An entry of gymnasium's info that is stored with the observations."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Frame(NamedTuple):
+    """Where one step of N slots is written. All arrays belong to the caller.
+
+    ``observation`` and ``info`` hold one array ``[N, *shape]`` an entry, ``reward`` is float32
+    ``[N]``, ``terminated`` and ``truncated`` are bool ``[N]``.
+    """
+
+    observation: Sequence[Array]
+    info: Sequence[Array]
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
+class Backend(abc.ABC):
+    """N slots of one env.
+
+    Attributes:
+        num_envs: N.
+        observation: the entries of the observation space.
+        action: the entries of the action space.
+        info: the info entries that are written; set by :meth:`read_info`.
+        steps_ended_slots: whether a slot whose episode has ended may be stepped on, as a plain
+            gymnasium env may. Where False, the action would be lost and the step is refused.
+        steps_subset: whether some slots can be stepped while others wait.
+    """
+
+    num_envs: int
+    observation: SpaceCodec
+    action: SpaceCodec
+    info: Sequence[InfoEntry] = ()
+    steps_ended_slots = False
+    steps_subset = True
+
+    def _set_spaces(
+        self, observation: spaces.Space[Any], action: spaces.Space[Any], categorical: bool
+    ) -> None:
+        self.observation = SpaceCodec(
+            observation, "observation", categorical=categorical, rename_state=True
+        )
+        self.action = SpaceCodec(action, "action", categorical=categorical)
+
+    @abc.abstractmethod
+    def reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int] | None,
+        options: dict[str, Any] | None,
+        out: Frame,
+    ) -> None:
+        """Start an episode in each of ``slots``; write the rows of those slots only.
+
+        Args:
+            slots: the slots to reset, ascending.
+            seeds: one seed a slot in ``slots``, or None to go on with the env's own generator.
+            options: gymnasium's reset options, the same for every slot.
+            out: receives observations and infos; its reward and flags are left alone.
+
+        Raises:
+            ValueError: where seeds or options cannot be honoured.
+        """
+
+    @abc.abstractmethod
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
+        """Step ``slots`` (None for all) and write their rows.
+
+        Args:
+            actions: the action entries, arrays ``[N, *shape]``.
+            slots: the slots to step, ascending.
+            out: receives everything; at the end of an episode the true final observation.
+        """
+
+    def check_seeds(self, seeds: Sequence[int]) -> None:  # noqa: B027
+        """Raise ValueError for seeds that no reset of this backend could honour."""
+
+    @abc.abstractmethod
+    def sample_info(self) -> Mapping[str, Any]:
+        """Infos as one slot gives them, to learn shapes and dtypes from."""
+
+    def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
+        """Choose the info entries to write.
+
+        Args:
+            info_keys: names, whose shapes and dtypes are read off one reset and one step of the
+                env; or a mapping from names to example values, which runs nothing.
+
+        Raises:
+            KeyError: where the env's infos lack a name.
+            TypeError: where an info is not a number or an array of numbers.
+        """
+        examples = info_keys if isinstance(info_keys, Mapping) else self.sample_info()
+        missing = [key for key in info_keys if key not in examples]
+        if missing:
+            raise KeyError(
+                f"info_keys {missing} are in the info of neither the first reset nor the first "
+                f"step, which hold {sorted(examples)}; to read an info that appears later, pass "
+                "info_keys as a dict from its name to an example value"
+            )
+        self.info = [_info_entry(key, examples[key]) for key in info_keys]
+
+    @abc.abstractmethod
+    def render(self) -> list[Any]:
+        """What each slot renders."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Free what the slots hold."""
+
+
+def _info_entry(key: str, example: Any) -> InfoEntry:
+    array = np.asarray(example)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise TypeError(
+            f"expected info {key!r} to be a number or an array of numbers, got "
+            f"{type(example).__name__} {example!r}; leave it out of info_keys"
+        )
+    return InfoEntry(key, array.shape, array.dtype)
+
+
+def write_info(entries: Sequence[InfoEntry], info: Mapping[str, Any], out: Frame, slot: int) -> None:
+    """Write one slot's infos; an info that the env did not give this time reads zero."""
+    for entry, array in zip(entries, out.info, strict=True):
+        array[slot] = info.get(entry.key, 0)

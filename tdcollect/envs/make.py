@@ -1,0 +1,182 @@
+"""``make_env``: from an id, a callable or a vector env to a TorchRL env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Integral
+from typing import Any
+
+import gymnasium as gym
+import torch
+from gymnasium.vector import VectorEnv
+
+from tdcollect.envs.backend import Backend
+from tdcollect.envs.pool import EnvPoolBackend
+from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.stepper import Bookkeeping, Stepper
+from tdcollect.envs.vector import VectorBackend
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.seeding import slot_seeds
+
+BACKENDS = ("serial", "gymnasium", "envpool")
+
+
+def make_env(
+    env: str | Callable[..., gym.Env[Any, Any]] | gym.Env[Any, Any] | VectorEnv[Any, Any, Any],
+    num_envs: int | None = None,
+    *,
+    backend: str | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    seed: int | Sequence[int] | None = None,
+    device: torch.device | str | int | None = None,
+    categorical_action_encoding: bool = False,
+    info_keys: Sequence[str] | Mapping[str, Any] = (),
+    step_count: bool = False,
+    episode_reward: bool = False,
+    is_init: bool = False,
+    time_limit: int | None = None,
+) -> GymnasiumEnv:
+    """Make a TorchRL env of gymnasium slots.
+
+    Args:
+        env: a gymnasium id; a callable that makes a ``gymnasium.Env``; a ``gymnasium.Env`` (one
+            slot); a ``gymnasium.vector.VectorEnv``; or, with ``backend="envpool"``, an EnvPool id.
+        num_envs: the number of slots N, for ``batch_size=[N]``; None for one slot with
+            ``batch_size=[]``, as ``GymEnv`` has it. A vector env brings its own.
+        backend: ``"serial"`` (plain envs in this process, the default), ``"gymnasium"`` (a vector
+            env, the default for one) or ``"envpool"``.
+        env_kwargs: passed to ``gymnasium.make``, to the callable or to ``envpool.make_gymnasium``.
+        seed: for the first reset: an int, which gives slot i ``seed + i``, or one int a slot.
+        device: where entries are placed. None leaves them on the CPU and the TensorDicts without a
+            device, as ``GymEnv`` does.
+        categorical_action_encoding: integers rather than one-hot for discrete spaces.
+        info_keys: infos to store with the observations. Names, whose shapes and dtypes are read
+            off one reset and one step; or a dict from names to example values. An info that the
+            env leaves out reads zero.
+        step_count: add ``"step_count"``, as TorchRL's ``StepCounter`` does.
+        episode_reward: add ``"episode_reward"``, as ``RewardSum`` does.
+        is_init: add ``"is_init"``, as ``InitTracker`` does.
+        time_limit: truncate an episode after so many steps; limits of the env itself stay.
+
+    Returns:
+        An ``EnvBase``.
+
+    Raises:
+        TypeError, ValueError: for arguments that cannot be honoured, before any env is made; and
+            for spaces that no TensorDict can hold, or that differ between slots.
+        gymnasium.error.Error: for an unknown id.
+
+    Examples:
+        >>> env = make_env("CartPole-v1", num_envs=4, seed=0)
+        >>> env.rollout(50, break_when_any_done=False).shape
+        torch.Size([4, 50])
+    """
+    chosen = _check_backend(env, backend)
+    slots = _check_num_envs(env, num_envs)
+    bookkeeping = Bookkeeping(step_count, episode_reward, is_init, _check_time_limit(time_limit))
+    seeds = None if seed is None else slot_seeds(seed, range(slots))
+    if isinstance(info_keys, str):
+        raise TypeError(f"expected info_keys to be a sequence of names, got {info_keys!r}")
+    kwargs = dict(env_kwargs or {})
+    made: Backend
+    if chosen == "envpool":
+        assert isinstance(env, str)
+        made = EnvPoolBackend(env, slots, seeds, kwargs, categorical_action_encoding)
+    elif isinstance(env, VectorEnv):
+        made = VectorBackend(env, categorical_action_encoding)
+    else:
+        made = SerialBackend(_factories(env, slots, kwargs), categorical_action_encoding)
+    try:
+        if info_keys:
+            made.read_info(info_keys)
+        stepper = Stepper(made, bookkeeping)
+        if seeds is not None:
+            stepper.set_seeds(seeds)
+        batched = num_envs is not None or isinstance(env, VectorEnv)
+        return GymnasiumEnv(stepper, batched=batched, name=_name(env), device=device)
+    except BaseException:
+        made.close()
+        raise
+
+
+def _check_backend(env: Any, backend: str | None) -> str:
+    if backend is None:
+        backend = "gymnasium" if isinstance(env, VectorEnv) else "serial"
+    if backend not in BACKENDS:
+        raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, got {backend!r}")
+    expected = {
+        "serial": (str, gym.Env, Callable),
+        "gymnasium": (VectorEnv,),
+        "envpool": (str,),
+    }[backend]
+    is_vector = isinstance(env, VectorEnv)
+    if not isinstance(env, expected) or (is_vector and backend != "gymnasium"):  # type: ignore[arg-type]
+        wanted = {
+            "serial": "a gymnasium id, a callable that makes a gymnasium.Env, or a gymnasium.Env",
+            "gymnasium": "a gymnasium.vector.VectorEnv (gymnasium.make_vec makes one)",
+            "envpool": "an EnvPool id",
+        }[backend]
+        raise TypeError(f"backend={backend!r} expects {wanted}, got {env!r}")
+    return backend
+
+
+def _check_num_envs(env: Any, num_envs: int | None) -> int:
+    if isinstance(env, VectorEnv):
+        if num_envs not in (None, env.num_envs):
+            raise ValueError(
+                f"expected num_envs={env.num_envs}, which the vector env has, got {num_envs}; "
+                "leave num_envs out"
+            )
+        return env.num_envs
+    if num_envs is None:
+        return 1
+    if isinstance(num_envs, bool) or not isinstance(num_envs, Integral) or num_envs < 1:
+        raise ValueError(
+            f"expected num_envs to be a positive int, or None for an unbatched env, got {num_envs!r}"
+        )
+    if isinstance(env, gym.Env) and num_envs > 1:
+        raise ValueError(
+            f"expected a gymnasium id or a callable to make {num_envs} slots from, got the single "
+            f"env {env}"
+        )
+    return int(num_envs)
+
+
+def _check_time_limit(time_limit: int | None) -> int | None:
+    if time_limit is None:
+        return None
+    if isinstance(time_limit, bool) or not isinstance(time_limit, Integral) or time_limit < 1:
+        raise ValueError(f"expected time_limit to be a positive int or None, got {time_limit!r}")
+    return int(time_limit)
+
+
+def _factories(
+    env: str | Callable[..., gym.Env[Any, Any]] | gym.Env[Any, Any],
+    slots: int,
+    kwargs: dict[str, Any],
+) -> list[Callable[[], gym.Env[Any, Any]]]:
+    if isinstance(env, str):
+        _check_id(env)
+        return [partial(gym.make, env, **kwargs)] * slots
+    if isinstance(env, gym.Env):
+        if kwargs:
+            raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
+        made = env
+        return [lambda: made]
+    return [partial(env, **kwargs)] * slots
+
+
+def _check_id(env_id: str) -> None:
+    """Tell an unknown id before anything is made. ``module:id`` names are left to gymnasium."""
+    if ":" not in env_id:
+        gym.spec(env_id)
+
+
+def _name(env: Any) -> str:
+    if isinstance(env, str):
+        return env
+    spec = getattr(env, "spec", None)
+    if spec is not None:
+        return str(spec.id)
+    return getattr(env, "__name__", None) or type(env).__name__

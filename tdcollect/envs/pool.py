@@ -1,0 +1,152 @@
+"""The ``envpool`` backend: EnvPool's C++ envs, in lock step.
+
+EnvPool declares NEXT_STEP, but a subset of its slots restarts at once with ``reset(env_ids)``, and
+the next step is then a real one. It takes seeds at construction only: asked for other seeds, the
+whole pool is built anew with them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.spaces import Array
+
+_MAX_SEED = 2**31 - 1
+
+
+class EnvPoolBackend(Backend):
+    """The slots of an EnvPool.
+
+    Args:
+        task_id: an id of ``envpool.list_all_envs()``.
+        num_envs: N.
+        seeds: one seed a slot; None draws them afresh.
+        options: further arguments of ``envpool.make_gymnasium``.
+        categorical: integers rather than one-hot for discrete entries.
+
+    Raises:
+        ModuleNotFoundError: where envpool is not installed.
+        ValueError: for an unknown id, a multi-player or an asynchronous pool.
+    """
+
+    def __init__(
+        self,
+        task_id: str,
+        num_envs: int,
+        seeds: Sequence[int] | None = None,
+        options: Mapping[str, Any] | None = None,
+        categorical: bool = False,
+    ):
+        try:
+            import envpool
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "backend='envpool' needs the envpool package: pip install tdcollect[envpool]"
+            ) from error
+        if task_id not in envpool.list_all_envs():
+            raise ValueError(
+                f"expected an id of envpool.list_all_envs(), got {task_id!r}; gymnasium's own ids "
+                "run with backend='serial'"
+            )
+        options = dict(options or {})
+        if options.get("batch_size", num_envs) != num_envs:
+            raise ValueError(
+                f"expected batch_size={num_envs}, the number of envs, got "
+                f"{options['batch_size']}: an asynchronous pool does not step in order"
+            )
+        if seeds is None:
+            # EnvPool's own default is a constant; gymnasium's users expect fresh episodes.
+            seeds = np.random.SeedSequence().generate_state(num_envs, np.uint32) >> 1
+        self.num_envs = num_envs
+        self._make = lambda seed: envpool.make_gymnasium(
+            task_id, num_envs=num_envs, seed=seed, **options
+        )
+        self._build([int(seed) for seed in seeds])
+        if self._pool.config.get("max_num_players", 1) != 1:
+            self.close()
+            raise ValueError(f"{task_id} has several players a slot; expected a single-agent env")
+        self._set_spaces(self._pool.observation_space, self._pool.action_space, categorical)
+
+    def _build(self, seeds: list[int]) -> None:
+        with warnings.catch_warnings():
+            # EnvPool states its bounds as float64 and gymnasium remarks on the cast.
+            warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+            self._pool = self._make(seeds)
+            self._pool.observation_space, self._pool.action_space  # noqa: B018  cached in here
+        self._seeds: list[int] | None = seeds
+
+    def check_seeds(self, seeds: Sequence[int]) -> None:
+        if not all(0 <= seed <= _MAX_SEED for seed in seeds):
+            raise ValueError(f"expected EnvPool seeds in [0, 2**31), got {list(seeds)}")
+
+    def reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int] | None,
+        options: dict[str, Any] | None,
+        out: Frame,
+    ) -> None:
+        if options:
+            raise ValueError(f"EnvPool takes no reset options, got {options}; pass env_kwargs")
+        if seeds is not None:
+            if len(slots) != self.num_envs:
+                raise ValueError(
+                    f"EnvPool seeds at construction only, so seeds for slots {list(slots)} alone "
+                    f"cannot be honoured; reset all {self.num_envs} slots with them (env.reset())"
+                )
+            if list(seeds) != self._seeds:
+                self._pool.close()
+                self._build(list(seeds))
+        self._seeds = None  # used up: the next reset goes on from here
+        observation, info = self._pool.reset(np.asarray(slots, dtype=np.int32))
+        self._write(observation, info, out)
+
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
+        action = self.action.read(actions)
+        ids = None
+        if slots is not None:
+            ids = np.asarray(slots, dtype=np.int32)
+            action = _rows(action, ids)
+        observation, reward, terminated, truncated, info = self._pool.step(action, ids)
+        rows = self._write(observation, info, out)
+        out.reward[rows] = reward
+        out.terminated[rows] = terminated
+        out.truncated[rows] = truncated
+
+    def _write(self, observation: Any, info: Mapping[str, Any], out: Frame) -> Any:
+        rows = info["env_id"]
+        if len(rows) == self.num_envs and (rows == self._pool.all_env_ids).all():
+            self.observation.write(observation, out.observation)
+            rows = slice(None)
+        else:
+            values = self.observation.empty(len(rows))
+            self.observation.write(observation, values)
+            for array, value in zip(out.observation, values, strict=True):
+                array[rows] = value
+        for entry, array in zip(self.info, out.info, strict=True):
+            array[rows] = info[entry.key]
+        return rows
+
+    def sample_info(self) -> Mapping[str, Any]:
+        specs = {"elapsed_step": self._pool.spec.state_array_spec["elapsed_step"]}
+        for key, spec in self._pool.spec.state_array_spec.items():
+            if key.startswith("info:") and "players" not in key:
+                specs[key.removeprefix("info:")] = spec
+        return {key: np.zeros(spec.shape, spec.dtype) for key, spec in specs.items()}
+
+    def render(self) -> list[Any]:
+        return list(self._pool.render(self._pool.all_env_ids))
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _rows(value: Any, rows: Array) -> Any:
+    if isinstance(value, dict):
+        return {name: _rows(item, rows) for name, item in value.items()}
+    return value[rows]

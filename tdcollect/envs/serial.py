@@ -1,0 +1,106 @@
+"""The default backend: plain gymnasium envs, stepped one after the other in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+from tdcollect.envs.backend import Backend, Frame, write_info
+from tdcollect.envs.spaces import Array
+
+EnvFactory = Callable[[], "gym.Env[Any, Any]"]
+
+
+class SerialBackend(Backend):
+    """N gymnasium envs in this process.
+
+    Args:
+        factories: one callable a slot, each returning a new ``gymnasium.Env``.
+        categorical: integers rather than one-hot for discrete entries.
+
+    Raises:
+        ValueError: where the envs' spaces differ.
+        TypeError: where a factory returns something else than a ``gymnasium.Env``.
+    """
+
+    steps_ended_slots = True
+
+    def __init__(self, factories: Sequence[EnvFactory], categorical: bool = False):
+        self.num_envs = len(factories)
+        self.envs: list[gym.Env[Any, Any]] = []
+        try:
+            for slot, factory in enumerate(factories):
+                self._add(slot, factory())
+            first = self.envs[0]
+            self._set_spaces(first.observation_space, first.action_space, categorical)
+        except BaseException:
+            self.close()
+            raise
+        self._slots = range(self.num_envs)
+        leaf = self.observation.leaves[0]
+        # One plain array of the declared shape needs no walk through the space.
+        self._plain_shape = leaf.shape if self.observation.direct else None
+
+    def _add(self, slot: int, env: Any) -> None:
+        if isinstance(env, gym.vector.VectorEnv):
+            raise TypeError(
+                "expected a callable that makes a single gymnasium.Env, got one that makes the "
+                f"vector env {env}; call it and pass the vector env itself"
+            )
+        if not isinstance(env, gym.Env):
+            raise TypeError(
+                "expected a callable that makes a gymnasium.Env, got one that returned "
+                f"{type(env).__name__}"
+            )
+        self.envs.append(env)
+        for name in ("observation_space", "action_space"):
+            expected, got = (getattr(e, name) for e in (self.envs[0], env))
+            if expected != got:
+                raise ValueError(
+                    f"expected the same {name} in every slot, got {expected} in slot 0 and {got} "
+                    f"in slot {slot}; make envs of one kind share a batch, or wrap them to agree"
+                )
+
+    def reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int] | None,
+        options: dict[str, Any] | None,
+        out: Frame,
+    ) -> None:
+        for row, slot in enumerate(slots):
+            seed = None if seeds is None else seeds[row]
+            observation, info = self.envs[slot].reset(seed=seed, options=options)
+            self.observation.write_slot(observation, out.observation, slot)
+            if self.info:
+                write_info(self.info, info, out, slot)
+
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
+        envs, plain_shape, plain_out = self.envs, self._plain_shape, out.observation[0]
+        unbatched = self.action.read_slots(actions)
+        for slot in self._slots if slots is None else slots:
+            observation, out.reward[slot], out.terminated[slot], out.truncated[slot], info = envs[
+                slot
+            ].step(unbatched[slot])
+            if getattr(observation, "shape", ()) == plain_shape:
+                plain_out[slot] = observation
+            else:
+                self.observation.write_slot(observation, out.observation, slot)
+            if self.info:
+                write_info(self.info, info, out, slot)
+
+    def sample_info(self) -> Mapping[str, Any]:
+        env = self.envs[0]
+        info = dict(env.reset()[1])
+        info.update(env.step(env.action_space.sample())[4])
+        return info
+
+    def render(self) -> list[Any]:
+        return [env.render() for env in self.envs]
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+

@@ -1,0 +1,380 @@
+"""gymnasium spaces as flat lists of array entries, with the specs that TorchRL gives them.
+
+A :class:`SpaceCodec` knows, for one space, which entries a TensorDict holds, and copies values
+between gymnasium's form (nested dicts and tuples, integers, arrays) and those entries. Both
+directions accept any leading dimensions, so one slot and a batch of slots take the same code.
+
+Where TorchRL's conversion is right, specs are TorchRL's to the letter. It goes further in four
+places: ``start`` of ``Discrete`` and ``MultiDiscrete`` is honoured, ``MultiBinary`` and
+``MultiDiscrete`` may have any shape, a ``Tuple`` of unlike spaces becomes entries ``"0"``,
+``"1"``, ... and unsigned integers that torch cannot compute with are widened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+)
+
+from tdcollect import keys
+from tdcollect._upstream import gym_space_to_spec
+
+Array = np.ndarray[Any, Any]
+Path = tuple[str, ...]
+
+# torch stores these but computes with them hardly at all, and TorchRL has no spec for them.
+_WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
+
+
+class Leaf:
+    """One array entry of a space.
+
+    ``shape`` and ``dtype`` are those of the entry, ``spec`` is its unbatched TorchRL spec.
+    """
+
+    def __init__(self, spec: TensorSpec, space_dtype: np.dtype[Any]):
+        self.spec = spec
+        self.shape = tuple(spec.shape)
+        self.dtype: np.dtype[Any] = torch.empty((), dtype=spec.dtype).numpy().dtype
+        self.space_dtype = space_dtype
+
+    def write(self, value: Any, out: Array) -> None:
+        """Encode ``value`` ``[*lead, *space.shape]`` into ``out`` ``[*lead, *shape]``."""
+        raise NotImplementedError
+
+    def read(self, entry: Array) -> Array:
+        """Decode ``entry`` ``[*lead, *shape]`` into a new array ``[*lead, *space.shape]``."""
+        raise NotImplementedError
+
+
+class _BoxLeaf(Leaf):
+    """``Box`` and ``MultiBinary``: the values themselves."""
+
+    def __init__(self, space: spaces.Box | spaces.MultiBinary, spec: TensorSpec):
+        assert space.shape is not None and space.dtype is not None
+        super().__init__(spec, np.dtype(space.dtype))
+        self.space_shape = space.shape
+        self._recast = self.dtype != self.space_dtype
+
+    def write(self, value: Any, out: Array) -> None:
+        value = np.asarray(value)
+        lead = out.ndim - len(self.shape)
+        if value.shape[lead:] != self.space_shape:
+            raise ValueError(
+                f"expected an observation of shape {self.space_shape}, as the env's space says, "
+                f"got {value.shape[lead:]}; correct the env or its observation_space"
+            )
+        out[...] = value.reshape(out.shape)
+
+    def read(self, entry: Array) -> Array:
+        lead = entry.shape[: entry.ndim - len(self.shape)]
+        # A copy: an env may keep or change the array that it is given.
+        value = np.array(entry, dtype=self.space_dtype if self._recast else None)
+        return value.reshape(*lead, *self.space_shape)
+
+
+class _CategoricalLeaf(Leaf):
+    """``Discrete`` and ``MultiDiscrete`` as integers that count from zero."""
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, spec: TensorSpec):
+        super().__init__(spec, np.dtype(space.dtype))
+        self.n = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        self.start = np.asarray(space.start)
+        self.space_shape = self.n.shape
+
+    def index(self, value: Any) -> Array:
+        """Integers counting from zero, checked to lie in the space."""
+        index = np.asarray(value) - self.start
+        if ((index < 0) | (index >= self.n)).any():
+            raise ValueError(
+                f"expected values in [{self.start}, {self.start + self.n}), got {value}; "
+                "correct the env or its space"
+            )
+        return index
+
+    def write(self, value: Any, out: Array) -> None:
+        out[...] = self.index(value).reshape(out.shape)
+
+    def read(self, entry: Array) -> Array:
+        lead = entry.shape[: entry.ndim - len(self.shape)]
+        index = entry.reshape(*lead, *self.space_shape)
+        return (index + self.start).astype(self.space_dtype)
+
+
+class _OneHotLeaf(_CategoricalLeaf):
+    """``Discrete`` and evenly sized ``MultiDiscrete``, one-hot over a last dimension."""
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, spec: TensorSpec):
+        super().__init__(space, spec)
+        self._range = np.arange(self.shape[-1])
+
+    def write(self, value: Any, out: Array) -> None:
+        out[...] = self.index(value)[..., None] == self._range
+
+    def read(self, entry: Array) -> Array:
+        return (entry.argmax(-1) + self.start).astype(self.space_dtype)
+
+
+class _MultiOneHotLeaf(_CategoricalLeaf):
+    """Unevenly sized ``MultiDiscrete``: one-hot blocks side by side."""
+
+    def __init__(self, space: spaces.MultiDiscrete, spec: TensorSpec):
+        super().__init__(space, spec)
+        sizes = self.n.reshape(-1)
+        self._component = np.repeat(np.arange(sizes.size), sizes)
+        self._range = np.concatenate([np.arange(size) for size in sizes])
+        stops = np.cumsum(sizes)
+        self._blocks = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+
+    def write(self, value: Any, out: Array) -> None:
+        index = self.index(value)
+        index = index.reshape(*index.shape[: index.ndim - self.n.ndim], -1)
+        out[...] = index[..., self._component] == self._range
+
+    def read(self, entry: Array) -> Array:
+        index = np.stack([entry[..., block].argmax(-1) for block in self._blocks], axis=-1)
+        index = index.reshape(*entry.shape[:-1], *self.n.shape)
+        return (index + self.start).astype(self.space_dtype)
+
+
+class _StackLeaf(Leaf):
+    """A ``Tuple`` of like spaces, stacked as TorchRL stacks it."""
+
+    def __init__(self, parts: Sequence[Leaf], spec: TensorSpec):
+        super().__init__(spec, parts[0].space_dtype)
+        self._parts = parts
+        self._axis = -len(parts[0].shape) - 1
+
+    def write(self, value: Any, out: Array) -> None:
+        for part, item, target in zip(self._parts, value, self._split(out), strict=True):
+            part.write(item, target)
+
+    def read(self, entry: Array) -> Any:
+        return tuple(
+            part.read(item) for part, item in zip(self._parts, self._split(entry), strict=True)
+        )
+
+    def _split(self, entry: Array) -> Array:
+        return np.moveaxis(entry, self._axis, 0)
+
+
+def _box_leaf(space: spaces.Box, where: str) -> Leaf:
+    widened = _WIDENED.get(space.dtype.type)  # type: ignore[union-attr]
+    if widened is None:
+        try:
+            return _BoxLeaf(space, gym_space_to_spec(space))
+        except (KeyError, TypeError) as error:
+            raise TypeError(
+                f"{where} is a Box of dtype {space.dtype}, which torch has no type for; use a "
+                "wrapper (gymnasium.wrappers.TransformObservation, say) to give it another dtype"
+            ) from error
+    low, high = (np.minimum(bound, np.iinfo(widened).max) for bound in (space.low, space.high))
+    shape = space.shape or (1,)
+    dtype = torch.from_numpy(np.empty((), widened)).dtype
+    low, high = (torch.from_numpy(np.broadcast_to(b.astype(widened), shape).copy()) for b in (low, high))
+    return _BoxLeaf(space, Bounded(low, high, shape, dtype=dtype))
+
+
+def _multi_discrete_leaf(space: spaces.MultiDiscrete, categorical: bool) -> Leaf:
+    sizes = space.nvec.reshape(-1)
+    even = bool((sizes == sizes[0]).all())
+    dtype = torch.from_numpy(np.empty((), space.dtype)).dtype if categorical else torch.long
+    size, shape = int(sizes[0]), tuple(space.nvec.shape)
+    if categorical:
+        spec = (
+            Categorical(size, shape=shape, dtype=dtype)
+            if even
+            else MultiCategorical(sizes, dtype=dtype)
+        )
+        return _CategoricalLeaf(space, spec)
+    if even:
+        return _OneHotLeaf(space, OneHot(size, shape=(*shape, size), dtype=dtype))
+    return _MultiOneHotLeaf(space, MultiOneHot(sizes, dtype=dtype))
+
+
+def _leaf(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
+    if isinstance(space, spaces.Box):
+        return _box_leaf(space, where)
+    if isinstance(space, spaces.Discrete):
+        spec = gym_space_to_spec(space, categorical_action_encoding=categorical)
+        return (_CategoricalLeaf if categorical else _OneHotLeaf)(space, spec)
+    if isinstance(space, spaces.MultiDiscrete):
+        return _multi_discrete_leaf(space, categorical)
+    if isinstance(space, spaces.MultiBinary):
+        spec = Binary(space.shape[-1], shape=space.shape, dtype=torch.int8)
+        return _BoxLeaf(space, spec)
+    raise TypeError(
+        f"{where} is a {type(space).__name__} space, which has no fixed-size array form; expected "
+        "Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these. Wrap the env to "
+        "encode it (gymnasium.wrappers.TransformObservation), or to drop it (FilterObservation)"
+    )
+
+
+def _stacked(parts: Sequence[Leaf]) -> Leaf | None:
+    """The leaf of a ``Tuple`` of leaves, or None where these are too unlike to stack."""
+    first = parts[0]
+    alike = all(
+        type(part.spec) is type(first.spec)
+        and part.shape == first.shape
+        and part.dtype == first.dtype
+        and part.spec.space.__class__ is first.spec.space.__class__
+        for part in parts
+    )
+    if not alike:
+        return None
+    spec = torch.stack([part.spec for part in parts], 0)
+    if tuple(spec.shape) != (len(parts), *first.shape) or type(spec) is not type(first.spec):
+        return None
+    return _StackLeaf(parts, spec)
+
+
+class SpaceCodec:
+    """The array entries of one gymnasium space.
+
+    Args:
+        space: the space of a single slot.
+        root: name of the entry for a space that is not a ``Dict``.
+        categorical: integers rather than one-hot for ``Discrete`` and ``MultiDiscrete``.
+        rename_state: call a ``"state"`` entry ``"observation"``, as TorchRL does where the same
+            ``Dict`` has no ``"observation"``.
+
+    Attributes:
+        paths: where each entry stands in the TensorDict.
+        leaves: the entries, in the order of ``paths``.
+    """
+
+    def __init__(
+        self,
+        space: spaces.Space[Any],
+        root: str,
+        *,
+        categorical: bool = False,
+        rename_state: bool = False,
+    ):
+        self.space = space
+        self.paths: list[Path] = []
+        self.leaves: list[Leaf] = []
+        self._categorical = categorical
+        self._rename_state = rename_state
+        at = () if isinstance(space, spaces.Dict) else (root,)
+        self._tree = self._build(space, at, f"the {root} space")
+        if not self.leaves:
+            raise TypeError(f"the {root} space is empty: {space}; a TensorDict needs an entry")
+        self.direct = isinstance(self._tree, int) and isinstance(self.leaves[0], _BoxLeaf)
+        """Whether the space is one plain array, which needs no walk."""
+
+    def _build(self, space: spaces.Space[Any], at: Path, where: str) -> Any:
+        if isinstance(space, spaces.Dict):
+            return {
+                name: self._build(part, (*at, self._entry(name, space)), f"{where}[{name!r}]")
+                for name, part in space.spaces.items()
+            }
+        if isinstance(space, spaces.Tuple) and len(space.spaces):
+            if not any(isinstance(part, (spaces.Dict, spaces.Tuple)) for part in space.spaces):
+                parts = [
+                    _leaf(part, f"{where}[{i}]", self._categorical)
+                    for i, part in enumerate(space.spaces)
+                ]
+                stacked = _stacked(parts)
+                if stacked is not None:
+                    return self._add(stacked, at)
+            return tuple(
+                self._build(part, (*at, str(i)), f"{where}[{i}]")
+                for i, part in enumerate(space.spaces)
+            )
+        return self._add(_leaf(space, where, self._categorical), at)
+
+    def _add(self, leaf: Leaf, at: Path) -> int:
+        self.paths.append(at)
+        self.leaves.append(leaf)
+        return len(self.leaves) - 1
+
+    def _entry(self, name: Any, space: spaces.Dict) -> str:
+        if not isinstance(name, str):
+            raise TypeError(f"expected Dict spaces with names that are strings, got {name!r}")
+        if self._rename_state and name == "state" and keys.OBSERVATION not in space.spaces:
+            return keys.OBSERVATION
+        return name
+
+    def empty(self, *lead: int) -> list[Array]:
+        """Uninitialized arrays ``[*lead, *shape]``, one an entry."""
+        return [np.empty((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]
+
+    def write(self, value: Any, out: Sequence[Array]) -> None:
+        """Encode a (nested) value with any leading dimensions into the entries' arrays."""
+        self._write(self._tree, value, out)
+
+    def write_slot(self, value: Any, out: Sequence[Array], slot: int) -> None:
+        """Encode one slot's value into row ``slot`` of arrays ``[N, *shape]``."""
+        if self.direct:
+            self.leaves[0].write(value, out[0][slot])
+        else:
+            self._write(self._tree, value, [array[slot, ...] for array in out])
+
+    def _write(self, tree: Any, value: Any, out: Sequence[Array]) -> None:
+        if isinstance(tree, int):
+            self.leaves[tree].write(value, out[tree])
+        elif isinstance(tree, dict):
+            if not isinstance(value, Mapping) or not tree.keys() <= value.keys():
+                got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+                raise ValueError(f"expected a dict with the entries {sorted(tree)}, got {got}")
+            for name, part in tree.items():
+                self._write(part, value[name], out)
+        else:
+            for part, item in zip(tree, value, strict=True):
+                self._write(part, item, out)
+
+    def read(self, entries: Sequence[Array]) -> Any:
+        """Decode the entries' arrays ``[N, *shape]`` into gymnasium's batched form."""
+        return self._read(self._tree, entries)
+
+    def _read(self, tree: Any, entries: Sequence[Array]) -> Any:
+        if isinstance(tree, int):
+            return self.leaves[tree].read(entries[tree])
+        if isinstance(tree, dict):
+            return {name: self._read(part, entries) for name, part in tree.items()}
+        return tuple(self._read(part, entries) for part in tree)
+
+    def read_slots(self, entries: Sequence[Array]) -> Sequence[Any]:
+        """Decode the entries' arrays ``[N, *shape]`` into one gymnasium value a slot."""
+        return _unstack(self.read(entries), len(entries[0]))
+
+
+def _unstack(value: Any, num_envs: int) -> Sequence[Any]:
+    if isinstance(value, dict):
+        parts = {name: _unstack(item, num_envs) for name, item in value.items()}
+        return [{name: part[i] for name, part in parts.items()} for i in range(num_envs)]
+    if isinstance(value, tuple):
+        return list(zip(*(_unstack(item, num_envs) for item in value), strict=True))
+    if value.ndim == 1 and value.dtype.kind in "iu":
+        # Python integers, as TorchRL hands them over: some envs index lists with their action.
+        return value.tolist()  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
+
+
+def compose(
+    paths: Sequence[Path], specs: Sequence[TensorSpec], batch_size: Sequence[int]
+) -> Composite:
+    """Unbatched specs, each at its path, as one nested ``Composite`` of the given batch size."""
+    composite = Composite(shape=batch_size)
+    for path, spec in zip(paths, specs, strict=True):
+        parent = composite
+        for name in path[:-1]:
+            if name not in parent.keys():
+                parent[name] = Composite(shape=batch_size)
+            parent = parent[name]
+        parent[path[-1]] = spec.expand(*batch_size, *spec.shape)
+    return composite

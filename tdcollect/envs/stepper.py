@@ -1,0 +1,247 @@
+"""Slots with their bookkeeping, on arrays: the one place where a step of interaction happens.
+
+The ``EnvBase`` wrapper and the collector both drive an env through a :class:`Stepper`. It adds to a
+backend what TorchRL's StepCounter, RewardSum and InitTracker add, a time limit, the seeds that
+wait for their reset, and the checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
+
+from tdcollect import keys
+from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.spaces import Array, Path
+
+
+class Bookkeeping(NamedTuple):
+    """What is recorded beside what the env says, under the names of TorchRL's transforms."""
+
+    step_count: bool = False
+    episode_reward: bool = False
+    is_init: bool = False
+    time_limit: int | None = None
+
+
+class Entry(NamedTuple):
+    """An array that every step and every reset writes, beside reward and flags."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    spec: TensorSpec
+
+
+class StepFrame(NamedTuple):
+    """A backend's frame with the bookkeeping's arrays ``[N, 1]``, in the order of the entries."""
+
+    backend: Frame
+    bookkeeping: Sequence[Array]
+
+
+class Stepper:
+    """Steps and resets slots on arrays.
+
+    Args:
+        backend: the slots.
+        bookkeeping: what to record beside.
+
+    Attributes:
+        entries: what a frame holds beside reward and flags: observations, infos, bookkeeping.
+    """
+
+    def __init__(self, backend: Backend, bookkeeping: Bookkeeping = Bookkeeping()):
+        self.backend = backend
+        self.num_envs = backend.num_envs
+        self.bookkeeping = bookkeeping
+        self.entries = [
+            *_observation_entries(backend),
+            *_info_entries(backend),
+            *_bookkeeping_entries(bookkeeping),
+        ]
+        _check_names(self.entries)
+        self._every_slot = range(self.num_envs)
+        self._counts = np.zeros(self.num_envs, np.int64)
+        self._returns = np.zeros(self.num_envs, np.float32)
+        self._must_reset = np.ones(self.num_envs, bool)
+        self._started = False
+        self._seeds: dict[int, int] = {}
+
+    def frame(
+        self, entries: Sequence[Array], reward: Array, terminated: Array, truncated: Array
+    ) -> StepFrame:
+        """A frame over the caller's arrays.
+
+        Args:
+            entries: ``[N, *shape]`` each, in the order of :attr:`entries`.
+            reward: float32 ``[N]``.
+            terminated, truncated: bool ``[N]``.
+        """
+        first = len(self.backend.observation.leaves)
+        second = first + len(self.backend.info)
+        frame = Frame(entries[:first], entries[first:second], reward, terminated, truncated)
+        return StepFrame(frame, entries[second:])
+
+    def set_seeds(self, seeds: Sequence[int]) -> None:
+        """Keep one seed a slot for that slot's next reset.
+
+        Raises:
+            ValueError: where the backend can never honour them.
+        """
+        self.backend.check_seeds(seeds)
+        self._seeds = dict(enumerate(seeds))
+
+    def reset(
+        self,
+        slots: Sequence[int] | None,
+        out: StepFrame,
+        seeds: Sequence[int] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Start an episode in each of ``slots`` (None for all); write the rows of those only.
+
+        Args:
+            slots: ascending.
+            out: its reward and flags are left alone.
+            seeds: one a slot in ``slots``; None for those of :meth:`set_seeds` that were not used
+                yet, or the env's own generators.
+            options: gymnasium's reset options.
+        """
+        slots = self._every_slot if slots is None else slots
+        for group, group_seeds in self._by_seeding(slots, seeds):
+            if group_seeds is not None:
+                self.backend.check_seeds(group_seeds)
+            self.backend.reset(group, group_seeds, options, out.backend)
+        for slot in slots:
+            self._seeds.pop(slot, None)
+        rows = list(slots)
+        self._counts[rows] = 0
+        self._returns[rows] = 0
+        self._must_reset[rows] = False
+        self._started = self._started or not self._must_reset.any()
+        self._write_bookkeeping(rows, True, out)
+
+    def _by_seeding(
+        self, slots: Sequence[int], seeds: Sequence[int] | None
+    ) -> list[tuple[Sequence[int], Sequence[int] | None]]:
+        """Slots apart by whether a seed waits for them."""
+        if seeds is not None or not self._seeds:
+            return [(slots, seeds)]
+        seeded = [slot for slot in slots if slot in self._seeds]
+        free = [slot for slot in slots if slot not in self._seeds]
+        groups: list[tuple[Sequence[int], Sequence[int] | None]] = []
+        if seeded:
+            groups.append((seeded, [self._seeds[slot] for slot in seeded]))
+        if free:
+            groups.append((free, None))
+        return groups
+
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: StepFrame) -> None:
+        """Step ``slots`` (None for all) and write their rows; others are left alone.
+
+        Args:
+            actions: ``[N, *shape]`` each, in the order of the action entries.
+            slots: ascending.
+            out: receives observations (at an episode's end the true final one), reward and flags.
+
+        Raises:
+            RuntimeError: before the first reset, or where an action would be lost.
+        """
+        self._check_step(slots)
+        frame = out.backend
+        self.backend.step(actions, slots, frame)
+        rows: Any = slice(None) if slots is None else list(slots)
+        self._counts[rows] += 1
+        if self.bookkeeping.time_limit is not None:
+            frame.truncated[rows] |= self._counts[rows] >= self.bookkeeping.time_limit
+        if self.bookkeeping.episode_reward:
+            self._returns[rows] += frame.reward[rows]
+        self._must_reset[rows] = frame.terminated[rows] | frame.truncated[rows]
+        if out.bookkeeping:
+            self._write_bookkeeping(rows, False, out)
+
+    def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepFrame) -> None:
+        values = (
+            (self.bookkeeping.step_count, self._counts),
+            (self.bookkeeping.episode_reward, self._returns),
+        )
+        arrays = iter(out.bookkeeping)
+        for wanted, value in values:
+            if wanted:
+                next(arrays)[rows, 0] = value[rows]
+        if self.bookkeeping.is_init:
+            next(arrays)[rows] = is_init
+
+    def _check_step(self, slots: Sequence[int] | None) -> None:
+        if not self._started:
+            raise RuntimeError("expected reset() before the first step(); call env.reset()")
+        if slots is not None and not self.backend.steps_subset:
+            raise RuntimeError(
+                f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}: "
+                "this vector env steps its slots together; use backend='serial' to step some"
+            )
+        if not self.backend.steps_ended_slots:
+            ended = self._must_reset if slots is None else self._must_reset[list(slots)]
+            if ended.any():
+                raise RuntimeError(
+                    f"the episodes of slots {np.flatnonzero(self._must_reset).tolist()} have "
+                    "ended and the env would ignore their actions; reset these slots first (a "
+                    "'_reset' mask, env.maybe_reset or env.step_and_maybe_reset do)"
+                )
+
+    def close(self) -> None:
+        """Close the backend."""
+        self.backend.close()
+
+
+def _observation_entries(backend: Backend) -> list[Entry]:
+    codec = backend.observation
+    return [
+        Entry(path, leaf.shape, leaf.dtype, leaf.spec)
+        for path, leaf in zip(codec.paths, codec.leaves, strict=True)
+    ]
+
+
+def _info_entries(backend: Backend) -> list[Entry]:
+    return [
+        Entry(
+            (info.key,),
+            info.shape,
+            info.dtype,
+            Unbounded(info.shape, dtype=torch.from_numpy(np.empty((), info.dtype)).dtype),
+        )
+        for info in backend.info
+    ]
+
+
+def _bookkeeping_entries(bookkeeping: Bookkeeping) -> list[Entry]:
+    entries = []
+    if bookkeeping.step_count:
+        most = torch.iinfo(torch.int64).max
+        spec = Bounded(0, most, (1,), dtype=torch.int64)
+        entries.append(Entry((keys.STEP_COUNT,), (1,), np.dtype(np.int64), spec))
+    if bookkeeping.episode_reward:
+        unbounded = Unbounded((1,), dtype=torch.float32)
+        entries.append(Entry((keys.EPISODE_REWARD,), (1,), np.dtype(np.float32), unbounded))
+    if bookkeeping.is_init:
+        flag = Categorical(2, shape=(1,), dtype=torch.bool)
+        entries.append(Entry((keys.IS_INIT,), (1,), np.dtype(bool), flag))
+    return entries
+
+
+def _check_names(entries: Sequence[Entry]) -> None:
+    paths = [entry.path for entry in entries]
+    for i, path in enumerate(paths):
+        taken = path[0] in keys.RESERVED
+        clashes = any(path[: len(p)] == p or p[: len(path)] == path for p in paths[:i])
+        if taken or clashes:
+            raise ValueError(
+                f"the entry {'/'.join(path)!r} of the observation space or of info_keys has a name "
+                "that the batch uses for something else; rename it in the env"
+            )
+

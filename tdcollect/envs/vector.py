@@ -1,0 +1,155 @@
+"""The ``gymnasium`` backend: a ``gymnasium.vector.VectorEnv`` as it is.
+
+gymnasium's three autoreset modes all keep the contract that no row stands for a reset, each in
+its own way:
+
+- DISABLED: ended slots are reset singly, with ``options["reset_mask"]``.
+- NEXT_STEP: the same, right after the step that ended the episode and so before the vector env
+  would reset by itself; its next step is then a real one.
+- SAME_STEP: the vector env has already reset; its infos hold the true final observation, and the
+  observation of the new episode is kept here until it is asked for.
+
+A vector env that resets only by itself, one step late (``CartPoleVectorEnv``), would swallow one
+action an episode and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.spaces import Array
+
+_RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
+
+
+class VectorBackend(Backend):
+    """The slots of a gymnasium vector env.
+
+    Args:
+        env: the vector env; it is owned from now on, and closed with the backend.
+        categorical: integers rather than one-hot for discrete entries.
+
+    Raises:
+        ValueError: where the vector env cannot keep the contract.
+    """
+
+    steps_subset = False
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], categorical: bool = False):
+        self.env = env
+        self.num_envs = env.num_envs
+        self._resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
+        self._mode = _autoreset_mode(env)
+        if self._mode == AutoresetMode.NEXT_STEP and not self._resets_singly:
+            raise ValueError(
+                f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "
+                "single slots: one action an episode would be ignored and its row be no "
+                "transition. Pass the env's id or a callable with backend='serial', or a vector "
+                "env made with gymnasium.make_vec(..., vectorization_mode='sync' or 'async')"
+            )
+        self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
+        # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
+        self._fresh: dict[int, tuple[list[Array], list[Any]]] = {}
+
+    def reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int] | None,
+        options: dict[str, Any] | None,
+        out: Frame,
+    ) -> None:
+        if seeds is None and options is None and all(slot in self._fresh for slot in slots):
+            for slot in slots:
+                for arrays, rows in zip(
+                    (out.observation, out.info), self._fresh.pop(slot), strict=True
+                ):
+                    for array, row in zip(arrays, rows, strict=True):
+                        array[slot] = row
+            return
+        options = dict(options or {})
+        if len(slots) == self.num_envs:
+            observation, info = self.env.reset(seed=_compact(seeds), options=options or None)
+        else:
+            if not self._resets_singly and self._mode != AutoresetMode.DISABLED:
+                raise ValueError(
+                    f"{self.env} cannot reset slots {list(slots)} alone; reset all of its "
+                    f"{self.num_envs} slots, or use backend='serial'"
+                )
+            mask = np.zeros(self.num_envs, dtype=bool)
+            mask[slots] = True
+            all_seeds: list[int | None] | None = None
+            if seeds is not None:
+                all_seeds = [None] * self.num_envs
+                for slot, seed in zip(slots, seeds, strict=True):
+                    all_seeds[slot] = seed
+            observation, info = self.env.reset(
+                seed=all_seeds,  # type: ignore[arg-type]
+                options={**options, "reset_mask": mask},
+            )
+        rows = self.observation.empty(self.num_envs)
+        self.observation.write(observation, rows)
+        for slot in slots:
+            self._fresh.pop(slot, None)
+            for array, values in zip(out.observation, rows, strict=True):
+                array[slot] = values[slot]
+            self._write_info(info, out, slot)
+
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
+        observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
+        self.observation.write(observation, out.observation)
+        out.reward[...] = reward
+        out.terminated[...] = terminated
+        out.truncated[...] = truncated
+        if self.info:
+            for slot in range(self.num_envs):
+                self._write_info(info, out, slot)
+        if self._mode == AutoresetMode.SAME_STEP:
+            for slot in np.flatnonzero(out.terminated | out.truncated).tolist():
+                self._fresh[slot] = (
+                    [array[slot].copy() for array in out.observation],
+                    [array[slot].copy() for array in out.info],
+                )
+                self.observation.write_slot(info["final_obs"][slot], out.observation, slot)
+                if self.info:
+                    self._write_info(info["final_info"], out, slot)
+
+    def _write_info(self, info: Mapping[str, Any], out: Frame, slot: int) -> None:
+        for entry, array in zip(self.info, out.info, strict=True):
+            given = info.get(f"_{entry.key}")
+            here = entry.key in info and (given is None or given[slot])
+            array[slot] = info[entry.key][slot] if here else 0
+
+    def sample_info(self) -> Mapping[str, Any]:
+        info = dict(self.env.reset()[1])
+        info.update(self.env.step(self.env.action_space.sample())[4])
+        return {key: value[0] for key, value in info.items() if not key.startswith("_")}
+
+    def render(self) -> list[Any]:
+        return list(self.env.render() or [])
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    if mode is None:
+        raise ValueError(
+            f"{env} does not say how it resets: expected metadata['autoreset_mode'] to be a "
+            "gymnasium.vector.AutoresetMode, got nothing; set it, or use backend='serial'"
+        )
+    return AutoresetMode(mode)
+
+
+def _compact(seeds: Sequence[int] | None) -> int | list[int] | None:
+    """Consecutive seeds as their first, which also vector envs of one generator accept."""
+    if seeds is None:
+        return None
+    first = seeds[0]
+    consecutive = all(seed == first + slot for slot, seed in enumerate(seeds))
+    return first if consecutive else list(seeds)

@@ -1,0 +1,43 @@
+"""Names of the entries that tdcollect reads and writes, and the axis letters of its docstrings.
+
+Every module takes its entry names from here; they are TorchRL's own.
+
+Axis letters: **N** env slots, **T** steps, **B** trajectories, **L** longest trajectory,
+**E** episodes.
+"""
+
+from __future__ import annotations
+
+OBSERVATION = "observation"
+ACTION = "action"
+REWARD = "reward"
+DONE = "done"
+TERMINATED = "terminated"
+TRUNCATED = "truncated"
+NEXT = "next"
+
+COLLECTOR = "collector"
+TRAJ_IDS = (COLLECTOR, "traj_ids")
+TIME = "time"
+
+RESET = "_reset"
+STEP = "_step"
+
+STEP_COUNT = "step_count"
+EPISODE_REWARD = "episode_reward"
+IS_INIT = "is_init"
+
+RESERVED = frozenset(
+    {
+        ACTION,
+        REWARD,
+        DONE,
+        TERMINATED,
+        TRUNCATED,
+        NEXT,
+        COLLECTOR,
+        RESET,
+        STEP,
+    }
+)
+"""Names that an observation or info entry cannot take: the batch uses them for something else."""

@@ -1,0 +1,60 @@
+"""From one root seed to the seeds of slots and episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+
+import numpy as np
+
+EVALUATION_PROTOCOL = 1
+"""Version of the rule that numbers test episodes and gives each its seeds."""
+
+
+def slot_seeds(seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
+    """One seed for each of ``slots``.
+
+    Args:
+        seed: an int, which gives slot i the seed ``seed + i`` as gymnasium's vector envs do; or one
+            int a slot.
+        slots: the slots to seed, by index.
+
+    Raises:
+        TypeError: for anything but ints.
+        ValueError: for negative seeds, or another number of seeds than of slots.
+    """
+    if isinstance(seed, Integral) and not isinstance(seed, bool):
+        seeds = [int(seed) + slot for slot in slots]
+    elif isinstance(seed, (Sequence, np.ndarray)) and not isinstance(seed, (str, bytes)):
+        if len(seed) != len(slots):
+            raise ValueError(
+                f"expected one seed for each of the {len(slots)} slots that are reset, got "
+                f"{len(seed)} seeds; pass {len(slots)} of them, or one int"
+            )
+        if not all(isinstance(s, Integral) and not isinstance(s, bool) for s in seed):
+            raise TypeError(f"expected seeds that are ints, got {list(seed)}")
+        seeds = [int(s) for s in seed]
+    else:
+        raise TypeError(f"expected a seed that is an int or one int a slot, got {seed!r}")
+    if any(s < 0 for s in seeds):
+        raise ValueError(f"expected seeds that are not negative, got {seed}")
+    return seeds
+
+
+def env_seed(root: int, episode: int) -> int:
+    """Seed of the env of test episode ``episode`` under ``root``; protocol 1.
+
+    The first 31 bits of ``SeedSequence(root, spawn_key=(episode, 0))``, so that every env library
+    takes it.
+    """
+    sequence = np.random.SeedSequence(root, spawn_key=(episode, 0))
+    return int(sequence.generate_state(1, np.uint32)[0] >> 1)
+
+
+def policy_seed(root: int, episode: int) -> int:
+    """Seed of the policy's random numbers in test episode ``episode`` under ``root``; protocol 1.
+
+    The first 64 bits of ``SeedSequence(root, spawn_key=(episode, 1))``.
+    """
+    sequence = np.random.SeedSequence(root, spawn_key=(episode, 1))
+    return int(sequence.generate_state(1, np.uint64)[0])

@@ -3,6 +3,15 @@
 backend (numpy, [N]) -> EnvBase wrapper -> Collector -> batch [N, T]
 """
 
+from tdcollect.collect import Collector, SyncDataCollector
 from tdcollect.envs import GymnasiumEnv, make_env
+from tdcollect.seeding import env_seed, policy_seed
 
-__all__ = ["GymnasiumEnv", "make_env"]
+__all__ = [
+    "Collector",
+    "GymnasiumEnv",
+    "SyncDataCollector",
+    "env_seed",
+    "make_env",
+    "policy_seed",
+]

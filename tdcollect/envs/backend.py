@@ -144,7 +144,9 @@ def _info_entry(key: str, example: Any) -> InfoEntry:
     return InfoEntry(key, array.shape, array.dtype)
 
 
-def write_info(entries: Sequence[InfoEntry], info: Mapping[str, Any], out: Frame, slot: int) -> None:
+def write_info(
+    entries: Sequence[InfoEntry], info: Mapping[str, Any], out: Frame, slot: int
+) -> None:
     """Write one slot's infos; an info that the env did not give this time reads zero."""
     for entry, array in zip(entries, out.info, strict=True):
         array[slot] = info.get(entry.key, 0)

@@ -133,7 +133,8 @@ def _check_num_envs(env: Any, num_envs: int | None) -> int:
         return 1
     if isinstance(num_envs, bool) or not isinstance(num_envs, Integral) or num_envs < 1:
         raise ValueError(
-            f"expected num_envs to be a positive int, or None for an unbatched env, got {num_envs!r}"
+            "expected num_envs to be a positive int, or None for one unbatched slot, got "
+            f"{num_envs!r}"
         )
     if isinstance(env, gym.Env) and num_envs > 1:
         raise ValueError(
@@ -161,7 +162,9 @@ def _factories(
         return [partial(gym.make, env, **kwargs)] * slots
     if isinstance(env, gym.Env):
         if kwargs:
-            raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
+            raise TypeError(
+                f"env_kwargs {sorted(kwargs)} cannot change an env that is made already"
+            )
         made = env
         return [lambda: made]
     return [partial(env, **kwargs)] * slots

@@ -61,12 +61,13 @@ class EnvPoolBackend(Backend):
             )
         if seeds is None:
             # EnvPool's own default is a constant; gymnasium's users expect fresh episodes.
-            seeds = np.random.SeedSequence().generate_state(num_envs, np.uint32) >> 1
+            fresh = np.random.SeedSequence().generate_state(num_envs, np.uint32) >> 1
+            seeds = [int(seed) for seed in fresh]
         self.num_envs = num_envs
         self._make = lambda seed: envpool.make_gymnasium(
             task_id, num_envs=num_envs, seed=seed, **options
         )
-        self._build([int(seed) for seed in seeds])
+        self._build(list(seeds))
         if self._pool.config.get("max_num_players", 1) != 1:
             self.close()
             raise ValueError(f"{task_id} has several players a slot; expected a single-agent env")

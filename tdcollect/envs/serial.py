@@ -103,4 +103,3 @@ class SerialBackend(Backend):
     def close(self) -> None:
         for env in self.envs:
             env.close()
-

@@ -64,7 +64,8 @@ class _BoxLeaf(Leaf):
     """``Box`` and ``MultiBinary``: the values themselves."""
 
     def __init__(self, space: spaces.Box | spaces.MultiBinary, spec: TensorSpec):
-        assert space.shape is not None and space.dtype is not None
+        assert space.shape is not None
+        assert space.dtype is not None
         super().__init__(spec, np.dtype(space.dtype))
         self.space_shape = space.shape
         self._recast = self.dtype != self.space_dtype
@@ -172,7 +173,7 @@ class _StackLeaf(Leaf):
 
 
 def _box_leaf(space: spaces.Box, where: str) -> Leaf:
-    widened = _WIDENED.get(space.dtype.type)  # type: ignore[union-attr]
+    widened = _WIDENED.get(space.dtype.type)
     if widened is None:
         try:
             return _BoxLeaf(space, gym_space_to_spec(space))
@@ -181,11 +182,13 @@ def _box_leaf(space: spaces.Box, where: str) -> Leaf:
                 f"{where} is a Box of dtype {space.dtype}, which torch has no type for; use a "
                 "wrapper (gymnasium.wrappers.TransformObservation, say) to give it another dtype"
             ) from error
-    low, high = (np.minimum(bound, np.iinfo(widened).max) for bound in (space.low, space.high))
     shape = space.shape or (1,)
-    dtype = torch.from_numpy(np.empty((), widened)).dtype
-    low, high = (torch.from_numpy(np.broadcast_to(b.astype(widened), shape).copy()) for b in (low, high))
-    return _BoxLeaf(space, Bounded(low, high, shape, dtype=dtype))
+    most = np.iinfo(widened).max
+    bounds = [
+        torch.from_numpy(np.minimum(bound, most).astype(widened).reshape(shape))
+        for bound in (space.low, space.high)
+    ]
+    return _BoxLeaf(space, Bounded(*bounds, shape, dtype=bounds[0].dtype))
 
 
 def _multi_discrete_leaf(space: spaces.MultiDiscrete, categorical: bool) -> Leaf:
@@ -361,8 +364,8 @@ def _unstack(value: Any, num_envs: int) -> Sequence[Any]:
         return list(zip(*(_unstack(item, num_envs) for item in value), strict=True))
     if value.ndim == 1 and value.dtype.kind in "iu":
         # Python integers, as TorchRL hands them over: some envs index lists with their action.
-        return value.tolist()  # type: ignore[no-any-return]
-    return value  # type: ignore[no-any-return]
+        return value.tolist()
+    return value
 
 
 def compose(
@@ -373,7 +376,7 @@ def compose(
     for path, spec in zip(paths, specs, strict=True):
         parent = composite
         for name in path[:-1]:
-            if name not in parent.keys():
+            if name not in parent:
                 parent[name] = Composite(shape=batch_size)
             parent = parent[name]
         parent[path[-1]] = spec.expand(*batch_size, *spec.shape)

@@ -244,4 +244,3 @@ def _check_names(entries: Sequence[Entry]) -> None:
                 f"the entry {'/'.join(path)!r} of the observation space or of info_keys has a name "
                 "that the batch uses for something else; rename it in the env"
             )
-

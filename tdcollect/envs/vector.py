@@ -73,7 +73,10 @@ class VectorBackend(Backend):
             return
         options = dict(options or {})
         if len(slots) == self.num_envs:
-            observation, info = self.env.reset(seed=_compact(seeds), options=options or None)
+            observation, info = self.env.reset(
+                seed=_compact(seeds),  # type: ignore[arg-type]
+                options=options or None,
+            )
         else:
             if not self._resets_singly and self._mode != AutoresetMode.DISABLED:
                 raise ValueError(

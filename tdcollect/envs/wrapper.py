@@ -62,7 +62,9 @@ class GymnasiumEnv(EnvBase):
             for name in (keys.DONE, keys.TERMINATED, keys.TRUNCATED)
         }
         specs = {
-            "observation_spec": compose([e.path for e in entries], [e.spec for e in entries], batch),
+            "observation_spec": compose(
+                [e.path for e in entries], [e.spec for e in entries], batch
+            ),
             "action_spec": compose(action.paths, [leaf.spec for leaf in action.leaves], batch),
             "reward_spec": Unbounded((*batch, 1), dtype=torch.float32),
             "done_spec": Composite(flags, shape=batch),
@@ -151,7 +153,9 @@ class GymnasiumEnv(EnvBase):
         self, source: TensorDictBase, entries: Sequence[Array], scalars: dict[str, Array]
     ) -> None:
         """Show the present state of slots that this call leaves alone."""
-        paths = [(entry.path, array) for entry, array in zip(self.stepper.entries, entries, strict=True)]
+        paths = [
+            (entry.path, array) for entry, array in zip(self.stepper.entries, entries, strict=True)
+        ]
         paths += [((flag,), scalars[flag]) for flag in (keys.TERMINATED, keys.TRUNCATED)]
         for path, array in paths:
             value = source.get(path, None)

@@ -1,0 +1,5 @@
+"""Collection: the collector."""
+
+from tdcollect.collect.collector import Collector, SyncDataCollector
+
+__all__ = ["Collector", "SyncDataCollector"]

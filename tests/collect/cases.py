@@ -1,0 +1,263 @@
+"""Named envs and policies for the tests of the collector. Makers take no seed: the caller seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.data import Categorical as CategoricalSpec
+from torchrl.data import OneHot
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv
+from torchrl.modules import OneHotCategorical, ProbabilisticActor, TanhNormal
+from torchrl.testing import mocking_classes as mocks
+
+from tdcollect import make_env
+
+# --------------------------------------------------------------------------------------- toy envs
+
+
+class Toy(gym.Env[Any, Any]):
+    """Draws all it gives from its own generator: any spaces, episodes of 1 to ``longest`` steps.
+
+    Episodes end now by termination, now by truncation, now by both. Rewards depend on the action.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, longest: int = 6):
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.longest = longest
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.left = int(self.np_random.integers(1, self.longest + 1))
+        return self.observation_space.sample(), self._info()
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        ending = int(self.np_random.integers(3))
+        terminated, truncated = self.left == 0 and ending != 1, self.left == 0 and ending != 0
+        flat = np.asarray(spaces.flatten(self.action_space, action), dtype=np.float64)
+        reward = float(self.np_random.normal() + flat.sum())
+        return self.observation_space.sample(), reward, terminated, truncated, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        return {"left": self.left, "noise": self.np_random.normal(size=2)}
+
+
+def box(*shape: int, dtype: Any = np.float32) -> spaces.Box:
+    high = 255 if np.dtype(dtype).kind in "iu" else 2
+    return spaces.Box(0 if high == 255 else -2, high, shape, dtype)
+
+
+def make_toy(longest: int = 6) -> Toy:
+    return Toy(box(3), spaces.Discrete(2), longest)
+
+
+def make_nested_toy() -> Toy:
+    inner = spaces.Dict({"flag": spaces.Discrete(3), "grid": box(2, 2, dtype=np.uint8)})
+    return Toy(spaces.Dict({"position": box(3), "inner": inner}), spaces.Discrete(2))
+
+
+def make_pixel_toy() -> Toy:
+    return Toy(box(8, 8, 3, dtype=np.uint8), spaces.Discrete(3))
+
+
+def make_scalar_toy() -> Toy:
+    return Toy(box(), spaces.Discrete(2, start=1))
+
+
+def make_many_actions_toy() -> Toy:
+    return Toy(box(2, dtype=np.float64), spaces.MultiDiscrete([2, 3]))
+
+
+def make_dict_action_toy() -> Toy:
+    actions = spaces.Dict({"turn": spaces.Discrete(3), "push": spaces.Box(-1, 1, (2,))})
+    return Toy(box(2), actions)
+
+
+def make_binary_toy() -> Toy:
+    return Toy(spaces.MultiBinary(4), spaces.MultiBinary(2))
+
+
+def cartpole_vector(mode: AutoresetMode) -> EnvBase:
+    make = partial(gym.make, "CartPole-v1", max_episode_steps=17)
+    return make_env(SyncVectorEnv([make] * 3, autoreset_mode=mode))
+
+
+def cartpole_envpool(num_envs: int | None = 3) -> EnvBase:
+    pytest.importorskip("envpool")
+    return make_env("CartPole-v1", num_envs, backend="envpool", env_kwargs={"max_episode_steps": 9})
+
+
+def half_cheetah() -> EnvBase:
+    pytest.importorskip("mujoco")
+    return make_env("HalfCheetah-v5", 2, time_limit=8)
+
+
+def gym_env(env_id: str = "CartPole-v1", **kwargs: Any) -> EnvBase:
+    return GymEnv(env_id, **kwargs)
+
+
+def wrapped_vector() -> EnvBase:
+    """TorchRL's own batched form in its fastest correct configuration."""
+    make = partial(gym.make, "CartPole-v1", max_episode_steps=17)
+    return GymWrapper(SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode.DISABLED))
+
+
+ENVS: dict[str, Callable[[], EnvBase]] = {
+    "cartpole": lambda: make_env("CartPole-v1", 3),
+    "cartpole-one-slot": lambda: make_env("CartPole-v1", 1),
+    "cartpole-unbatched": lambda: make_env("CartPole-v1"),
+    "cartpole-categorical": lambda: make_env("CartPole-v1", 3, categorical_action_encoding=True),
+    "cartpole-unbatched-categorical": lambda: make_env(
+        "CartPole-v1", categorical_action_encoding=True
+    ),
+    "cartpole-device": lambda: make_env("CartPole-v1", 3, device="cpu"),
+    "cartpole-disabled": lambda: cartpole_vector(AutoresetMode.DISABLED),
+    "cartpole-next-step": lambda: cartpole_vector(AutoresetMode.NEXT_STEP),
+    "cartpole-same-step": lambda: cartpole_vector(AutoresetMode.SAME_STEP),
+    "cartpole-envpool": cartpole_envpool,
+    "cartpole-envpool-unbatched": lambda: cartpole_envpool(None),
+    "cartpole-books": lambda: make_env(
+        "CartPole-v1", 3, step_count=True, episode_reward=True, is_init=True, time_limit=9
+    ),
+    "cartpole-init": lambda: make_env("CartPole-v1", 3, is_init=True),
+    "pendulum": lambda: make_env("Pendulum-v1", 2, time_limit=7),
+    "pendulum-unbatched": lambda: make_env("Pendulum-v1", time_limit=7),
+    "frozen-lake": lambda: make_env("FrozenLake-v1", 3),
+    "frozen-lake-unbatched": lambda: make_env("FrozenLake-v1"),
+    "half-cheetah": half_cheetah,
+    "toy": lambda: make_env(make_toy, 3),
+    "toy-unbatched": lambda: make_env(make_toy),
+    "toy-one-step-episodes": lambda: make_env(partial(make_toy, 1), 3),
+    "toy-infos": lambda: make_env(make_toy, 3, info_keys=["left", "noise"]),
+    "toy-infos-unbatched": lambda: make_env(
+        make_toy, info_keys=["left"], is_init=True, step_count=True, episode_reward=True
+    ),
+    "toy-nested": lambda: make_env(make_nested_toy, 3),
+    "toy-nested-unbatched": lambda: make_env(make_nested_toy),
+    "toy-pixels": lambda: make_env(make_pixel_toy, 2),
+    "toy-scalar": lambda: make_env(make_scalar_toy, 3),
+    "toy-scalar-unbatched": lambda: make_env(make_scalar_toy),
+    "toy-many-actions": lambda: make_env(make_many_actions_toy, 3),
+    "toy-dict-action": lambda: make_env(make_dict_action_toy, 3),
+    "toy-binary": lambda: make_env(make_binary_toy, 3),
+    "torchrl-gym": gym_env,
+    "torchrl-gym-pendulum": lambda: gym_env("Pendulum-v1"),
+    "torchrl-wrapper": lambda: GymWrapper(make_nested_toy()),
+    "torchrl-vector": wrapped_vector,
+    "torchrl-serial": lambda: SerialEnv(2, gym_env),
+    "torchrl-serial-of-ours": lambda: SerialEnv(2, lambda: make_env("CartPole-v1")),
+    "mock-continuous": mocks.ContinuousActionVecMockEnv,
+    "mock-discrete": mocks.DiscreteActionVecMockEnv,
+    "mock-counting": lambda: mocks.CountingEnv(max_steps=4),
+    "mock-counting-batched": lambda: mocks.CountingBatchedEnv(
+        max_steps=torch.tensor([2, 4]), batch_size=[2]
+    ),
+    "mock-nested": lambda: mocks.NestedCountingEnv(max_steps=4),
+    "mock-nested-flags": lambda: mocks.NestedCountingEnv(
+        max_steps=4, nest_done=True, has_root_done=False
+    ),
+    "mock-many-keys": lambda: mocks.MultiKeyCountingEnv(max_steps=4),
+    "mock-agents": lambda: mocks.MultiAgentCountingEnv(n_agents=2, max_steps=4),
+    "mock-strings": lambda: mocks.CountingEnvWithString(max_steps=4),
+    "mock-unlike": lambda: mocks.HeterogeneousCountingEnv(max_steps=4),
+    "mock-dynamic": mocks.EnvWithDynamicSpec,
+    "mock-scalar-action": mocks.EnvWithScalarAction,
+    "mock-autoreset": lambda: mocks.AutoResettingCountingEnv(4, auto_reset=True),
+}
+
+# --------------------------------------------------------------------------------------- policies
+
+
+class Features(nn.Module):
+    """Any observation entries to ``size`` numbers, one row for each element of the batch size."""
+
+    def __init__(self, dims: int, ins: int, size: int):
+        super().__init__()
+        self.dims = dims
+        self.net = nn.Sequential(nn.Linear(ins, 8), nn.Tanh(), nn.Linear(8, size))
+
+    def forward(self, *observations: torch.Tensor) -> torch.Tensor:
+        rows = [o.reshape(*o.shape[: self.dims], -1).float() for o in observations]
+        return self.net(torch.cat(rows, -1))
+
+
+def observation_keys(env: EnvBase) -> list[Any]:
+    return [
+        key
+        for key, spec in env.observation_spec.items(True, True)
+        if spec.dtype in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.int32)
+        or key == "observation"
+    ]
+
+
+def network(env: EnvBase, size: int, out_keys: list[Any]) -> TensorDictModule:
+    """A small network from all of the env's observations to ``out_keys[0]``."""
+    keys, dims = observation_keys(env), len(env.batch_size)
+    ins = sum(int(np.prod(env.observation_spec[key].shape[dims:])) for key in keys)
+    return TensorDictModule(Features(dims, ins, size), in_keys=keys, out_keys=out_keys)
+
+
+class Split(nn.Module):
+    """Numbers to a location and a positive scale."""
+
+    def forward(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loc, scale = both.chunk(2, -1)
+        return loc, scale.exp()
+
+
+def normal_parameters(env: EnvBase) -> TensorDictSequential:
+    size = 2 * env.action_spec.shape[-1]
+    return TensorDictSequential(
+        network(env, size, ["hidden"]),
+        TensorDictModule(Split(), in_keys=["hidden"], out_keys=["loc", "scale"]),
+    )
+
+
+def actor(env: EnvBase, **options: Any) -> Any:
+    """A sampling actor with log-probs for the env's action; ones for unusual actions."""
+    spec = env.action_spec
+    sizes = [size for key in observation_keys(env) for size in env.observation_spec[key].shape]
+    if min(spec.shape, default=0) < 1 or min(sizes) < 1:
+        return ones(env)
+    options = {"return_log_prob": True, **options}
+    if isinstance(spec, OneHot):
+        module, keys = network(env, spec.shape[-1], ["logits"]), ["logits"]
+        options["distribution_class"] = OneHotCategorical
+    elif type(spec) is CategoricalSpec:
+        module, keys = network(env, spec.n, ["logits"]), ["logits"]
+        options["distribution_class"] = torch.distributions.Categorical
+    elif spec.dtype.is_floating_point and not hasattr(spec, "keys"):
+        module, keys = normal_parameters(env), ["loc", "scale"]
+        options["distribution_class"] = TanhNormal
+    else:
+        return ones(env)
+    return ProbabilisticActor(module, in_keys=keys, out_keys=[env.action_key], spec=spec, **options)
+
+
+def random_policy(env: EnvBase) -> None:
+    return None
+
+
+def ones(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    """The action one, whatever the action's keys, written by a plain function."""
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        for key, spec in env.full_action_spec.items(True, True):
+            td.set(key, spec.one())
+        return td
+
+    return policy

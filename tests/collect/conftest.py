@@ -1,0 +1,13 @@
+"""Both ways to run the loop, for every test that asks for them."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(params=["arrays", "parent"])
+def arrays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the collector may run its loop on arrays: once as it decides, once never."""
+    if request.param == "parent":
+        monkeypatch.setattr("tdcollect.collect.collector.RUN_ON_ARRAYS", False, raising=False)
+    return request.param == "arrays"

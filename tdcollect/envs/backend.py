@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from tdcollect.envs.spaces import Array, SpaceCodec
+from tdcollect import keys
+from tdcollect.envs.spaces import Array, SpaceCodec, observation_name
 
 
 class InfoEntry(NamedTuple):
@@ -50,6 +51,8 @@ class Backend(abc.ABC):
         steps_ended_slots: whether a slot whose episode has ended may be stepped on, as a plain
             gymnasium env may. Where False, the action would be lost and the step is refused.
         steps_subset: whether some slots can be stepped while others wait.
+        resets_subset: whether some slots can be reset while the episodes of others go on. Where
+            False, a slot alone starts anew only after the env itself has ended its episode.
     """
 
     num_envs: int
@@ -58,14 +61,18 @@ class Backend(abc.ABC):
     info: Sequence[InfoEntry] = ()
     steps_ended_slots = False
     steps_subset = True
+    resets_subset = True
 
     def _set_spaces(
         self, observation: spaces.Space[Any], action: spaces.Space[Any], categorical: bool
     ) -> None:
         self.observation = SpaceCodec(
-            observation, "observation", categorical=categorical, rename_state=True
+            observation,
+            observation_name(observation),
+            categorical=categorical,
+            rename_state=True,
         )
-        self.action = SpaceCodec(action, "action", categorical=categorical)
+        self.action = SpaceCodec(action, keys.ACTION, categorical=categorical)
 
     @abc.abstractmethod
     def reset(

@@ -63,15 +63,21 @@ class EnvPoolBackend(Backend):
             # EnvPool's own default is a constant; gymnasium's users expect fresh episodes.
             fresh = np.random.SeedSequence().generate_state(num_envs, np.uint32) >> 1
             seeds = [int(seed) for seed in fresh]
+        self.check_seeds(seeds)
         self.num_envs = num_envs
         self._make = lambda seed: envpool.make_gymnasium(
             task_id, num_envs=num_envs, seed=seed, **options
         )
         self._build(list(seeds))
-        if self._pool.config.get("max_num_players", 1) != 1:
+        try:
+            if self._pool.config.get("max_num_players", 1) != 1:
+                raise ValueError(
+                    f"{task_id} has several players a slot; expected a single-agent env"
+                )
+            self._set_spaces(self._pool.observation_space, self._pool.action_space, categorical)
+        except BaseException:
             self.close()
-            raise ValueError(f"{task_id} has several players a slot; expected a single-agent env")
-        self._set_spaces(self._pool.observation_space, self._pool.action_space, categorical)
+            raise
 
     def _build(self, seeds: list[int]) -> None:
         with warnings.catch_warnings():

@@ -45,6 +45,7 @@ class SerialBackend(Backend):
 
     def _add(self, slot: int, env: Any) -> None:
         if isinstance(env, gym.vector.VectorEnv):
+            env.close()
             raise TypeError(
                 "expected a callable that makes a single gymnasium.Env, got one that makes the "
                 f"vector env {env}; call it and pass the vector env itself"

@@ -35,6 +35,8 @@ from tdcollect._upstream import gym_space_to_spec
 Array = np.ndarray[Any, Any]
 Path = tuple[str, ...]
 
+_PIXELS = "pixels"
+
 # torch stores these but computes with them hardly at all, and TorchRL has no spec for them.
 _WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
 
@@ -45,11 +47,14 @@ class Leaf:
     ``shape`` and ``dtype`` are those of the entry, ``spec`` is its unbatched TorchRL spec.
     """
 
-    def __init__(self, spec: TensorSpec, space_dtype: np.dtype[Any]):
+    def __init__(
+        self, spec: TensorSpec, space_dtype: np.dtype[Any], space_shape: tuple[int, ...] = ()
+    ):
         self.spec = spec
         self.shape = tuple(spec.shape)
         self.dtype: np.dtype[Any] = torch.empty((), dtype=spec.dtype).numpy().dtype
         self.space_dtype = space_dtype
+        self.space_shape = space_shape
 
     def write(self, value: Any, out: Array) -> None:
         """Encode ``value`` ``[*lead, *space.shape]`` into ``out`` ``[*lead, *shape]``."""
@@ -59,6 +64,17 @@ class Leaf:
         """Decode ``entry`` ``[*lead, *shape]`` into a new array ``[*lead, *space.shape]``."""
         raise NotImplementedError
 
+    def _checked(self, value: Any, out: Array) -> Array:
+        """``value`` as an array, which must have the space's shape behind the lead of ``out``."""
+        value = np.asarray(value)
+        got = value.shape[out.ndim - len(self.shape) :]
+        if got != self.space_shape:
+            raise ValueError(
+                f"expected an observation of shape {self.space_shape}, as the env's space says, "
+                f"got {got}; correct the env or its observation_space"
+            )
+        return value
+
 
 class _BoxLeaf(Leaf):
     """``Box`` and ``MultiBinary``: the values themselves."""
@@ -66,19 +82,11 @@ class _BoxLeaf(Leaf):
     def __init__(self, space: spaces.Box | spaces.MultiBinary, spec: TensorSpec):
         assert space.shape is not None
         assert space.dtype is not None
-        super().__init__(spec, np.dtype(space.dtype))
-        self.space_shape = space.shape
+        super().__init__(spec, np.dtype(space.dtype), space.shape)
         self._recast = self.dtype != self.space_dtype
 
     def write(self, value: Any, out: Array) -> None:
-        value = np.asarray(value)
-        lead = out.ndim - len(self.shape)
-        if value.shape[lead:] != self.space_shape:
-            raise ValueError(
-                f"expected an observation of shape {self.space_shape}, as the env's space says, "
-                f"got {value.shape[lead:]}; correct the env or its observation_space"
-            )
-        out[...] = value.reshape(out.shape)
+        out[...] = self._checked(value, out).reshape(out.shape)
 
     def read(self, entry: Array) -> Array:
         lead = entry.shape[: entry.ndim - len(self.shape)]
@@ -91,14 +99,13 @@ class _CategoricalLeaf(Leaf):
     """``Discrete`` and ``MultiDiscrete`` as integers that count from zero."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, spec: TensorSpec):
-        super().__init__(spec, np.dtype(space.dtype))
         self.n = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         self.start = np.asarray(space.start)
-        self.space_shape = self.n.shape
+        super().__init__(spec, np.dtype(space.dtype), self.n.shape)
 
-    def index(self, value: Any) -> Array:
+    def index(self, value: Any, out: Array) -> Array:
         """Integers counting from zero, checked to lie in the space."""
-        index = np.asarray(value) - self.start
+        index = self._checked(value, out) - self.start
         if ((index < 0) | (index >= self.n)).any():
             raise ValueError(
                 f"expected values in [{self.start}, {self.start + self.n}), got {value}; "
@@ -107,7 +114,7 @@ class _CategoricalLeaf(Leaf):
         return index
 
     def write(self, value: Any, out: Array) -> None:
-        out[...] = self.index(value).reshape(out.shape)
+        out[...] = self.index(value, out).reshape(out.shape)
 
     def read(self, entry: Array) -> Array:
         lead = entry.shape[: entry.ndim - len(self.shape)]
@@ -123,7 +130,7 @@ class _OneHotLeaf(_CategoricalLeaf):
         self._range = np.arange(self.shape[-1])
 
     def write(self, value: Any, out: Array) -> None:
-        out[...] = self.index(value)[..., None] == self._range
+        out[...] = self.index(value, out)[..., None] == self._range
 
     def read(self, entry: Array) -> Array:
         return (entry.argmax(-1) + self.start).astype(self.space_dtype)
@@ -141,7 +148,7 @@ class _MultiOneHotLeaf(_CategoricalLeaf):
         self._blocks = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
 
     def write(self, value: Any, out: Array) -> None:
-        index = self.index(value)
+        index = self.index(value, out)
         index = index.reshape(*index.shape[: index.ndim - self.n.ndim], -1)
         out[...] = index[..., self._component] == self._range
 
@@ -160,6 +167,7 @@ class _StackLeaf(Leaf):
         self._axis = -len(parts[0].shape) - 1
 
     def write(self, value: Any, out: Array) -> None:
+        _check_length(value, len(self._parts))
         for part, item, target in zip(self._parts, value, self._split(out), strict=True):
             part.write(item, target)
 
@@ -168,8 +176,18 @@ class _StackLeaf(Leaf):
             part.read(item) for part, item in zip(self._parts, self._split(entry), strict=True)
         )
 
-    def _split(self, entry: Array) -> Array:
-        return np.moveaxis(entry, self._axis, 0)
+    def _split(self, entry: Array) -> list[Array]:
+        """Views of the parts."""
+        parts = np.moveaxis(entry, self._axis, 0)
+        return [parts[i, ...] for i in range(len(parts))]
+
+
+def _check_length(value: Any, expected: int) -> None:
+    if len(value) != expected:
+        raise ValueError(
+            f"expected a tuple of {expected} parts, as the env's space says, got {len(value)}; "
+            "correct the env or its observation_space"
+        )
 
 
 def _box_leaf(space: spaces.Box, where: str) -> Leaf:
@@ -183,9 +201,9 @@ def _box_leaf(space: spaces.Box, where: str) -> Leaf:
                 "wrapper (gymnasium.wrappers.TransformObservation, say) to give it another dtype"
             ) from error
     shape = space.shape or (1,)
-    most = np.iinfo(widened).max
+    most = np.uint64(np.iinfo(widened).max)
     bounds = [
-        torch.from_numpy(np.minimum(bound, most).astype(widened).reshape(shape))
+        torch.from_numpy(np.minimum(bound.astype(np.uint64), most).astype(widened).reshape(shape))
         for bound in (space.low, space.high)
     ]
     return _BoxLeaf(space, Bounded(*bounds, shape, dtype=bounds[0].dtype))
@@ -244,6 +262,17 @@ def _stacked(parts: Sequence[Leaf]) -> Leaf | None:
     return _StackLeaf(parts, spec)
 
 
+def observation_name(space: spaces.Space[Any]) -> str:
+    """The entry of an observation that is no ``Dict``: TorchRL calls RGB images ``"pixels"``."""
+    is_rgb = (
+        isinstance(space, spaces.Box)
+        and len(space.shape) == 3
+        and space.shape[-1] == 3
+        and bool((space.low == 0).all() and (space.high == 255).all())
+    )
+    return _PIXELS if is_rgb else keys.OBSERVATION
+
+
 class SpaceCodec:
     """The array entries of one gymnasium space.
 
@@ -285,8 +314,9 @@ class SpaceCodec:
                 name: self._build(part, (*at, self._entry(name, space)), f"{where}[{name!r}]")
                 for name, part in space.spaces.items()
             }
-        if isinstance(space, spaces.Tuple) and len(space.spaces):
-            if not any(isinstance(part, (spaces.Dict, spaces.Tuple)) for part in space.spaces):
+        if isinstance(space, spaces.Tuple):
+            nested = any(isinstance(part, (spaces.Dict, spaces.Tuple)) for part in space.spaces)
+            if space.spaces and not nested:
                 parts = [
                     _leaf(part, f"{where}[{i}]", self._categorical)
                     for i, part in enumerate(space.spaces)
@@ -337,6 +367,7 @@ class SpaceCodec:
             for name, part in tree.items():
                 self._write(part, value[name], out)
         else:
+            _check_length(value, len(tree))
             for part, item in zip(tree, value, strict=True):
                 self._write(part, item, out)
 

@@ -53,9 +53,18 @@ class Stepper:
 
     Attributes:
         entries: what a frame holds beside reward and flags: observations, infos, bookkeeping.
+
+    Raises:
+        ValueError: for a time limit on slots that cannot be reset singly, and for entries that
+            share a name.
     """
 
     def __init__(self, backend: Backend, bookkeeping: Bookkeeping = Bookkeeping()):
+        if bookkeeping.time_limit is not None and not backend.resets_subset:
+            raise ValueError(
+                "expected no time_limit: this vector env cannot reset single slots, which a limit "
+                "asks for; make the env itself with one, or use backend='serial'"
+            )
         self.backend = backend
         self.num_envs = backend.num_envs
         self.bookkeeping = bookkeeping
@@ -113,6 +122,8 @@ class Stepper:
             options: gymnasium's reset options.
         """
         slots = self._every_slot if slots is None else slots
+        if not slots:
+            return
         for group, group_seeds in self._by_seeding(slots, seeds):
             if group_seeds is not None:
                 self.backend.check_seeds(group_seeds)

@@ -43,14 +43,22 @@ class VectorBackend(Backend):
     def __init__(self, env: VectorEnv[Any, Any, Any], categorical: bool = False):
         self.env = env
         self.num_envs = env.num_envs
-        self._resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
         self._mode = _autoreset_mode(env)
-        if self._mode == AutoresetMode.NEXT_STEP and not self._resets_singly:
+        resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
+        self.resets_subset = resets_singly or self._mode == AutoresetMode.DISABLED
+        if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
             raise ValueError(
                 f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "
                 "single slots: one action an episode would be ignored and its row be no "
                 "transition. Pass the env's id or a callable with backend='serial', or a vector "
                 "env made with gymnasium.make_vec(..., vectorization_mode='sync' or 'async')"
+            )
+        shares_memory = getattr(env.unwrapped, "shared_memory", True)
+        if self._mode == AutoresetMode.NEXT_STEP and not shares_memory:
+            raise ValueError(
+                f"{env} has shared_memory=False, with which gymnasium's AsyncVectorEnv in "
+                "AutoresetMode.NEXT_STEP resets a slot again that was reset singly, and ignores "
+                "its action; use shared_memory=True or autoreset_mode=AutoresetMode.DISABLED"
             )
         self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
         # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
@@ -63,14 +71,10 @@ class VectorBackend(Backend):
         options: dict[str, Any] | None,
         out: Frame,
     ) -> None:
-        if seeds is None and options is None and all(slot in self._fresh for slot in slots):
-            for slot in slots:
-                for arrays, rows in zip(
-                    (out.observation, out.info), self._fresh.pop(slot), strict=True
-                ):
-                    for array, row in zip(arrays, rows, strict=True):
-                        array[slot] = row
-            return
+        if seeds is None and options is None:
+            slots = self._show_fresh(slots, out)
+            if not slots:
+                return
         options = dict(options or {})
         if len(slots) == self.num_envs:
             observation, info = self.env.reset(
@@ -78,7 +82,7 @@ class VectorBackend(Backend):
                 options=options or None,
             )
         else:
-            if not self._resets_singly and self._mode != AutoresetMode.DISABLED:
+            if not self.resets_subset:
                 raise ValueError(
                     f"{self.env} cannot reset slots {list(slots)} alone; reset all of its "
                     f"{self.num_envs} slots, or use backend='serial'"
@@ -101,6 +105,23 @@ class VectorBackend(Backend):
             for array, values in zip(out.observation, rows, strict=True):
                 array[slot] = values[slot]
             self._write_info(info, out, slot)
+
+    def _show_fresh(self, slots: Sequence[int], out: Frame) -> Sequence[int]:
+        """Write the episodes that the vector env began by itself; return the slots still to reset.
+
+        A reset of all slots at once is left whole where the vector env knows no other.
+        """
+        waiting = [slot for slot in slots if slot not in self._fresh]
+        if waiting and not self.resets_subset:
+            return slots
+        for slot in slots:
+            if slot in self._fresh:
+                for arrays, rows in zip(
+                    (out.observation, out.info), self._fresh.pop(slot), strict=True
+                ):
+                    for array, row in zip(arrays, rows, strict=True):
+                        array[slot] = row
+        return waiting
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
         observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
@@ -130,7 +151,11 @@ class VectorBackend(Backend):
     def sample_info(self) -> Mapping[str, Any]:
         info = dict(self.env.reset()[1])
         info.update(self.env.step(self.env.action_space.sample())[4])
-        return {key: value[0] for key, value in info.items() if not key.startswith("_")}
+        return {
+            key: value[0]
+            for key, value in info.items()
+            if not key.startswith("_") and not isinstance(value, dict)
+        }
 
     def render(self) -> list[Any]:
         return list(self.env.render() or [])

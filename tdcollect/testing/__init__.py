@@ -1,0 +1,32 @@
+"""Fixtures that catch collection bugs, and conformance checks, for users' projects too.
+
+- :class:`CountingEnv` and its kin show their step, episode and slot as the observation;
+  :class:`CountingPolicy` must predict them; :func:`check_counting_batch` checks a batch of both.
+- :func:`check_env` checks any env, rule by rule.
+"""
+
+from tdcollect.testing.batch import check_counting_batch
+from tdcollect.testing.conformance import check_env
+from tdcollect.testing.counting import (
+    CountingEnv,
+    CountingRules,
+    counting_env,
+    make_counting_envs,
+)
+from tdcollect.testing.policy import CountingPolicy, StatelessCountingPolicy
+from tdcollect.testing.report import Finding, Report
+from tdcollect.testing.torch_counting import TorchCountingEnv
+
+__all__ = [
+    "CountingEnv",
+    "CountingPolicy",
+    "CountingRules",
+    "Finding",
+    "Report",
+    "StatelessCountingPolicy",
+    "TorchCountingEnv",
+    "check_counting_batch",
+    "check_env",
+    "counting_env",
+    "make_counting_envs",
+]

@@ -1,0 +1,411 @@
+"""The rules of :func:`tdcollect.testing.check_env` for a gymnasium env.
+
+Each is a function of a :class:`Probe` that returns its evidence, raises ``Broken`` with it, or
+raises ``NotChecked`` with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
+from functools import cached_property
+from numbers import Real
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from tdcollect.testing.report import Broken, NotChecked
+
+Env = gym.Env[Any, Any]
+RULES: dict[str, Callable[[Probe], str]] = {}
+"""The rules by their sentences, in the order in which they are tried."""
+
+
+class Row(NamedTuple):
+    """What a reset (step 0) or a step gave: copies, and the very objects ``given``."""
+
+    observation: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: Any
+    given: tuple[Any, ...]
+
+    @property
+    def is_reset(self) -> bool:
+        return len(self.given) == 2
+
+    @property
+    def ends(self) -> bool:
+        return bool(self.terminated) or bool(self.truncated)
+
+
+class Probe:
+    """Plays episodes of one env, and of others like it.
+
+    Args:
+        env: the env; it is closed in the end.
+        make: makes another one like it, or None.
+        policy: from an observation to an action; None for random actions, the same each time.
+        steps: the most steps of an episode.
+        seed: the first seed.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        make: Callable[[], Env] | None,
+        policy: Callable[[Any], Any] | None,
+        steps: int,
+        seed: int,
+    ):
+        self.env = env
+        self.make = make
+        self.policy = policy
+        self.steps = steps
+        self.seed = seed
+
+    def rows(self, env: Env, seed: int) -> Iterator[Row]:
+        """The rows of one episode, first its reset."""
+        actions = deepcopy(env.action_space)
+        actions.seed(seed)
+        given: Any = env.reset(seed=seed)
+        _expect_tuple(given, 2, "reset")
+        observation = given[0]
+        yield Row(deepcopy(observation), None, False, False, _copy_info(given[1]), given)
+        for _ in range(self.steps):
+            action = actions.sample() if self.policy is None else self.policy(observation)
+            given = env.step(action)
+            _expect_tuple(given, 5, "step")
+            observation, reward, terminated, truncated, info = given
+            flags = deepcopy((terminated, truncated))
+            row = Row(deepcopy(observation), deepcopy(reward), *flags, _copy_info(info), given)
+            yield row
+            if row.ends:
+                return
+
+    def play(self, env: Env, seed: int) -> list[Row]:
+        return list(self.rows(env, seed))
+
+    @cached_property
+    def episodes(self) -> list[list[Row]]:
+        """Three episodes of the env, on three seeds."""
+        return [self.play(self.env, self.seed + i) for i in range(3)]
+
+    @property
+    def ended(self) -> list[tuple[int, list[Row]]]:
+        """Those that ended, with their seeds."""
+        ended = [(self.seed + i, e) for i, e in enumerate(self.episodes) if e[-1].ends]
+        if not ended:
+            raise NotChecked(f"no episode ended in {self.steps} steps")
+        return ended
+
+    def another(self) -> Env:
+        """A new env; the same one where nothing makes another."""
+        return self.env if self.make is None else self.make()
+
+    def done_with(self, env: Env) -> None:
+        if env is not self.env:
+            env.close()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _copy_info(info: Any) -> Any:
+    try:
+        return deepcopy(info)
+    except Exception:  # infos may hold anything; what cannot be copied is not looked at
+        return copy(info)
+
+
+def _expect_tuple(given: Any, count: int, call: str) -> None:
+    wanted = {
+        2: "(observation, info)",
+        5: "(observation, reward, terminated, truncated, info)",
+    }[count]
+    if not isinstance(given, tuple) or len(given) != count:
+        got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
+        raise Broken(f"{call} gave {got}, expected {wanted}")
+    if not isinstance(given[-1], dict):
+        raise Broken(f"{call} gave an info that is {type(given[-1]).__name__}, expected a dict")
+
+
+def _rule(sentence: str) -> Callable[[Callable[[Probe], str]], Callable[[Probe], str]]:
+    def add(rule: Callable[[Probe], str]) -> Callable[[Probe], str]:
+        RULES[sentence] = rule
+        return rule
+
+    return add
+
+
+def _rows(probe: Probe) -> Iterator[tuple[str, Row]]:
+    for i, episode in enumerate(probe.episodes):
+        for step, row in enumerate(episode):
+            yield f"seed {probe.seed + i}, step {step}", row
+
+
+@_rule("episodes run: reset gives two values, step gives five")
+def _episodes_run(probe: Probe) -> str:
+    lengths = [len(episode) - 1 for episode in probe.episodes]
+    return f"episodes of {', '.join(map(str, lengths))} steps"
+
+
+@_rule("observations lie in the space")
+def _in_space(probe: Probe) -> str:
+    count = 0
+    for where, row in _rows(probe):
+        _check_leaves(probe.env.observation_space, row.observation, where, _why_outside)
+        count += 1
+    return f"{count} observations"
+
+
+@_rule("the dtype is the space's")
+def _dtype(probe: Probe) -> str:
+    for where, row in _rows(probe):
+        _check_leaves(probe.env.observation_space, row.observation, where, _why_other_dtype)
+    return ""
+
+
+@_rule("rewards are finite numbers")
+def _rewards(probe: Probe) -> str:
+    rewards = [(where, row.reward) for where, row in _rows(probe) if not row.is_reset]
+    for where, reward in rewards:
+        single = isinstance(reward, np.ndarray) and reward.shape == ()
+        if isinstance(reward, (bool, np.bool_)) or not (isinstance(reward, Real) or single):
+            raise Broken(f"{where}: {type(reward).__name__} {reward!r}")
+        if not np.isfinite(float(reward)):
+            raise Broken(f"{where}: {reward}")
+    values = [float(reward) for _, reward in rewards]
+    return f"from {min(values):g} to {max(values):g}"
+
+
+@_rule("terminated and truncated are bools")
+def _flags(probe: Probe) -> str:
+    for where, row in _rows(probe):
+        for name, flag in (("terminated", row.terminated), ("truncated", row.truncated)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise Broken(f"{where}: {name} is {type(flag).__name__} {flag!r}")
+    return ""
+
+
+@_rule("the same seed gives the same episode")
+def _same_seed(probe: Probe) -> str:
+    first, second = probe.another(), probe.another()
+    try:
+        episodes = [probe.play(env, probe.seed) for env in (first, second)]
+    finally:
+        probe.done_with(first)
+        probe.done_with(second)
+    _check_same(*episodes)
+    whose = "the same env" if first is second else "two new envs"
+    return f"{len(episodes[0]) - 1} steps of {whose}"
+
+
+@_rule("another seed gives another episode")
+def _other_seed(probe: Probe) -> str:
+    first, *others = probe.episodes
+    if all(difference(_values(first), _values(other)) is None for other in others):
+        raise Broken(
+            f"seeds {probe.seed} to {probe.seed + len(others)} give one and the same; if the env "
+            "leaves nothing to chance, skip this rule"
+        )
+    return ""
+
+
+@_rule("reset(seed) does not depend on what went before")
+def _fresh_reset(probe: Probe) -> str:
+    env = probe.another()
+    try:
+        first = probe.play(env, probe.seed)
+        # Leave one episode unfinished: what it holds must not show either.
+        unfinished = probe.rows(env, probe.seed + 1)
+        for _ in range(3):
+            next(unfinished, None)
+        _check_same(first, probe.play(env, probe.seed))
+    finally:
+        probe.done_with(env)
+    return "after an episode that ended and one that did not"
+
+
+@_rule("envs do not share state")
+def _apart(probe: Probe) -> str:
+    if probe.make is None:
+        raise NotChecked("needs what makes the env, rather than an env")
+    first, second = probe.make(), probe.make()
+    try:
+        alone = probe.play(first, probe.seed)
+        turns = zip(
+            probe.rows(first, probe.seed), _forever(probe, second, probe.seed + 1), strict=False
+        )
+        _check_same(alone, [row for row, _ in turns])
+    finally:
+        first.close()
+        second.close()
+    return "two envs stepped in turn"
+
+
+def _forever(probe: Probe, env: Env, seed: int) -> Iterator[Row]:
+    while True:
+        yield from probe.rows(env, seed)
+
+
+@_rule("the final observation is not the next episode's first")
+def _final(probe: Probe) -> str:
+    telling = [(seed, episode) for seed, episode in probe.ended if not _is_constant(episode)]
+    if not telling:
+        raise NotChecked("all observations of an episode are equal")
+    if all(_is_first_of_next(probe, seed, episode) for seed, episode in telling):
+        seed, episode = telling[0]
+        final = _show(episode[-1].observation)
+        raise Broken(f"{final} ended the episode of seed {seed} and began the one after it")
+    return f"{len(telling)} episodes that ended"
+
+
+def _is_constant(episode: list[Row]) -> bool:
+    first = episode[0].observation
+    return all(difference(row.observation, first) is None for row in episode)
+
+
+def _is_first_of_next(probe: Probe, seed: int, episode: list[Row]) -> bool:
+    """Whether the env restarted by itself: what it shows at the end is an episode's first."""
+    final = episode[-1].observation
+    # The env as it is restarted after the end, and as it would have been restarted at once.
+    probe.play(probe.env, seed)
+    after_end = deepcopy(probe.env.reset()[0])
+    probe.env.reset(seed=seed)
+    at_once = deepcopy(probe.env.reset()[0])
+    return difference(final, after_end) is None or difference(final, at_once) is None
+
+
+@_rule("entries given out do not change later (no aliasing)")
+def _no_aliasing(probe: Probe) -> str:
+    for where, row in _rows(probe):
+        observation, info = row.given[0], row.given[-1]
+        pairs = {"observation": (row.observation, observation), "info": (row.info, info)}
+        for name, (then, now) in pairs.items():
+            found = difference(then, now)
+            if found:
+                raise Broken(f"{where}: the {name} was changed after it was given out: {found}")
+    return ""
+
+
+@_rule("a step leaves its action as it was")
+def _action_kept(probe: Probe) -> str:
+    env = probe.env
+    actions = deepcopy(env.action_space)
+    actions.seed(probe.seed)
+    observation, _ = env.reset(seed=probe.seed)
+    for step in range(min(probe.steps, 20)):
+        action = actions.sample() if probe.policy is None else probe.policy(observation)
+        before = deepcopy(action)
+        observation, _, terminated, truncated, _ = env.step(action)
+        found = difference(before, action)
+        if found:
+            raise Broken(f"step {step}: {found}")
+        if terminated or truncated:
+            break
+    return ""
+
+
+@_rule("close can be called twice")
+def _close_twice(probe: Probe) -> str:
+    probe.env.close()
+    probe.env.close()
+    return ""
+
+
+def _values(episode: list[Row]) -> list[tuple[Any, ...]]:
+    return [(row.observation, row.reward, row.terminated, row.truncated) for row in episode]
+
+
+def _check_same(first: list[Row], second: list[Row]) -> None:
+    for step, (a, b) in enumerate(zip(_values(first), _values(second), strict=False)):
+        for name, x, y in zip(
+            ("observation", "reward", "terminated", "truncated"), a, b, strict=True
+        ):
+            found = difference(x, y)
+            if found:
+                raise Broken(f"step {step}: the {name} differs: {found}")
+    if len(first) != len(second):
+        raise Broken(f"one lasts {len(first) - 1} steps, the other {len(second) - 1}")
+
+
+def difference(first: Any, second: Any) -> str | None:
+    """Where two (nested) values differ, or None. NaNs are equal."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        if first.keys() != second.keys():
+            return f"the keys {sorted(map(str, first))} and {sorted(map(str, second))}"
+        pairs = [(first[key], second[key]) for key in first]
+    elif isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):
+        if len(first) != len(second):
+            return f"{len(first)} and {len(second)} items"
+        pairs = list(zip(first, second, strict=True))
+    else:
+        return None if _equal(first, second) else f"{_show(first)} and {_show(second)}"
+    return next((found for found in (difference(a, b) for a, b in pairs) if found), None)
+
+
+def _equal(first: Any, second: Any) -> bool:
+    no_value: bool = type(first).__eq__ is object.__eq__  # type: ignore[comparison-overlap]
+    if no_value:
+        return True  # an object without a value, such as an info may hold
+    a, b = np.asarray(first), np.asarray(second)
+    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
+
+
+def _show(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check_leaves(
+    space: spaces.Space[Any],
+    value: Any,
+    where: str,
+    why: Callable[[spaces.Space[Any], Any], str | None],
+) -> None:
+    """Walk a value along its space; ``why`` tells what is wrong with a leaf."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, dict) or value.keys() != space.spaces.keys():
+            got = sorted(map(str, value)) if isinstance(value, dict) else type(value).__name__
+            raise Broken(f"{where}: expected a dict of {sorted(space.spaces)}, got {got}")
+        for name, part in space.spaces.items():
+            _check_leaves(part, value[name], f"{where}, {name!r}", why)
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple) or len(value) != len(space.spaces):
+            raise Broken(f"{where}: expected a tuple of {len(space.spaces)}, got {_show(value)}")
+        for i, part in enumerate(space.spaces):
+            _check_leaves(part, value[i], f"{where}, item {i}", why)
+    else:
+        reason = why(space, value)
+        if reason:
+            raise Broken(f"{where}: {reason}")
+
+
+def _why_outside(space: spaces.Space[Any], value: Any) -> str | None:
+    if not isinstance(space, spaces.Box):
+        return None if space.contains(value) else f"{_show(value)} is not in {space}"
+    array = np.asarray(value)
+    if array.shape != space.shape:
+        return f"expected shape {space.shape}, got {array.shape}"
+    # Written so that NaN is outside.
+    outside = ~((array >= space.low) & (array <= space.high))
+    if outside.any():
+        at = tuple(np.argwhere(outside)[0].tolist())
+        low, high = (np.broadcast_to(bound, array.shape)[at] for bound in (space.low, space.high))
+        return f"{array[at]} at {list(at)} is not in [{low}, {high}]"
+    return None
+
+
+def _why_other_dtype(space: spaces.Space[Any], value: Any) -> str | None:
+    if isinstance(space, spaces.Discrete):
+        whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        return None if whole else f"expected an integer, got {type(value).__name__} {_show(value)}"
+    if space.dtype is None:
+        return None
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return f"expected an array of {space.dtype}, got {type(value).__name__}"
+    return None if value.dtype == space.dtype else f"expected {space.dtype}, got {value.dtype}"

@@ -1,0 +1,77 @@
+"""What a conformance check found, rule by rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class Broken(Exception):
+    """A rule does not hold; the text is the evidence."""
+
+
+class NotChecked(Exception):
+    """A rule says nothing about this env, or could not be tried; the text says why."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one rule.
+
+    Attributes:
+        rule: a sentence.
+        passed: whether it holds; None where it was not checked.
+        evidence: what was seen, or why it was not checked.
+    """
+
+    rule: str
+    passed: bool | None
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings about one env; printing it shows them.
+
+    Attributes:
+        env: what the env is called.
+        findings: one a rule.
+    """
+
+    env: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """The rules that do not hold."""
+        return tuple(finding for finding in self.findings if finding.passed is False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no rule was found broken."""
+        return not self.failures
+
+    def raise_if_failed(self) -> None:
+        """Raise AssertionError where a rule does not hold, with each such rule and its evidence."""
+        if self.failures:
+            lines = [f"{finding.rule}: {finding.evidence}" for finding in self.failures]
+            raise AssertionError("\n".join([f"{self.env}: {self._summary()}", *lines]))
+
+    def _summary(self) -> str:
+        count = dict.fromkeys(_WORDS.values(), 0)
+        for finding in self.findings:
+            count[_WORDS[finding.passed]] += 1
+        return (
+            f"{len(self.findings)} rules: {count['ok']} ok, {count['FAIL']} failed, "
+            f"{count['-']} not checked"
+        )
+
+    def __str__(self) -> str:
+        width = max((len(finding.rule) for finding in self.findings), default=0)
+        lines = [
+            f"  {_WORDS[finding.passed]:<4}  {finding.rule:<{width}}  {finding.evidence}".rstrip()
+            for finding in self.findings
+        ]
+        return "\n".join([f"{self.env}: {self._summary()}", *lines])
+
+
+_WORDS = {True: "ok", False: "FAIL", None: "-"}

@@ -1,0 +1,438 @@
+"""The rules of :func:`tdcollect.testing.check_env` for a TorchRL ``EnvBase``.
+
+Each is a function of a :class:`Probe` that returns its evidence, raises ``Broken`` with it, or
+raises ``NotChecked`` with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from tensordict import TensorDictBase, unravel_key
+from torchrl import torchrl_logger
+from torchrl.envs import EnvBase, check_env_specs
+
+from tdcollect import keys
+from tdcollect.testing.report import Broken, NotChecked
+
+Key: TypeAlias = str | tuple[str, ...]
+RULES: dict[str, Callable[[Probe], str]] = {}
+"""The rules by their sentences, in the order in which they are tried."""
+
+
+class Row(NamedTuple):
+    """One step of N slots, as copies.
+
+    ``step`` is what ``step`` gave, with ``next``; ``after`` is the root of the next row, in which
+    ended slots are reset. ``given`` are the very TensorDicts.
+    """
+
+    step: TensorDictBase
+    after: TensorDictBase
+    given: tuple[TensorDictBase, TensorDictBase]
+
+
+class Probe:
+    """Plays one env, and others like it.
+
+    Args:
+        env: the env; it is closed in the end.
+        make: makes another one like it, or None.
+        policy: a TensorDict policy; None for random actions, the same each time.
+        steps: the most steps that are played.
+        seed: the first seed.
+    """
+
+    def __init__(
+        self,
+        env: EnvBase,
+        make: Callable[[], EnvBase] | None,
+        policy: Callable[[TensorDictBase], TensorDictBase] | None,
+        steps: int,
+        seed: int,
+    ):
+        self.env = env
+        self.make = make
+        self.policy = policy
+        self.steps = steps
+        self.seed = seed
+
+    def act(self, env: EnvBase, root: TensorDictBase, seed: int) -> TensorDictBase:
+        """The root with an action, which depends on nothing but ``seed`` and the root."""
+        if self.policy is not None:
+            return self.policy(root)
+        # The action's draw must neither disturb nor follow an env that uses torch's generator.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return env.rand_action(root)
+
+    def start(self, env: EnvBase, seed: int) -> TensorDictBase:
+        env.set_seed(seed)
+        return env.reset()
+
+    def rows(self, env: EnvBase, seed: int) -> Iterator[Row]:
+        """Rows from a seeded reset on, through resets of the slots that end."""
+        root = self.start(env, seed)
+        for i in range(self.steps):
+            step, after = env.step_and_maybe_reset(self.act(env, root, seed + i))
+            yield Row(step.clone(), after.clone(), (step, after))
+            root = after.clone()
+
+    def play(self, env: EnvBase, seed: int) -> list[Row]:
+        """Rows until each slot has ended once, and two more."""
+        rows: list[Row] = []
+        ended = torch.zeros(env.batch_size, dtype=torch.bool)
+        more = 2
+        for row in self.rows(env, seed):
+            rows.append(row)
+            if ended.all():
+                more -= 1
+                if not more:
+                    break
+            ended |= ends(env, row)
+        return rows
+
+    @cached_property
+    def plays(self) -> list[list[Row]]:
+        """The env played on three seeds."""
+        return [self.play(self.env, self.seed + i) for i in range(3)]
+
+    def another(self) -> EnvBase:
+        """A new env; the same one where nothing makes another."""
+        return self.env if self.make is None else self.make()
+
+    def done_with(self, env: EnvBase) -> None:
+        if env is not self.env:
+            _close(env)
+
+    def close(self) -> None:
+        _close(self.env)
+
+
+def _close(env: EnvBase) -> None:
+    if not env.is_closed:
+        env.close()
+
+
+def ends(env: EnvBase, row: Row) -> torch.Tensor:
+    """Which slots ended in a row: bool ``[N]``, on the CPU."""
+    ended = torch.zeros(env.batch_size, dtype=torch.bool)
+    for key in env.done_keys:
+        flag = row.step[keys.NEXT][key].cpu()
+        ended |= flag.reshape(*env.batch_size, -1).any(-1)
+    return ended
+
+
+def _beside(key: Key, name: str) -> Key:
+    """The entry ``name`` beside the entry ``key``, wherever it is nested."""
+    return name if isinstance(key, str) else (*key[:-1], name)
+
+
+def _rule(sentence: str) -> Callable[[Callable[[Probe], str]], Callable[[Probe], str]]:
+    def add(rule: Callable[[Probe], str]) -> Callable[[Probe], str]:
+        RULES[sentence] = rule
+        return rule
+
+    return add
+
+
+def _rows(probe: Probe) -> Iterator[tuple[str, Row]]:
+    for i, rows in enumerate(probe.plays):
+        for step, row in enumerate(rows):
+            yield f"seed {probe.seed + i}, step {step}", row
+
+
+@_rule("episodes run: reset and step work")
+def _episodes_run(probe: Probe) -> str:
+    lengths = [len(rows) for rows in probe.plays]
+    return f"{', '.join(map(str, lengths))} steps on three seeds"
+
+
+@_rule("entries match the specs (torchrl.envs.check_env_specs)")
+def _specs(probe: Probe) -> str:
+    if probe.policy is not None:
+        raise NotChecked("check_env_specs acts at random, and a policy was given")
+    level = torchrl_logger.level
+    torchrl_logger.setLevel(logging.WARNING)  # its success is told by the report
+    try:
+        check_env_specs(probe.env)
+    finally:
+        torchrl_logger.setLevel(level)
+    return ""
+
+
+@_rule("observations lie in the space")
+def _in_space(probe: Probe) -> str:
+    specs = _leaves(probe.env.full_observation_spec)
+    if not specs:
+        raise NotChecked("the env has no observation")
+    for where, row in _rows(probe):
+        for key, spec in specs.items():
+            for name, values in (("next ", row.step[keys.NEXT]), ("", row.after)):
+                value = values[key]
+                if value.dtype == spec.dtype and not spec.is_in(value):
+                    raise Broken(f"{where}: {name}{key!r} is not in {_show(spec)}: {_show(value)}")
+    return f"{len(list(_rows(probe)))} rows"
+
+
+@_rule("the dtype is the space's")
+def _dtype(probe: Probe) -> str:
+    env = probe.env
+    specs = _leaves(env.full_observation_spec)
+    specs |= _leaves(env.full_reward_spec) | _leaves(env.full_done_spec)
+    for where, row in _rows(probe):
+        for key, spec in specs.items():
+            value = row.step[keys.NEXT][key]
+            if value.dtype != spec.dtype:
+                raise Broken(f"{where}: next {key!r}: expected {spec.dtype}, got {value.dtype}")
+            if value.shape != spec.shape:
+                raise Broken(
+                    f"{where}: next {key!r}: expected shape {list(spec.shape)}, got "
+                    f"{list(value.shape)}"
+                )
+    return ""
+
+
+@_rule("rewards are finite numbers")
+def _rewards(probe: Probe) -> str:
+    low, high = float("inf"), float("-inf")
+    for where, row in _rows(probe):
+        for key in probe.env.reward_keys:
+            reward = row.step[keys.NEXT][key]
+            if not reward.isfinite().all():
+                raise Broken(f"{where}: {key!r} is {_show(reward)}")
+            low, high = min(low, float(reward.min())), max(high, float(reward.max()))
+    return f"from {low:g} to {high:g}"
+
+
+@_rule("terminated and truncated are bools")
+def _flags(probe: Probe) -> str:
+    for where, row in _rows(probe):
+        for key in probe.env.done_keys:
+            flag = row.step[keys.NEXT][key]
+            if flag.dtype != torch.bool:
+                raise Broken(f"{where}: {key!r} is {flag.dtype}")
+    return ""
+
+
+@_rule("done is terminated or truncated")
+def _done(probe: Probe) -> str:
+    for where, row in _rows(probe):
+        values = row.step[keys.NEXT]
+        for key in probe.env.done_keys:
+            if key != _beside(key, keys.DONE):
+                continue
+            parts = [_beside(key, name) for name in (keys.TERMINATED, keys.TRUNCATED)]
+            flags = [values[part] for part in parts if part in values.keys(True)]
+            done = values[key]
+            either = torch.zeros_like(done)
+            for flag in flags:
+                either = either | flag
+            if (done != either).any():
+                slot = (done != either).reshape(-1).nonzero()[0].item()
+                raise Broken(
+                    f"{where}, slot {slot}: done is {done.reshape(-1)[slot].item()}, "
+                    f"terminated or truncated is {either.reshape(-1)[slot].item()}"
+                )
+    return ""
+
+
+@_rule("the same seed gives the same episode")
+def _same_seed(probe: Probe) -> str:
+    first, second = probe.another(), probe.another()
+    try:
+        plays = [probe.play(env, probe.seed) for env in (first, second)]
+    finally:
+        probe.done_with(first)
+        probe.done_with(second)
+    _check_same(*plays)
+    whose = "the same env" if first is second else "two new envs"
+    return f"{len(plays[0])} steps of {whose}"
+
+
+@_rule("another seed gives another episode")
+def _other_seed(probe: Probe) -> str:
+    first, *others = probe.plays
+    if all(_difference(first, other) is None for other in others):
+        raise Broken(
+            f"seeds {probe.seed} to {probe.seed + len(others)} give one and the same; if the env "
+            "leaves nothing to chance, skip this rule"
+        )
+    return ""
+
+
+@_rule("reset(seed) does not depend on what went before")
+def _fresh_reset(probe: Probe) -> str:
+    env = probe.another()
+    try:
+        first = probe.play(env, probe.seed)
+        # Leave episodes unfinished: what they hold must not show either.
+        unfinished = probe.rows(env, probe.seed + 1)
+        for _ in range(3):
+            next(unfinished, None)
+        _check_same(first, probe.play(env, probe.seed))
+    finally:
+        probe.done_with(env)
+    return "after episodes that ended and some that did not"
+
+
+@_rule("the final observation is not the next episode's first")
+def _final(probe: Probe) -> str:
+    finals, firsts = _ends(probe)
+    if all(torch.equal(finals[key], firsts[key]) for key in finals):
+        raise Broken(f"next {_first(finals)} ended an episode and began the one after it")
+    return f"{len(next(iter(finals.values())))} episodes that ended"
+
+
+@_rule("the final observation is not filled in with zeros")
+def _not_zeros(probe: Probe) -> str:
+    finals, firsts = _ends(probe)
+    floats = [key for key in finals if finals[key].is_floating_point()]
+    if not floats:
+        raise NotChecked("no observation is of floating point")
+    if all((finals[key] == 0).all() and (firsts[key] != 0).any() for key in floats):
+        count = len(finals[floats[0]])
+        raise Broken(f"all {count} episodes ended in zeros: their true last observation is lost")
+    return ""
+
+
+def _ends(probe: Probe) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Tensor]]:
+    """Final observations of the episodes that ended, and the first ones after, ``[E, ...]``."""
+    env = probe.env
+    finals: dict[Key, list[torch.Tensor]] = {key: [] for key in _leaves(env.full_observation_spec)}
+    firsts: dict[Key, list[torch.Tensor]] = {key: [] for key in finals}
+    constant = dict.fromkeys(finals, True)
+    for _, row in _rows(probe):
+        ended = ends(env, row)
+        for key in finals:
+            final, first = row.step[keys.NEXT][key], row.after[key]
+            finals[key].append(final[ended.to(final.device)])
+            firsts[key].append(first[ended.to(first.device)])
+            constant[key] &= torch.equal(final, row.step[key])
+    if all(constant.values()):
+        raise NotChecked("observations never change")
+    if not sum(len(part) for part in next(iter(finals.values()))):
+        raise NotChecked(f"no episode ended in {probe.steps} steps")
+    return tuple({key: torch.cat(parts) for key, parts in d.items()} for d in (finals, firsts))  # type: ignore[return-value]
+
+
+@_rule("a partial reset leaves other slots alone")
+def _partial_reset(probe: Probe) -> str:
+    env = probe.env
+    if not env.batch_size or env.batch_size.numel() == 1:
+        raise NotChecked("the env has one slot")
+    before, alone = _two_steps(probe, partial=False)
+    shown, beside = _two_steps(probe, partial=True)
+    for name, first, second in (("reset", before, shown), ("step after it", alone, beside)):
+        for key, value in _flat_rows(env, first).items():
+            other = _flat_rows(env, second).get(key)
+            # The first slot is the one that was reset.
+            if other is None or not torch.equal(value[1:], other[1:]):
+                raise Broken(f"{key!r} of slots that go on differs in the {name}")
+    return "slot 0 was reset, and all were stepped on"
+
+
+def _two_steps(probe: Probe, *, partial: bool) -> tuple[TensorDictBase, TensorDictBase]:
+    """The root after one step (and a reset of the first slot), and what the next step gives."""
+    env = probe.env
+    root = probe.start(env, probe.seed)
+    _, root = env.step_and_maybe_reset(probe.act(env, root, probe.seed))
+    if partial:
+        masked = root.clone()
+        for key in env.reset_keys:
+            done = env.full_done_spec[_beside(key, keys.DONE)]
+            mask = torch.zeros(done.shape, dtype=torch.bool, device=done.device)
+            mask.view(env.batch_size.numel(), -1)[0] = True
+            masked[key] = mask
+        root = env.reset(masked)
+    shown = root.select(*_leaves(env.full_observation_spec), *env.done_keys, strict=False).clone()
+    # Both ways act alike in every slot, whatever the reset changed.
+    step = env.step(probe.act(env, root, probe.seed + 1))
+    return shown, step[keys.NEXT]
+
+
+def _flat_rows(env: EnvBase, values: TensorDictBase) -> dict[Key, torch.Tensor]:
+    wanted = [*_leaves(env.full_observation_spec), *env.reward_keys, *env.done_keys]
+    return {
+        key: values[key].reshape(env.batch_size.numel(), -1)
+        for key in wanted
+        if key in values.keys(True)
+    }
+
+
+@_rule("entries given out do not change later (no aliasing)")
+def _no_aliasing(probe: Probe) -> str:
+    for where, row in _rows(probe):
+        for copy, given in zip((row.step, row.after), row.given, strict=True):
+            for key in copy.keys(True, True):
+                # What a collector or a policy adds to a given TensorDict is no change.
+                value, now = copy[key], given.get(key)
+                if isinstance(value, torch.Tensor) and not _equal(value, now):
+                    raise Broken(
+                        f"{where}: {key!r} was changed after it was given out: {_show(value)} and "
+                        f"{_show(now)}"
+                    )
+    return ""
+
+
+@_rule("a step leaves its action as it was")
+def _action_kept(probe: Probe) -> str:
+    env = probe.env
+    root = probe.start(env, probe.seed)
+    acted = probe.act(env, root, probe.seed)
+    before = {key: acted[key].clone() for key in env.action_keys}
+    step = env.step(acted)
+    for key, value in before.items():
+        if not _equal(value, step[key]):
+            raise Broken(f"{key!r}: {_show(value)} and {_show(step[key])}")
+    return ""
+
+
+@_rule("close can be called twice")
+def _close_twice(probe: Probe) -> str:
+    probe.env.close()
+    probe.env.close()
+    return ""
+
+
+def _leaves(spec: Any) -> dict[Key, Any]:
+    return {unravel_key(key): leaf for key, leaf in spec.items(True, True)}
+
+
+def _check_same(first: list[Row], second: list[Row]) -> None:
+    found = _difference(first, second)
+    if found:
+        raise Broken(found)
+
+
+def _difference(first: list[Row], second: list[Row]) -> str | None:
+    for step, (a, b) in enumerate(zip(first, second, strict=False)):
+        for key in a.step.keys(True, True):
+            x, y = a.step[key], b.step.get(key)
+            if isinstance(x, torch.Tensor) and not _equal(x, y):
+                return f"step {step}: {key!r} differs: {_show(x)} and {_show(y)}"
+    if len(first) != len(second):
+        return f"one takes {len(first)} steps to its end, the other {len(second)}"
+    return None
+
+
+def _equal(first: torch.Tensor, second: torch.Tensor | None) -> bool:
+    if second is None or first.shape != second.shape:
+        return False
+    both_nan = (first != first) & (second != second)
+    return bool(((first == second) | both_nan).all())
+
+
+def _first(values: dict[Key, torch.Tensor]) -> str:
+    key, value = next(iter(values.items()))
+    return f"{key!r} {_show(value[0])}"
+
+
+def _show(value: Any) -> str:
+    text = str(value.tolist()) if isinstance(value, torch.Tensor) else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -66,6 +66,7 @@ class Probe:
         self.policy = policy
         self.steps = steps
         self.seed = seed
+        self.closed = False
 
     def rows(self, env: Env, seed: int) -> Iterator[Row]:
         """The rows of one episode, first its reset."""
@@ -111,7 +112,9 @@ class Probe:
             env.close()
 
     def close(self) -> None:
-        self.env.close()
+        if not self.closed:
+            self.closed = True
+            self.env.close()
 
 
 def _copy_info(info: Any) -> Any:
@@ -234,16 +237,17 @@ def _fresh_reset(probe: Probe) -> str:
 def _apart(probe: Probe) -> str:
     if probe.make is None:
         raise NotChecked("needs what makes the env, rather than an env")
-    first, second = probe.make(), probe.make()
+    envs = [probe.make() for _ in range(4)]
     try:
-        alone = probe.play(first, probe.seed)
-        turns = zip(
-            probe.rows(first, probe.seed), _forever(probe, second, probe.seed + 1), strict=False
-        )
+        alone, again = (probe.play(env, probe.seed) for env in envs[:2])
+        if difference(_values(alone), _values(again)):
+            raise NotChecked("two new envs differ under one seed as it is")
+        beside = _forever(probe, envs[3], probe.seed + 1)
+        turns = zip(probe.rows(envs[2], probe.seed), beside, strict=False)
         _check_same(alone, [row for row, _ in turns])
     finally:
-        first.close()
-        second.close()
+        for env in envs:
+            env.close()
     return "two envs stepped in turn"
 
 
@@ -312,7 +316,7 @@ def _action_kept(probe: Probe) -> str:
 
 @_rule("close can be called twice")
 def _close_twice(probe: Probe) -> str:
-    probe.env.close()
+    probe.close()
     probe.env.close()
     return ""
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
+import torch
+from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
+from torchrl.envs.utils import set_exploration_type
 
 from tdcollect._upstream import CollectorMeta, service_backend
+from tdcollect.collect.loop import ArrayEnv, ArrayLoop, array_env
+from tdcollect.collect.rows import Key
+from tdcollect.keys import TIME
+
+RUN_ON_ARRAYS = True
+"""Whether collectors made from now on may run on arrays; their batches are the same either way."""
 
 
 class _Dispatch(CollectorMeta):
@@ -79,6 +90,107 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         >>> for batch in collector:
         ...     print(batch.shape)  # [8, 128]
     """
+
+    _carrier: TensorDictBase
+    _final_rollout: TensorDictBase
+
+    def _setup_policy_and_weights(self, policy: Any) -> None:
+        super()._setup_policy_and_weights(policy)
+        self._check_policy_writes_action()
+
+    def _check_policy_writes_action(self) -> None:
+        out_keys = getattr(self.policy, "out_keys", None)
+        action_keys = self.env.action_keys
+        if out_keys and action_keys and not set(action_keys) & set(out_keys):
+            raise ValueError(
+                f"expected the policy to write an action entry of the env, one of {action_keys}, "
+                f"got a policy with out_keys={list(out_keys)}; name its output accordingly"
+            )
+
+    @cached_property
+    def _array_env(self) -> ArrayEnv | str:
+        """The env on arrays, or the reason why batches are collected as TorchRL does."""
+        if not RUN_ON_ARRAYS:
+            return "RUN_ON_ARRAYS is off"
+        devices = {self.policy_device, self.env_device, self.storing_device} - {None}
+        if any(device.type != "cpu" for device in devices):
+            return f"devices other than the CPU are asked for: {sorted(map(str, devices))}"
+        if self.compiled_policy or self.cudagraphed_policy:
+            return "the policy is compiled"
+        if self.interruptor is not None:
+            return "an interruptor may end a batch early"
+        if self.replay_buffer is not None and not self.extend_buffer:
+            return "every step goes to the replay buffer by itself (extend_buffer=False)"
+        env = array_env(self.env)
+        if not isinstance(env, str):
+            self._shrink_buffer()
+        return env
+
+    def _shrink_buffer(self) -> None:
+        """Let go of the memory of the parent's preallocated batch, which arrays do without."""
+        if self._use_buffers and not self.return_same_td:
+            shape = self._final_rollout.shape
+            one = self._final_rollout[..., :1].clone()
+            self._final_rollout = one.expand(shape).refine_names(..., TIME)
+
+    @torch.no_grad()
+    def rollout(self) -> TensorDictBase | None:
+        """Collect one batch ``[N, T]``; see the parent's method."""
+        env = self._array_env
+        if isinstance(env, str):
+            return super().rollout()
+        if self._should_use_random_frames():
+            return self._rollout_as_torchrl_does()
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
+        if self.reset_at_each_iter:
+            self._carrier.update(self.env.reset())
+            self._start_new_trajectories()
+        loop = ArrayLoop(env, self._observation_keys())
+        device = self.storing_device
+        if device is None and not self._use_buffers:
+            device = self._carrier.device
+        with set_exploration_type(self.exploration_type):
+            batch, self._carrier = loop.collect(
+                self._carrier,
+                self._wrapped_policy,
+                self.frames_per_batch,
+                self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
+                frozenset(self._compact_next_keys),
+                device,
+            )
+        batch = self._maybe_set_truncated(batch)
+        if self.return_same_td and self._use_buffers:
+            return self._final_rollout.update_(batch)
+        return batch
+
+    def _rollout_as_torchrl_does(self) -> TensorDictBase | None:
+        if self._use_buffers:
+            # The parent stacks into it.
+            self._final_rollout = self._final_rollout.clone()
+        batch = super().rollout()
+        self._shrink_buffer()
+        return batch
+
+    def _observation_keys(self) -> list[Key]:
+        return [*self.env._observation_keys_step_mdp, *self.env._state_keys_step_mdp]
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Iterate over batches; see the parent's method."""
+        as_torchrl_does = isinstance(self._array_env, str)
+        if as_torchrl_does or self.return_same_td or self.replay_buffer is not None:
+            yield from super().iterator()
+            return
+        while self._frames < self.total_frames:
+            self._iter += 1
+            batch = self.rollout()
+            assert batch is not None
+            self._increment_frames(batch.numel())
+            batch = self._postproc(batch)
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(batch)
+            # No copy: every batch has memory of its own.
+            yield batch
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the envs and restart them.

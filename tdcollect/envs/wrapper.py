@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +12,27 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.envs.spaces import Array, Path, compose
+from tdcollect.envs.spaces import Array, compose
 from tdcollect.envs.stepper import StepFrame, Stepper
 from tdcollect.seeding import slot_seeds
+
+
+class ArrayFrame(NamedTuple):
+    """What a step or a reset gives, as arrays of its own.
+
+    ``entries`` are ``[N, *shape]``, in the order of the stepper's; ``reward`` is float32
+    ``[N, 1]``, ``terminated`` and ``truncated`` are bool ``[N, 1]``.
+    """
+
+    entries: list[Array]
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+    def over(self, stepper: Stepper) -> StepFrame:
+        """The frame as the stepper writes it."""
+        scalars = (self.reward[:, 0], self.terminated[:, 0], self.truncated[:, 0])
+        return stepper.frame(self.entries, *scalars)
 
 
 class GymnasiumEnv(EnvBase):
@@ -43,10 +61,13 @@ class GymnasiumEnv(EnvBase):
         super().__init__(device=device, batch_size=batch_size)
         self.stepper = stepper
         self.name = name
-        self._action_paths = stepper.backend.action.paths
         self._make_specs()
-        # The latest frame that was given out: a partial reset shows the other slots' rows from it.
-        self._latest: TensorDictBase | None = None
+        action = stepper.backend.action
+        self._actions = [
+            (path[0] if len(path) == 1 else path, torch.Size([*batch_size, *leaf.shape]))
+            for path, leaf in zip(action.paths, action.leaves, strict=True)
+        ]
+        self._latest: ArrayFrame | None = None
         self.is_closed = False
 
     @property
@@ -72,33 +93,79 @@ class GymnasiumEnv(EnvBase):
         for spec_name, spec in specs.items():
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
 
-    def _new_frame(self) -> tuple[StepFrame, list[Array], dict[str, Array]]:
-        """A frame over new arrays, and these arrays: the entries, and reward and flags [N, 1]."""
+    def new_frame(self) -> ArrayFrame:
+        """Zeroed arrays for one step or reset of the slots."""
         stepper, n = self.stepper, self.num_envs
-        entries = [np.zeros((n, *entry.shape), entry.dtype) for entry in stepper.entries]
-        scalars = {
-            keys.REWARD: np.zeros((n, 1), np.float32),
-            keys.TERMINATED: np.zeros((n, 1), bool),
-            keys.TRUNCATED: np.zeros((n, 1), bool),
-        }
-        frame = stepper.frame(entries, *(array[:, 0] for array in scalars.values()))
-        return frame, entries, scalars
+        return ArrayFrame(
+            [np.zeros((n, *entry.shape), entry.dtype) for entry in stepper.entries],
+            np.zeros((n, 1), np.float32),
+            np.zeros((n, 1), bool),
+            np.zeros((n, 1), bool),
+        )
 
-    def _pack(self, entries: Sequence[Array], scalars: dict[str, Array]) -> TensorDictBase:
+    def step_arrays(
+        self, source: Mapping[Any, torch.Tensor] | TensorDictBase, slots: list[int] | None = None
+    ) -> ArrayFrame:
+        """Step on arrays: the one step that the wrapper and the collector share.
+
+        Args:
+            source: holds the action entries, of the env's batch size.
+            slots: the slots to step; None for all.
+
+        Returns:
+            A new frame. Rows of slots that were not stepped show their present state.
+        """
+        self._check_open("step")
+        actions = [self._read_action(source, key, shape) for key, shape in self._actions]
+        frame = self.new_frame()
+        if slots is not None:
+            self._hold_waiting_rows(frame)
+        self.stepper.step(actions, slots, frame.over(self.stepper))
+        self._latest = frame
+        return frame
+
+    def reset_arrays(
+        self,
+        slots: Sequence[int] | None,
+        seeds: Sequence[int] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> ArrayFrame:
+        """Reset ``slots`` (None for all) on arrays.
+
+        Returns:
+            A new frame. Rows of slots that were not reset show their present state.
+        """
+        self._check_open("reset")
+        frame = self.new_frame()
+        if slots is not None:
+            self._hold_waiting_rows(frame)
+            frame.terminated[slots] = False
+            frame.truncated[slots] = False
+        self.stepper.reset(slots, frame.over(self.stepper), seeds, options)
+        self._latest = frame
+        return frame
+
+    def tensor(self, array: Array) -> torch.Tensor:
+        """An array ``[N, ...]`` as a tensor of the env's batch size, without a copy."""
+        return torch.from_numpy(array if self.batch_size else array[0, ...])
+
+    def _pack(self, frame: ArrayFrame, **more: Array) -> TensorDictBase:
         source: dict[str, Any] = {}
-        for entry, array in zip(self.stepper.entries, entries, strict=True):
+        for entry, array in zip(self.stepper.entries, frame.entries, strict=True):
             parent = source
             for name in entry.path[:-1]:
                 parent = parent.setdefault(name, {})
-            parent[entry.path[-1]] = self._tensor(array)
-        for name, array in scalars.items():
-            source[name] = self._tensor(array)
+            parent[entry.path[-1]] = self.tensor(array)
+        flags = {
+            keys.TERMINATED: frame.terminated,
+            keys.TRUNCATED: frame.truncated,
+            keys.DONE: frame.terminated | frame.truncated,
+        }
+        for name, array in (flags | more).items():
+            source[name] = self.tensor(array)
         # Nested dicts become TensorDicts of the env's batch size.
         packed = TensorDict(source, batch_size=self.batch_size)
         return packed if self.device is None else packed.to(self.device)
-
-    def _tensor(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array if self.batch_size else array[0, ...])
 
     def _rows(self, tensor: torch.Tensor) -> Array:
         """A tensor of the env's batch size as an array ``[N, ...]`` on the CPU."""
@@ -106,16 +173,8 @@ class GymnasiumEnv(EnvBase):
         return array if self.batch_size else array[None]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self._check_open("step")
-        actions = [self._action(tensordict, path) for path in self._action_paths]
-        slots = self._slots(tensordict, keys.STEP)
-        frame, entries, scalars = self._new_frame()
-        if slots is not None:
-            self._hold_waiting_rows(tensordict, entries, scalars)
-        self.stepper.step(actions, slots, frame)
-        scalars[keys.DONE] = scalars[keys.TERMINATED] | scalars[keys.TRUNCATED]
-        self._latest = self._pack(entries, scalars)
-        return self._latest.copy()
+        frame = self.step_arrays(tensordict, self._slots(tensordict, keys.STEP))
+        return self._pack(frame, **{keys.REWARD: frame.reward})
 
     def _reset(
         self,
@@ -134,33 +193,18 @@ class GymnasiumEnv(EnvBase):
         Raises:
             ValueError: for seeds that the backend cannot honour.
         """
-        self._check_open("reset")
         slots = self._slots(tensordict, keys.RESET)
         targets = range(self.num_envs) if slots is None else slots
         seeds = None if seed is None else slot_seeds(seed, targets)
-        frame, entries, scalars = self._new_frame()
-        if slots is not None and self._latest is not None:
-            self._hold_waiting_rows(self._latest, entries, scalars)
-            for flag in (keys.TERMINATED, keys.TRUNCATED):
-                scalars[flag][slots] = False
-        self.stepper.reset(targets, frame, seeds, options)
-        del scalars[keys.REWARD]
-        scalars[keys.DONE] = scalars[keys.TERMINATED] | scalars[keys.TRUNCATED]
-        self._latest = self._pack(entries, scalars)
-        return self._latest.copy()
+        return self._pack(self.reset_arrays(slots, seeds, options))
 
-    def _hold_waiting_rows(
-        self, source: TensorDictBase, entries: Sequence[Array], scalars: dict[str, Array]
-    ) -> None:
-        """Show the present state of slots that this call leaves alone."""
-        paths = [
-            (entry.path, array) for entry, array in zip(self.stepper.entries, entries, strict=True)
-        ]
-        paths += [((flag,), scalars[flag]) for flag in (keys.TERMINATED, keys.TRUNCATED)]
-        for path, array in paths:
-            value = source.get(path, None)
-            if value is not None:
-                array[...] = self._rows(value)
+    def _hold_waiting_rows(self, frame: ArrayFrame) -> None:
+        """Show the present state of slots that a call leaves alone."""
+        if self._latest is not None:
+            for array, latest in zip(frame.entries, self._latest.entries, strict=True):
+                array[...] = latest
+            frame.terminated[...] = self._latest.terminated
+            frame.truncated[...] = self._latest.truncated
 
     def _slots(self, tensordict: TensorDictBase | None, key: str) -> list[int] | None:
         """The slots that a mask entry marks, or None for all of them."""
@@ -170,18 +214,18 @@ class GymnasiumEnv(EnvBase):
         marked: list[int] = np.flatnonzero(self._rows(mask).reshape(self.num_envs)).tolist()
         return marked
 
-    def _action(self, tensordict: TensorDictBase, path: Path) -> Array:
-        action = tensordict.get(path, None)
-        shown = path[0] if len(path) == 1 else path
+    def _read_action(
+        self, source: Mapping[Any, torch.Tensor] | TensorDictBase, key: Any, shape: torch.Size
+    ) -> Array:
+        action = source.get(key, None)
         if action is None:
             raise KeyError(
-                f"expected the entry {shown!r} in the input of step(), got "
-                f"{sorted(map(str, tensordict.keys()))}; have the policy write it (its out_keys)"
+                f"expected the entry {key!r} in the input of step(), got "
+                f"{sorted(map(str, source.keys()))}; have the policy write it (its out_keys)"
             )
-        spec = self.full_action_spec[path]
-        if action.shape != spec.shape:
+        if action.shape != shape:
             raise ValueError(
-                f"expected {shown!r} of shape {list(spec.shape)}, as the action spec says, got "
+                f"expected {key!r} of shape {list(shape)}, as the action spec says, got "
                 f"{list(action.shape)}; compare the policy's output with env.action_spec"
             )
         return self._rows(action)

@@ -1,0 +1,267 @@
+"""Policies on rows: a tree of TensorDict modules as a flat list of calls.
+
+The calls are of the same modules, in the same order, with the same operations and random numbers;
+only the bookkeeping between them is gone. A module that is not known to the letter (a subclass
+with another ``forward``, hooks, a plain callable) is called as it is, on a TensorDict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    skip_existing,
+)
+from tensordict.nn.distributions import CompositeDistribution
+from tensordict.nn.probabilistic import InteractionType, interaction_type
+from torch import nn
+from torchrl.modules import GRUModule, LSTMModule
+from torchrl.modules.distributions.utils import sample_and_log_prob
+from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
+from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
+
+from tdcollect.collect.distributions import sampler
+from tdcollect.collect.rows import Key, Rows, nested
+
+Op = Callable[[Rows], None]
+
+
+class Program:
+    """A policy as calls on rows.
+
+    Args:
+        policy: what the collector would call on a TensorDict.
+        given: the entries that the first call finds.
+        batch_size: the env's.
+        device: the device that TensorDicts made on the way name, if any.
+
+    Attributes:
+        ops: the calls; each reads and writes entries of the rows.
+        as_they_are: modules that are called on a TensorDict, with the reason.
+        checks: distribution modules whose parameters were not validated while sampling.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[..., Any],
+        given: Rows,
+        batch_size: torch.Size,
+        device: torch.device | None,
+    ):
+        self.ops: list[Op] = []
+        self.as_they_are: list[tuple[Any, str]] = []
+        self.checks: list[ProbabilisticTensorDictModule] = []
+        self._batch_size = batch_size
+        self._device = device
+        self._known = set(given)
+        self._lower(policy)
+
+    def __call__(self, rows: Rows) -> None:
+        """Run the policy; its outputs join the rows."""
+        for op in self.ops:
+            op(rows)
+
+    def _lower(self, module: Any) -> None:
+        reason = _why_not(module)
+        if reason is not None:
+            self._call_as_it_is(module, reason)
+        elif isinstance(module, TensorDictSequential):
+            for part in module._module_iter():
+                self._lower(part)
+        elif isinstance(module, ProbabilisticTensorDictModule):
+            self._lower_distribution(module)
+        elif not self._known.issuperset(module.in_keys):
+            self._call_as_it_is(module, "reads an entry that is no tensor of the env or the policy")
+        else:
+            self.ops.append(_module_op(module))
+            self._known.update(key for key in module.out_keys if key != "_")
+
+    def _lower_distribution(self, module: ProbabilisticTensorDictModule) -> None:
+        if not self._known.issuperset(module.in_keys):
+            self._call_as_it_is(module, "reads an entry that is no tensor of the env or the policy")
+            return
+        draw = None
+        if (interaction_type() or module.default_interaction_type) is InteractionType.RANDOM:
+            draw = sampler(module)
+        if draw is None:
+            self.ops.append(_distribution_op(module))
+        else:
+            self.ops.append(_sampler_op(module, draw))
+            self.checks.append(module)
+        self._known.update(module.out_keys)
+
+    def _call_as_it_is(self, module: Any, reason: str) -> None:
+        self.as_they_are.append((module, reason))
+        # LSTM and GRU modules reshape all that they are given: hand them their inputs alone.
+        only = set(module.in_keys) if type(module) in (LSTMModule, GRUModule) else None
+
+        def op(rows: Rows) -> None:
+            items = rows.items() if only is None else [(k, rows[k]) for k in only if k in rows]
+            given = nested(items, self._batch_size, self._device)
+            out = module(given)
+            for key, value in out.items(True, True):
+                if rows.get(key) is not value:
+                    rows[key] = value
+
+        self.ops.append(op)
+        self._known.update(getattr(module, "out_keys", ()))
+
+
+def _why_not(module: Any) -> str | None:
+    """Why a module must be called as it is; None where its calls are known."""
+    if not isinstance(module, TensorDictModuleBase):
+        return f"is a {type(module).__name__}, not a TensorDict module"
+    if skip_existing():
+        return "runs under set_skip_existing"
+    for base, methods in _KNOWN:
+        if isinstance(module, base):
+            changed = [name for name in methods if _method(module, name) not in methods[name]]
+            if changed:
+                return f"is a {type(module).__name__} with a {changed[0]} of its own"
+            break
+    else:
+        return f"is a {type(module).__name__}"
+    if _hooks(module):
+        return "has hooks"
+    if isinstance(module, TensorDictSequential):
+        if module._select_before_return or module.inplace not in (None, True):
+            return "selects its output"
+        if module.partial_tolerant:
+            return "tolerates missing inputs"
+        if isinstance(module, ProbabilisticTensorDictSequential) and not module._requires_sample:
+            return "does not sample"
+    elif isinstance(module, ProbabilisticTensorDictModule):
+        if module.distribution_class is CompositeDistribution:
+            return "draws from a composite distribution"
+        single = len(module.dist_sample_keys) == 1 and module.num_samples is None
+        if not single or module._generator is not None or module._generator_key is not None:
+            return "draws several samples or brings a generator"
+    elif module.inplace is not True or module._get_kwargs:
+        return "selects its output"
+    return None
+
+
+def _hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or nn.modules.module._global_forward_hooks
+        or nn.modules.module._global_forward_pre_hooks
+    )
+
+
+def _method(module: nn.Module, name: str) -> Any:
+    if name in module.__dict__:
+        return module.__dict__[name]
+    return getattr(type(module), name)
+
+
+def _methods(*classes: type, names: tuple[str, ...]) -> dict[str, list[Any]]:
+    return {name: [getattr(cls, name) for cls in classes] for name in names}
+
+
+# What is lowered: a class, and the methods whose work is done here in their place.
+_KNOWN: list[tuple[Any, dict[str, list[Any]]]] = [
+    (
+        TensorDictSequential,
+        _methods(
+            TensorDictSequential,
+            ProbabilisticTensorDictSequential,
+            SafeSequential,
+            SafeProbabilisticTensorDictSequential,
+            names=("forward", "_run_module", "_module_iter", "__call__"),
+        ),
+    ),
+    (
+        ProbabilisticTensorDictModule,
+        _methods(
+            ProbabilisticTensorDictModule,
+            SafeProbabilisticModule,
+            names=("forward", "get_dist", "_dist_sample", "__call__"),
+        ),
+    ),
+    (
+        TensorDictModule,
+        _methods(
+            TensorDictModule,
+            names=("forward", "_call_module", "_write_to_tensordict", "__call__"),
+        ),
+    ),
+]
+
+
+def _module_op(module: TensorDictModule) -> Op:
+    in_keys: list[Key] = list(module.in_keys)
+    out_keys: list[Key] = list(module.out_keys)
+    names: list[str] | None = module._kwargs
+    call = module.module if module.method is None else getattr(module.module, module.method)
+    kwargs = module.method_kwargs
+    single = out_keys[0] if len(out_keys) == 1 else None
+
+    def op(rows: Rows) -> None:
+        if names is None:
+            out = call(*[rows[key] for key in in_keys], **kwargs)
+        else:
+            out = call(**{n: rows[k] for n, k in zip(names, in_keys, strict=True)}, **kwargs)
+        if single is not None and type(out) is torch.Tensor:
+            rows[single] = out
+            return
+        if isinstance(out, (dict, TensorDictBase)) and all(key in out for key in out_keys):
+            out = tuple(out.get(key) for key in out_keys)
+        if not isinstance(out, tuple):
+            out = (out,)
+        if len(out) != len(out_keys):
+            raise RuntimeError(
+                f"expected {len(out_keys)} outputs, one for each of out_keys={out_keys}, got "
+                f"{len(out)} from {module}"
+            )
+        for key, value in zip(out_keys, out, strict=True):
+            rows[key] = value
+
+    def without_ignored(rows: Rows) -> None:
+        op(rows)
+        del rows["_"]
+
+    return without_ignored if "_" in out_keys else op
+
+
+def _sampler_op(module: ProbabilisticTensorDictModule, draw: Callable[..., tuple[Any, Any]]) -> Op:
+    in_keys: list[Key] = list(module.in_keys)
+    sample_key: Key = module.dist_sample_keys[0]
+    log_prob_key: Key | None = module.log_prob_key if module.return_log_prob else None
+
+    def op(rows: Rows) -> None:
+        rows[sample_key], log_prob = draw(*[rows[key] for key in in_keys])
+        if log_prob_key is not None:
+            rows[log_prob_key] = log_prob
+
+    return op
+
+
+def _distribution_op(module: ProbabilisticTensorDictModule) -> Op:
+    sample_key: Key = module.dist_sample_keys[0]
+    log_prob_key: Key | None = module.log_prob_key if module.return_log_prob else None
+    interaction = interaction_type() or module.default_interaction_type
+    # TorchRL's module scores the very draw that it returns; tensordict's scores the result.
+    together = isinstance(module, SafeProbabilisticModule) and interaction is InteractionType.RANDOM
+
+    def op(rows: Rows) -> None:
+        dist = module.get_dist(rows)
+        if together and log_prob_key is not None:
+            rows[sample_key], rows[log_prob_key] = sample_and_log_prob(
+                dist, torch.Size(), reparameterize=dist.has_rsample
+            )
+            return
+        sample = rows[sample_key] = module._dist_sample(dist, interaction_type=interaction)
+        if log_prob_key is not None:
+            rows[log_prob_key] = dist.log_prob(sample)
+
+    return op

@@ -1,0 +1,74 @@
+"""Rows: one step of all slots as a flat dict of tensors, the loop's stand-in for a TensorDict.
+
+Keys are a name, or a tuple of names for a nested entry; values have the env's batch size in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from tdcollect import keys
+
+Key = str | tuple[str, ...]
+
+
+class Rows(dict[Key, torch.Tensor]):
+    """A flat dict with the few TensorDict methods that TorchRL's elementwise transforms call."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The entry, or ``default``; a keyword here, as TensorDict has it."""
+        return dict.get(self, key, default)
+
+    def set(self, key: Key, value: torch.Tensor) -> Rows:
+        """Store an entry."""
+        self[key] = value
+        return self
+
+    def exclude(self, *excluded: Key, inplace: bool = True) -> Rows:
+        """Drop entries."""
+        assert inplace
+        for key in excluded:
+            self.pop(key, None)
+        return self
+
+
+def flat(tensordict: TensorDictBase) -> Rows:
+    """The leaves of a TensorDict as rows, sharing their memory."""
+    return Rows(tensordict.items(True, True))
+
+
+def nested(
+    rows: Iterable[tuple[Key, torch.Tensor]],
+    batch_size: Iterable[int],
+    device: torch.device | None = None,
+) -> TensorDict:
+    """Rows as a TensorDict, sharing their memory."""
+    source: dict[str, Any] = {}
+    for key, value in rows:
+        if isinstance(key, str):
+            source[key] = value
+        else:
+            parent = source
+            for name in key[:-1]:
+                parent = parent.setdefault(name, {})
+            parent[key[-1]] = value
+    return TensorDict(source, batch_size=tuple(batch_size), device=device)
+
+
+def is_next(key: Key) -> bool:
+    """Whether the entry belongs to the following step."""
+    return key[0] == keys.NEXT
+
+
+def under_next(key: Key) -> Key:
+    """The entry's place in the following step."""
+    return (keys.NEXT, key) if isinstance(key, str) else (keys.NEXT, *key)
+
+
+def from_next(key: Key) -> Key:
+    """The place of an entry of the following step once that step is the present one."""
+    return key[1] if len(key) == 2 else tuple(key[1:])

@@ -1,0 +1,194 @@
+"""Env transforms on rows.
+
+A known transform runs its own code on rows instead of TensorDicts, once an observation. All of a
+stack must be known; otherwise the env, transforms included, is stepped as TorchRL does.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torchrl.envs import transforms as T
+
+from tdcollect import keys
+from tdcollect.collect.rows import Key, Rows
+
+
+class RowTransform(abc.ABC):
+    """A transform on rows, in the three places where TorchRL calls it."""
+
+    def inv(self, rows: Rows) -> None:  # noqa: B027
+        """Change what the env is given, in place."""
+
+    @abc.abstractmethod
+    def step(self, rows: Rows, following: Rows) -> None:
+        """Change the following step's entries, in place.
+
+        Args:
+            rows: the step that was taken.
+            following: what the env made of it.
+        """
+
+    @abc.abstractmethod
+    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+        """Change the entries of a step that begins an episode in some slots, in place.
+
+        Args:
+            rows: in the slots that ended, what the env's reset gave; elsewhere, what :meth:`step`
+                made of the step before.
+            first: bool ``[N, 1]`` (``[1]`` unbatched), the slots that begin.
+        """
+
+
+class _Elementwise(RowTransform):
+    """A stateless transform, each row on its own: TorchRL's code on rows."""
+
+    def __init__(self, transform: T.Transform):
+        self._transform = transform
+        self._inverts = bool(transform.in_keys_inv)
+
+    def inv(self, rows: Rows) -> None:
+        if self._inverts:
+            self._transform._inv_call(rows)
+
+    def step(self, rows: Rows, following: Rows) -> None:
+        self._transform._call(following)
+
+    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+        tolerance = self._transform.missing_tolerance
+        self._transform.set_missing_tolerance(True)  # a reset gives no reward
+        self._transform._call(rows)
+        self._transform.set_missing_tolerance(tolerance)
+
+
+class _StepCounter(RowTransform):
+    def __init__(self, transform: T.StepCounter):
+        self._key: Key = transform.step_count_key
+        self._max_steps = transform.max_steps
+        self._truncated: Key = transform.truncated_key
+        self._update_done = transform.update_done
+
+    def step(self, rows: Rows, following: Rows) -> None:
+        following[self._key] = count = rows[self._key] + 1
+        if self._max_steps is not None:
+            truncated = (count >= self._max_steps) | following[self._truncated]
+            following[keys.DONE] = following[keys.DONE] | truncated
+            following[self._truncated] = truncated
+
+    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+        rows[self._key] = rows[self._key].masked_fill(first, 0)
+
+
+class _RewardSum(RowTransform):
+    def __init__(self, transform: T.RewardSum):
+        self._keys: list[tuple[Key, Key]] = list(
+            zip(transform.in_keys, transform.out_keys, strict=True)
+        )
+
+    def step(self, rows: Rows, following: Rows) -> None:
+        for in_key, out_key in self._keys:
+            following[out_key] = rows[out_key] + following[in_key]
+
+    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+        for _, out_key in self._keys:
+            rows[out_key] = rows[out_key].masked_fill(first, 0)
+
+
+class _InitTracker(RowTransform):
+    def __init__(self, transform: T.InitTracker):
+        self._key: Key = transform.init_key
+
+    def step(self, rows: Rows, following: Rows) -> None:
+        following[self._key] = torch.zeros_like(following[keys.TERMINATED])
+
+    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+        rows[self._key] = first.clone()
+
+
+class _Primer(RowTransform):
+    def __init__(self, transform: T.TensorDictPrimer):
+        self._defaults: list[tuple[Key, Any]] = [
+            (key, transform.default_value[key]) for key in transform.primers.keys(True, True)
+        ]
+
+    def step(self, rows: Rows, following: Rows) -> None:
+        for key, _ in self._defaults:
+            if key not in following:
+                following[key] = rows[key]
+
+    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+        for key, default in self._defaults:
+            value = rows[key]
+            mask = first.reshape(first.shape[:-1] + (1,) * (value.ndim - first.ndim + 1))
+            rows[key] = value.masked_fill(mask, default)
+
+
+_ELEMENTWISE = (
+    T.BinarizeReward,
+    T.CatTensors,
+    T.CenterCrop,
+    T.ClipTransform,
+    T.DTypeCastTransform,
+    T.DoubleToFloat,
+    T.FlattenObservation,
+    T.GrayScale,
+    T.ObservationNorm,
+    T.PermuteTransform,
+    T.Resize,
+    T.RewardClipping,
+    T.RewardScaling,
+    T.SignTransform,
+    T.SqueezeTransform,
+    T.ToTensorImage,
+    T.UnsqueezeTransform,
+)
+
+
+def lower_transforms(transform: T.Transform) -> tuple[list[RowTransform], str | None]:
+    """The transforms of an env on rows, or the reason why these cannot be.
+
+    Args:
+        transform: the env's transform; a ``Compose`` is taken apart.
+    """
+    lowered: list[RowTransform] = []
+    for part in _parts(transform):
+        made = _lower(part)
+        if isinstance(made, str):
+            return [], f"{type(part).__name__} {made}"
+        lowered.append(made)
+    return lowered, None
+
+
+def _parts(transform: T.Transform) -> Sequence[T.Transform]:
+    if type(transform) is T.Compose:
+        return [part for child in transform for part in _parts(child)]
+    return [transform]
+
+
+def _lower(transform: T.Transform) -> RowTransform | str:
+    kind = type(transform)
+    if transform._forward_hooks or transform._forward_pre_hooks:
+        return "has hooks"
+    if kind in _ELEMENTWISE:
+        return _Elementwise(transform)
+    if kind is T.StepCounter:
+        supported = transform.max_steps is None or (
+            transform.truncated_key == keys.TRUNCATED and transform.update_done
+        )
+        return _StepCounter(transform) if supported else "has options that are not known here"
+    if kind is T.RewardSum:
+        return "writes to the reward spec" if transform.reward_spec else _RewardSum(transform)
+    if kind is T.InitTracker:
+        return _InitTracker(transform)
+    if kind is T.TensorDictPrimer:
+        plain = (
+            not transform.random
+            and not transform.single_default_value
+            and not transform.call_before_env_reset
+            and not any(callable(v) for v in dict(transform.default_value.items()).values())
+        )
+        return _Primer(transform) if plain else "draws or computes its values"
+    return "is not known to run on rows"

@@ -13,8 +13,7 @@ from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
 from torchrl.envs.utils import set_exploration_type
 
 from tdcollect._upstream import CollectorMeta, service_backend
-from tdcollect.collect.loop import ArrayEnv, ArrayLoop, array_env
-from tdcollect.collect.rows import Key
+from tdcollect.collect.loop import ArrayEnv, array_env, collect
 from tdcollect.keys import TIME
 
 RUN_ON_ARRAYS = True
@@ -146,14 +145,14 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         if self.reset_at_each_iter:
             self._carrier.update(self.env.reset())
             self._start_new_trajectories()
-        loop = ArrayLoop(env, self._observation_keys())
         device = self.storing_device
         if device is None and not self._use_buffers:
             device = self._carrier.device
         with set_exploration_type(self.exploration_type):
-            batch, self._carrier = loop.collect(
-                self._carrier,
+            batch, self._carrier = collect(
+                env,
                 self._wrapped_policy,
+                self._carrier,
                 self.frames_per_batch,
                 self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
                 frozenset(self._compact_next_keys),
@@ -171,9 +170,6 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         batch = super().rollout()
         self._shrink_buffer()
         return batch
-
-    def _observation_keys(self) -> list[Key]:
-        return [*self.env._observation_keys_step_mdp, *self.env._state_keys_step_mdp]
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Iterate over batches; see the parent's method."""

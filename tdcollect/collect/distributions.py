@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor, distributions
-from torch.nn import functional
 from torchrl.modules import IndependentNormal, OneHotCategorical, TanhNormal
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
@@ -37,12 +36,14 @@ def _categorical(module: ProbabilisticTensorDictModule, one_hot: bool) -> Sample
     log_prob_wanted = module.return_log_prob
 
     def sample(logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        n = logits.shape[-1]
         logits = logits - logits.logsumexp(dim=-1, keepdim=True)
-        probs = functional.softmax(logits, dim=-1)
-        index = torch.multinomial(probs.reshape(-1, n), 1, True).reshape(logits.shape[:-1])
-        log_prob = logits.gather(-1, index.unsqueeze(-1)).squeeze(-1) if log_prob_wanted else None
-        return (functional.one_hot(index, n) if one_hot else index), log_prob
+        probs = torch.softmax(logits, dim=-1)
+        # What torch.multinomial does for one draw a row, without its checks.
+        index = (probs / torch.empty_like(probs).exponential_(1)).argmax(dim=-1, keepdim=True)
+        log_prob = logits.gather(-1, index).squeeze(-1) if log_prob_wanted else None
+        if one_hot:
+            return torch.zeros_like(logits, dtype=torch.long).scatter_(-1, index, 1), log_prob
+        return index.squeeze(-1), log_prob
 
     return sample
 

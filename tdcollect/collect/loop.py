@@ -1,15 +1,15 @@
 """The collection loop on arrays: one batch ``[N, T]``, the same to the bit as TorchRL's.
 
 The env writes into arrays, the policy runs on rows, and the batch is stacked once at its end (or in
-chunks, where it is large). The loop holds no options: what varies is decided in its constructor.
+chunks, where it is large). The loop holds no options: what varies is decided before it starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase, TransformedEnv
@@ -18,9 +18,16 @@ from tdcollect import keys
 from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows, flat, from_next, is_next, nested, under_next
 from tdcollect.collect.transforms import RowTransform, lower_transforms
-from tdcollect.envs.wrapper import ArrayFrame, GymnasiumEnv
+from tdcollect.envs.stepper import StepFrame
+from tdcollect.envs.wrapper import GymnasiumEnv
 
-_CHUNK_BYTES = 8 * 2**20
+_CHUNK_BYTES = 4 * 2**20
+"""Rows are moved into the batch in chunks of about so many bytes of observations."""
+
+_SPARE_BYTES = 2**16
+"""Frames for resets are allocated in advance where an observation takes no more than this."""
+
+NewIds = Callable[[int], torch.Tensor]
 
 
 class ArrayEnv:
@@ -29,210 +36,74 @@ class ArrayEnv:
     Args:
         env: the env itself.
         transforms: what stands around it, innermost first.
+        carried: the entries that a step hands on to the next row.
     """
 
-    def __init__(self, env: GymnasiumEnv, transforms: list[RowTransform]):
+    def __init__(self, env: GymnasiumEnv, transforms: list[RowTransform], carried: list[Key]):
         self.env = env
         self.transforms = transforms
+        self.carried = carried
+        self.batch_size = env.batch_size
         self._inverse = list(reversed(transforms))
         self._entries: list[Key] = [
             entry.path[0] if len(entry.path) == 1 else entry.path for entry in env.stepper.entries
         ]
-        self.batch_size = env.batch_size
-        self.not_done = torch.zeros((*env.batch_size, 1), dtype=torch.bool)
+        entries = env.stepper.entries
+        self.row_bytes = env.num_envs * sum(e.dtype.itemsize * math.prod(e.shape) for e in entries)
+        self._spare: list[StepFrame] = []
+        self._written = [*self._entries, keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
 
-    def step(self, rows: Rows) -> tuple[Rows, Rows | None]:
+    def step(
+        self, rows: Rows, next_keys: list[Key], frame: StepFrame
+    ) -> tuple[Rows, Rows | None, list[int]]:
         """Step all slots, and start an episode in those that end.
 
+        Args:
+            rows: the step to take, the policy's outputs included.
+            next_keys: those of the policy's outputs that belong to the following step.
+            frame: is written.
+
         Returns:
-            The following step's entries, and those of them that begin the next row where slots
-            were reset (None where none was).
+            The following step's entries; those that begin the next row where slots were reset,
+            None where none was; and the slots that were reset.
         """
         given = rows
         if self.transforms:
             given = Rows(rows)
             for transform in self._inverse:
                 transform.inv(given)
-        frame = self.env.step_arrays(given)
-        following = self._rows(frame)
-        following[keys.REWARD] = self.env.tensor(frame.reward)
-        following[keys.TERMINATED] = self.env.tensor(frame.terminated)
-        following[keys.TRUNCATED] = self.env.tensor(frame.truncated)
-        done = frame.terminated | frame.truncated
-        following[keys.DONE] = self.env.tensor(done)
-        for key, value in rows.items():
-            if is_next(key):
-                following[from_next(key)] = value
+        self.env.step_arrays(given, frame)
+        following = Rows(zip(self._written, frame.tensors, strict=True))
+        for key in next_keys:
+            following[from_next(key)] = rows[key]
+        done = frame.done
         if self.transforms:
             for transform in self.transforms:
                 transform.step(rows, following)
             done = following[keys.DONE].numpy().reshape(done.shape)
         if not done.any():
-            return following, None
-        return following, self._restart(following, done)
+            return following, None, []
+        ended = done.nonzero()[0].tolist()
+        return following, self._restart(following, ended), ended
 
-    def _rows(self, frame: ArrayFrame) -> Rows:
-        tensor = self.env.tensor
-        return Rows(zip(self._entries, map(tensor, frame.entries), strict=True))
-
-    def _restart(self, following: Rows, done: np.ndarray[Any, Any]) -> Rows:
-        fresh = self._rows(self.env.reset_arrays(np.flatnonzero(done).tolist()))
-        if not self.transforms:
-            return fresh
-        first = following[keys.DONE]
-        begun = Rows(following)
-        begun.pop(keys.REWARD)
-        begun.update(fresh)
-        for transform in self.transforms:
-            transform.reset(begun, first)
+    def _restart(self, following: Rows, ended: list[int]) -> Rows:
+        if not self._spare:
+            # Several at once cost little more than one; large ones would take memory for nothing.
+            self._spare = self.env.frames(1 if self.row_bytes > _SPARE_BYTES else 32)
+        frame = self._spare.pop()
+        self.env.reset_arrays(frame, ended)
+        begun = Rows(zip(self._entries, frame.tensors, strict=False))
+        if self.transforms:
+            begun = Rows({**following, **begun})
+            del begun[keys.REWARD]
+            for transform in self.transforms:
+                transform.reset(begun, following[keys.DONE])
         return begun
-
-
-class ArrayLoop:
-    """Collects batches for a collector whose env runs on rows.
-
-    Args:
-        env: the env on rows.
-        observation_keys: the entries that a step hands on to the next row.
-    """
-
-    def __init__(self, env: ArrayEnv, observation_keys: list[Key]):
-        self.env = env
-        self._carried = observation_keys
-        self.program: Program | None = None
-
-    def collect(
-        self,
-        carrier: TensorDictBase,
-        policy: Callable[..., Any],
-        steps: int,
-        new_ids: Callable[[int], torch.Tensor] | None,
-        left_out: frozenset[Key],
-        device: torch.device | None,
-    ) -> tuple[TensorDict, TensorDict]:
-        """Collect ``steps`` steps of every slot.
-
-        Args:
-            carrier: the row to begin with, as TorchRL's collector keeps it.
-            policy: called on every row.
-            steps: T.
-            new_ids: gives so many new trajectory ids; None where they are not tracked.
-            left_out: entries that the batch does without.
-            device: the device that the batch names, if any.
-
-        Returns:
-            The batch ``[N, T]`` and the row that follows it.
-        """
-        env = self.env
-        rows = flat(carrier)
-        self.program = program = Program(policy, rows, env.batch_size, carrier.device)
-        batch = _Batch(env.batch_size, steps, left_out)
-        for _ in range(steps):
-            program(rows)
-            following, begun = env.step(rows)
-            batch.append(rows, following)
-            rows = self._advance(rows, following, begun, new_ids)
-        for module in program.checks:
-            batch.validate(module)
-        following_row = nested(rows.items(), env.batch_size, carrier.device)
-        return batch.finish(device), following_row
-
-    def _advance(
-        self,
-        rows: Rows,
-        following: Rows,
-        begun: Rows | None,
-        new_ids: Callable[[int], torch.Tensor] | None,
-    ) -> Rows:
-        """The next row: what the env shows, and what the policy and the collector carry."""
-        source = following if begun is None else begun
-        advanced = Rows((key, value) for key, value in rows.items() if not is_next(key))
-        for key in self._carried:
-            if key in source:
-                advanced[key] = source[key]
-        advanced[keys.DONE] = self.env.not_done
-        advanced[keys.TERMINATED] = self.env.not_done
-        advanced[keys.TRUNCATED] = self.env.not_done
-        if begun is not None and new_ids is not None:
-            ended = following[keys.DONE].squeeze(-1)
-            ids = rows[keys.TRAJ_IDS]
-            fresh = new_ids(int(ended.sum()))
-            advanced[keys.TRAJ_IDS] = ids.masked_scatter(ended, fresh).reshape(ids.shape)
-        return advanced
-
-
-class _Batch:
-    """Rows on their way into a batch ``[N, T]``."""
-
-    def __init__(self, batch_size: torch.Size, steps: int, left_out: frozenset[Key]):
-        self._batch_size = batch_size
-        self._dim = len(batch_size)
-        self._steps = steps
-        self._left_out = left_out
-        self._rows: list[Rows] = []
-        self._following: list[Rows] = []
-        self._columns: dict[Key, torch.Tensor] = {}
-        self._filled = 0
-        self._chunk = 0
-
-    def append(self, rows: Rows, following: Rows) -> None:
-        self._rows.append(rows)
-        self._following.append(following)
-        if not self._chunk:
-            row_bytes = sum(v.nbytes for part in (rows, following) for v in part.values())
-            self._chunk = max(1, _CHUNK_BYTES // max(1, row_bytes))
-        if len(self._rows) == self._chunk and self._filled + self._chunk < self._steps:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Move the rows held so far into columns ``[N, T, ...]``."""
-        count = len(self._rows)
-        whole = count == self._steps
-        for key in self._rows[0]:
-            if key not in self._left_out and not is_next(key):
-                self._store(key, [rows[key] for rows in self._rows], whole)
-        for key in self._following[0]:
-            if under_next(key) not in self._left_out:
-                self._store(under_next(key), [rows[key] for rows in self._following], whole)
-        self._filled += count
-        self._rows, self._following = [], []
-
-    def _store(self, key: Key, values: list[torch.Tensor], whole: bool) -> None:
-        if whole:
-            # Rows in another memory format (channels last) would make the batch one, too.
-            self._columns[key] = torch.stack(values, self._dim).contiguous()
-            return
-        column = self._columns.get(key)
-        if column is None:
-            first = values[0]
-            shape = (*self._batch_size, self._steps, *first.shape[self._dim :])
-            column = self._columns[key] = torch.empty(shape, dtype=first.dtype, device=first.device)
-        target = column.narrow(self._dim, self._filled, len(values))
-        target.copy_(torch.stack(values, self._dim))
-
-    def validate(self, module: Any) -> None:
-        """Validate the parameters that a distribution was given, all at once."""
-        self._flush_rest()
-        params = {}
-        for name, key in zip(module.dist_keys, module.in_keys, strict=True):
-            if key not in self._columns:
-                return
-            params[name] = self._columns[key].movedim(self._dim, 0)
-        module.distribution_class(**params, **module.distribution_kwargs)
-
-    def _flush_rest(self) -> None:
-        if self._rows:
-            self._flush()
-
-    def finish(self, device: torch.device | None) -> TensorDict:
-        self._flush_rest()
-        batch = nested(self._columns.items(), (*self._batch_size, self._steps), device)
-        batch.refine_names(..., keys.TIME)
-        return batch
 
 
 def array_env(env: EnvBase) -> ArrayEnv | str:
     """The env on rows, or the reason why it is stepped as TorchRL does."""
+    carried: list[Key] = [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
     transforms: list[RowTransform] = []
     if type(env) is TransformedEnv:
         transforms, reason = lower_transforms(env.transform)
@@ -240,9 +111,130 @@ def array_env(env: EnvBase) -> ArrayEnv | str:
             return reason
         env = env.base_env
     if type(env) is not GymnasiumEnv:
-        return (
-            f"the env is a {type(env).__name__}; tdcollect.make_env makes envs that run on arrays"
-        )
+        return f"the env is a {type(env).__name__}; those of tdcollect.make_env run on arrays"
     if env.device is not None and env.device.type != "cpu":
         return f"the env is on {env.device}"
-    return ArrayEnv(env, transforms)
+    return ArrayEnv(env, transforms, carried)
+
+
+def collect(
+    env: ArrayEnv,
+    policy: Callable[..., Any],
+    carrier: TensorDictBase,
+    steps: int,
+    new_ids: NewIds | None,
+    left_out: frozenset[Key],
+    device: torch.device | None,
+) -> tuple[TensorDict, TensorDict]:
+    """Collect ``steps`` steps of every slot.
+
+    Args:
+        env: the env on rows.
+        policy: called on every row.
+        carrier: the row to begin with, as TorchRL's collector keeps it.
+        steps: T.
+        new_ids: gives so many new trajectory ids; None where they are not tracked.
+        left_out: entries that the batch does without.
+        device: the device that the batch names, if any.
+
+    Returns:
+        The batch ``[N, T]`` and the row that follows it.
+    """
+    rows = flat(carrier)
+    program = Program(policy, rows, env.batch_size, carrier.device)
+    batch = _Batch(env, steps, left_out)
+    next_keys: list[Key] | None = None
+    for frame in batch.frames():
+        program(rows)
+        if next_keys is None:
+            next_keys = [key for key in rows if is_next(key)]
+        following, begun, ended = env.step(rows, next_keys, frame)
+        batch.append(rows, following)
+        rows = _advance(rows, following if begun is None else begun, env.carried, next_keys)
+        if ended and new_ids is not None:
+            ids = rows[keys.TRAJ_IDS] = rows[keys.TRAJ_IDS].clone()
+            ids.numpy().reshape(-1)[ended] = new_ids(len(ended)).numpy()
+    for module in program.checks:
+        batch.validate(module)
+    return batch.finish(device), nested(rows.items(), env.batch_size, carrier.device)
+
+
+def _advance(rows: Rows, source: Rows, carried: list[Key], next_keys: list[Key]) -> Rows:
+    """The next row: what the env shows, and what the policy and the collector carry.
+
+    The row's own flags stay as they are: no row starts in an episode that has ended.
+    """
+    advanced = Rows(rows)
+    for key in next_keys:
+        del advanced[key]
+    for key in carried:
+        if key in source:
+            advanced[key] = source[key]
+    return advanced
+
+
+class _Batch:
+    """Rows on their way into a batch ``[N, T]``."""
+
+    def __init__(self, env: ArrayEnv, steps: int, left_out: frozenset[Key]):
+        self._env = env
+        self._dim = len(env.batch_size)
+        self._steps = steps
+        self._left_out = left_out
+        self._rows: list[Rows] = []
+        self._following: list[Rows] = []
+        self._columns: dict[Key, torch.Tensor] = {}
+        self._filled = 0
+
+    def frames(self) -> Iterator[StepFrame]:
+        """One frame a step. Frames are allocated, and their rows stacked, chunk by chunk."""
+        chunk = max(1, _CHUNK_BYTES // self._env.row_bytes)
+        while self._filled < self._steps:
+            yield from self._env.env.frames(min(chunk, self._steps - self._filled))
+            self._flush()
+
+    def append(self, rows: Rows, following: Rows) -> None:
+        """Hold a step: its row, and the following step's entries."""
+        self._rows.append(rows)
+        self._following.append(following)
+
+    def _flush(self) -> None:
+        """Move the steps held into columns ``[N, T, ...]``."""
+        for key in self._rows[0]:
+            if key not in self._left_out and not is_next(key):
+                self._store(key, [rows[key] for rows in self._rows])
+        for key in self._following[0]:
+            if under_next(key) not in self._left_out:
+                self._store(under_next(key), [rows[key] for rows in self._following])
+        self._filled += len(self._rows)
+        self._rows, self._following = [], []
+
+    def _store(self, key: Key, values: list[torch.Tensor]) -> None:
+        first, dim, count = values[0], self._dim, len(values)
+        if all(value is first for value in values):
+            stacked = first.unsqueeze(dim).expand(*first.shape[:dim], count, *first.shape[dim:])
+        else:
+            stacked = torch.stack(values, dim)
+        if count == self._steps:
+            # Rows in another memory format (channels last) would make the batch one, too.
+            self._columns[key] = stacked.contiguous()
+            return
+        if key not in self._columns:
+            shape = (*first.shape[:dim], self._steps, *first.shape[dim:])
+            self._columns[key] = torch.empty(shape, dtype=first.dtype, device=first.device)
+        self._columns[key].narrow(dim, self._filled, count).copy_(stacked)
+
+    def validate(self, module: Any) -> None:
+        """Validate the parameters that a distribution was given, all of the batch at once."""
+        params = {}
+        for name, key in zip(module.dist_keys, module.in_keys, strict=True):
+            if key not in self._columns:
+                return
+            params[name] = self._columns[key].movedim(self._dim, 0)
+        module.distribution_class(**params, **module.distribution_kwargs)
+
+    def finish(self, device: torch.device | None) -> TensorDict:
+        """The batch, its last dimension named ``"time"``."""
+        batch = nested(self._columns.items(), (*self._env.batch_size, self._steps), device)
+        batch.refine_names(..., keys.TIME)
+        return batch

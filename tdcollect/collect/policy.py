@@ -8,6 +8,7 @@ with another ``forward``, hooks, a plain callable) is called as it is, on a Tens
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from tensordict.nn import (
 from tensordict.nn.distributions import CompositeDistribution
 from tensordict.nn.probabilistic import InteractionType, interaction_type
 from torch import nn
+from torch.nn import functional
 from torchrl.modules import GRUModule, LSTMModule
 from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
@@ -153,8 +155,12 @@ def _hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
         or nn.modules.module._global_forward_hooks
         or nn.modules.module._global_forward_pre_hooks
+        or nn.modules.module._global_backward_hooks
+        or nn.modules.module._global_backward_pre_hooks
     )
 
 
@@ -202,7 +208,9 @@ def _module_op(module: TensorDictModule) -> Op:
     in_keys: list[Key] = list(module.in_keys)
     out_keys: list[Key] = list(module.out_keys)
     names: list[str] | None = module._kwargs
-    call = module.module if module.method is None else getattr(module.module, module.method)
+    call = (
+        _direct(module.module) if module.method is None else getattr(module.module, module.method)
+    )
     kwargs = module.method_kwargs
     single = out_keys[0] if len(out_keys) == 1 else None
 
@@ -231,6 +239,30 @@ def _module_op(module: TensorDictModule) -> Op:
         del rows["_"]
 
     return without_ignored if "_" in out_keys else op
+
+
+def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
+    """What calling a module comes down to where it has no hooks: its ``forward``."""
+    if (
+        not isinstance(module, nn.Module)
+        or _hooks(module)
+        or type(module).__call__ is not nn.Module.__call__
+        or module._compiled_call_impl is not None
+    ):
+        return module
+    if type(module) is nn.Linear:
+        # Looking its parameters up at every call costs as much as a small product.
+        return partial(functional.linear, weight=module.weight, bias=module.bias)
+    if type(module) is not nn.Sequential:
+        return module.forward
+    calls = [_direct(child) for child in module]
+
+    def run(value: Any) -> Any:
+        for call in calls:
+            value = call(value)
+        return value
+
+    return run
 
 
 def _sampler_op(module: ProbabilisticTensorDictModule, draw: Callable[..., tuple[Any, Any]]) -> Op:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from tdcollect.envs.backend import Backend, Frame, write_info
 from tdcollect.envs.spaces import Array
+
+_SMALL = 4096  # bytes
 
 EnvFactory = Callable[[], "gym.Env[Any, Any]"]
 
@@ -40,8 +43,9 @@ class SerialBackend(Backend):
             raise
         self._slots = range(self.num_envs)
         leaf = self.observation.leaves[0]
-        # One plain array of the declared shape needs no walk through the space.
-        self._plain_shape = leaf.shape if self.observation.direct else None
+        small = self.observation.direct and leaf.nbytes <= _SMALL
+        # Small plain observations are gathered in one go; large ones are copied once only.
+        self._small_shape = (self.num_envs, *leaf.shape) if small else None
 
     def _add(self, slot: int, env: Any) -> None:
         if isinstance(env, gym.vector.VectorEnv):
@@ -79,18 +83,36 @@ class SerialBackend(Backend):
                 write_info(self.info, info, out, slot)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
-        envs, plain_shape, plain_out = self.envs, self._plain_shape, out.observation[0]
-        unbatched = self.action.read_slots(actions)
-        for slot in self._slots if slots is None else slots:
-            observation, out.reward[slot], out.terminated[slot], out.truncated[slot], info = envs[
-                slot
-            ].step(unbatched[slot])
-            if getattr(observation, "shape", ()) == plain_shape:
-                plain_out[slot] = observation
-            else:
-                self.observation.write_slot(observation, out.observation, slot)
-            if self.info:
+        envs, unbatched = self.envs, self.action.read_slots(actions)
+        rows: Any = slice(None)
+        if slots is not None:
+            rows = list(slots)
+            envs, unbatched = [envs[slot] for slot in slots], [unbatched[slot] for slot in slots]
+        results = [env.step(action) for env, action in zip(envs, unbatched, strict=True)]
+        observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
+        self._write_observations(observations, slots, out)
+        out.reward[rows] = np.asarray(rewards).reshape(-1)
+        out.terminated[rows] = terminated
+        out.truncated[rows] = truncated
+        if self.info:
+            for slot, info in zip(self._slots if slots is None else slots, infos, strict=True):
                 write_info(self.info, info, out, slot)
+
+    def _write_observations(
+        self, observations: Sequence[Any], slots: Sequence[int] | None, out: Frame
+    ) -> None:
+        if self._small_shape is not None and slots is None:
+            try:
+                stacked = np.array(observations)
+            except ValueError:  # unlike shapes: writing them one by one says which is wrong
+                stacked = np.empty(0)
+            if stacked.shape == self._small_shape:
+                out.observation[0][...] = stacked
+                return
+        for slot, observation in zip(
+            self._slots if slots is None else slots, observations, strict=True
+        ):
+            self.observation.write_slot(observation, out.observation, slot)
 
     def sample_info(self) -> Mapping[str, Any]:
         env = self.envs[0]

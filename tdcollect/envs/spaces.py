@@ -53,6 +53,7 @@ class Leaf:
         self.spec = spec
         self.shape = tuple(spec.shape)
         self.dtype: np.dtype[Any] = torch.empty((), dtype=spec.dtype).numpy().dtype
+        self.nbytes = self.dtype.itemsize * int(np.prod(self.shape))
         self.space_dtype = space_dtype
         self.space_shape = space_shape
 
@@ -393,9 +394,6 @@ def _unstack(value: Any, num_envs: int) -> Sequence[Any]:
         return [{name: part[i] for name, part in parts.items()} for i in range(num_envs)]
     if isinstance(value, tuple):
         return list(zip(*(_unstack(item, num_envs) for item in value), strict=True))
-    if value.ndim == 1 and value.dtype.kind in "iu":
-        # Python integers, as TorchRL hands them over: some envs index lists with their action.
-        return value.tolist()
     return value
 
 

@@ -38,10 +38,18 @@ class Entry(NamedTuple):
 
 
 class StepFrame(NamedTuple):
-    """A backend's frame with the bookkeeping's arrays ``[N, 1]``, in the order of the entries."""
+    """What one step or reset of N slots writes, in memory of its own.
+
+    ``entries`` are arrays ``[N, *shape]``, in the order of the stepper's; ``backend`` and
+    ``bookkeeping`` are the parts of them that each writes. ``done`` is bool ``[N]``. ``tensors``
+    share the memory of the entries, then reward, terminated, truncated and done ``[N, 1]``.
+    """
 
     backend: Frame
     bookkeeping: Sequence[Array]
+    entries: Sequence[Array]
+    done: Array
+    tensors: Sequence[torch.Tensor]
 
 
 class Stepper:
@@ -81,20 +89,36 @@ class Stepper:
         self._started = False
         self._seeds: dict[int, int] = {}
 
-    def frame(
-        self, entries: Sequence[Array], reward: Array, terminated: Array, truncated: Array
-    ) -> StepFrame:
-        """A frame over the caller's arrays.
+    def frames(self, count: int, batched: bool = True) -> list[StepFrame]:
+        """Zeroed frames for ``count`` steps, allocated together.
 
         Args:
-            entries: ``[N, *shape]`` each, in the order of :attr:`entries`.
-            reward: float32 ``[N]``.
-            terminated, truncated: bool ``[N]``.
+            count: how many.
+            batched: tensors of batch size ``[N]``; False for ``[]``, where N is 1.
         """
+        n = self.num_envs
+        entries = [np.zeros((count, n, *entry.shape), entry.dtype) for entry in self.entries]
+        reward = np.zeros((count, n, 1), np.float32)
+        flags = [np.zeros((count, n, 1), bool) for _ in range(3)]
+        blocks = [*entries, reward, *flags]
+        tensors = zip(
+            *(torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in blocks), strict=True
+        )
+        scalars = zip(*(block[..., 0] for block in (reward, *flags)), strict=True)
         first = len(self.backend.observation.leaves)
         second = first + len(self.backend.info)
-        frame = Frame(entries[:first], entries[first:second], reward, terminated, truncated)
-        return StepFrame(frame, entries[second:])
+        return [
+            StepFrame(
+                Frame(row[:first], row[first:second], *scalar[:3]),
+                row[second:],
+                row,
+                scalar[3],
+                tensor,
+            )
+            for row, scalar, tensor in zip(
+                zip(*entries, strict=True), scalars, tensors, strict=True
+            )
+        ]
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed a slot for that slot's next reset.
@@ -172,7 +196,8 @@ class Stepper:
             frame.truncated[rows] |= self._counts[rows] >= self.bookkeeping.time_limit
         if self.bookkeeping.episode_reward:
             self._returns[rows] += frame.reward[rows]
-        self._must_reset[rows] = frame.terminated[rows] | frame.truncated[rows]
+        out.done[rows] = frame.terminated[rows] | frame.truncated[rows]
+        self._must_reset[rows] = out.done[rows]
         if out.bookkeeping:
             self._write_bookkeeping(rows, False, out)
 

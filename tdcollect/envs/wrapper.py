@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,24 +15,6 @@ from tdcollect import keys
 from tdcollect.envs.spaces import Array, compose
 from tdcollect.envs.stepper import StepFrame, Stepper
 from tdcollect.seeding import slot_seeds
-
-
-class ArrayFrame(NamedTuple):
-    """What a step or a reset gives, as arrays of its own.
-
-    ``entries`` are ``[N, *shape]``, in the order of the stepper's; ``reward`` is float32
-    ``[N, 1]``, ``terminated`` and ``truncated`` are bool ``[N, 1]``.
-    """
-
-    entries: list[Array]
-    reward: Array
-    terminated: Array
-    truncated: Array
-
-    def over(self, stepper: Stepper) -> StepFrame:
-        """The frame as the stepper writes it."""
-        scalars = (self.reward[:, 0], self.terminated[:, 0], self.truncated[:, 0])
-        return stepper.frame(self.entries, *scalars)
 
 
 class GymnasiumEnv(EnvBase):
@@ -67,7 +49,7 @@ class GymnasiumEnv(EnvBase):
             (path[0] if len(path) == 1 else path, torch.Size([*batch_size, *leaf.shape]))
             for path, leaf in zip(action.paths, action.leaves, strict=True)
         ]
-        self._latest: ArrayFrame | None = None
+        self._latest: StepFrame | None = None
         self.is_closed = False
 
     @property
@@ -93,76 +75,77 @@ class GymnasiumEnv(EnvBase):
         for spec_name, spec in specs.items():
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
 
-    def new_frame(self) -> ArrayFrame:
-        """Zeroed arrays for one step or reset of the slots."""
-        stepper, n = self.stepper, self.num_envs
-        return ArrayFrame(
-            [np.zeros((n, *entry.shape), entry.dtype) for entry in stepper.entries],
-            np.zeros((n, 1), np.float32),
-            np.zeros((n, 1), bool),
-            np.zeros((n, 1), bool),
-        )
+    def frames(self, count: int) -> list[StepFrame]:
+        """Zeroed frames for ``count`` steps; their tensors have the env's batch size."""
+        return self.stepper.frames(count, batched=bool(self.batch_size))
 
     def step_arrays(
-        self, source: Mapping[Any, torch.Tensor] | TensorDictBase, slots: list[int] | None = None
-    ) -> ArrayFrame:
+        self,
+        source: Mapping[Any, torch.Tensor] | TensorDictBase,
+        frame: StepFrame,
+        slots: list[int] | None = None,
+    ) -> None:
         """Step on arrays: the one step that the wrapper and the collector share.
 
         Args:
             source: holds the action entries, of the env's batch size.
+            frame: is written. Rows of slots that are not stepped show their present state.
             slots: the slots to step; None for all.
-
-        Returns:
-            A new frame. Rows of slots that were not stepped show their present state.
         """
         self._check_open("step")
         actions = [self._read_action(source, key, shape) for key, shape in self._actions]
-        frame = self.new_frame()
         if slots is not None:
             self._hold_waiting_rows(frame)
-        self.stepper.step(actions, slots, frame.over(self.stepper))
-        self._latest = frame
-        return frame
+        self.stepper.step(actions, slots, frame)
+        self.__dict__["_latest"] = frame  # past the checks of nn.Module, which cost more
 
     def reset_arrays(
         self,
+        frame: StepFrame,
         slots: Sequence[int] | None,
         seeds: Sequence[int] | None = None,
         options: dict[str, Any] | None = None,
-    ) -> ArrayFrame:
+    ) -> None:
         """Reset ``slots`` (None for all) on arrays.
 
-        Returns:
-            A new frame. Rows of slots that were not reset show their present state.
+        Args:
+            frame: is written. Rows of slots that are not reset show their present state.
+            slots: ascending.
+            seeds: one a slot in ``slots``.
+            options: gymnasium's reset options.
         """
         self._check_open("reset")
-        frame = self.new_frame()
         if slots is not None:
             self._hold_waiting_rows(frame)
-            frame.terminated[slots] = False
-            frame.truncated[slots] = False
-        self.stepper.reset(slots, frame.over(self.stepper), seeds, options)
-        self._latest = frame
-        return frame
+            for flag in (frame.backend.terminated, frame.backend.truncated, frame.done):
+                flag[slots] = False
+        self.stepper.reset(slots, frame, seeds, options)
+        self.__dict__["_latest"] = frame
 
-    def tensor(self, array: Array) -> torch.Tensor:
-        """An array ``[N, ...]`` as a tensor of the env's batch size, without a copy."""
-        return torch.from_numpy(array if self.batch_size else array[0, ...])
+    def _hold_waiting_rows(self, frame: StepFrame) -> None:
+        """Show the present state of slots that a call leaves alone."""
+        latest = self._latest
+        if latest is not None:
+            held = (frame.backend.terminated, frame.backend.truncated, frame.done)
+            shown = (latest.backend.terminated, latest.backend.truncated, latest.done)
+            for array, present in zip(
+                (*frame.entries, *held), (*latest.entries, *shown), strict=True
+            ):
+                array[...] = present
 
-    def _pack(self, frame: ArrayFrame, **more: Array) -> TensorDictBase:
-        source: dict[str, Any] = {}
-        for entry, array in zip(self.stepper.entries, frame.entries, strict=True):
+    def _pack(self, frame: StepFrame) -> TensorDict:
+        *entries, reward, terminated, truncated, done = frame.tensors
+        source: dict[str, Any] = {
+            keys.REWARD: reward,
+            keys.TERMINATED: terminated,
+            keys.TRUNCATED: truncated,
+            keys.DONE: done,
+        }
+        for entry, tensor in zip(self.stepper.entries, entries, strict=True):
             parent = source
             for name in entry.path[:-1]:
                 parent = parent.setdefault(name, {})
-            parent[entry.path[-1]] = self.tensor(array)
-        flags = {
-            keys.TERMINATED: frame.terminated,
-            keys.TRUNCATED: frame.truncated,
-            keys.DONE: frame.terminated | frame.truncated,
-        }
-        for name, array in (flags | more).items():
-            source[name] = self.tensor(array)
+            parent[entry.path[-1]] = tensor
         # Nested dicts become TensorDicts of the env's batch size.
         packed = TensorDict(source, batch_size=self.batch_size)
         return packed if self.device is None else packed.to(self.device)
@@ -173,8 +156,9 @@ class GymnasiumEnv(EnvBase):
         return array if self.batch_size else array[None]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        frame = self.step_arrays(tensordict, self._slots(tensordict, keys.STEP))
-        return self._pack(frame, **{keys.REWARD: frame.reward})
+        (frame,) = self.frames(1)
+        self.step_arrays(tensordict, frame, self._slots(tensordict, keys.STEP))
+        return self._pack(frame)
 
     def _reset(
         self,
@@ -196,15 +180,9 @@ class GymnasiumEnv(EnvBase):
         slots = self._slots(tensordict, keys.RESET)
         targets = range(self.num_envs) if slots is None else slots
         seeds = None if seed is None else slot_seeds(seed, targets)
-        return self._pack(self.reset_arrays(slots, seeds, options))
-
-    def _hold_waiting_rows(self, frame: ArrayFrame) -> None:
-        """Show the present state of slots that a call leaves alone."""
-        if self._latest is not None:
-            for array, latest in zip(frame.entries, self._latest.entries, strict=True):
-                array[...] = latest
-            frame.terminated[...] = self._latest.terminated
-            frame.truncated[...] = self._latest.truncated
+        (frame,) = self.frames(1)
+        self.reset_arrays(frame, slots, seeds, options)
+        return self._pack(frame).exclude(keys.REWARD)
 
     def _slots(self, tensordict: TensorDictBase | None, key: str) -> list[int] | None:
         """The slots that a mask entry marks, or None for all of them."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture(params=["arrays", "parent"])

@@ -46,21 +46,29 @@ def run(
     make_policy: Callable[[Any], Any],
     script: Script,
     make_options: Callable[[], Mapping[str, Any]] = dict,
+    catch: bool = False,
 ) -> list[tuple[str, Any, Any]]:
-    """What ``script`` observes of a new collector: (where, copy of the value, random states)."""
+    """What ``script`` observes of a new collector: (where, copy of the value, random states).
+
+    With ``catch``, an error is the last of the observations.
+    """
     seed_everything(0)
     env = make_env()
     env.set_seed(7)
     policy = make_policy(env)
     options = {"frames_per_batch": 10 * env.batch_size.numel(), **make_options()}
     seed_everything(1)
-    collector = collector_class(env, policy, **options)
-    record = [("construction", None, random_states())]
+    record: list[tuple[str, Any, Any]] = []
     try:
+        collector = collector_class(env, policy, **options)
+        record.append(("construction", None, random_states()))
         for i, value in enumerate(script(collector)):
             record.append((f"yield {i}", copy_of(value), random_states()))
-    finally:
         collector.shutdown(raise_on_error=False)
+    except Exception as error:
+        if not catch:
+            raise
+        record.append(("error", [type(error).__name__, str(error)], random_states()))
     return record
 
 
@@ -69,11 +77,12 @@ def check_same(
     make_policy: Callable[[Any], Any],
     script: Script | None = None,
     make_options: Callable[[], Mapping[str, Any]] = dict,
+    catch: bool = False,
 ) -> None:
     """Raise unless ours and the parent's collector give ``script`` the same, to the bit."""
     script = batches() if script is None else script
-    theirs = run(ParentCollector, make_env, make_policy, script, make_options)
-    ours = run(Collector, make_env, make_policy, script, make_options)
+    theirs = run(ParentCollector, make_env, make_policy, script, make_options, catch)
+    ours = run(Collector, make_env, make_policy, script, make_options, catch)
     assert_same_record(ours, theirs)
 
 
@@ -81,7 +90,8 @@ def assert_same_record(
     ours: Sequence[tuple[str, Any, Any]], theirs: Sequence[tuple[str, Any, Any]]
 ) -> None:
     """Raise AssertionError at the first observation that differs."""
-    for (where, value, state), (_, expected, expected_state) in zip(ours, theirs, strict=False):
+    for (where, value, state), (place, expected, expected_state) in zip(ours, theirs, strict=False):
+        assert_same(where, place, "progress")
         assert_same(value, expected, where)
         assert_same(state, expected_state, f"random state after {where}")
     if len(ours) != len(theirs):
@@ -108,9 +118,9 @@ def random_states() -> dict[str, Any]:
 def copy_of(value: Any) -> Any:
     """A deep copy that later collection cannot change, memory layout and all."""
     if isinstance(value, TensorDictBase):
-        return value.clone()
+        return value.clone().lock_() if value.is_locked else value.clone()
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.clone()
     if isinstance(value, Mapping):
         return {key: copy_of(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

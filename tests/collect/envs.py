@@ -1,4 +1,4 @@
-"""Named envs and policies for the tests of the collector. Makers take no seed: the caller seeds."""
+"""Named makers of envs. They take no seed: the caller seeds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,10 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
-from torch import nn
-from torchrl.data import Categorical as CategoricalSpec
-from torchrl.data import OneHot
-from torchrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv
-from torchrl.modules import OneHotCategorical, ProbabilisticActor, TanhNormal
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, PendulumEnv, SerialEnv
 from torchrl.testing import mocking_classes as mocks
 
 from tdcollect import make_env
-
-# --------------------------------------------------------------------------------------- toy envs
 
 
 class Toy(gym.Env[Any, Any]):
@@ -135,6 +127,7 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     ),
     "cartpole-init": lambda: make_env("CartPole-v1", 3, is_init=True),
     "pendulum": lambda: make_env("Pendulum-v1", 2, time_limit=7),
+    "pendulum-init": lambda: make_env("Pendulum-v1", 2, time_limit=7, is_init=True),
     "pendulum-unbatched": lambda: make_env("Pendulum-v1", time_limit=7),
     "frozen-lake": lambda: make_env("FrozenLake-v1", 3),
     "frozen-lake-unbatched": lambda: make_env("FrozenLake-v1"),
@@ -160,6 +153,7 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "torchrl-vector": wrapped_vector,
     "torchrl-serial": lambda: SerialEnv(2, gym_env),
     "torchrl-serial-of-ours": lambda: SerialEnv(2, lambda: make_env("CartPole-v1")),
+    "torchrl-pendulum": PendulumEnv,
     "mock-continuous": mocks.ContinuousActionVecMockEnv,
     "mock-discrete": mocks.DiscreteActionVecMockEnv,
     "mock-counting": lambda: mocks.CountingEnv(max_steps=4),
@@ -178,86 +172,3 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "mock-scalar-action": mocks.EnvWithScalarAction,
     "mock-autoreset": lambda: mocks.AutoResettingCountingEnv(4, auto_reset=True),
 }
-
-# --------------------------------------------------------------------------------------- policies
-
-
-class Features(nn.Module):
-    """Any observation entries to ``size`` numbers, one row for each element of the batch size."""
-
-    def __init__(self, dims: int, ins: int, size: int):
-        super().__init__()
-        self.dims = dims
-        self.net = nn.Sequential(nn.Linear(ins, 8), nn.Tanh(), nn.Linear(8, size))
-
-    def forward(self, *observations: torch.Tensor) -> torch.Tensor:
-        rows = [o.reshape(*o.shape[: self.dims], -1).float() for o in observations]
-        return self.net(torch.cat(rows, -1))
-
-
-def observation_keys(env: EnvBase) -> list[Any]:
-    return [
-        key
-        for key, spec in env.observation_spec.items(True, True)
-        if spec.dtype in (torch.float32, torch.float64, torch.int64, torch.uint8, torch.int32)
-        or key == "observation"
-    ]
-
-
-def network(env: EnvBase, size: int, out_keys: list[Any]) -> TensorDictModule:
-    """A small network from all of the env's observations to ``out_keys[0]``."""
-    keys, dims = observation_keys(env), len(env.batch_size)
-    ins = sum(int(np.prod(env.observation_spec[key].shape[dims:])) for key in keys)
-    return TensorDictModule(Features(dims, ins, size), in_keys=keys, out_keys=out_keys)
-
-
-class Split(nn.Module):
-    """Numbers to a location and a positive scale."""
-
-    def forward(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        loc, scale = both.chunk(2, -1)
-        return loc, scale.exp()
-
-
-def normal_parameters(env: EnvBase) -> TensorDictSequential:
-    size = 2 * env.action_spec.shape[-1]
-    return TensorDictSequential(
-        network(env, size, ["hidden"]),
-        TensorDictModule(Split(), in_keys=["hidden"], out_keys=["loc", "scale"]),
-    )
-
-
-def actor(env: EnvBase, **options: Any) -> Any:
-    """A sampling actor with log-probs for the env's action; ones for unusual actions."""
-    spec = env.action_spec
-    sizes = [size for key in observation_keys(env) for size in env.observation_spec[key].shape]
-    if min(spec.shape, default=0) < 1 or min(sizes) < 1:
-        return ones(env)
-    options = {"return_log_prob": True, **options}
-    if isinstance(spec, OneHot):
-        module, keys = network(env, spec.shape[-1], ["logits"]), ["logits"]
-        options["distribution_class"] = OneHotCategorical
-    elif type(spec) is CategoricalSpec:
-        module, keys = network(env, spec.n, ["logits"]), ["logits"]
-        options["distribution_class"] = torch.distributions.Categorical
-    elif spec.dtype.is_floating_point and not hasattr(spec, "keys"):
-        module, keys = normal_parameters(env), ["loc", "scale"]
-        options["distribution_class"] = TanhNormal
-    else:
-        return ones(env)
-    return ProbabilisticActor(module, in_keys=keys, out_keys=[env.action_key], spec=spec, **options)
-
-
-def random_policy(env: EnvBase) -> None:
-    return None
-
-
-def ones(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
-    """The action one, whatever the action's keys, written by a plain function."""
-
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        for key, spec in env.full_action_spec.items(True, True):
-            td.set(key, spec.one())
-        return td
-
-    return policy

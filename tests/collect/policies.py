@@ -1,0 +1,576 @@
+"""Named makers of policies, each with the env it acts in. They take no seed: the caller seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from torch import distributions as D
+from torch import nn
+from torchrl.data import Categorical, Composite, OneHot
+from torchrl.envs import EnvBase, ExplorationType
+from torchrl.envs.utils import exploration_type
+from torchrl.modules import (
+    ActorValueOperator,
+    AdditiveGaussianModule,
+    EGreedyModule,
+    GRUModule,
+    IndependentNormal,
+    LSTMModule,
+    NoisyLinear,
+    OneHotCategorical,
+    OrnsteinUhlenbeckProcessModule,
+    ProbabilisticActor,
+    QValueActor,
+    SafeModule,
+    TanhDelta,
+    TanhNormal,
+    TruncatedNormal,
+    ValueOperator,
+)
+
+from .envs import ENVS
+
+NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
+
+
+class Features(nn.Module):
+    """Any observation entries to ``size`` numbers, one row for each element of the batch size."""
+
+    def __init__(self, dims: int, ins: int, size: int):
+        super().__init__()
+        self.dims = dims
+        self.net = nn.Sequential(nn.Linear(ins, 8), nn.Tanh(), nn.Linear(8, size))
+
+    def forward(self, *observations: torch.Tensor) -> torch.Tensor:
+        rows = [o.reshape(*o.shape[: self.dims], -1).float() for o in observations]
+        return self.net(torch.cat(rows, -1))
+
+
+def observation_keys(env: EnvBase) -> list[Any]:
+    entries = env.observation_spec.items(True, True)
+    return [key for key, spec in entries if spec.dtype in NUMBERS or key == "observation"]
+
+
+def network(env: EnvBase, size: int, out_keys: list[Any]) -> TensorDictModule:
+    """A small network from all of the env's observations to ``out_keys[0]``."""
+    keys, dims = observation_keys(env), len(env.batch_size)
+    ins = sum(int(np.prod(env.observation_spec[key].shape[dims:])) for key in keys)
+    return TensorDictModule(Features(dims, ins, size), in_keys=keys, out_keys=out_keys)
+
+
+class Split(nn.Module):
+    """Numbers to a location and a positive scale."""
+
+    def forward(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loc, scale = both.chunk(2, -1)
+        return loc, scale.exp()
+
+
+def normal_parameters(env: EnvBase) -> TensorDictSequential:
+    return TensorDictSequential(
+        network(env, 2 * env.action_spec.shape[-1], ["hidden"]),
+        TensorDictModule(Split(), in_keys=["hidden"], out_keys=["loc", "scale"]),
+    )
+
+
+# ---------------------------------------------------------------------------- policies for any env
+
+
+def random_policy(env: EnvBase) -> None:
+    return None
+
+
+def ones(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    """The action one, whatever the action's keys, written by a plain function."""
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        for key, spec in env.full_action_spec.items(True, True):
+            td.set(key, spec.one())
+        return td
+
+    return policy
+
+
+def actor(env: EnvBase, **options: Any) -> Any:
+    """A sampling actor with log-probs for the env's action; ones for unusual actions."""
+    spec = env.action_spec
+    sizes = [size for key in observation_keys(env) for size in env.observation_spec[key].shape]
+    if min([*spec.shape, *sizes], default=1) < 1:
+        return ones(env)
+    options = {"return_log_prob": True, **options}
+    if isinstance(spec, OneHot):
+        module, keys = network(env, spec.shape[-1], ["logits"]), ["logits"]
+        options = {"distribution_class": OneHotCategorical, **options}
+    elif type(spec) is Categorical:
+        module, keys = network(env, spec.n, ["logits"]), ["logits"]
+        options = {"distribution_class": D.Categorical, **options}
+    elif spec.dtype.is_floating_point and spec.shape:
+        module, keys = normal_parameters(env), ["loc", "scale"]
+        options = {"distribution_class": TanhNormal, **options}
+    else:
+        return ones(env)
+    return ProbabilisticActor(module, in_keys=keys, out_keys=[env.action_key], spec=spec, **options)
+
+
+# -------------------------------------------------------------------------- policies for Pendulum
+
+
+def deterministic(env: EnvBase) -> TensorDictModule:
+    return network(env, 1, ["action"])
+
+
+def deterministic_with_spec(env: EnvBase) -> TensorDictSequential:
+    """Its spec tells all out-keys, so the parent does not call it at construction."""
+    spec = Composite(action=env.action_spec, shape=env.batch_size)
+    policy = TensorDictSequential(deterministic(env))
+    policy.spec = spec
+    return policy
+
+
+def safe_module(env: EnvBase) -> SafeModule:
+    """Projects what lies outside the spec."""
+    net = network(env, 1, ["action"])
+    big = nn.Sequential(net.module, nn.Linear(1, 1))
+    nn.init.constant_(big[1].weight, 50.0)
+    return SafeModule(big, net.in_keys, ["action"], spec=env.action_spec, safe=True)
+
+
+def delta(env: EnvBase, **options: Any) -> ProbabilisticActor:
+    """A TanhDelta actor, as DDPG's and TD3's."""
+    return ProbabilisticActor(
+        network(env, 1, ["param"]),
+        in_keys=["param"],
+        spec=env.action_spec,
+        distribution_class=TanhDelta,
+        distribution_kwargs={"low": -2.0, "high": 2.0},
+        **options,
+    )
+
+
+def additive_gaussian(env: EnvBase) -> TensorDictSequential:
+    noise = AdditiveGaussianModule(env.action_spec, annealing_num_steps=50)
+    return TensorDictSequential(deterministic(env), noise)
+
+
+def ornstein_uhlenbeck(env: EnvBase) -> TensorDictSequential:
+    noise = OrnsteinUhlenbeckProcessModule(env.action_spec, annealing_num_steps=50)
+    return TensorDictSequential(deterministic(env), noise)
+
+
+class Recurrence(nn.Module):
+    """Its own previous output, decayed, is part of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, observation: torch.Tensor, memory: torch.Tensor) -> Any:
+        memory = 0.5 * memory + self.linear(observation)
+        return memory.tanh(), memory
+
+
+def reads_its_own_output(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    """A function that keeps a memory in the carrier."""
+    net = Recurrence()
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        memory = td.get("memory", torch.zeros(*td.batch_size, 1))
+        action, memory = net(td["observation"], memory)
+        return td.set("action", action).set("memory", memory)
+
+    return policy
+
+
+def reads_action_of_the_last_step(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        previous = td.get("action", torch.zeros(*td.batch_size, 1))
+        return td.set("action", 0.5 * previous + td["observation"][..., :1])
+
+    return policy
+
+
+# -------------------------------------------------------------------------- policies for CartPole
+
+
+def actor_value(env: EnvBase) -> ActorValueOperator:
+    """Shared trunk, action head with log-probs, value head."""
+    head = TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["logits"])
+    act = ProbabilisticActor(
+        head,
+        in_keys=["logits"],
+        spec=env.action_spec,
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+    value = ValueOperator(nn.Linear(8, 1), in_keys=["hidden"])
+    return ActorValueOperator(network(env, 8, ["hidden"]), act, value)
+
+
+def actor_then_value(env: EnvBase) -> TensorDictSequential:
+    return TensorDictSequential(actor(env), network(env, 1, [("critic", "value")]))
+
+
+def two_samples(env: EnvBase) -> ProbabilisticTensorDictSequential:
+    """Draws a latent, then the action given the latent."""
+    latent = ProbabilisticTensorDictModule(
+        in_keys=["loc", "scale"],
+        out_keys=["latent"],
+        distribution_class=D.Normal,
+        default_interaction_type=InteractionType.RANDOM,
+    )
+    return ProbabilisticTensorDictSequential(
+        network(env, 4, ["hidden"]),
+        TensorDictModule(Split(), in_keys=["hidden"], out_keys=["loc", "scale"]),
+        latent,
+        TensorDictModule(nn.Linear(2, 2), in_keys=["latent"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
+        ),
+    )
+
+
+def selected_out_keys(env: EnvBase) -> TensorDictModuleBase:
+    return actor(env).select_out_keys("action")
+
+
+def hidden_outputs(env: EnvBase) -> TensorDictSequential:
+    """Outputs under private names, which batches leave out, and under nested ones."""
+    return TensorDictSequential(
+        network(env, 8, ["_trunk"]),
+        TensorDictModule(nn.Linear(8, 2), in_keys=["_trunk"], out_keys=[("head", "_private")]),
+        TensorDictModule(
+            lambda x: (x, x.softmax(-1)),
+            in_keys=[("head", "_private")],
+            out_keys=["logits", ("head", "probs")],
+        ),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
+        ),
+    )
+
+
+def q_values(env: EnvBase) -> QValueActor:
+    return QValueActor(network(env, 2, ["action_value"]), spec=env.action_spec)
+
+
+def epsilon_greedy(env: EnvBase) -> TensorDictSequential:
+    return TensorDictSequential(q_values(env), EGreedyModule(env.action_spec, 0.5, 0.1, 100))
+
+
+def recurrent(kind: str, env: EnvBase) -> TensorDictSequential:
+    """Network, memory, sampling head. The env needs ``is_init`` and a primer for the memory."""
+    options = {"input_size": 8, "hidden_size": 4, "in_key": "features", "out_key": "memory"}
+    memory = LSTMModule(**options) if kind == "lstm" else GRUModule(**options)
+    head = ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 2), in_keys=["memory"], out_keys=["logits"]),
+        in_keys=["logits"],
+        spec=env.action_spec,
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+    net = TensorDictModule(nn.Linear(4, 8), in_keys=["observation"], out_keys=["features"])
+    return TensorDictSequential(net, memory, head)
+
+
+def one_hot(choice: torch.Tensor) -> torch.Tensor:
+    return nn.functional.one_hot(choice, 2)
+
+
+class PlainNet(nn.Module):
+    """Knows nothing of TensorDict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return one_hot(self.linear(observation).argmax(-1))
+
+
+def plain_net(env: EnvBase) -> nn.Module:
+    return PlainNet()
+
+
+def fresh_tensordict(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    """Returns another TensorDict than it was given."""
+    net = PlainNet()
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        return TensorDict({"action": net(td["observation"]), "extra": td["observation"].sum(-1)})
+
+    return policy
+
+
+class Overridden(TensorDictModule):
+    """Does more in ``forward`` than its class says."""
+
+    def forward(self, tensordict: TensorDictBase, **kwargs: Any) -> TensorDictBase:
+        out = super().forward(tensordict)
+        out["action"] = out["action"].flip(-1)
+        return out.set("drawn", torch.rand(out.batch_size))
+
+
+def overridden(env: EnvBase) -> Overridden:
+    return Overridden(PlainNet(), in_keys=["observation"], out_keys=["action"])
+
+
+class OverriddenActor(ProbabilisticActor):
+    """A sampling actor whose ``forward`` is its own."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> TensorDictBase:
+        out = super().forward(*args, **kwargs)
+        return out.set("doubled", 2 * out["action_log_prob"])
+
+
+def overridden_actor(env: EnvBase) -> OverriddenActor:
+    return OverriddenActor(
+        network(env, 2, ["logits"]),
+        in_keys=["logits"],
+        spec=env.action_spec,
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+
+
+def hooks(env: EnvBase) -> TensorDictModuleBase:
+    """Hooks on the whole, on a TensorDictModule inside and on a plain module inside."""
+    policy = actor(env)
+    policy.register_forward_hook(lambda module, args, out: out.set("seen", out["logits"] + 1))
+    policy.module[0].register_forward_hook(
+        lambda module, args, out: out.set("logits", out["logits"] * 2)
+    )
+    linear = next(module for module in policy.modules() if isinstance(module, nn.Linear))
+    linear.register_forward_pre_hook(lambda module, args: (args[0] + 0.5,))
+    return policy
+
+
+def with_body(env: EnvBase, *body: nn.Module) -> ProbabilisticActor:
+    return ProbabilisticActor(
+        TensorDictModule(nn.Sequential(*body), in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        spec=env.action_spec,
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+
+
+def dropout(env: EnvBase) -> ProbabilisticActor:
+    return with_body(env, nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+def batch_norm(env: EnvBase) -> ProbabilisticActor:
+    return with_body(env, nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def noisy(env: EnvBase) -> ProbabilisticActor:
+    return with_body(env, NoisyLinear(4, 2))
+
+
+class CallCounter(nn.Module):
+    """Counts its calls in a buffer; the count decides the action."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls += 1
+        count = self.calls.expand(observation.shape[:-1]).clone()
+        return one_hot(count // 2 % 2), count
+
+
+def call_counter(env: EnvBase) -> TensorDictModule:
+    return TensorDictModule(CallCounter(), in_keys=["observation"], out_keys=["action", "count"])
+
+
+def reports_its_context(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    """Writes down under which modes it is called."""
+    net = PlainNet()
+    types = [None, *ExplorationType]
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        modes = [
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            types.index(exploration_type()),
+        ]
+        td["action"] = net(td["observation"])
+        return td.set("modes", torch.tensor(modes).expand(*td.batch_size, 3))
+
+    return policy
+
+
+def odd_outputs(env: EnvBase) -> TensorDictModule:
+    """Outputs of many dtypes, of no own dimension, expanded and transposed."""
+
+    def module(observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total = observation.sum(-1)
+        return (
+            one_hot((total > 0).long()),
+            total,
+            total.double()[..., None].expand(*total.shape, 3),
+            observation[..., None].expand(*observation.shape, 2).transpose(-1, -2),
+            total > 0,
+            observation.bfloat16(),
+            observation.to(torch.int16),
+        )
+
+    names = ["action", "flat", "expanded", "transposed", "bool", "bfloat", "short"]
+    return TensorDictModule(module, in_keys=["observation"], out_keys=names)
+
+
+def overwrites_observation(env: EnvBase) -> TensorDictSequential:
+    """Normalizes the observation under its own name."""
+    return TensorDictSequential(
+        TensorDictModule(lambda x: x / 2 + 1, in_keys=["observation"], out_keys=["observation"]),
+        actor(env),
+    )
+
+
+def writes_next(env: EnvBase) -> TensorDictSequential:
+    """Writes below ``"next"``, as recurrent modules do, an entry that the env does not know."""
+    return TensorDictSequential(network(env, 2, [("next", "plan")]), actor(env))
+
+
+def changes_observation_in_place(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    net = PlainNet()
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        td["observation"].add_(1)
+        return td.set("action", net(td["observation"]))
+
+    return policy
+
+
+def reads_everything(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    """Acts on trajectory ids and flags, and stores the names of all it was given."""
+    net = PlainNet()
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        given = sorted(str(key) for key in td.keys(True, True))
+        shift = td["collector", "traj_ids"] % 2 + td["done"].squeeze(-1)
+        action = net(td["observation"]).roll(1, -1) if shift.any() else net(td["observation"])
+        td["entries"] = torch.full(td.batch_size, len([k for k in given if k != "entries"]))
+        return td.set("action", action)
+
+    return policy
+
+
+def drops_entries(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    """Returns the carrier without its observation."""
+    net = PlainNet()
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        action = net(td["observation"])
+        return td.exclude("observation").set("action", action)
+
+    return policy
+
+
+def keyword_inputs(env: EnvBase) -> TensorDictModule:
+    def module(state: torch.Tensor, *, finished: torch.Tensor) -> torch.Tensor:
+        return one_hot(((state.sum(-1) > 0) | finished.squeeze(-1)).long())
+
+    keys = {"state": "observation", "finished": "done"}
+    return TensorDictModule(module, in_keys=keys, out_keys=["action"])
+
+
+# ------------------------------------------------------------------------------------- the table
+
+
+def independent(env: EnvBase, kind: Any, **options: Any) -> ProbabilisticActor:
+    return actor(env, distribution_class=kind, **options)
+
+
+TRUNCATED = {"low": -2.0, "high": 2.0}
+
+POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
+    "deterministic": ("pendulum", deterministic),
+    "deterministic-unbatched": ("pendulum-unbatched", deterministic),
+    "deterministic-spec": ("pendulum", deterministic_with_spec),
+    "one-hot": ("cartpole", actor),
+    "one-hot-no-log-prob": ("cartpole", lambda env: actor(env, return_log_prob=False)),
+    "one-hot-unbatched": ("cartpole-unbatched", actor),
+    "one-hot-one-slot": ("cartpole-one-slot", actor),
+    "one-hot-mode": (
+        "cartpole",
+        lambda env: actor(env, default_interaction_type=InteractionType.MODE),
+    ),
+    "categorical": ("cartpole-categorical", actor),
+    "categorical-no-log-prob": (
+        "cartpole-categorical",
+        lambda env: actor(env, return_log_prob=False),
+    ),
+    "categorical-unbatched": ("cartpole-unbatched-categorical", actor),
+    "tanh-normal": ("pendulum", actor),
+    "tanh-normal-bounds": (
+        "pendulum",
+        lambda env: actor(env, distribution_kwargs={"low": -2.0, "high": 2.0}),
+    ),
+    "tanh-normal-no-log-prob": ("pendulum", lambda env: actor(env, return_log_prob=False)),
+    "tanh-normal-unbatched": ("pendulum-unbatched", actor),
+    "normal": ("pendulum", lambda env: independent(env, D.Normal)),
+    "normal-no-log-prob": (
+        "pendulum",
+        lambda env: independent(env, D.Normal, return_log_prob=False),
+    ),
+    "independent-normal": ("pendulum", lambda env: independent(env, IndependentNormal)),
+    "truncated-normal": (
+        "pendulum",
+        lambda env: independent(env, TruncatedNormal, distribution_kwargs=TRUNCATED),
+    ),
+    "delta": ("pendulum", delta),
+    "delta-log-prob": ("pendulum", lambda env: delta(env, return_log_prob=True)),
+    "actor-value": ("cartpole", actor_value),
+    "actor-then-value": ("cartpole", actor_then_value),
+    "two-samples": ("cartpole", two_samples),
+    "selected-out-keys": ("cartpole", selected_out_keys),
+    "hidden-outputs": ("cartpole", hidden_outputs),
+    "q-values": ("cartpole", q_values),
+    "epsilon-greedy": ("cartpole", epsilon_greedy),
+    "epsilon-greedy-unbatched": ("cartpole-unbatched", epsilon_greedy),
+    "additive-gaussian": ("pendulum", additive_gaussian),
+    "ornstein-uhlenbeck": ("pendulum-init", ornstein_uhlenbeck),
+    "own-output": ("pendulum", reads_its_own_output),
+    "last-action": ("pendulum", reads_action_of_the_last_step),
+    "plain-net": ("cartpole", plain_net),
+    "plain-net-unbatched": ("cartpole-unbatched", plain_net),
+    "function": ("cartpole", ones),
+    "fresh-tensordict": ("cartpole", fresh_tensordict),
+    "overridden-forward": ("cartpole", overridden),
+    "overridden-actor": ("cartpole", overridden_actor),
+    "hooks": ("cartpole", hooks),
+    "dropout": ("cartpole", dropout),
+    "dropout-eval": ("cartpole", lambda env: dropout(env).eval()),
+    "batch-norm": ("cartpole", batch_norm),
+    "batch-norm-eval": ("cartpole", lambda env: batch_norm(env).eval()),
+    "noisy": ("cartpole", noisy),
+    "call-counter": ("cartpole", call_counter),
+    "context": ("cartpole", reports_its_context),
+    "odd-outputs": ("cartpole", odd_outputs),
+    "overwrites-observation": ("cartpole", overwrites_observation),
+    "writes-next": ("cartpole", writes_next),
+    "in-place": ("cartpole", changes_observation_in_place),
+    "reads-everything": ("cartpole", reads_everything),
+    "drops-entries": ("cartpole", drops_entries),
+    "keyword-inputs": ("cartpole", keyword_inputs),
+    "safe-module": ("pendulum", safe_module),
+}
+
+
+def case(name: str) -> tuple[Callable[[], EnvBase], Callable[[EnvBase], Any]]:
+    """The makers of env and policy of a named policy."""
+    env, policy = POLICIES[name]
+    return ENVS[env], policy

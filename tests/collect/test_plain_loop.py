@@ -1,0 +1,294 @@
+"""A plain gymnasium loop with the same seeds gives the collector's data, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict import TensorDict
+from torch import distributions as D
+from torchrl.collectors import Collector as ParentCollector
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, TransformedEnv
+from torchrl.modules import TanhNormal
+
+from tdcollect import Collector, make_env
+
+from . import policies, transforms
+from .envs import ENVS, cartpole_envpool, make_toy
+from .oracle import difference
+
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings("ignore")]
+
+STEPS = 240
+SLOTS = 3
+SEED = 21
+
+
+class Task(NamedTuple):
+    """A gymnasium env and the sampling that a policy does in it."""
+
+    make: Callable[[], gym.Env[Any, Any]]
+    distribution: Callable[..., D.Distribution]
+    parameters: tuple[str, ...]
+
+
+def normal(loc: torch.Tensor, scale: torch.Tensor) -> TanhNormal:
+    return TanhNormal(loc, scale)
+
+
+def categorical(logits: torch.Tensor) -> D.Categorical:
+    return D.Categorical(logits=logits)
+
+
+TASKS = {
+    "cartpole": Task(partial(gym.make, "CartPole-v1"), categorical, ("logits",)),
+    "pendulum": Task(
+        partial(gym.make, "Pendulum-v1", max_episode_steps=20), normal, ("loc", "scale")
+    ),
+    "toy": Task(make_toy, categorical, ("logits",)),
+}
+
+
+def plain_loop(task: Task, policy: Any, batched: bool = True) -> dict[Any, torch.Tensor]:
+    """CleanRL's manner: a vector env, the policy's network, a distribution, lists.
+
+    Unbatched, it is a loop over one slot that shows the network vectors.
+    """
+    slots = SLOTS if batched else 1
+    rows_seen = slice(None) if batched else 0
+    envs = SyncVectorEnv([task.make] * slots, autoreset_mode=AutoresetMode.DISABLED)
+    network = policy.module[0]
+    rows: dict[Any, list[Any]] = {}
+    observation, _ = envs.reset(seed=SEED)
+    for _ in range(STEPS):
+        with torch.no_grad():
+            td = network(TensorDict({"observation": torch.from_numpy(observation)[rows_seen]}))
+            distribution = task.distribution(*(td[key] for key in task.parameters))
+            draw = distribution.rsample if distribution.has_rsample else distribution.sample
+            action = draw()
+            log_prob = distribution.log_prob(action).reshape(slots)
+            action = action.reshape(slots, *envs.single_action_space.shape)
+        following, reward, terminated, truncated, _ = envs.step(action.numpy())
+        row = {
+            "observation": observation,
+            "action": action.numpy(),
+            "action_log_prob": log_prob.numpy(),
+            ("next", "observation"): following,
+            ("next", "reward"): reward.astype(np.float32)[:, None],
+            ("next", "terminated"): terminated[:, None],
+            ("next", "truncated"): truncated[:, None],
+            ("next", "done"): (terminated | truncated)[:, None],
+        }
+        for key, value in row.items():
+            rows.setdefault(key, []).append(value.copy())
+        observation = following
+        done = terminated | truncated
+        if done.any():
+            observation, _ = envs.reset(options={"reset_mask": done})
+    envs.close()
+    return {key: torch.from_numpy(np.stack(value, 1))[rows_seen] for key, value in rows.items()}
+
+
+def collect(env: EnvBase, policy: Any, batches: int = 4) -> TensorDict:
+    """``STEPS`` steps a slot after ``set_seed``, in several batches."""
+    slots = env.batch_size.numel()
+    collector = Collector(env, policy, frames_per_batch=STEPS * slots // batches)
+    next(iter(collector))
+    collector.set_seed(SEED)
+    torch.manual_seed(SEED)
+    stream = iter(collector)
+    data = torch.cat([next(stream) for _ in range(batches)], -1)
+    collector.shutdown()
+    return data
+
+
+def assert_equal_entries(data: TensorDict, expected: dict[Any, torch.Tensor]) -> None:
+    for key, value in expected.items():
+        found = difference(data[key].contiguous(), value, str(key))
+        assert found is None, found
+
+
+def vector_env(task: Task, mode: AutoresetMode) -> EnvBase:
+    env = SyncVectorEnv([task.make] * SLOTS, autoreset_mode=mode)
+    return make_env(env, categorical_action_encoding=True)
+
+
+BACKENDS: dict[str, Callable[[Task], EnvBase]] = {
+    "serial": lambda task: make_env(task.make, SLOTS, categorical_action_encoding=True),
+    "disabled": lambda task: vector_env(task, AutoresetMode.DISABLED),
+    "next-step": lambda task: vector_env(task, AutoresetMode.NEXT_STEP),
+    "same-step": lambda task: vector_env(task, AutoresetMode.SAME_STEP),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_data_is_that_of_a_plain_loop(task: str, backend: str) -> None:
+    env = BACKENDS[backend](TASKS[task])
+    torch.manual_seed(0)
+    policy = policies.actor(env)
+    torch.manual_seed(SEED)
+    expected = plain_loop(TASKS[task], policy)
+    assert (expected["next", "done"].sum((1, 2)) >= 10).all()
+    assert_equal_entries(collect(env, policy), expected)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_unbatched_data_is_that_of_a_plain_loop(task: str) -> None:
+    env = make_env(TASKS[task].make, categorical_action_encoding=True)
+    torch.manual_seed(0)
+    policy = policies.actor(env)
+    torch.manual_seed(SEED)
+    expected = plain_loop(TASKS[task], policy, batched=False)
+    assert_equal_entries(collect(env, policy), expected)
+
+
+# ------------------------------------------------------------------------------------ set_seed
+
+
+def first_observation(collector: Any) -> torch.Tensor:
+    return next(iter(collector))["observation"][..., 0, :]
+
+
+def seeded_resets(env_id: str, slots: int) -> torch.Tensor:
+    rows = [gym.make(env_id).reset(seed=SEED + slot)[0] for slot in range(slots)]
+    return torch.from_numpy(np.stack(rows))
+
+
+SEEDED: dict[str, tuple[Callable[[], EnvBase], int]] = {
+    "ours": (ENVS["cartpole"], 3),
+    "ours-unbatched": (ENVS["cartpole-unbatched"], 1),
+    "ours-transformed": (lambda: TransformedEnv(ENVS["cartpole"](), transforms.E.StepCounter()), 3),
+    "ours-vector": (ENVS["cartpole-disabled"], 3),
+    "ours-same-step": (ENVS["cartpole-same-step"], 3),
+    "gym-env": (ENVS["torchrl-gym"], 1),
+    "gym-env-transformed": (
+        lambda: TransformedEnv(ENVS["torchrl-gym"](), transforms.E.RewardSum()),
+        1,
+    ),
+    "gym-wrapper-vector": (ENVS["torchrl-vector"], 3),
+}
+
+
+@pytest.mark.parametrize("env", SEEDED)
+def test_set_seed_restarts_slot_i_with_seed_plus_i(env: str) -> None:
+    make, slots = SEEDED[env]
+    collector = Collector(make(), frames_per_batch=10 * slots)
+    collector.set_seed(SEED)
+    expected = seeded_resets("CartPole-v1", slots)
+    assert torch.equal(first_observation(collector).reshape(slots, 4), expected)
+
+
+@pytest.mark.parametrize("env", ["ours", "gym-env"])
+def test_parent_goes_on_from_the_unseeded_reset(env: str) -> None:
+    """What ours does differently, upstream as it is."""
+    make, slots = SEEDED[env]
+    collector = ParentCollector(make(), frames_per_batch=10 * slots)
+    collector.set_seed(SEED)
+    unseeded = first_observation(collector).reshape(slots, 4)
+    assert not torch.equal(unseeded, seeded_resets("CartPole-v1", slots))
+
+
+RESTARTED: dict[str, Callable[[], EnvBase]] = {
+    **{name: make for name, (make, _) in SEEDED.items()},
+    "toy": ENVS["toy"],
+    "toy-nested": ENVS["toy-nested"],
+    "books": partial(transforms.make, "books"),
+    "serial-of-gym": lambda: SerialEnv(2, partial(GymEnv, "CartPole-v1")),
+    "serial-of-ours": ENVS["torchrl-serial-of-ours"],
+    "wrapper": lambda: GymWrapper(make_toy()),
+    "envpool": cartpole_envpool,
+    "max-frames": ENVS["pendulum"],
+}
+
+
+@pytest.mark.parametrize("env", RESTARTED)
+@pytest.mark.parametrize("before", [0, 2])
+def test_same_seed_same_data_whatever_came_before(env: str, before: int) -> None:
+    def data(batches: int, seed: int) -> Any:
+        instance = RESTARTED[env]()
+        torch.manual_seed(0)
+        policy = policies.actor(instance)
+        frames = 20 * instance.batch_size.numel()
+        collector = Collector(instance, policy, frames_per_batch=frames)
+        stream = iter(collector)
+        for _ in range(batches):
+            next(stream)
+        collector.set_seed(seed)
+        torch.manual_seed(1)
+        found = torch.cat([next(stream) for _ in range(2)], -1)
+        collector.shutdown()
+        return found.exclude("collector")
+
+    expected = data(1, SEED)
+    assert difference(data(before, SEED), expected) is None
+    assert difference(data(before, SEED + 7), expected) is not None
+
+
+def test_set_seed_starts_new_trajectories() -> None:
+    collector = Collector(ENVS["cartpole"](), frames_per_batch=6)
+    before = next(iter(collector))["collector", "traj_ids"]
+    collector.set_seed(SEED)
+    after = next(iter(collector))["collector", "traj_ids"]
+    assert after.min() > before.max()
+
+
+def test_set_seed_under_max_frames_per_trajectory_restarts_the_count() -> None:
+    collector = Collector(ENVS["cartpole"](), frames_per_batch=9, max_frames_per_traj=5)
+    next(iter(collector))
+    collector.set_seed(SEED)
+    batch = next(iter(collector))
+    assert batch["step_count"][:, :, 0].tolist() == [[0, 1, 2]] * 3
+
+
+def test_set_seed_returns_what_the_parent_returns() -> None:
+    seeds = [
+        collector_class(ENVS["cartpole"](), frames_per_batch=6).set_seed(5, static_seed=static)
+        for static in (False, True)
+        for collector_class in (Collector, ParentCollector)
+    ]
+    assert seeds[0] == seeds[1]
+    assert seeds[2] == seeds[3] == 5
+
+
+# --------------------------------------------------------------------------- batches given out
+
+
+@pytest.mark.parametrize("env", ["toy", "toy-unbatched", "toy-nested", "books", "serial-of-gym"])
+def test_a_batch_given_out_shares_no_memory_with_later_ones(env: str) -> None:
+    make = RESTARTED.get(env) or ENVS[env]
+    instance = make()
+    frames = 10 * instance.batch_size.numel()
+    collector = Collector(instance, policies.actor(instance), frames_per_batch=frames)
+    stream = iter(collector)
+    first = next(stream)
+    copy = first.clone()
+    second = next(stream)
+    collector.set_seed(0)
+    next(stream)
+    collector.reset()
+    third = next(stream)
+    collector.shutdown()
+    assert difference(first, copy) is None
+    for later in (second, third):
+        for key in first.keys(True, True):
+            ours, theirs = first[key].untyped_storage(), later[key].untyped_storage()
+            assert ours.data_ptr() != theirs.data_ptr(), key
+
+
+def test_entries_of_one_batch_share_no_memory() -> None:
+    instance = ENVS["toy"]()
+    collector = Collector(instance, policies.actor(instance), frames_per_batch=30)
+    batch = next(iter(collector))
+    keys = list(batch.keys(True, True))
+    for key in keys:
+        before = {other: batch[other].clone() for other in keys if other != key}
+        batch[key].zero_()
+        for other, value in before.items():
+            assert torch.equal(batch[other], value), f"zeroing {key} changed {other}"

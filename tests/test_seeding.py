@@ -1,0 +1,112 @@
+"""Seeds of slots and episodes: protocol 1, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tdcollect import env_seed, policy_seed
+from tdcollect.seeding import EVALUATION_PROTOCOL, slot_seeds
+
+roots = st.integers(0, 2**63)
+episodes = st.integers(0, 2**31)
+
+ENV_SEEDS_OF_ROOT_0 = [2044266242, 1976665982, 980756183]
+POLICY_SEEDS_OF_ROOT_0 = [14898058564793133489, 2656959587162494210, 10236345654442229010]
+
+
+def spawned(root: int, episode: int, stream: int) -> np.random.SeedSequence:
+    """The sequence of the protocol by another way: children are spawned, not addressed."""
+    child = np.random.SeedSequence(root).spawn(episode + 1)[episode]
+    return child.spawn(stream + 1)[stream]
+
+
+def test_the_protocol_is_number_1() -> None:
+    assert EVALUATION_PROTOCOL == 1
+
+
+@pytest.mark.parametrize("root", [0, 1, 12345, 2**64 + 1])
+@pytest.mark.parametrize("episode", [0, 1, 7, 100])
+def test_seeds_are_those_of_spawned_sequences(root: int, episode: int) -> None:
+    word = int(spawned(root, episode, 0).generate_state(1)[0])
+    assert env_seed(root, episode) == word // 2
+    low, high = map(int, spawned(root, episode, 1).generate_state(2))
+    assert policy_seed(root, episode) == low + (high << 32)
+
+
+def test_seeds_do_not_change_between_versions() -> None:
+    # Written down once: a result published with a root must be reproducible with it.
+    assert [env_seed(0, i) for i in range(3)] == ENV_SEEDS_OF_ROOT_0
+    assert [policy_seed(0, i) for i in range(3)] == POLICY_SEEDS_OF_ROOT_0
+
+
+@given(roots, episodes)
+@settings(max_examples=50, deadline=None)
+def test_seeds_lie_in_the_ranges_that_libraries_take(root: int, episode: int) -> None:
+    assert 0 <= env_seed(root, episode) < 2**31
+    assert 0 <= policy_seed(root, episode) < 2**64
+    assert type(env_seed(root, episode)) is type(policy_seed(root, episode)) is int
+
+
+def test_10_000_episodes_differ() -> None:
+    # 31 bits leave 10,000 draws a 2 percent chance of one collision: this root has none.
+    assert len({env_seed(0, i) for i in range(10_000)}) == 10_000
+    assert len({policy_seed(0, i) for i in range(10_000)}) == 10_000
+
+
+@given(roots, roots)
+@settings(max_examples=50, deadline=None)
+def test_roots_differ(root: int, other: int) -> None:
+    same = [policy_seed(root, i) == policy_seed(other, i) for i in range(4)]
+    assert all(same) if root == other else not any(same)
+
+
+def test_env_and_policy_have_streams_of_their_own() -> None:
+    assert all(env_seed(0, i) != policy_seed(0, i) % 2**31 for i in range(100))
+
+
+@given(st.integers(0, 2**31), st.integers(1, 8))
+def test_an_int_gives_slot_i_the_seed_plus_i(seed: int, n: int) -> None:
+    assert slot_seeds(seed, range(n)) == [seed + i for i in range(n)]
+
+
+def test_an_int_counts_slots_not_rows() -> None:
+    assert slot_seeds(10, [1, 4]) == [11, 14]
+
+
+@pytest.mark.parametrize(
+    "seeds", [[5, 3], (5, 3), np.array([5, 3])], ids=["list", "tuple", "array"]
+)
+def test_one_seed_a_slot_is_taken_as_it_is(seeds: object) -> None:
+    result = slot_seeds(seeds, [0, 2])
+    assert result == [5, 3]
+    assert all(type(seed) is int for seed in result)
+
+
+def test_numpy_integers_are_ints() -> None:
+    assert slot_seeds(np.int64(4), range(2)) == [4, 5]
+
+
+def test_another_number_of_seeds_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"one seed for each of the 2 slots .*got 3 seeds; pass 2"):
+        slot_seeds([1, 2, 3], range(2))
+
+
+@pytest.mark.parametrize("seed", [-1, [3, -1]])
+def test_negative_seeds_are_refused(seed: object) -> None:
+    with pytest.raises(ValueError, match="expected seeds that are not negative"):
+        slot_seeds(seed, range(2))
+
+
+@pytest.mark.parametrize("seed", [1.0, True, "12", b"12", None, {1, 2}], ids=repr)
+def test_what_is_no_int_is_refused(seed: object) -> None:
+    with pytest.raises(TypeError, match="expected a seed that is an int or one int a slot"):
+        slot_seeds(seed, range(2))
+
+
+@pytest.mark.parametrize("seeds", [[1, 2.0], [1, None], [True, 2], np.array([0.0, 1.0])], ids=repr)
+def test_lists_of_what_is_no_int_are_refused(seeds: object) -> None:
+    with pytest.raises(TypeError, match="expected seeds that are ints"):
+        slot_seeds(seeds, range(2))

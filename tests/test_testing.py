@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pickle
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -543,13 +546,13 @@ APART = "envs do not share state"
         (ResetsItself, {FINAL: "ended the episode of seed 0 and began the one after it"}),
         (
             IgnoresItsSeed,
-            {FRESH: "step 0: the observation differs: array([0., 0., 0.], dtype=float32) and"},
+            {OTHER: "seeds 0 to 2", FRESH: "step 0: the observation differs: 0.0 and 2.0 at [1]"},
         ),
         (DrawsUnseeded, {SAME: "step 0: the observation differs", FRESH: ""}),
         (LeaksOverEpisodes, {FRESH: "step 0: the observation differs"}),
         (SharesState, {APART: "step 2: the observation differs"}),
         (ReusesItsBuffer, {ALIASING: "seed 0, step 0: the observation was changed after it was"}),
-        (ChangesItsAction, {"a step leaves its action as it was": "step 0: array("}),
+        (ChangesItsAction, {"a step leaves its action as it was": "step 0: "}),
         (ClosesOnce, {"close can be called twice": "AssertionError: closed already"}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
@@ -561,15 +564,30 @@ def test_broken_gymnasium_env(env: type[Sound], broken: dict[str, str]) -> None:
         assert broken[finding.rule] in finding.evidence
 
 
-def test_env_without_chance() -> None:
-    class Chess(Sound):
-        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-            return super().reset(seed=0)
+class LeavesNothingToChance(Sound):
+    """What it shows follows from the actions alone."""
 
-    (failure,) = check_env(Chess).failures
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.total = 0
+        return super().reset(seed=0)
+
+    def step(self, action: Any) -> Any:
+        self.total += int(action)
+        observation, *rest = super().step(action)
+        return observation + np.float32(self.total), *rest
+
+
+def test_env_without_chance() -> None:
+    (failure,) = check_env(LeavesNothingToChance).failures
     assert failure.rule == OTHER
     assert "if the env leaves nothing to chance, skip this rule" in failure.evidence
-    assert check_env(Chess, skip=[OTHER]).passed
+    assert check_env(LeavesNothingToChance, skip=[OTHER]).passed
+    (failure,) = check_env(lambda: tdcollect.make_env(LeavesNothingToChance, 2)).failures
+    assert failure.rule == OTHER
 
 
 class SoundBatch(TorchCountingEnv):
@@ -663,12 +681,12 @@ PARTIAL = "a partial reset leaves other slots alone"
             {"done is terminated or truncated": "done is True, terminated or truncated"},
         ),
         (BatchOfNaNRewards, {"rewards are finite numbers": "'reward' is [[nan]"}),
-        (BatchWithoutSeed, {FRESH: "step 0: 'observation' differs"}),
+        (BatchWithoutSeed, {OTHER: "", FRESH: "step 0: 'observation' differs: 0.0 and 4.0 at"}),
         (BatchOfZeroFinals, {ZEROS: "episodes ended in zeros: their true last observation is"}),
         (BatchOfFirstForFinals, {FINAL: "ended an episode and began the one after it"}),
         (BatchResetTogether, {PARTIAL: "'observation' of slots that go on differs in the step"}),
         (BatchInOneBuffer, {ALIASING: "'observation' was changed after it was given", FINAL: ""}),
-        (BatchThatChangesActions, {"a step leaves its action as it was": "'action': [["}),
+        (BatchThatChangesActions, {"a step leaves its action as it was": "'action': 1 and 0 at"}),
         (BatchThatClosesOnce, {"close can be called twice": "AssertionError: closed already"}),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
@@ -792,6 +810,8 @@ def test_bad_input_is_refused() -> None:
         check_env(lambda: TensorDict())  # type: ignore[arg-type, return-value]
     with pytest.raises(ValueError, match=r"expected the rules to skip to be of .* got \['seeds'\]"):
         check_env(Sound, skip=["seeds"])
+    with pytest.raises(ValueError, match="expected steps to be positive, got 0"):
+        check_env(Sound, steps=0)
 
 
 def test_batch_dims_of_the_env_are_kept() -> None:
@@ -799,3 +819,16 @@ def test_batch_dims_of_the_env_are_kept() -> None:
     rollout = env.rollout(9, StatelessCountingPolicy(RULES), break_when_any_done=False)
     assert rollout.shape == (2, 2, 9)
     check_counting_batch(rollout, RULES)
+
+
+def test_page_shows_what_its_code_prints() -> None:
+    """The blocks of code in docs/conformance.md run, and print the blocks of text after them."""
+    page = (Path(__file__).parent.parent / "docs" / "conformance.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", page, re.DOTALL)
+    assert len(blocks) > 4
+    names: dict[str, Any] = {}
+    for code, text in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        assert printed.getvalue() == text

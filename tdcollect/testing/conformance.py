@@ -12,11 +12,11 @@ from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase
 
 from tdcollect.envs import make_env
-from tdcollect.testing import gymnasium_rules, torchrl_rules
+from tdcollect.testing import gymnasium_probe, gymnasium_rules, torchrl_probe, torchrl_rules
 from tdcollect.testing.report import Broken, Finding, NotChecked, Report
 
 AnyEnv: TypeAlias = gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | EnvBase
-AnyProbe: TypeAlias = gymnasium_rules.Probe | torchrl_rules.Probe
+AnyProbe: TypeAlias = gymnasium_probe.Probe | torchrl_probe.Probe
 
 
 def check_env(
@@ -47,21 +47,24 @@ def check_env(
 
     Raises:
         TypeError: for anything but an env or what makes one.
-        ValueError: for a sentence in ``skip`` that is no rule of this kind of env.
+        ValueError: for a sentence in ``skip`` that is no rule of this kind of env, or for
+            ``steps`` that are not positive.
 
     Examples:
         >>> print(check_env("CartPole-v1"))
         >>> check_env(lambda: MyEnv(size=5)).raise_if_failed()
     """
+    if steps < 1:
+        raise ValueError(f"expected steps to be positive, got {steps}")
     made, make = _make(env)
     rules: Mapping[str, Callable[[Any], str]]
     probe: AnyProbe
     if isinstance(made, gym.Env):
         rules = gymnasium_rules.RULES
-        probe = gymnasium_rules.Probe(made, make, policy, steps, seed)
+        probe = gymnasium_probe.Probe(made, make, policy, steps, seed)
     else:
         rules = torchrl_rules.RULES
-        probe = torchrl_rules.Probe(made, make, policy, steps, seed)
+        probe = torchrl_probe.Probe(made, make, policy, steps, seed)
     unknown = [sentence for sentence in skip if sentence not in rules]
     if unknown:
         probe.close()

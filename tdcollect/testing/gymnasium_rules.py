@@ -7,133 +7,18 @@ raises ``NotChecked`` with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import copy, deepcopy
-from functools import cached_property
+from copy import deepcopy
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from tdcollect.testing.report import Broken, NotChecked
+from tdcollect.testing.gymnasium_probe import Env, Probe, Row
+from tdcollect.testing.report import Broken, NotChecked, array_difference
 
-Env = gym.Env[Any, Any]
 RULES: dict[str, Callable[[Probe], str]] = {}
 """The rules by their sentences, in the order in which they are tried."""
-
-
-class Row(NamedTuple):
-    """What a reset (step 0) or a step gave: copies, and the very objects ``given``."""
-
-    observation: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    info: Any
-    given: tuple[Any, ...]
-
-    @property
-    def is_reset(self) -> bool:
-        return len(self.given) == 2
-
-    @property
-    def ends(self) -> bool:
-        return bool(self.terminated) or bool(self.truncated)
-
-
-class Probe:
-    """Plays episodes of one env, and of others like it.
-
-    Args:
-        env: the env; it is closed in the end.
-        make: makes another one like it, or None.
-        policy: from an observation to an action; None for random actions, the same each time.
-        steps: the most steps of an episode.
-        seed: the first seed.
-    """
-
-    def __init__(
-        self,
-        env: Env,
-        make: Callable[[], Env] | None,
-        policy: Callable[[Any], Any] | None,
-        steps: int,
-        seed: int,
-    ):
-        self.env = env
-        self.make = make
-        self.policy = policy
-        self.steps = steps
-        self.seed = seed
-        self.closed = False
-
-    def rows(self, env: Env, seed: int) -> Iterator[Row]:
-        """The rows of one episode, first its reset."""
-        actions = deepcopy(env.action_space)
-        actions.seed(seed)
-        given: Any = env.reset(seed=seed)
-        _expect_tuple(given, 2, "reset")
-        observation = given[0]
-        yield Row(deepcopy(observation), None, False, False, _copy_info(given[1]), given)
-        for _ in range(self.steps):
-            action = actions.sample() if self.policy is None else self.policy(observation)
-            given = env.step(action)
-            _expect_tuple(given, 5, "step")
-            observation, reward, terminated, truncated, info = given
-            flags = deepcopy((terminated, truncated))
-            row = Row(deepcopy(observation), deepcopy(reward), *flags, _copy_info(info), given)
-            yield row
-            if row.ends:
-                return
-
-    def play(self, env: Env, seed: int) -> list[Row]:
-        return list(self.rows(env, seed))
-
-    @cached_property
-    def episodes(self) -> list[list[Row]]:
-        """Three episodes of the env, on three seeds."""
-        return [self.play(self.env, self.seed + i) for i in range(3)]
-
-    @property
-    def ended(self) -> list[tuple[int, list[Row]]]:
-        """Those that ended, with their seeds."""
-        ended = [(self.seed + i, e) for i, e in enumerate(self.episodes) if e[-1].ends]
-        if not ended:
-            raise NotChecked(f"no episode ended in {self.steps} steps")
-        return ended
-
-    def another(self) -> Env:
-        """A new env; the same one where nothing makes another."""
-        return self.env if self.make is None else self.make()
-
-    def done_with(self, env: Env) -> None:
-        if env is not self.env:
-            env.close()
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            self.env.close()
-
-
-def _copy_info(info: Any) -> Any:
-    try:
-        return deepcopy(info)
-    except Exception:  # infos may hold anything; what cannot be copied is not looked at
-        return copy(info)
-
-
-def _expect_tuple(given: Any, count: int, call: str) -> None:
-    wanted = {
-        2: "(observation, info)",
-        5: "(observation, reward, terminated, truncated, info)",
-    }[count]
-    if not isinstance(given, tuple) or len(given) != count:
-        got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
-        raise Broken(f"{call} gave {got}, expected {wanted}")
-    if not isinstance(given[-1], dict):
-        raise Broken(f"{call} gave an info that is {type(given[-1]).__name__}, expected a dict")
 
 
 def _rule(sentence: str) -> Callable[[Callable[[Probe], str]], Callable[[Probe], str]]:
@@ -196,26 +81,30 @@ def _flags(probe: Probe) -> str:
 
 @_rule("the same seed gives the same episode")
 def _same_seed(probe: Probe) -> str:
-    first, second = probe.another(), probe.another()
-    try:
-        episodes = [probe.play(env, probe.seed) for env in (first, second)]
-    finally:
-        probe.done_with(first)
-        probe.done_with(second)
+    episodes = [_play_anew(probe, probe.seed) for _ in range(2)]
     _check_same(*episodes)
-    whose = "the same env" if first is second else "two new envs"
+    whose = "the same env" if probe.make is None else "two new envs"
     return f"{len(episodes[0]) - 1} steps of {whose}"
+
+
+def _play_anew(probe: Probe, seed: int) -> list[Row]:
+    """An episode of a new env, if one can be had."""
+    env = probe.another()
+    try:
+        return probe.play(env, seed)
+    finally:
+        probe.done_with(env)
 
 
 @_rule("another seed gives another episode")
 def _other_seed(probe: Probe) -> str:
-    first, *others = probe.episodes
-    if all(difference(_values(first), _values(other)) is None for other in others):
+    first, *others = (_values(_play_anew(probe, probe.seed + i)) for i in range(3))
+    if all(difference(first, other) is None for other in others):
         raise Broken(
-            f"seeds {probe.seed} to {probe.seed + len(others)} give one and the same; if the env "
-            "leaves nothing to chance, skip this rule"
+            f"seeds {probe.seed} to {probe.seed + 2} give one and the same; if the env leaves "
+            "nothing to chance, skip this rule"
         )
-    return ""
+    return f"seeds {probe.seed} to {probe.seed + 2}"
 
 
 @_rule("reset(seed) does not depend on what went before")
@@ -348,16 +237,15 @@ def difference(first: Any, second: Any) -> str | None:
             return f"{len(first)} and {len(second)} items"
         pairs = list(zip(first, second, strict=True))
     else:
-        return None if _equal(first, second) else f"{_show(first)} and {_show(second)}"
+        return _leaf_difference(first, second)
     return next((found for found in (difference(a, b) for a, b in pairs) if found), None)
 
 
-def _equal(first: Any, second: Any) -> bool:
+def _leaf_difference(first: Any, second: Any) -> str | None:
     no_value: bool = type(first).__eq__ is object.__eq__  # type: ignore[comparison-overlap]
     if no_value:
-        return True  # an object without a value, such as an info may hold
-    a, b = np.asarray(first), np.asarray(second)
-    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
+        return None  # an object without a value, such as an info may hold
+    return array_difference(first, second)
 
 
 def _show(value: Any) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 
 class Broken(Exception):
@@ -11,6 +14,19 @@ class Broken(Exception):
 
 class NotChecked(Exception):
     """A rule says nothing about this env, or could not be tried; the text says why."""
+
+
+def array_difference(first: Any, second: Any) -> str | None:
+    """The first place where two arrays differ, or None. NaNs are equal."""
+    a, b = np.asarray(first), np.asarray(second)
+    if a.shape != b.shape:
+        return f"shapes {a.shape} and {b.shape}"
+    both_nan = (a != a) & (b != b)
+    different = np.argwhere((a != b) & ~both_nan)
+    if not len(different):
+        return None
+    at = tuple(different[0].tolist())
+    return f"{a[at]} and {b[at]}" + (f" at {list(at)}" if at else "")
 
 
 @dataclass(frozen=True)

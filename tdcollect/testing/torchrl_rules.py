@@ -9,8 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDictBase, unravel_key
@@ -18,115 +17,13 @@ from torchrl import torchrl_logger
 from torchrl.envs import EnvBase, check_env_specs
 
 from tdcollect import keys
-from tdcollect.testing.report import Broken, NotChecked
+from tdcollect.testing.report import Broken, NotChecked, array_difference
+from tdcollect.testing.torchrl_probe import Probe, Row, ends
 
 TwoSteps: TypeAlias = tuple[TensorDictBase, TensorDictBase]
 Key: TypeAlias = str | tuple[str, ...]
 RULES: dict[str, Callable[[Probe], str]] = {}
 """The rules by their sentences, in the order in which they are tried."""
-
-
-class Row(NamedTuple):
-    """One step of N slots, as copies.
-
-    ``step`` is what ``step`` gave, with ``next``; ``after`` is the root of the next row, in which
-    ended slots are reset. ``given`` are the very TensorDicts.
-    """
-
-    step: TensorDictBase
-    after: TensorDictBase
-    given: tuple[TensorDictBase, TensorDictBase]
-
-
-class Probe:
-    """Plays one env, and others like it.
-
-    Args:
-        env: the env; it is closed in the end.
-        make: makes another one like it, or None.
-        policy: a TensorDict policy; None for random actions, the same each time.
-        steps: the most steps that are played.
-        seed: the first seed.
-    """
-
-    def __init__(
-        self,
-        env: EnvBase,
-        make: Callable[[], EnvBase] | None,
-        policy: Callable[[TensorDictBase], TensorDictBase] | None,
-        steps: int,
-        seed: int,
-    ):
-        self.env = env
-        self.make = make
-        self.policy = policy
-        self.steps = steps
-        self.seed = seed
-
-    def act(self, env: EnvBase, root: TensorDictBase, seed: int) -> TensorDictBase:
-        """The root with an action, which depends on nothing but ``seed`` and the root."""
-        if self.policy is not None:
-            return self.policy(root)
-        # The action's draw must neither disturb nor follow an env that uses torch's generator.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return env.rand_action(root)
-
-    def start(self, env: EnvBase, seed: int) -> TensorDictBase:
-        env.set_seed(seed)
-        return env.reset()
-
-    def rows(self, env: EnvBase, seed: int) -> Iterator[Row]:
-        """Rows from a seeded reset on, through resets of the slots that end."""
-        root = self.start(env, seed)
-        for i in range(self.steps):
-            step, after = env.step_and_maybe_reset(self.act(env, root, seed + i))
-            yield Row(step.clone(), after.clone(), (step, after))
-            root = after.clone()
-
-    def play(self, env: EnvBase, seed: int) -> list[Row]:
-        """Rows until each slot has ended once, and two more."""
-        rows: list[Row] = []
-        ended = torch.zeros(env.batch_size, dtype=torch.bool)
-        more = 2
-        for row in self.rows(env, seed):
-            rows.append(row)
-            if ended.all():
-                more -= 1
-                if not more:
-                    break
-            ended |= ends(env, row)
-        return rows
-
-    @cached_property
-    def plays(self) -> list[list[Row]]:
-        """The env played on three seeds."""
-        return [self.play(self.env, self.seed + i) for i in range(3)]
-
-    def another(self) -> EnvBase:
-        """A new env; the same one where nothing makes another."""
-        return self.env if self.make is None else self.make()
-
-    def done_with(self, env: EnvBase) -> None:
-        if env is not self.env:
-            _close(env)
-
-    def close(self) -> None:
-        _close(self.env)
-
-
-def _close(env: EnvBase) -> None:
-    if not env.is_closed:
-        env.close()
-
-
-def ends(env: EnvBase, row: Row) -> torch.Tensor:
-    """Which slots ended in a row: bool ``[N]``, on the CPU."""
-    ended = torch.zeros(env.batch_size, dtype=torch.bool)
-    for key in env.done_keys:
-        flag = row.step[keys.NEXT][key].cpu()
-        ended |= flag.reshape(*env.batch_size, -1).any(-1)
-    return ended
 
 
 def _beside(key: Key, name: str) -> Key:
@@ -245,26 +142,30 @@ def _done(probe: Probe) -> str:
 
 @_rule("the same seed gives the same episode")
 def _same_seed(probe: Probe) -> str:
-    first, second = probe.another(), probe.another()
-    try:
-        plays = [probe.play(env, probe.seed) for env in (first, second)]
-    finally:
-        probe.done_with(first)
-        probe.done_with(second)
+    plays = [_play_anew(probe, probe.seed) for _ in range(2)]
     _check_same(*plays)
-    whose = "the same env" if first is second else "two new envs"
+    whose = "the same env" if probe.make is None else "two new envs"
     return f"{len(plays[0])} steps of {whose}"
+
+
+def _play_anew(probe: Probe, seed: int) -> list[Row]:
+    """Rows of a new env, if one can be had."""
+    env = probe.another()
+    try:
+        return probe.play(env, seed)
+    finally:
+        probe.done_with(env)
 
 
 @_rule("another seed gives another episode")
 def _other_seed(probe: Probe) -> str:
-    first, *others = probe.plays
+    first, *others = (_play_anew(probe, probe.seed + i) for i in range(3))
     if all(_difference(first, other) is None for other in others):
         raise Broken(
-            f"seeds {probe.seed} to {probe.seed + len(others)} give one and the same; if the env "
-            "leaves nothing to chance, skip this rule"
+            f"seeds {probe.seed} to {probe.seed + 2} give one and the same; if the env leaves "
+            "nothing to chance, skip this rule"
         )
-    return ""
+    return f"seeds {probe.seed} to {probe.seed + 2}"
 
 
 @_rule("reset(seed) does not depend on what went before")
@@ -341,8 +242,9 @@ def _other_slots(env: EnvBase, first: TwoSteps, second: TwoSteps) -> str | None:
     for name, a, b in zip(("reset", "step after it"), first, second, strict=True):
         others = _flat_rows(env, b)
         for key, value in _flat_rows(env, a).items():
-            if not _equal(value[1:], others[key][1:]):
-                return f"{key!r} of slots that go on differs in the {name}"
+            found = _leaf_difference(value[1:], others[key][1:])
+            if found:
+                return f"{key!r} of slots that go on differs in the {name}: {found}"
     return None
 
 
@@ -381,11 +283,9 @@ def _no_aliasing(probe: Probe) -> str:
             for key in copy.keys(True, True):
                 # What a collector or a policy adds to a given TensorDict is no change.
                 value, now = copy[key], given.get(key)
-                if isinstance(value, torch.Tensor) and not _equal(value, now):
-                    raise Broken(
-                        f"{where}: {key!r} was changed after it was given out: {_show(value)} and "
-                        f"{_show(now)}"
-                    )
+                found = _leaf_difference(value, now)
+                if found:
+                    raise Broken(f"{where}: {key!r} was changed after it was given out: {found}")
     return ""
 
 
@@ -397,8 +297,9 @@ def _action_kept(probe: Probe) -> str:
     before = {key: acted[key].clone() for key in env.action_keys}
     step = env.step(acted)
     for key, value in before.items():
-        if not _equal(value, step[key]):
-            raise Broken(f"{key!r}: {_show(value)} and {_show(step[key])}")
+        found = _leaf_difference(value, step[key])
+        if found:
+            raise Broken(f"{key!r}: {found}")
     return ""
 
 
@@ -424,19 +325,20 @@ def _check_same(first: list[Row], second: list[Row]) -> None:
 def _difference(first: list[Row], second: list[Row]) -> str | None:
     for step, (a, b) in enumerate(zip(first, second, strict=False)):
         for key in a.step.keys(True, True):
-            x, y = a.step[key], b.step.get(key)
-            if isinstance(x, torch.Tensor) and not _equal(x, y):
-                return f"step {step}: {key!r} differs: {_show(x)} and {_show(y)}"
+            found = _leaf_difference(a.step[key], b.step.get(key))
+            if found:
+                return f"step {step}: {key!r} differs: {found}"
     if len(first) != len(second):
         return f"one takes {len(first)} steps to its end, the other {len(second)}"
     return None
 
 
-def _equal(first: torch.Tensor, second: torch.Tensor | None) -> bool:
-    if second is None or first.shape != second.shape:
-        return False
-    both_nan = (first != first) & (second != second)
-    return bool(((first == second) | both_nan).all())
+def _leaf_difference(first: Any, second: Any) -> str | None:
+    if not isinstance(first, torch.Tensor):
+        return None  # strings and other non-tensor data
+    if not isinstance(second, torch.Tensor):
+        return "it is gone"
+    return array_difference(first.detach().cpu(), second.detach().cpu())
 
 
 def _first(values: dict[Key, torch.Tensor]) -> str:

@@ -1,0 +1,130 @@
+"""Episodes of a gymnasium env, for the rules to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+
+from tdcollect.testing.report import Broken, NotChecked
+
+Env = gym.Env[Any, Any]
+
+
+class Row(NamedTuple):
+    """What a reset (step 0) or a step gave: copies, and the very objects ``given``."""
+
+    observation: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: Any
+    given: tuple[Any, ...]
+
+    @property
+    def is_reset(self) -> bool:
+        return len(self.given) == 2
+
+    @property
+    def ends(self) -> bool:
+        return bool(self.terminated) or bool(self.truncated)
+
+
+class Probe:
+    """Plays episodes of one env, and of others like it.
+
+    Args:
+        env: the env; it is closed in the end.
+        make: makes another one like it, or None.
+        policy: from an observation to an action; None for random actions, the same each time.
+        steps: the most steps of an episode.
+        seed: the first seed.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        make: Callable[[], Env] | None,
+        policy: Callable[[Any], Any] | None,
+        steps: int,
+        seed: int,
+    ):
+        self.env = env
+        self.make = make
+        self.policy = policy
+        self.steps = steps
+        self.seed = seed
+        self.closed = False
+
+    def rows(self, env: Env, seed: int) -> Iterator[Row]:
+        """The rows of one episode, first its reset.
+
+        Random actions are the same for every seed, so that a seed shows by what the env does.
+        """
+        actions = deepcopy(env.action_space)
+        actions.seed(self.seed)
+        given: Any = env.reset(seed=seed)
+        _expect_tuple(given, 2, "reset")
+        observation = given[0]
+        yield Row(deepcopy(observation), None, False, False, _copy_info(given[1]), given)
+        for _ in range(self.steps):
+            action = actions.sample() if self.policy is None else self.policy(observation)
+            given = env.step(action)
+            _expect_tuple(given, 5, "step")
+            observation, reward, terminated, truncated, info = given
+            flags = deepcopy((terminated, truncated))
+            row = Row(deepcopy(observation), deepcopy(reward), *flags, _copy_info(info), given)
+            yield row
+            if row.ends:
+                return
+
+    def play(self, env: Env, seed: int) -> list[Row]:
+        return list(self.rows(env, seed))
+
+    @cached_property
+    def episodes(self) -> list[list[Row]]:
+        """Three episodes of the env, on three seeds."""
+        return [self.play(self.env, self.seed + i) for i in range(3)]
+
+    @property
+    def ended(self) -> list[tuple[int, list[Row]]]:
+        """Those that ended, with their seeds."""
+        ended = [(self.seed + i, e) for i, e in enumerate(self.episodes) if e[-1].ends]
+        if not ended:
+            raise NotChecked(f"no episode ended in {self.steps} steps")
+        return ended
+
+    def another(self) -> Env:
+        """A new env; the same one where nothing makes another."""
+        return self.env if self.make is None else self.make()
+
+    def done_with(self, env: Env) -> None:
+        if env is not self.env:
+            env.close()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.env.close()
+
+
+def _copy_info(info: Any) -> Any:
+    try:
+        return deepcopy(info)
+    except Exception:  # infos may hold anything; what cannot be copied is not looked at
+        return copy(info)
+
+
+def _expect_tuple(given: Any, count: int, call: str) -> None:
+    wanted = {
+        2: "(observation, info)",
+        5: "(observation, reward, terminated, truncated, info)",
+    }[count]
+    if not isinstance(given, tuple) or len(given) != count:
+        got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
+        raise Broken(f"{call} gave {got}, expected {wanted}")
+    if not isinstance(given[-1], dict):
+        raise Broken(f"{call} gave an info that is {type(given[-1]).__name__}, expected a dict")

@@ -76,9 +76,10 @@ def make_env(
     slots = _check_num_envs(env, num_envs)
     bookkeeping = Bookkeeping(step_count, episode_reward, is_init, _check_time_limit(time_limit))
     seeds = None if seed is None else slot_seeds(seed, range(slots))
-    if isinstance(info_keys, str):
-        raise TypeError(f"expected info_keys to be a sequence of names, got {info_keys!r}")
+    _check_info_keys(info_keys)
     kwargs = dict(env_kwargs or {})
+    if kwargs and isinstance(env, (gym.Env, VectorEnv)):
+        raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
     made: Backend
     if chosen == "envpool":
         assert isinstance(env, str)
@@ -152,6 +153,15 @@ def _check_time_limit(time_limit: int | None) -> int | None:
     return int(time_limit)
 
 
+def _check_info_keys(info_keys: Any) -> None:
+    names = not isinstance(info_keys, str) and isinstance(info_keys, (Sequence, Mapping))
+    if not names or not all(isinstance(key, str) for key in info_keys):
+        raise TypeError(
+            "expected info_keys to be a sequence of names, or a dict from names to example values, "
+            f"got {info_keys!r}"
+        )
+
+
 def _factories(
     env: str | Callable[..., gym.Env[Any, Any]] | gym.Env[Any, Any],
     slots: int,
@@ -161,10 +171,6 @@ def _factories(
         _check_id(env)
         return [partial(gym.make, env, **kwargs)] * slots
     if isinstance(env, gym.Env):
-        if kwargs:
-            raise TypeError(
-                f"env_kwargs {sorted(kwargs)} cannot change an env that is made already"
-            )
         made = env
         return [lambda: made]
     return [partial(env, **kwargs)] * slots

@@ -24,7 +24,7 @@ class SerialBackend(Backend):
         categorical: integers rather than one-hot for discrete entries.
 
     Raises:
-        ValueError: where the envs' spaces differ.
+        ValueError: where the envs' spaces differ, or two slots are given one env.
         TypeError: where a factory returns something else than a ``gymnasium.Env``.
     """
 
@@ -59,6 +59,12 @@ class SerialBackend(Backend):
                 "expected a callable that makes a gymnasium.Env, got one that returned "
                 f"{type(env).__name__}"
             )
+        for other, made in enumerate(self.envs):
+            if env is made:
+                raise ValueError(
+                    "expected a callable that makes a new env at each call, got that of slot "
+                    f"{other} for slot {slot} again"
+                )
         self.envs.append(env)
         for name in ("observation_space", "action_space"):
             expected, got = (getattr(e, name) for e in (self.envs[0], env))

@@ -81,7 +81,7 @@ class Stepper:
             *_info_entries(backend),
             *_bookkeeping_entries(bookkeeping),
         ]
-        _check_names(self.entries)
+        _check_names([entry.path for entry in self.entries], backend.action.paths)
         self._every_slot = range(self.num_envs)
         self._counts = np.zeros(self.num_envs, np.int64)
         self._returns = np.zeros(self.num_envs, np.float32)
@@ -270,13 +270,14 @@ def _bookkeeping_entries(bookkeeping: Bookkeeping) -> list[Entry]:
     return entries
 
 
-def _check_names(entries: Sequence[Entry]) -> None:
-    paths = [entry.path for entry in entries]
+def _check_names(entries: Sequence[Path], actions: Sequence[Path]) -> None:
+    paths = [*entries, *actions]
     for i, path in enumerate(paths):
-        taken = path[0] in keys.RESERVED
+        is_action = i >= len(entries) and path[0] == keys.ACTION
+        taken = path[0] in keys.RESERVED and not is_action
         clashes = any(path[: len(p)] == p or p[: len(path)] == path for p in paths[:i])
         if taken or clashes:
             raise ValueError(
-                f"the entry {'/'.join(path)!r} of the observation space or of info_keys has a name "
-                "that the batch uses for something else; rename it in the env"
+                f"the entry {'/'.join(path)!r} of the observation space, the action space or "
+                "info_keys has a name that the batch uses for something else; rename it in the env"
             )

@@ -31,27 +31,27 @@ SEED = 21
 
 
 class Task(NamedTuple):
-    """A gymnasium env and the sampling that a policy does in it."""
+    """A gymnasium env, and how an action and its log-prob are drawn in it."""
 
     make: Callable[[], gym.Env[Any, Any]]
-    distribution: Callable[..., D.Distribution]
-    parameters: tuple[str, ...]
+    draw: Callable[[TensorDict], tuple[torch.Tensor, torch.Tensor]]
 
 
-def normal(loc: torch.Tensor, scale: torch.Tensor) -> TanhNormal:
-    return TanhNormal(loc, scale)
+def draw_categorical(td: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    distribution = D.Categorical(logits=td["logits"])
+    action = distribution.sample()
+    return action, distribution.log_prob(action)
 
 
-def categorical(logits: torch.Tensor) -> D.Categorical:
-    return D.Categorical(logits=logits)
+def draw_tanh_normal(td: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
+    # What torchrl's actors call: it rounds otherwise than rsample and log_prob after each other.
+    return TanhNormal(td["loc"], td["scale"]).rsample_and_log_prob()
 
 
 TASKS = {
-    "cartpole": Task(partial(gym.make, "CartPole-v1"), categorical, ("logits",)),
-    "pendulum": Task(
-        partial(gym.make, "Pendulum-v1", max_episode_steps=20), normal, ("loc", "scale")
-    ),
-    "toy": Task(make_toy, categorical, ("logits",)),
+    "cartpole": Task(partial(gym.make, "CartPole-v1"), draw_categorical),
+    "pendulum": Task(partial(gym.make, "Pendulum-v1", max_episode_steps=20), draw_tanh_normal),
+    "toy": Task(make_toy, draw_categorical),
 }
 
 
@@ -69,16 +69,13 @@ def plain_loop(task: Task, policy: Any, batched: bool = True) -> dict[Any, torch
     for _ in range(STEPS):
         with torch.no_grad():
             td = network(TensorDict({"observation": torch.from_numpy(observation)[rows_seen]}))
-            distribution = task.distribution(*(td[key] for key in task.parameters))
-            draw = distribution.rsample if distribution.has_rsample else distribution.sample
-            action = draw()
-            log_prob = distribution.log_prob(action).reshape(slots)
+            action, log_prob = task.draw(td)
             action = action.reshape(slots, *envs.single_action_space.shape)
         following, reward, terminated, truncated, _ = envs.step(action.numpy())
         row = {
             "observation": observation,
             "action": action.numpy(),
-            "action_log_prob": log_prob.numpy(),
+            "action_log_prob": log_prob.reshape(slots).numpy(),
             ("next", "observation"): following,
             ("next", "reward"): reward.astype(np.float32)[:, None],
             ("next", "terminated"): terminated[:, None],

@@ -1,0 +1,203 @@
+"""Cases that users of TorchRL meet today: ours right, and TorchRL's behaviour beside it.
+
+Where TorchRL's half of a test fails, TorchRL has mended it: say so in the documentation.
+Tests of one case share its number.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torchrl.envs import EnvBase, GymEnv, GymWrapper
+
+from tdcollect import make_env
+
+
+class Counting(gym.Env):
+    """Observation (step, episode), from 1; each step of an episode is rewarded with 1."""
+
+    observation_space = spaces.Box(0, 1000, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int = 3) -> None:
+        self.length, self.episode = length, 0
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self.time, self.episode], np.float32)
+
+    def _info(self) -> dict[str, int]:
+        return {"left": 1 + self.length - self.time}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time, self.episode = 1, self.episode + 1
+        return self._observe(), self._info()
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return self._observe(), 1.0, self.time > self.length, False, self._info()
+
+
+def vector(mode: AutoresetMode) -> SyncVectorEnv:
+    """Slot 0 counts to 3 and slot 1 to 4, so that they end apart."""
+    return SyncVectorEnv([Counting, partial(Counting, 4)], autoreset_mode=mode)
+
+
+def steps_and_episodes(env: EnvBase) -> tuple[list[list[float]], list[list[float]], list[float]]:
+    """(step, episode) before and after each of eight steps of slot 0, and their rewards."""
+    slot = env.rollout(8, break_when_any_done=False)[0]
+    before, after = slot["observation"].tolist(), slot["next", "observation"].tolist()
+    return before, after, slot["next", "reward"].flatten().tolist()
+
+
+# --- 1: final observations of a vector env in NEXT_STEP mode -----------------------------------
+
+
+def test_1_next_step_envs_give_true_final_observations_and_no_junk_row() -> None:
+    before, after, rewards = steps_and_episodes(make_env(vector(AutoresetMode.NEXT_STEP)))
+    assert before == [[1, 1], [2, 1], [3, 1], [1, 2], [2, 2], [3, 2], [1, 3], [2, 3]]
+    assert after == [[2, 1], [3, 1], [4, 1], [2, 2], [3, 2], [4, 2], [2, 3], [3, 3]]
+    assert rewards == [1] * 8
+
+
+def test_1_torchrl_gives_zeros_and_a_junk_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In place of the AsyncVectorEnv that GymEnv builds: the same default mode, without workers.
+    monkeypatch.setattr(gym.vector, "AsyncVectorEnv", lambda _: vector(AutoresetMode.NEXT_STEP))
+    slot = GymEnv("CartPole-v1", num_envs=2).rollout(8, break_when_any_done=False)[0]
+    before, after = slot["observation"], slot["next", "observation"]
+    end = int(slot["next", "done"].flatten().nonzero()[0])
+    assert after[end].tolist() == [0, 0]  # in place of the final observation
+    final, first = before[end + 1], after[end + 1]
+    assert (final[0], first[0]) == (4, 1)  # a row from one episode to the next
+    assert first[1] == final[1] + 1
+    assert slot["next", "reward"][end + 1] == 0
+
+
+# --- 2: vector envs that declare their mode in metadata only -----------------------------------
+
+
+class Declaring(gym.vector.VectorEnv):
+    """SAME_STEP, as it says in its metadata, and in no attribute."""
+
+    def __init__(self) -> None:
+        self.inner = vector(AutoresetMode.SAME_STEP)
+        self.num_envs = 2
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        for name in ("observation_space", "action_space"):
+            setattr(self, name, getattr(self.inner, name))
+            setattr(self, f"single_{name}", getattr(self.inner, f"single_{name}"))
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.inner.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        return self.inner.step(actions)
+
+
+def test_2_a_mode_declared_in_metadata_is_read() -> None:
+    _, after, rewards = steps_and_episodes(make_env(Declaring()))
+    assert after == [[2, 1], [3, 1], [4, 1], [2, 2], [3, 2], [4, 2], [2, 3], [3, 3]]
+    assert rewards == [1] * 8
+
+
+def test_2_torchrl_refuses_next_step() -> None:
+    with pytest.raises(RuntimeError, match="must be one of SAME_STEP or DISABLED"):
+        GymWrapper(vector(AutoresetMode.NEXT_STEP))
+
+
+def test_2_torchrl_does_not_read_metadata() -> None:
+    with pytest.raises(AttributeError, match="autoreset_mode"):
+        GymWrapper(Declaring())
+    with pytest.raises(AttributeError, match="autoreset_mode"):
+        GymWrapper(CartPoleVectorEnv(2))
+
+
+def test_2_what_cannot_keep_the_contract_is_refused_naming_what_can() -> None:
+    with pytest.raises(ValueError, match=r"CartPoleVectorEnv.*one action an episode would be"):
+        make_env(CartPoleVectorEnv(2))
+    with pytest.raises(ValueError, match=r"backend='serial'.*vectorization_mode='sync' or 'async'"):
+        make_env(gym.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"))
+
+
+# --- 5: infos that are Python numbers ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Counting, partial(vector, AutoresetMode.SAME_STEP)])
+def test_5_infos_that_are_python_numbers_are_read(make: Any) -> None:
+    env = make_env(make() if make is not Counting else make, info_keys=["left"])
+    slot = env.rollout(6, break_when_any_done=False).reshape(-1, 6)[0]
+    assert slot["left"].tolist() == [3, 2, 1, 3, 2, 1]
+    assert slot["next", "left"].tolist() == [2, 1, 0, 2, 1, 0]
+
+
+def test_5_torchrl_fails_on_python_numbers() -> None:
+    with pytest.raises(AttributeError, match="'int' object has no attribute"):
+        GymWrapper(Counting()).auto_register_info_dict()
+
+
+# --- 6: EnvPool --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def envpool() -> Any:
+    return pytest.importorskip("envpool", reason="the envpool extra is not installed")
+
+
+@pytest.mark.usefixtures("envpool")
+def test_6_envpool_runs_where_only_gymnasium_is_installed() -> None:
+    env = make_env("CartPole-v1", 2, backend="envpool")
+    assert env.rollout(50, break_when_any_done=False).shape == (2, 50)
+
+
+@pytest.mark.usefixtures("envpool")
+def test_6_torchrls_envpool_wrapper_does_not_import() -> None:
+    from torchrl.envs import MultiThreadedEnv
+
+    with pytest.raises(ImportError):
+        MultiThreadedEnv(2, env_name="CartPole-v1")
+
+
+@pytest.mark.usefixtures("envpool")
+def test_6_envpool_seeds_are_honoured_by_reset_and_set_seed() -> None:
+    env = make_env("CartPole-v1", 2, backend="envpool")
+    first = env.reset(seed=[5, 9])["observation"]
+    other = env.reset(seed=[5, 10])["observation"]
+    again = env.reset(seed=[5, 9])["observation"]
+    assert torch.equal(first, again)
+    assert torch.equal(first[0], other[0])
+    assert not torch.equal(first[1], other[1])
+    env.set_seed(5)
+    assert torch.equal(env.reset()["observation"][0], first[0])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_6_envpool_itself_ignores_seeds_of_reset(envpool: Any) -> None:
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=1, seed=5)
+    first, second = pool.reset(seed=7)[0], pool.reset(seed=7)[0]
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.usefixtures("envpool")
+def test_6_after_an_envpool_slot_is_reset_the_next_step_is_a_real_one() -> None:
+    env = make_env("CartPole-v1", 3, backend="envpool", info_keys=["elapsed_step"], seed=0)
+    batch = env.rollout(200, break_when_any_done=False)
+    assert batch["next", "done"].sum() > 10
+    assert (batch["next", "elapsed_step"] == batch["elapsed_step"] + 1).all()
+    starts = torch.cat([torch.ones(3, 1, dtype=torch.bool), batch["next", "done"][:, :-1, 0]], 1)
+    assert torch.equal(batch["elapsed_step"] == 0, starts)
+
+
+@pytest.mark.usefixtures("envpool")
+def test_6_final_observations_of_envpool_are_true() -> None:
+    env = make_env("CartPole-v1", 3, backend="envpool", seed=0)
+    batch = env.rollout(200, break_when_any_done=False)
+    position, _, angle, _ = batch["next", "observation"].abs().unbind(-1)
+    fallen = (position > 2.4) | (angle > 12 * 2 * np.pi / 360)
+    assert torch.equal(fallen, batch["next", "terminated"][..., 0])

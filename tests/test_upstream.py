@@ -1,0 +1,63 @@
+"""The private names of other packages that tdcollect leans on: failures tell what changed."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.data import Bounded, Categorical, OneHot, Unbounded
+
+from tdcollect import _upstream
+
+
+def test_every_name_has_a_test() -> None:
+    tested = {"CollectorMeta", "gym_space_to_spec", "service_backend"}
+    assert set(_upstream.__all__) == tested
+
+
+def test_collector_meta_is_the_class_of_torchrls_collector() -> None:
+    assert type(TorchRLCollector) is _upstream.CollectorMeta
+
+
+def test_collector_meta_takes_the_arguments_that_ours_dispatches_on() -> None:
+    parameters = inspect.signature(_upstream.CollectorMeta.__call__).parameters
+    assert set(parameters) >= {"backend", "backend_options", "num_collectors", "sync"}
+    assert all(parameters[name].default is None for name in ("backend", "num_collectors", "sync"))
+
+
+def test_the_collector_normalizes_functions_that_make_envs() -> None:
+    args, kwargs = TorchRLCollector._normalize_direct_env_fn((), {"create_env_fn": [print]})
+    assert args == ()
+    assert kwargs["create_env_fn"] is print
+
+
+def test_service_backend_is_none_outside_a_context() -> None:
+    assert not inspect.signature(_upstream.service_backend).parameters
+    assert _upstream.service_backend() is None
+
+
+@pytest.mark.parametrize(
+    ("space", "categorical", "spec"),
+    [
+        (spaces.Discrete(3), False, OneHot(3, dtype=torch.int64)),
+        (spaces.Discrete(3), True, Categorical(3, dtype=torch.int64)),
+        (spaces.Box(0, 1, (2,)), False, Bounded(0, 1, (2,), dtype=torch.float32)),
+        (spaces.Box(-np.inf, np.inf, (2,)), False, Unbounded((2,), dtype=torch.float32)),
+        (spaces.Box(0, 1, ()), False, Bounded(0, 1, (1,), dtype=torch.float32)),
+    ],
+    ids=str,
+)
+def test_gym_space_to_spec_converts_leaves(space: Any, categorical: bool, spec: Any) -> None:
+    converted = _upstream.gym_space_to_spec(space, categorical_action_encoding=categorical)
+    assert converted == spec
+    assert converted.dtype == spec.dtype
+
+
+def test_gym_space_to_spec_knows_no_dtype_that_torch_lacks() -> None:
+    with pytest.raises((KeyError, TypeError)):
+        _upstream.gym_space_to_spec(spaces.Box(0, 1, (2,), np.uint16))

@@ -14,6 +14,7 @@ from torchrl.envs.utils import set_exploration_type
 
 from tdcollect._upstream import CollectorMeta, service_backend
 from tdcollect.collect.loop import ArrayEnv, array_env, collect
+from tdcollect.collect.rows import Key, nested, shaped_like
 from tdcollect.keys import TIME
 
 RUN_ON_ARRAYS = True
@@ -145,20 +146,25 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         if self.reset_at_each_iter:
             self._carrier.update(self.env.reset())
             self._start_new_trajectories()
-        device = self.storing_device
-        if device is None and not self._use_buffers:
-            device = self._carrier.device
         with set_exploration_type(self.exploration_type):
-            batch, self._carrier = collect(
+            columns, self._carrier = collect(
                 env,
                 self._wrapped_policy,
                 self._carrier,
                 self.frames_per_batch,
                 self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
                 frozenset(self._compact_next_keys),
-                device,
             )
-        batch = self._maybe_set_truncated(batch)
+        return self._maybe_set_truncated(self._assemble(columns))
+
+    def _assemble(self, columns: dict[Key, torch.Tensor]) -> TensorDictBase:
+        """The entries of a batch as the TensorDict that the parent makes of them."""
+        shape = (*self.env.batch_size, self.frames_per_batch)
+        template = self._final_rollout if self._use_buffers else self._carrier
+        batch = nested(columns.items(), shape, self.storing_device or template.device)
+        shaped_like(template, batch)
+        if self._use_buffers or self.replay_buffer is None or self._ignore_rb:
+            batch.refine_names(..., TIME)
         if self.return_same_td and self._use_buffers:
             return self._final_rollout.update_(batch)
         return batch

@@ -124,8 +124,7 @@ def collect(
     steps: int,
     new_ids: NewIds | None,
     left_out: frozenset[Key],
-    device: torch.device | None,
-) -> tuple[TensorDict, TensorDict]:
+) -> tuple[dict[Key, torch.Tensor], TensorDict]:
     """Collect ``steps`` steps of every slot.
 
     Args:
@@ -135,10 +134,9 @@ def collect(
         steps: T.
         new_ids: gives so many new trajectory ids; None where they are not tracked.
         left_out: entries that the batch does without.
-        device: the device that the batch names, if any.
 
     Returns:
-        The batch ``[N, T]`` and the row that follows it.
+        The entries of the batch, ``[N, T, ...]`` each, and the row that follows it.
     """
     rows = flat(carrier)
     program = Program(policy, rows, env.batch_size, carrier.device)
@@ -148,15 +146,35 @@ def collect(
         program(rows)
         if next_keys is None:
             next_keys = [key for key in rows if is_next(key)]
+            forgotten = _forgotten(rows, env, program)
         following, begun, ended = env.step(rows, next_keys, frame)
         batch.append(rows, following)
         rows = _advance(rows, following if begun is None else begun, env.carried, next_keys)
         if ended and new_ids is not None:
             ids = rows[keys.TRAJ_IDS] = rows[keys.TRAJ_IDS].clone()
             ids.numpy().reshape(-1)[ended] = new_ids(len(ended)).numpy()
+        if 0 < len(ended) < frame.done.size:
+            for key in forgotten:
+                value = rows[key] = rows[key].clone()
+                value[ended] = 0
     for module in program.checks:
         batch.validate(module)
-    return batch.finish(device), nested(rows.items(), env.batch_size, carrier.device)
+    return batch.columns, nested(rows.items(), env.batch_size, carrier.device)
+
+
+def _forgotten(rows: Rows, env: ArrayEnv, program: Program) -> list[Key]:
+    """Entries that TorchRL zeroes where some slots, but not all, are reset, and that show it.
+
+    These are the policy's entries of the step before, where it reads them or leaves them be.
+    """
+    kept = {*env.carried, keys.DONE, keys.TERMINATED, keys.TRUNCATED, keys.TRAJ_IDS}
+    return [
+        key
+        for key in rows
+        if key not in kept
+        and not is_next(key)
+        and (key in program.reads_first or key not in program.writes)
+    ]
 
 
 def _advance(rows: Rows, source: Rows, carried: list[Key], next_keys: list[Key]) -> Rows:
@@ -174,7 +192,11 @@ def _advance(rows: Rows, source: Rows, carried: list[Key], next_keys: list[Key])
 
 
 class _Batch:
-    """Rows on their way into a batch ``[N, T]``."""
+    """Rows on their way into a batch.
+
+    Attributes:
+        columns: the entries of the batch, ``[N, T, ...]`` each.
+    """
 
     def __init__(self, env: ArrayEnv, steps: int, left_out: frozenset[Key]):
         self._env = env
@@ -183,7 +205,7 @@ class _Batch:
         self._left_out = left_out
         self._rows: list[Rows] = []
         self._following: list[Rows] = []
-        self._columns: dict[Key, torch.Tensor] = {}
+        self.columns: dict[Key, torch.Tensor] = {}
         self._filled = 0
 
     def frames(self) -> Iterator[StepFrame]:
@@ -217,24 +239,18 @@ class _Batch:
             stacked = torch.stack(values, dim)
         if count == self._steps:
             # Rows in another memory format (channels last) would make the batch one, too.
-            self._columns[key] = stacked.contiguous()
+            self.columns[key] = stacked.contiguous()
             return
-        if key not in self._columns:
+        if key not in self.columns:
             shape = (*first.shape[:dim], self._steps, *first.shape[dim:])
-            self._columns[key] = torch.empty(shape, dtype=first.dtype, device=first.device)
-        self._columns[key].narrow(dim, self._filled, count).copy_(stacked)
+            self.columns[key] = torch.empty(shape, dtype=first.dtype, device=first.device)
+        self.columns[key].narrow(dim, self._filled, count).copy_(stacked)
 
     def validate(self, module: Any) -> None:
         """Validate the parameters that a distribution was given, all of the batch at once."""
         params = {}
         for name, key in zip(module.dist_keys, module.in_keys, strict=True):
-            if key not in self._columns:
+            if key not in self.columns:
                 return
-            params[name] = self._columns[key].movedim(self._dim, 0)
+            params[name] = self.columns[key].movedim(self._dim, 0)
         module.distribution_class(**params, **module.distribution_kwargs)
-
-    def finish(self, device: torch.device | None) -> TensorDict:
-        """The batch, its last dimension named ``"time"``."""
-        batch = nested(self._columns.items(), (*self._env.batch_size, self._steps), device)
-        batch.refine_names(..., keys.TIME)
-        return batch

@@ -49,6 +49,8 @@ class Program:
         ops: the calls; each reads and writes entries of the rows.
         as_they_are: modules that are called on a TensorDict, with the reason.
         checks: distribution modules whose parameters were not validated while sampling.
+        writes: the entries that every call writes.
+        reads_first: the entries that a call may read before it has written them.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class Program:
         self.ops: list[Op] = []
         self.as_they_are: list[tuple[Any, str]] = []
         self.checks: list[ProbabilisticTensorDictModule] = []
+        self.writes: set[Key] = set()
+        self.reads_first: set[Key] = set()
         self._batch_size = batch_size
         self._device = device
-        self._known = set(given)
+        self._given = set(given)
         self._lower(policy)
 
     def __call__(self, rows: Rows) -> None:
@@ -78,18 +82,17 @@ class Program:
         elif isinstance(module, TensorDictSequential):
             for part in module._module_iter():
                 self._lower(part)
-        elif isinstance(module, ProbabilisticTensorDictModule):
-            self._lower_distribution(module)
-        elif not self._known.issuperset(module.in_keys):
+        elif not (self._given | self.writes).issuperset(module.in_keys):
             self._call_as_it_is(module, "reads an entry that is no tensor of the env or the policy")
         else:
-            self.ops.append(_module_op(module))
-            self._known.update(key for key in module.out_keys if key != "_")
+            self.reads_first.update(set(module.in_keys) - self.writes)
+            if isinstance(module, ProbabilisticTensorDictModule):
+                self._lower_distribution(module)
+            else:
+                self.ops.append(_module_op(module))
+            self.writes.update(key for key in module.out_keys if key != "_")
 
     def _lower_distribution(self, module: ProbabilisticTensorDictModule) -> None:
-        if not self._known.issuperset(module.in_keys):
-            self._call_as_it_is(module, "reads an entry that is no tensor of the env or the policy")
-            return
         draw = None
         if (interaction_type() or module.default_interaction_type) is InteractionType.RANDOM:
             draw = sampler(module)
@@ -98,7 +101,6 @@ class Program:
         else:
             self.ops.append(_sampler_op(module, draw))
             self.checks.append(module)
-        self._known.update(module.out_keys)
 
     def _call_as_it_is(self, module: Any, reason: str) -> None:
         self.as_they_are.append((module, reason))
@@ -114,7 +116,8 @@ class Program:
                     rows[key] = value
 
         self.ops.append(op)
-        self._known.update(getattr(module, "out_keys", ()))
+        self.reads_first.update(self._given - self.writes)
+        # What it writes is seen only when it runs: its out_keys promise, and may not keep.
 
 
 def _why_not(module: Any) -> str | None:

@@ -72,3 +72,18 @@ def under_next(key: Key) -> Key:
 def from_next(key: Key) -> Key:
     """The place of an entry of the following step once that step is the present one."""
     return key[1] if len(key) == 2 else tuple(key[1:])
+
+
+def shaped_like(template: TensorDictBase, batch: TensorDictBase) -> None:
+    """Give a batch the nested TensorDicts of ``template``, empty ones too, and their devices."""
+    for name, part in template.items():
+        if isinstance(part, TensorDictBase):
+            inner = batch.get(name, None)
+            if inner is None:
+                inner = TensorDict({}, batch_size=batch.batch_size)
+            if part.device is None:
+                inner.clear_device_()
+            elif inner.device != part.device:
+                inner = inner.to(part.device)
+            shaped_like(part, inner)
+            batch.set(name, inner)

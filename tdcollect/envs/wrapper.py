@@ -197,9 +197,10 @@ class GymnasiumEnv(EnvBase):
     ) -> Array:
         action = source.get(key, None)
         if action is None:
+            given = ", ".join(k if isinstance(k, str) else "/".join(k) for k in source.keys())
             raise KeyError(
-                f"expected the entry {key!r} in the input of step(), got "
-                f"{sorted(map(str, source.keys()))}; have the policy write it (its out_keys)"
+                f"expected the entry {key!r} in the input of step(), got the entries {given}; "
+                "have the policy write it (its out_keys)"
             )
         if action.shape != shape:
             raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -14,3 +16,9 @@ def arrays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     if request.param == "parent":
         monkeypatch.setattr("tdcollect.collect.collector.RUN_ON_ARRAYS", False, raising=False)
     return request.param == "arrays"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MuJoCo writes a log file into the working directory."""
+    monkeypatch.chdir(tmp_path)

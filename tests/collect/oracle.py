@@ -20,6 +20,9 @@ from tdcollect import Collector
 
 Script = Callable[[Any], Iterable[Any]]
 
+UPSTREAM = "ignore:::(torchrl|tensordict|torch|gymnasium)"
+"""Filter for the warnings that TorchRL gives with either collector."""
+
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -198,10 +201,12 @@ def _tensordict_difference(ours: Any, theirs: Any, where: str) -> str | None:
 
 
 def _tensor_difference(ours: torch.Tensor, theirs: torch.Tensor, where: str) -> str | None:
-    names = "dtype shape device layout requires_grad is_contiguous is_shared"
+    names = "dtype shape device layout requires_grad is_shared"
     found = _attributes_difference(ours, theirs, where, names)
     if found is not None or theirs.numel() == 0:
         return found
+    if theirs.is_contiguous() and not ours.is_contiguous():
+        return f"{where}: is not contiguous, the parent's is"
     unequal = _bits(ours) != _bits(theirs)
     if theirs.is_floating_point():
         unequal &= ~(ours.isnan() & theirs.isnan())

@@ -105,6 +105,8 @@ def ones(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
 
 def actor(env: EnvBase, **options: Any) -> Any:
     """A sampling actor with log-probs for the env's action; ones for unusual actions."""
+    if len(env.action_keys) != 1:
+        return ones(env)
     spec = env.action_spec
     sizes = [size for key in observation_keys(env) for size in env.observation_spec[key].shape]
     if min([*spec.shape, *sizes], default=1) < 1:
@@ -199,6 +201,35 @@ def reads_action_of_the_last_step(env: EnvBase) -> Callable[[TensorDictBase], Te
         return td.set("action", 0.5 * previous + td["observation"][..., :1])
 
     return policy
+
+
+def alternates(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+    """The other one-hot action than last time, and what was found in the carrier."""
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        found = td.get("action", torch.zeros(env.action_spec.shape, dtype=torch.int64))
+        td.set("found", found.clone())
+        return td.set("action", one_hot(found[..., 0]))
+
+    return policy
+
+
+def carries_a_memory(env: EnvBase) -> TensorDictSequential:
+    """A memory beside the observation, from step to step: what resets do to it is upstream's."""
+
+    class Memory(TensorDictModuleBase):
+        in_keys = ("observation",)
+        out_keys = ("memory", "logits")
+
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            total = tensordict["observation"].sum(-1, keepdim=True)
+            memory = tensordict.get("memory", torch.ones_like(total)) * 0.9 + total
+            return tensordict.set("memory", memory).set("logits", torch.cat([memory, -memory], -1))
+
+    sample = ProbabilisticTensorDictModule(
+        in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
+    )
+    return TensorDictSequential(Memory(), sample)
 
 
 # -------------------------------------------------------------------------- policies for CartPole
@@ -545,6 +576,11 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "ornstein-uhlenbeck": ("pendulum-init", ornstein_uhlenbeck),
     "own-output": ("pendulum", reads_its_own_output),
     "last-action": ("pendulum", reads_action_of_the_last_step),
+    "alternates": ("toy", alternates),
+    "alternates-unbatched": ("toy-unbatched", alternates),
+    "alternates-one-step-episodes": ("toy-one-step-episodes", alternates),
+    "carries-memory": ("toy", carries_a_memory),
+    "carries-memory-unbatched": ("toy-unbatched", carries_a_memory),
     "plain-net": ("cartpole", plain_net),
     "plain-net-unbatched": ("cartpole-unbatched", plain_net),
     "function": ("cartpole", ones),

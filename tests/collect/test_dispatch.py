@@ -17,8 +17,9 @@ from torchrl.collectors import Collector as ParentCollector
 from tdcollect import Collector, SyncDataCollector, make_env
 
 from .envs import make_toy
+from .oracle import UPSTREAM
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings(UPSTREAM)]
 
 make_toy_env = partial(make_env, make_toy, 2)
 

@@ -7,9 +7,9 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from . import policies, transforms
 from .envs import ENVS
-from .oracle import check_same
+from .oracle import UPSTREAM, check_same
 
-pytestmark = pytest.mark.usefixtures("arrays")
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
 
 @pytest.mark.parametrize("env", ENVS)

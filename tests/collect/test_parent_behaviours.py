@@ -22,9 +22,9 @@ from tdcollect import Collector, make_env
 
 from . import policies, transforms
 from .envs import ENVS, make_toy
-from .oracle import assert_same, batches, check_same, difference, seed_everything
+from .oracle import UPSTREAM, assert_same, batches, check_same, difference, seed_everything
 
-pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
 PAIRS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "toy": (ENVS["toy"], policies.actor),

@@ -21,9 +21,9 @@ from tdcollect import Collector, make_env
 
 from . import policies, transforms
 from .envs import ENVS, cartpole_envpool, make_toy
-from .oracle import difference
+from .oracle import UPSTREAM, difference
 
-pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
 STEPS = 240
 SLOTS = 3

@@ -1,0 +1,171 @@
+"""Train PPO on CartPole-v1, then test it on 100 episodes whose seeds were fixed beforehand.
+
+    python examples/ppo.py --out runs/demo
+
+Prints a table and writes results.json, learning_curve.png and return_histogram.png. The exit status
+is 1 where the mean test return misses the goal.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from tensordict.nn import TensorDictModule
+from torchrl.envs import ExplorationType, set_exploration_type
+from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+from tqdm import tqdm
+
+import tdcollect
+
+ENV, MOST, GOAL = "CartPole-v1", 500, 475
+NUM_ENVS, FRAMES_PER_BATCH, EPOCHS, LEARNING_RATE = 8, 256, 20, 1e-3
+
+
+def train(seed, frames):
+    """Returns the trained policy, and a pair (frames so far, return) for each training episode."""
+    torch.manual_seed(seed)
+    env = tdcollect.make_env(ENV, NUM_ENVS, episode_reward=True)
+    policy = ProbabilisticActor(
+        TensorDictModule(MLP(4, 2, num_cells=[64, 64]), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        spec=env.action_spec,
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+    critic = ValueOperator(MLP(4, 1, num_cells=[64, 64]), in_keys=["observation"])
+    advantage = GAE(gamma=0.98, lmbda=0.8, value_network=critic)
+    loss_module = ClipPPOLoss(policy, critic, entropy_coeff=0.0, normalize_advantage=True)
+    optimizer = torch.optim.Adam(loss_module.parameters(), LEARNING_RATE)
+
+    collector = tdcollect.Collector(
+        env,
+        policy,
+        frames_per_batch=FRAMES_PER_BATCH,
+        total_frames=frames,
+        auto_register_policy_transforms=False,  # the policy has no hidden state
+    )
+    collector.set_seed(seed)
+    episodes, seen = [], 0
+    with tqdm(total=frames, desc="training", unit=" frames", unit_scale=True) as bar:
+        for batch in collector:  # [N, T]
+            for step, slot in batch["next", "done"].squeeze(-1).t().nonzero().tolist():
+                frame = seen + step * NUM_ENVS + slot + 1
+                episodes.append((frame, batch["next", "episode_reward"][slot, step].item()))
+            seen += batch.numel()
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * max(1 - seen / frames, 0)
+            with torch.no_grad():
+                advantage(batch)
+            for _ in range(EPOCHS):
+                losses = loss_module(batch)
+                optimizer.zero_grad()
+                (losses["loss_objective"] + losses["loss_critic"]).backward()
+                torch.nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+                optimizer.step()
+            bar.set_postfix_str(f"return {np.mean([r for _, r in episodes[-50:]]):.0f}")
+            bar.update(batch.numel())
+    collector.shutdown()
+    return policy, episodes
+
+
+def test(policy, root, count):
+    """Returns of the test episodes 0 .. count - 1 under ``root``, each in a slot of its own.
+
+    The policy takes its most probable action; a policy that draws its actions would draw those of
+    episode i from a generator started with ``tdcollect.policy_seed(root, i)``.
+    """
+    env = tdcollect.make_env(ENV, count, episode_reward=True)
+    start = env.reset(seed=[tdcollect.env_seed(root, i) for i in range(count)])
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        # A slot whose episode has ended waits, and repeats its last row, until all have ended.
+        rollout = env.rollout(
+            MOST,
+            policy,
+            tensordict=start,
+            auto_reset=False,
+            break_when_any_done=False,
+            break_when_all_done=True,
+        )
+    env.close()
+    return rollout["next", "episode_reward"][:, -1, 0].tolist()
+
+
+def draw(out, episodes, returns):
+    """Write the two pictures."""
+    frames, training = np.array(episodes).T
+    window = min(20, len(training))
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.scatter(frames, training, s=8, alpha=0.35, linewidths=0, label="episode")
+    mean = np.convolve(training, np.ones(window) / window, "valid")
+    axes.plot(frames[window - 1 :], mean, color="C1", label=f"mean of {window} episodes")
+    axes.axhline(GOAL, color="0.4", linestyle="--", linewidth=1, label=f"goal of {GOAL}")
+    axes.set(xlabel="frames", ylabel="return", title=f"PPO on {ENV}: training")
+    axes.set(xlim=(0, frames[-1]), ylim=(0, MOST * 1.05))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(loc="lower right")
+    figure.savefig(out / "learning_curve.png", dpi=150)
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.hist(returns, bins=np.linspace(0, MOST, 21), edgecolor="white")
+    axes.axvline(np.mean(returns), color="C1", label=f"mean {np.mean(returns):.1f}")
+    axes.axvline(GOAL, color="0.4", linestyle="--", linewidth=1, label=f"goal of {GOAL}")
+    axes.set(xlabel="return", ylabel="episodes", xlim=(0, MOST * 1.05))
+    axes.set(title=f"PPO on {ENV}: {len(returns)} test episodes")
+    axes.legend(loc="upper left")
+    figure.savefig(out / "return_histogram.png", dpi=150)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/ppo"), help="folder for results")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the training")
+    parser.add_argument("--frames", type=int, default=102_400, help="frames to train for")
+    parser.add_argument("--episodes", type=int, default=100, help="number of test episodes")
+    parser.add_argument("--root", type=int, default=0, help="root of the test episodes' seeds")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    started = time.perf_counter()
+    policy, episodes = train(args.seed, args.frames)
+    returns = test(policy, args.root, args.episodes)
+    summary = {
+        "mean": float(np.mean(returns)),
+        "standard deviation": float(np.std(returns)),
+        "minimum": min(returns),
+        "maximum": max(returns),
+        "root seed": args.root,
+    }
+    results = {
+        "env": ENV,
+        "goal": GOAL,
+        **summary,
+        "training seed": args.seed,
+        "frames": args.frames,
+        "seconds": round(time.perf_counter() - started, 1),
+        "test returns": returns,
+        "training episodes": episodes,
+    }
+    (args.out / "results.json").write_text(json.dumps(results) + "\n")
+    draw(args.out, episodes, returns)
+
+    print(f"\nReturn over {args.episodes} test episodes of {ENV}")
+    for name, value in summary.items():
+        print(f"  {name:<20}{value:>8.{0 if isinstance(value, int) else 1}f}")
+    print(f"Written to {args.out}: results.json, learning_curve.png, return_histogram.png")
+    if summary["mean"] < GOAL:
+        return f"the mean return of {summary['mean']:.1f} misses the goal of {GOAL}"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

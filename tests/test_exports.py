@@ -1,0 +1,91 @@
+"""What the package exports, and what importing it brings along."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tdcollect
+
+ROOT = Path(__file__).parent.parent
+
+EXPORTED = {
+    "tdcollect": [
+        "Collector",
+        "GymnasiumEnv",
+        "SyncDataCollector",
+        "env_seed",
+        "make_env",
+        "policy_seed",
+    ],
+    "tdcollect.collect": ["Collector", "SyncDataCollector"],
+    "tdcollect.envs": ["GymnasiumEnv", "make_env"],
+    "tdcollect.testing": [
+        "CountingEnv",
+        "CountingPolicy",
+        "CountingRules",
+        "Finding",
+        "Report",
+        "StatelessCountingPolicy",
+        "TorchCountingEnv",
+        "check_counting_batch",
+        "check_env",
+        "counting_env",
+        "make_counting_envs",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exported_names(name: str) -> None:
+    assert sorted(importlib.import_module(name).__all__) == sorted(EXPORTED[name])
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in EXPORTED.items() for name in names]
+)
+def test_exported_objects_have_docstrings(module: str, name: str) -> None:
+    exported = getattr(importlib.import_module(module), name)
+    # Of its own: a subclass would show its parent's.
+    own = vars(exported).get("__doc__") if isinstance(exported, type) else exported.__doc__
+    assert (own or "").strip()
+
+
+def test_sync_data_collector_is_the_collector() -> None:
+    assert tdcollect.SyncDataCollector is tdcollect.Collector
+
+
+@pytest.mark.parametrize("name", ["tdcollect", "tdcollect.testing"])
+def test_import_brings_no_extra(name: str) -> None:
+    """Nothing beside the core packages and what these import on their own."""
+    code = f"""
+import sys
+import gymnasium, gymnasium.vector, numpy, torch, tensordict.nn
+import torchrl.collectors, torchrl.data, torchrl.envs, torchrl.modules
+before = set(sys.modules)
+import {name}
+new = {{module.partition(".")[0] for module in set(sys.modules) - before}}
+print(*sorted(new - sys.stdlib_module_names))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["tdcollect"]
+    assert "Warning" not in done.stderr
+
+
+def test_missing_envpool_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    expected = r"backend='envpool' needs the envpool package: pip install tdcollect\[envpool\]"
+    with pytest.raises(ModuleNotFoundError, match=expected):
+        tdcollect.make_env("CartPole-v1", 2, backend="envpool")
+
+
+def test_version_is_the_same_everywhere() -> None:
+    version = importlib.metadata.version("tdcollect")
+    assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert re.search(rf"^## \[{re.escape(version)}\]", (ROOT / "CHANGELOG.md").read_text(), re.M)

@@ -5,6 +5,7 @@ Each test is a script: what is done to a collector, and what is seen of it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -243,7 +244,7 @@ def test_async_shutdown_stops_an_endless_start() -> None:
         buffer = collector.replay_buffer
         collector.start()
         while buffer.write_count < 60:
-            pass
+            time.sleep(0.01)
         collector.async_shutdown(timeout=60)
         yield collector.is_running()
         yield collector.closed

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
 from torchrl.envs.utils import set_exploration_type
 
 from tdcollect._upstream import CollectorMeta, service_backend
+from tdcollect.collect.explain import Explanation, Part
 from tdcollect.collect.loop import ArrayEnv, array_env, collect
-from tdcollect.collect.rows import Key, nested, shaped_like
+from tdcollect.collect.placement import Placement
+from tdcollect.collect.policy import Program
+from tdcollect.collect.rows import Key, Rows, flat, nested, shaped_like
+from tdcollect.collect.transforms import transforms_of
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import TIME
 
 RUN_ON_ARRAYS = True
@@ -112,11 +119,6 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         """The env on arrays, or the reason why batches are collected as TorchRL does."""
         if not RUN_ON_ARRAYS:
             return "RUN_ON_ARRAYS is off"
-        devices = {self.policy_device, self.env_device, self.storing_device} - {None}
-        if any(device.type != "cpu" for device in devices):
-            return f"devices other than the CPU are asked for: {sorted(map(str, devices))}"
-        if self.compiled_policy or self.cudagraphed_policy:
-            return "the policy is compiled"
         if self.interruptor is not None:
             return "an interruptor may end a batch early"
         if self.replay_buffer is not None and not self.extend_buffer:
@@ -125,6 +127,88 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         if not isinstance(env, str):
             self._shrink_buffer()
         return env
+
+    @cached_property
+    def _place(self) -> Placement | None:
+        """Moves tensors between devices; None where all is on the CPU."""
+        devices = (self.policy_device, self.env.device, self.storing_device)
+        if all(device is None or device.type == "cpu" for device in devices):
+            return None
+        return Placement(*devices)
+
+    def explain(self) -> Explanation:
+        """Which parts of a collection run on arrays, which do not, and why.
+
+        Returns:
+            The parts; prints as a table. Nothing is run.
+        """
+        env = self._array_env
+        base = _base_env(self.env)
+        with set_exploration_type(self.exploration_type):
+            program = self._program(flat(self._carrier), validate=isinstance(env, str))
+        policy = [Part("policy", what, how) for what, how in program.described]
+        if isinstance(env, str):
+            slow = "as TorchRL does"
+            return Explanation(
+                [
+                    Part("env", _short(base), f"{slow}: {env}"),
+                    *(Part("transform", _short(t), slow) for t in transforms_of(self.env)),
+                    *policy,
+                    Part("batch", "stacked from TensorDicts, then copied", slow),
+                ]
+            )
+        parts = [Part("env", _short(base), "steps on arrays")]
+        parts += [Part("transform", _short(t), "on rows") for t in transforms_of(self.env)]
+        parts += policy
+        if self._place is not None:
+            parts.append(Part("devices", repr(self._place), "each tensor crosses once"))
+        if self.return_same_td:
+            parts.append(Part("batch", "copied into one TensorDict", "return_same_td=True"))
+        else:
+            parts.append(Part("batch", "stacked once", "no copy"))
+        return Explanation(parts)
+
+    def _program(self, rows: Rows, validate: bool = False) -> Program:
+        """The policy on rows."""
+        compiled = self.compiled_policy or self.cudagraphed_policy
+        return Program(
+            self._wrapped_policy,
+            rows,
+            self.env.batch_size,
+            self._carrier.device,
+            self._policy_output_keys if compiled else None,
+            validate,
+        )
+
+    @contextmanager
+    def _policy_on_rows(self) -> Iterator[None]:
+        """Let the parent's loop call the policy without the bookkeeping between its modules."""
+        policy = self._wrapped_policy
+        plain = type(self._carrier) is TensorDict and isinstance(policy, TensorDictModuleBase)
+        if not plain or self.compiled_policy or self.cudagraphed_policy:
+            yield
+            return
+        program: Program | None = None
+
+        def run(tensordict: TensorDictBase) -> TensorDictBase:
+            nonlocal program
+            rows = flat(tensordict)
+            given = dict(rows)
+            if program is None:
+                self._wrapped_policy_maybe_compiled = policy
+                program = self._program(rows, validate=True)
+                self._wrapped_policy_maybe_compiled = run
+            program(rows)
+            for key, value in rows.items():
+                if given.get(key) is not value:
+                    tensordict.set(key, value)
+            return tensordict
+
+        self._wrapped_policy_maybe_compiled = run
+        try:
+            yield
+        finally:
+            self._wrapped_policy_maybe_compiled = policy
 
     def _shrink_buffer(self) -> None:
         """Let go of the memory of the parent's preallocated batch, which arrays do without."""
@@ -138,7 +222,8 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         """Collect one batch ``[N, T]``; see the parent's method."""
         env = self._array_env
         if isinstance(env, str):
-            return super().rollout()
+            with self._policy_on_rows():
+                return super().rollout()
         if self._should_use_random_frames():
             return self._rollout_as_torchrl_does()
         if self.pre_collect_hook is not None:
@@ -149,11 +234,12 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         with set_exploration_type(self.exploration_type):
             columns, self._carrier = collect(
                 env,
-                self._wrapped_policy,
+                self._program,
                 self._carrier,
                 self.frames_per_batch,
                 self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
                 frozenset(self._compact_next_keys),
+                self._place,
             )
         return self._maybe_set_truncated(self._assemble(columns))
 
@@ -213,6 +299,12 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         # A gym wrapper has drawn its seeded episode inside set_seed already: seed it once more.
         self.reset(**({"seed": seed} if isinstance(_base_env(self.env), GymWrapper) else {}))
         return next_seed
+
+
+def _short(thing: Any) -> str:
+    if isinstance(thing, GymnasiumEnv):
+        return repr(thing)
+    return getattr(thing, "__name__", type(thing).__name__)
 
 
 def _base_env(env: EnvBase) -> EnvBase:

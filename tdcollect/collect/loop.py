@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule
 from torchrl.envs import EnvBase, TransformedEnv
 
 from tdcollect import keys
+from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows, flat, from_next, is_next, nested, under_next
-from tdcollect.collect.transforms import RowTransform, lower_transforms
+from tdcollect.collect.transforms import RowTransform, lower_transforms, transforms_of
 from tdcollect.envs.stepper import StepFrame
 from tdcollect.envs.wrapper import GymnasiumEnv
 
@@ -104,46 +105,48 @@ class ArrayEnv:
 def array_env(env: EnvBase) -> ArrayEnv | str:
     """The env on rows, or the reason why it is stepped as TorchRL does."""
     carried: list[Key] = [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
-    transforms: list[RowTransform] = []
+    transforms, reason = lower_transforms(transforms_of(env))
+    if reason is not None:
+        return reason
     if type(env) is TransformedEnv:
-        transforms, reason = lower_transforms(env.transform)
-        if reason is not None:
-            return reason
         env = env.base_env
     if type(env) is not GymnasiumEnv:
         return f"the env is a {type(env).__name__}; those of tdcollect.make_env run on arrays"
-    if env.device is not None and env.device.type != "cpu":
-        return f"the env is on {env.device}"
     return ArrayEnv(env, transforms, carried)
 
 
 def collect(
     env: ArrayEnv,
-    policy: Callable[..., Any],
+    lower: Callable[[Rows], Program],
     carrier: TensorDictBase,
     steps: int,
     new_ids: NewIds | None,
     left_out: frozenset[Key],
+    place: Placement | None = None,
 ) -> tuple[dict[Key, torch.Tensor], TensorDict]:
     """Collect ``steps`` steps of every slot.
 
     Args:
         env: the env on rows.
-        policy: called on every row.
+        lower: gives the policy on rows, for the entries that it first finds.
         carrier: the row to begin with, as TorchRL's collector keeps it.
         steps: T.
         new_ids: gives so many new trajectory ids; None where they are not tracked.
         left_out: entries that the batch does without.
+        place: moves tensors between devices; None where all is on the CPU.
 
     Returns:
         The entries of the batch, ``[N, T, ...]`` each, and the row that follows it.
     """
-    rows = flat(carrier)
-    program = Program(policy, rows, env.batch_size, carrier.device)
-    batch = _Batch(env, steps, left_out)
+    rows = flat(carrier) if place is None else place.enter(carrier, env.carried)
+    program = lower(rows)
+    batch = _Batch(env, steps, left_out, place)
     next_keys: list[Key] | None = None
     for frame in batch.frames():
-        program(rows)
+        if place is None:
+            program(rows)
+        else:
+            place.run(program, rows)
         if next_keys is None:
             next_keys = [key for key in rows if is_next(key)]
             forgotten = _forgotten(rows, env, program)
@@ -152,13 +155,15 @@ def collect(
         rows = _advance(rows, following if begun is None else begun, env.carried, next_keys)
         if ended and new_ids is not None:
             ids = rows[keys.TRAJ_IDS] = rows[keys.TRAJ_IDS].clone()
-            ids.numpy().reshape(-1)[ended] = new_ids(len(ended)).numpy()
+            ids.numpy().reshape(-1)[ended] = new_ids(len(ended)).cpu().numpy()
         if 0 < len(ended) < frame.done.size:
             for key in forgotten:
                 value = rows[key] = rows[key].clone()
                 value[ended] = 0
     for module in program.checks:
         batch.validate(module)
+    if place is not None:
+        rows = place.leave(rows, env.carried)
     return batch.columns, nested(rows.items(), env.batch_size, carrier.device)
 
 
@@ -198,8 +203,11 @@ class _Batch:
         columns: the entries of the batch, ``[N, T, ...]`` each.
     """
 
-    def __init__(self, env: ArrayEnv, steps: int, left_out: frozenset[Key]):
+    def __init__(
+        self, env: ArrayEnv, steps: int, left_out: frozenset[Key], place: Placement | None
+    ):
         self._env = env
+        self._place = place
         self._dim = len(env.batch_size)
         self._steps = steps
         self._left_out = left_out
@@ -212,7 +220,9 @@ class _Batch:
         """One frame a step. Frames are allocated, and their rows stacked, chunk by chunk."""
         chunk = max(1, _CHUNK_BYTES // self._env.row_bytes)
         while self._filled < self._steps:
-            yield from self._env.env.frames(min(chunk, self._steps - self._filled))
+            count = min(chunk, self._steps - self._filled)
+            pinned = self._place is not None and self._place.pinned
+            yield from self._env.env.frames(count, pinned)
             self._flush()
 
     def append(self, rows: Rows, following: Rows) -> None:
@@ -230,8 +240,12 @@ class _Batch:
                 self._store(under_next(key), [rows[key] for rows in self._following])
         self._filled += len(self._rows)
         self._rows, self._following = [], []
+        if self._place is not None:
+            self._place.forget()
 
     def _store(self, key: Key, values: list[torch.Tensor]) -> None:
+        if self._place is not None:
+            values = self._place.gather(key, values, self._env.carried)
         first, dim, count = values[0], self._dim, len(values)
         if all(value is first for value in values):
             stacked = first.unsqueeze(dim).expand(*first.shape[:dim], count, *first.shape[dim:])
@@ -246,7 +260,7 @@ class _Batch:
             self.columns[key] = torch.empty(shape, dtype=first.dtype, device=first.device)
         self.columns[key].narrow(dim, self._filled, count).copy_(stacked)
 
-    def validate(self, module: Any) -> None:
+    def validate(self, module: ProbabilisticTensorDictModule) -> None:
         """Validate the parameters that a distribution was given, all of the batch at once."""
         params = {}
         for name, key in zip(module.dist_keys, module.in_keys, strict=True):

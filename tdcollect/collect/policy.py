@@ -7,7 +7,7 @@ with another ``forward``, hooks, a plain callable) is called as it is, on a Tens
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -44,10 +44,13 @@ class Program:
         given: the entries that the first call finds.
         batch_size: the env's.
         device: the device that TensorDicts made on the way name, if any.
+        select: the outputs of a compiled policy, which is called as it is; None for others.
+        validate: validate a distribution's parameters at every call, rather than leave it to
+            whoever runs the program (see ``checks``).
 
     Attributes:
         ops: the calls; each reads and writes entries of the rows.
-        as_they_are: modules that are called on a TensorDict, with the reason.
+        described: a line for each call: what is called, and how.
         checks: distribution modules whose parameters were not validated while sampling.
         writes: the entries that every call writes.
         reads_first: the entries that a call may read before it has written them.
@@ -59,16 +62,22 @@ class Program:
         given: Rows,
         batch_size: torch.Size,
         device: torch.device | None,
+        select: Iterable[Key] | None = None,
+        validate: bool = False,
     ):
         self.ops: list[Op] = []
-        self.as_they_are: list[tuple[Any, str]] = []
+        self.described: list[tuple[str, str]] = []
         self.checks: list[ProbabilisticTensorDictModule] = []
         self.writes: set[Key] = set()
         self.reads_first: set[Key] = set()
         self._batch_size = batch_size
         self._device = device
         self._given = set(given)
-        self._lower(policy)
+        self._validate = validate
+        if select is None:
+            self._lower(policy)
+        else:
+            self._call_as_it_is(policy, "is compiled", list(select))
 
     def __call__(self, rows: Rows) -> None:
         """Run the policy; its outputs join the rows."""
@@ -90,27 +99,36 @@ class Program:
                 self._lower_distribution(module)
             else:
                 self.ops.append(_module_op(module))
+                self.described.append((_label(module), "called straight"))
             self.writes.update(key for key in module.out_keys if key != "_")
 
     def _lower_distribution(self, module: ProbabilisticTensorDictModule) -> None:
         draw = None
-        if (interaction_type() or module.default_interaction_type) is InteractionType.RANDOM:
+        interaction = interaction_type() or module.default_interaction_type
+        if interaction is InteractionType.RANDOM and not self._validate:
             draw = sampler(module)
         if draw is None:
             self.ops.append(_distribution_op(module))
+            self.described.append((_label(module), "called straight"))
         else:
             self.ops.append(_sampler_op(module, draw))
             self.checks.append(module)
+            self.described.append((_label(module), "sampled straight, validated once a batch"))
 
-    def _call_as_it_is(self, module: Any, reason: str) -> None:
-        self.as_they_are.append((module, reason))
+    def _call_as_it_is(self, module: Any, reason: str, select: list[Key] | None = None) -> None:
+        self.described.append((_label(module), f"on a TensorDict: {reason}"))
         # LSTM and GRU modules reshape all that they are given: hand them their inputs alone.
         only = set(module.in_keys) if type(module) in (LSTMModule, GRUModule) else None
 
         def op(rows: Rows) -> None:
             items = rows.items() if only is None else [(k, rows[k]) for k in only if k in rows]
             given = nested(items, self._batch_size, self._device)
+            if select is not None:
+                torch.compiler.cudagraph_mark_step_begin()
             out = module(given)
+            if select is not None:
+                # A graph writes its outputs into the same memory each time.
+                out = out.select(*select, strict=False).clone()
             for key, value in out.items(True, True):
                 if rows.get(key) is not value:
                     rows[key] = value
@@ -120,20 +138,35 @@ class Program:
         # What it writes is seen only when it runs: its out_keys promise, and may not keep.
 
 
+def _label(module: Any) -> str:
+    name = (
+        type(module).__name__
+        if isinstance(module, nn.Module)
+        else getattr(module, "__name__", type(module).__name__)
+    )
+    if not isinstance(module, TensorDictModuleBase):
+        return name
+    return f"{name}({_names(module.in_keys)} -> {_names(module.out_keys)})"
+
+
+def _names(entries: Iterable[Key]) -> str:
+    return ", ".join(key if isinstance(key, str) else "/".join(key) for key in entries)
+
+
 def _why_not(module: Any) -> str | None:
     """Why a module must be called as it is; None where its calls are known."""
     if not isinstance(module, TensorDictModuleBase):
-        return f"is a {type(module).__name__}, not a TensorDict module"
+        return "is no TensorDict module"
     if skip_existing():
         return "runs under set_skip_existing"
     for base, methods in _KNOWN:
         if isinstance(module, base):
             changed = [name for name in methods if _method(module, name) not in methods[name]]
             if changed:
-                return f"is a {type(module).__name__} with a {changed[0]} of its own"
+                return f"has a {changed[0]} of its own"
             break
     else:
-        return f"is a {type(module).__name__}"
+        return "is of a class that is not known here"
     if _hooks(module):
         return "has hooks"
     if isinstance(module, TensorDictSequential):

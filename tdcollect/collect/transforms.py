@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect import keys
@@ -123,7 +124,7 @@ class _Primer(RowTransform):
         for key, default in self._defaults:
             value = rows[key]
             mask = first.reshape(first.shape[:-1] + (1,) * (value.ndim - first.ndim + 1))
-            rows[key] = value.masked_fill(mask, default)
+            rows[key] = value.masked_fill(mask.to(value.device), default)
 
 
 _ELEMENTWISE = (
@@ -147,25 +148,26 @@ _ELEMENTWISE = (
 )
 
 
-def lower_transforms(transform: T.Transform) -> tuple[list[RowTransform], str | None]:
-    """The transforms of an env on rows, or the reason why these cannot be.
-
-    Args:
-        transform: the env's transform; a ``Compose`` is taken apart.
-    """
-    lowered: list[RowTransform] = []
-    for part in _parts(transform):
-        made = _lower(part)
-        if isinstance(made, str):
-            return [], f"{type(part).__name__} {made}"
-        lowered.append(made)
-    return lowered, None
+def transforms_of(env: EnvBase) -> list[T.Transform]:
+    """The transforms of an env, innermost first; a ``Compose`` is taken apart."""
+    return _parts(env.transform) if type(env) is TransformedEnv else []
 
 
-def _parts(transform: T.Transform) -> Sequence[T.Transform]:
+def _parts(transform: T.Transform) -> list[T.Transform]:
     if type(transform) is T.Compose:
         return [part for child in transform for part in _parts(child)]
     return [transform]
+
+
+def lower_transforms(transforms: Sequence[T.Transform]) -> tuple[list[RowTransform], str | None]:
+    """Transforms on rows, or the reason why these cannot be."""
+    lowered: list[RowTransform] = []
+    for transform in transforms:
+        made = _lower(transform)
+        if isinstance(made, str):
+            return [], f"the transform {type(transform).__name__} {made}"
+        lowered.append(made)
+    return lowered, None
 
 
 def _lower(transform: T.Transform) -> RowTransform | str:

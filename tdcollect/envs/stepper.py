@@ -89,17 +89,22 @@ class Stepper:
         self._started = False
         self._seeds: dict[int, int] = {}
 
-    def frames(self, count: int, batched: bool = True) -> list[StepFrame]:
+    def frames(self, count: int, batched: bool = True, pinned: bool = False) -> list[StepFrame]:
         """Zeroed frames for ``count`` steps, allocated together.
 
         Args:
             count: how many.
             batched: tensors of batch size ``[N]``; False for ``[]``, where N is 1.
+            pinned: in page-locked memory, from which copies to a GPU need not be waited for.
         """
-        n = self.num_envs
-        entries = [np.zeros((count, n, *entry.shape), entry.dtype) for entry in self.entries]
-        reward = np.zeros((count, n, 1), np.float32)
-        flags = [np.zeros((count, n, 1), bool) for _ in range(3)]
+
+        def zeros(shape: Sequence[int], dtype: Any) -> Array:
+            array = np.zeros((count, self.num_envs, *shape), dtype)
+            return torch.from_numpy(array).pin_memory().numpy() if pinned else array
+
+        entries = [zeros(entry.shape, entry.dtype) for entry in self.entries]
+        reward = zeros((1,), np.float32)
+        flags = [zeros((1,), bool) for _ in range(3)]
         blocks = [*entries, reward, *flags]
         tensors = zip(
             *(torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in blocks), strict=True

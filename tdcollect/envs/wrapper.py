@@ -75,9 +75,14 @@ class GymnasiumEnv(EnvBase):
         for spec_name, spec in specs.items():
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
 
-    def frames(self, count: int) -> list[StepFrame]:
-        """Zeroed frames for ``count`` steps; their tensors have the env's batch size."""
-        return self.stepper.frames(count, batched=bool(self.batch_size))
+    def frames(self, count: int, pinned: bool = False) -> list[StepFrame]:
+        """Zeroed frames for ``count`` steps; their tensors, on the CPU, have the env's batch size.
+
+        Args:
+            count: how many.
+            pinned: in page-locked memory, from which copies to a GPU need not be waited for.
+        """
+        return self.stepper.frames(count, bool(self.batch_size), pinned)
 
     def step_arrays(
         self,
@@ -197,7 +202,8 @@ class GymnasiumEnv(EnvBase):
     ) -> Array:
         action = source.get(key, None)
         if action is None:
-            given = ", ".join(k if isinstance(k, str) else "/".join(k) for k in source.keys())
+            found = list(source.keys())
+            given = ", ".join(k if isinstance(k, str) else "/".join(k) for k in found)
             raise KeyError(
                 f"expected the entry {key!r} in the input of step(), got the entries {given}; "
                 "have the policy write it (its out_keys)"

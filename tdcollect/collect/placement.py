@@ -61,9 +61,9 @@ class Placement:
         placed = Rows(rows)
         for key in (*carried, *_FLAGS):
             if key in placed and self.env is not None:
-                placed[key] = placed[key].to(self.env)
+                placed[key] = self.copy(placed[key], self.env)
         if keys.TRAJ_IDS in placed and self.storing is not None:
-            placed[keys.TRAJ_IDS] = placed[keys.TRAJ_IDS].to(self.storing)
+            placed[keys.TRAJ_IDS] = self.copy(placed[keys.TRAJ_IDS], self.storing)
         self._sent.clear()
         return placed
 

@@ -1,0 +1,129 @@
+"""collector.explain(): which parts run on arrays, and why the others do not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    GymEnv,
+    ObservationNorm,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
+from torchrl.modules import EGreedyModule, OneHotCategorical, ProbabilisticActor, QValueModule
+
+import tdcollect
+
+
+def cartpole(**kwargs: Any) -> Any:
+    return tdcollect.make_env("CartPole-v1", 2, **kwargs)
+
+
+def actor() -> Any:
+    net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
+    return ProbabilisticActor(
+        net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
+    )
+
+
+def explain(env: Any, policy: Any = None, **kwargs: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        collector = tdcollect.Collector(env, policy, frames_per_batch=8, **kwargs)
+    return collector.explain()
+
+
+def how(explanation: Any, name: str) -> list[str]:
+    return [part.how for part in explanation if part.name == name]
+
+
+def test_an_actor_on_a_gymnasium_env_runs_on_arrays_throughout() -> None:
+    explanation = explain(cartpole(), actor())
+    assert how(explanation, "env") == ["steps on arrays"]
+    assert how(explanation, "policy") == [
+        "called straight",
+        "sampled straight, validated once a batch",
+    ]
+    assert how(explanation, "batch") == ["no copy"]
+
+
+def test_known_transforms_run_on_rows() -> None:
+    norm = ObservationNorm(loc=0.0, scale=1.0, in_keys=["observation"])
+    env = TransformedEnv(cartpole(), Compose(norm, RewardSum(), StepCounter(max_steps=9)))
+    assert how(explain(env, actor()), "transform") == ["on rows"] * 3
+
+
+def test_an_unknown_transform_is_named() -> None:
+    env = TransformedEnv(cartpole(), CatFrames(N=2, dim=-1, in_keys=["observation"]))
+    (line,) = how(explain(env), "env")
+    assert "as TorchRL does: the transform CatFrames is not known to run on rows" in line
+
+
+def test_another_kind_of_env_is_named() -> None:
+    (line,) = how(explain(SerialEnv(2, lambda: GymEnv("CartPole-v1"))), "env")
+    assert "the env is a SerialEnv" in line
+
+
+def test_a_module_with_hooks_is_called_as_it_is() -> None:
+    policy = actor()
+    policy.module[0].register_forward_hook(lambda *_: None)
+    assert how(explain(cartpole(), policy), "policy")[0] == "on a TensorDict: has hooks"
+
+
+def test_an_overridden_forward_is_called_as_it_is() -> None:
+    class Own(TensorDictModule):
+        def forward(self, tensordict: Any) -> Any:
+            return tensordict.set("action", torch.ones(2, 2, dtype=torch.long))
+
+    policy = Own(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action"])
+    (line,) = how(explain(cartpole(), policy), "policy")
+    assert line == "on a TensorDict: has a forward of its own"
+
+
+def test_exploration_is_called_as_it_is_and_the_network_is_not() -> None:
+    env = cartpole()
+    value = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action_value"])
+    policy = TensorDictSequential(
+        value, QValueModule(action_space="one_hot"), EGreedyModule(spec=env.action_spec)
+    )
+    lines = how(explain(env, policy), "policy")
+    assert lines[0] == "called straight"
+    assert all(line.startswith("on a TensorDict: ") for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"extend_buffer": False}, "every step goes to the replay buffer by itself"),
+        ({}, "no copy"),
+    ],
+)
+def test_a_replay_buffer_takes_batches_but_not_single_steps(options: Any, reason: str) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=1 if options else 2), batch_size=4)
+    explanation = explain(cartpole(), actor(), replay_buffer=buffer, **options)
+    assert reason in repr(explanation)
+
+
+def test_explaining_runs_nothing() -> None:
+    collector = tdcollect.Collector(cartpole(seed=0), actor(), frames_per_batch=8)
+    before = torch.get_rng_state()
+    print(collector.explain())
+    assert torch.equal(torch.get_rng_state(), before)
+    other = tdcollect.Collector(cartpole(seed=0), actor(), frames_per_batch=8)
+    observation = next(iter(collector))["observation"][:, 0]
+    assert torch.equal(observation, next(iter(other))["observation"][:, 0])
+
+
+def test_it_prints_a_line_for_each_part() -> None:
+    lines = repr(explain(cartpole(), actor())).splitlines()
+    assert [line.split()[0] for line in lines] == ["env", "policy", "policy", "batch"]

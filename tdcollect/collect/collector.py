@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -114,7 +113,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
                 f"got a policy with out_keys={list(out_keys)}; name its output accordingly"
             )
 
-    @cached_property
+    @property
     def _array_env(self) -> ArrayEnv | str:
         """The env on arrays, or the reason why batches are collected as TorchRL does."""
         if not RUN_ON_ARRAYS:
@@ -123,12 +122,9 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             return "an interruptor may end a batch early"
         if self.replay_buffer is not None and not self.extend_buffer:
             return "every step goes to the replay buffer by itself (extend_buffer=False)"
-        env = array_env(self.env)
-        if not isinstance(env, str):
-            self._shrink_buffer()
-        return env
+        return array_env(self.env)
 
-    @cached_property
+    @property
     def _place(self) -> Placement | None:
         """Moves tensors between devices; None where all is on the CPU."""
         devices = (self.policy_device, self.env.device, self.storing_device)
@@ -212,7 +208,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
 
     def _shrink_buffer(self) -> None:
         """Let go of the memory of the parent's preallocated batch, which arrays do without."""
-        if self._use_buffers and not self.return_same_td:
+        if self._use_buffers and not self.return_same_td and self._final_rollout.is_contiguous():
             shape = self._final_rollout.shape
             one = self._final_rollout[..., :1].clone()
             self._final_rollout = one.expand(shape).refine_names(..., TIME)
@@ -226,6 +222,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
                 return super().rollout()
         if self._should_use_random_frames():
             return self._rollout_as_torchrl_does()
+        self._shrink_buffer()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         if self.reset_at_each_iter:
@@ -259,9 +256,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         if self._use_buffers:
             # The parent stacks into it.
             self._final_rollout = self._final_rollout.clone()
-        batch = super().rollout()
-        self._shrink_buffer()
-        return batch
+        return super().rollout()
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Iterate over batches; see the parent's method."""

@@ -500,9 +500,11 @@ def test_a_partial_reset_does_not_disturb_what_follows(kind: str) -> None:
 
 
 @batched_kinds
-def test_a_partial_reset_of_no_slot_does_nothing(env: GymnasiumEnv) -> None:
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_partial_reset_of_no_slot_does_nothing(env: GymnasiumEnv, seed: int | None) -> None:
     before = some_steps_in(env)
-    after = env.reset(before.clone().set("_reset", torch.zeros(N, 1, dtype=torch.bool)))
+    td = before.clone().set("_reset", torch.zeros(N, 1, dtype=torch.bool))
+    after = env.reset(td, seed=seed)
     assert torch.equal(after["observation"], before["observation"])
 
 

@@ -97,7 +97,10 @@ class SerialBackend(Backend):
         results = [env.step(action) for env, action in zip(envs, unbatched, strict=True)]
         observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
         self._write_observations(observations, slots, out)
-        out.reward[rows] = np.asarray(rewards).reshape(-1)
+        try:
+            out.reward[rows] = rewards
+        except ValueError:  # rewards that are arrays of one number
+            out.reward[rows] = np.asarray(rewards).reshape(-1)
         out.terminated[rows] = terminated
         out.truncated[rows] = truncated
         if self.info:

@@ -83,6 +83,7 @@ class Stepper:
         ]
         _check_names([entry.path for entry in self.entries], backend.action.paths)
         self._every_slot = range(self.num_envs)
+        self._counts_matter = bookkeeping.step_count or bookkeeping.time_limit is not None
         self._counts = np.zeros(self.num_envs, np.int64)
         self._returns = np.zeros(self.num_envs, np.float32)
         self._must_reset = np.ones(self.num_envs, bool)
@@ -196,12 +197,13 @@ class Stepper:
         frame = out.backend
         self.backend.step(actions, slots, frame)
         rows: Any = slice(None) if slots is None else list(slots)
-        self._counts[rows] += 1
+        if self._counts_matter:
+            self._counts[rows] += 1
         if self.bookkeeping.time_limit is not None:
             frame.truncated[rows] |= self._counts[rows] >= self.bookkeeping.time_limit
         if self.bookkeeping.episode_reward:
             self._returns[rows] += frame.reward[rows]
-        out.done[rows] = frame.terminated[rows] | frame.truncated[rows]
+        np.logical_or(frame.terminated, frame.truncated, out=out.done)
         self._must_reset[rows] = out.done[rows]
         if out.bookkeeping:
             self._write_bookkeeping(rows, False, out)

@@ -70,8 +70,8 @@ def batches(place: Placement | None, count: int = 2, steps: int = 40) -> list[An
     env = TransformedEnv(
         tdcollect.make_env("CartPole-v1", 3, seed=0), Compose(RewardSum(), InitTracker())
     )
-    collector = tdcollect.Collector(env, actor(), frames_per_batch=3 * steps)
-    collector.__dict__["_place"] = place
+    placed = type("Placed", (tdcollect.Collector,), {"_place": place})
+    collector = placed(env, actor(), frames_per_batch=3 * steps)
     torch.manual_seed(1)
     iterator = iter(collector)
     return [next(iterator) for _ in range(count)]

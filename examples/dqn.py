@@ -50,7 +50,6 @@ def train(seed, frames):
         total_frames=frames,
         replay_buffer=buffer,
         post_collect_hook=record,
-        auto_register_policy_transforms=False,
     )
     collector.set_seed(seed)
     with tqdm(total=frames, desc="training", unit=" frames", unit_scale=True) as bar:

@@ -48,11 +48,7 @@ def train(seed, frames):
     optimizer = torch.optim.Adam(loss_module.parameters(), LEARNING_RATE)
 
     collector = tdcollect.Collector(
-        env,
-        policy,
-        frames_per_batch=FRAMES_PER_BATCH,
-        total_frames=frames,
-        auto_register_policy_transforms=False,  # the policy has no hidden state
+        env, policy, frames_per_batch=FRAMES_PER_BATCH, total_frames=frames
     )
     collector.set_seed(seed)
     episodes, seen = [], 0

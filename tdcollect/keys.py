@@ -9,6 +9,7 @@ Axis letters: **N** env slots, **T** steps, **B** trajectories, **L** longest tr
 from __future__ import annotations
 
 OBSERVATION = "observation"
+PIXELS = "pixels"
 ACTION = "action"
 REWARD = "reward"
 DONE = "done"

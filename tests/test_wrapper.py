@@ -437,7 +437,7 @@ def test_repr_says_what_runs_where(
 
 def test_repr_of_a_vector_env_names_its_backend() -> None:
     vector = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync")
-    assert repr(make_env(vector)).startswith("GymnasiumEnv(CartPole-v1, backend=vector")
+    assert repr(make_env(vector)).startswith("GymnasiumEnv(CartPole-v1, backend=gymnasium")
 
 
 @pytest.mark.parametrize(

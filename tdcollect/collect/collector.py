@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
+from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
 from torchrl.envs.utils import set_exploration_type
@@ -99,6 +100,13 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
 
     _carrier: TensorDictBase
     _final_rollout: TensorDictBase
+
+    def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:
+        # The parent warns that InitTracker is missing for any policy; only one with a hidden state
+        # needs it.
+        if self._auto_register_policy_transforms is None and not _has_hidden_state(policy):
+            return env
+        return super()._maybe_setup_policy_env_transforms(env, policy)
 
     def _setup_policy_and_weights(self, policy: Any) -> None:
         super()._setup_policy_and_weights(policy)
@@ -294,6 +302,11 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         # A gym wrapper has drawn its seeded episode inside set_seed already: seed it once more.
         self.reset(**({"seed": seed} if isinstance(_base_env(self.env), GymWrapper) else {}))
         return next_seed
+
+
+def _has_hidden_state(policy: Any) -> bool:
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    return any(hasattr(type(module), "make_tensordict_primer") for module in modules)
 
 
 def _short(thing: Any) -> str:

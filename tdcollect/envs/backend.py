@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -44,6 +44,7 @@ class Backend(abc.ABC):
     """N slots of one env.
 
     Attributes:
+        name: what ``make_env(backend=...)`` calls it.
         num_envs: N.
         observation: the entries of the observation space.
         action: the entries of the action space.
@@ -55,6 +56,7 @@ class Backend(abc.ABC):
             False, a slot alone starts anew only after the env itself has ended its episode.
     """
 
+    name: ClassVar[str]
     num_envs: int
     observation: SpaceCodec
     action: SpaceCodec

@@ -34,6 +34,8 @@ class EnvPoolBackend(Backend):
         ValueError: for an unknown id, a multi-player or an asynchronous pool.
     """
 
+    name = "envpool"
+
     def __init__(
         self,
         task_id: str,

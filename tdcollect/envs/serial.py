@@ -28,6 +28,7 @@ class SerialBackend(Backend):
         TypeError: where a factory returns something else than a ``gymnasium.Env``.
     """
 
+    name = "serial"
     steps_ended_slots = True
 
     def __init__(self, factories: Sequence[EnvFactory], categorical: bool = False):

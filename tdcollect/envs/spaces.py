@@ -35,7 +35,6 @@ from tdcollect._upstream import gym_space_to_spec
 Array = np.ndarray[Any, Any]
 Path = tuple[str, ...]
 
-_PIXELS = "pixels"
 
 # torch stores these but computes with them hardly at all, and TorchRL has no spec for them.
 _WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
@@ -271,7 +270,7 @@ def observation_name(space: spaces.Space[Any]) -> str:
         and space.shape[-1] == 3
         and bool((space.low == 0).all() and (space.high == 255).all())
     )
-    return _PIXELS if is_rgb else keys.OBSERVATION
+    return keys.PIXELS if is_rgb else keys.OBSERVATION
 
 
 class SpaceCodec:

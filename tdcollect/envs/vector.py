@@ -38,6 +38,7 @@ class VectorBackend(Backend):
         ValueError: where the vector env cannot keep the contract.
     """
 
+    name = "gymnasium"
     steps_subset = False
 
     def __init__(self, env: VectorEnv[Any, Any, Any], categorical: bool = False):

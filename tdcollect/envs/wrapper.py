@@ -236,8 +236,7 @@ class GymnasiumEnv(EnvBase):
             self.stepper.close()
 
     def __repr__(self) -> str:
-        backend = type(self.stepper.backend).__name__.removesuffix("Backend").lower()
         return (
-            f"{type(self).__name__}({self.name}, backend={backend}, "
+            f"{type(self).__name__}({self.name}, backend={self.stepper.backend.name}, "
             f"batch_size={list(self.batch_size)}, device={self.device})"
         )

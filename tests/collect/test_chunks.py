@@ -1,0 +1,54 @@
+"""Large rows are moved into the batch in chunks: the batch is the same for any size of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+import tdcollect
+
+from . import policies, transforms
+from .envs import ENVS
+from .oracle import check_same
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "toy": (ENVS["toy"], policies.actor),
+    "toy-unbatched": (ENVS["toy-unbatched"], policies.actor),
+    "books": (partial(transforms.make, "books"), policies.actor),
+    "pixels": (partial(transforms.make, "to-tensor-image"), policies.actor),
+    "function": (ENVS["toy"], policies.ones),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("chunk_bytes", [1, 200], ids="{}-bytes".format)
+def test_chunked_batches_are_the_parents(
+    case: str, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdcollect.collect.loop._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tdcollect.collect.loop._SPARE_BYTES", 0)
+    check_same(*CASES[case])
+
+
+def test_a_policy_may_keep_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are not written again, also where chunks follow each other."""
+    monkeypatch.setattr("tdcollect.collect.loop._CHUNK_BYTES", 1)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Keeper(nn.Module):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            kept.append((observation, observation.clone()))
+            return torch.tensor([[1, 0]] * 2)
+
+    env = tdcollect.make_env("CartPole-v1", 2)
+    policy = TensorDictModule(Keeper(), in_keys=["observation"], out_keys=["action"])
+    iterator = iter(tdcollect.Collector(env, policy, frames_per_batch=60))
+    next(iterator), next(iterator)
+    assert len(kept) >= 60
+    assert all(torch.equal(given, then) for given, then in kept)

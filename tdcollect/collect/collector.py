@@ -311,7 +311,7 @@ def _has_hidden_state(policy: Any) -> bool:
 
 def _short(thing: Any) -> str:
     if isinstance(thing, GymnasiumEnv):
-        return repr(thing)
+        return f"{type(thing).__name__}({thing.name}, {thing.stepper.backend.name})"
     return getattr(thing, "__name__", type(thing).__name__)
 
 

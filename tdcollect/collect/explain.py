@@ -18,7 +18,7 @@ class Explanation(tuple[Part, ...]):
 
     def __repr__(self) -> str:
         name_width = max(len(part.name) for part in self)
-        what_width = min(60, max(len(part.what) for part in self))
+        what_width = max(len(part.what) for part in self)
         return "\n".join(
             f"{part.name:<{name_width}}  {part.what:<{what_width}}  {part.how}" for part in self
         )

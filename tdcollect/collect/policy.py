@@ -7,6 +7,7 @@ with another ``forward``, hooks, a plain callable) is called as it is, on a Tens
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -25,7 +26,13 @@ from tensordict.nn.distributions import CompositeDistribution
 from tensordict.nn.probabilistic import InteractionType, interaction_type
 from torch import nn
 from torch.nn import functional
-from torchrl.modules import GRUModule, LSTMModule
+from torchrl.modules import (
+    AdditiveGaussianModule,
+    EGreedyModule,
+    GRUModule,
+    LSTMModule,
+    QValueModule,
+)
 from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
@@ -95,7 +102,11 @@ class Program:
             self._call_as_it_is(module, "reads an entry that is no tensor of the env or the policy")
         else:
             self.reads_first.update(set(module.in_keys) - self.writes)
-            if isinstance(module, ProbabilisticTensorDictModule):
+            if type(module) in _ON_ROWS:
+                self.ops.append(_own_forward_op(module, self._batch_size))
+                self.described.append((_label(module), "its own code, on rows"))
+                self.reads_first.update(self._given - self.writes)  # masks, say, beside in_keys
+            elif isinstance(module, ProbabilisticTensorDictModule):
                 self._lower_distribution(module)
             else:
                 self.ops.append(_module_op(module))
@@ -117,12 +128,9 @@ class Program:
 
     def _call_as_it_is(self, module: Any, reason: str, select: list[Key] | None = None) -> None:
         self.described.append((_label(module), f"on a TensorDict: {reason}"))
-        # LSTM and GRU modules reshape all that they are given: hand them their inputs alone.
-        only = set(module.in_keys) if type(module) in (LSTMModule, GRUModule) else None
 
         def op(rows: Rows) -> None:
-            items = rows.items() if only is None else [(k, rows[k]) for k in only if k in rows]
-            given = nested(items, self._batch_size, self._device)
+            given = nested(rows.items(), self._batch_size, self._device)
             if select is not None:
                 torch.compiler.cudagraph_mark_step_begin()
             out = module(given)
@@ -159,6 +167,8 @@ def _why_not(module: Any) -> str | None:
         return "is no TensorDict module"
     if skip_existing():
         return "runs under set_skip_existing"
+    if type(module) in _ON_ROWS:
+        return _why_not_on_rows(module)
     for base, methods in _KNOWN:
         if isinstance(module, base):
             changed = [name for name in methods if _method(module, name) not in methods[name]]
@@ -184,6 +194,16 @@ def _why_not(module: Any) -> str | None:
             return "draws several samples or brings a generator"
     elif module.inplace is not True or module._get_kwargs:
         return "selects its output"
+    return None
+
+
+def _why_not_on_rows(module: Any) -> str | None:
+    if _hooks(module) or "forward" in module.__dict__:
+        return "has hooks"
+    if isinstance(module, (LSTMModule, GRUModule)) and module.recurrent_mode:
+        return "is in recurrent mode"
+    if isinstance(getattr(module, "action_key", None), tuple):
+        return "has a nested action"
     return None
 
 
@@ -238,6 +258,36 @@ _KNOWN: list[tuple[Any, dict[str, list[Any]]]] = [
         ),
     ),
 ]
+
+
+# Modules whose own forward, freed of what dispatches it, runs on rows.
+_ON_ROWS: dict[type, Callable[[Any, Rows], Any]] = {
+    cls: inspect.unwrap(cls.forward)
+    for cls in (AdditiveGaussianModule, EGreedyModule, GRUModule, LSTMModule, QValueModule)
+}
+
+
+def _own_forward_op(module: Any, batch_size: torch.Size) -> Op:
+    forward = _ON_ROWS[type(module)]
+    if not isinstance(module, (GRUModule, LSTMModule)):
+
+        def op(rows: Rows) -> None:
+            rows.shape = batch_size
+            forward(module, rows)
+
+        return op
+
+    in_keys: list[Key] = list(module.in_keys)
+
+    def recurrent(rows: Rows) -> None:
+        # These reshape all that they are given: hand them their inputs alone.
+        given = Rows((key, rows[key]) for key in in_keys)
+        given.shape = batch_size
+        forward(module, given)
+        for key in module.out_keys:
+            rows[key] = given[key]
+
+    return recurrent
 
 
 def _module_op(module: TensorDictModule) -> Op:

@@ -17,7 +17,13 @@ Key = str | tuple[str, ...]
 
 
 class Rows(dict[Key, torch.Tensor]):
-    """A flat dict with the few TensorDict methods that TorchRL's elementwise transforms call."""
+    """A flat dict with the few TensorDict methods that TorchRL's own code is run with here.
+
+    Attributes:
+        shape: the batch size, where some method asks for it; set by whoever runs that code.
+    """
+
+    shape: torch.Size
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The entry, or ``default``; a keyword here, as TensorDict has it."""
@@ -34,6 +40,23 @@ class Rows(dict[Key, torch.Tensor]):
         for key in excluded:
             self.pop(key, None)
         return self
+
+    def reshape(self, *shape: Any) -> Rows:
+        """The same entries under another batch size."""
+        wanted = torch.Size(shape[0] if isinstance(shape[0], torch.Size) else shape)
+        if wanted == (-1,):
+            wanted = torch.Size([self.shape.numel()])
+        rows = Rows(
+            (key, value.reshape(wanted + value.shape[len(self.shape) :]))
+            for key, value in self.items()
+        )
+        rows.shape = wanted
+        return rows
+
+    def unsqueeze(self, dim: int) -> Rows:
+        """The same entries with one more batch dimension, the last."""
+        assert dim == -1
+        return self.reshape(self.shape + (1,))
 
 
 def flat(tensordict: TensorDictBase) -> Rows:

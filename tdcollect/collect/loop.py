@@ -248,7 +248,7 @@ class _Batch:
         if self._place is not None:
             values = self._place.gather(key, values, self._env.carried)
         first, dim, count = values[0], self._dim, len(values)
-        if all(value is first for value in values):
+        if count > 1 and all(value is first for value in values):
             stacked = first.unsqueeze(dim).expand(*first.shape[:dim], count, *first.shape[dim:])
         else:
             stacked = torch.stack(values, dim)

@@ -52,3 +52,21 @@ def test_a_policy_may_keep_what_it_was_given(monkeypatch: pytest.MonkeyPatch) ->
     next(iterator), next(iterator)
     assert len(kept) >= 60
     assert all(torch.equal(given, then) for given, then in kept)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_batch_shares_memory_with_nothing(steps: int) -> None:
+    """Neither with another batch, nor with the collector, nor one entry with another."""
+    env = tdcollect.make_env("CartPole-v1", 2, is_init=True)
+    collector = tdcollect.Collector(env, policies.actor(env), frames_per_batch=2 * steps)
+    iterator = iter(collector)
+    tensors = [
+        tensor
+        for part in (next(iterator), next(iterator), collector._carrier)
+        for tensor in part.values(True, True)
+    ]
+    batches = tensors[: -len(list(collector._carrier.values(True, True)))]
+    for tensor in batches:
+        others = [other for other in tensors if other is not tensor]
+        memory = tensor.untyped_storage().data_ptr()
+        assert all(memory != other.untyped_storage().data_ptr() for other in others)

@@ -1,0 +1,155 @@
+"""Collection loops as one writes them by hand, in CleanRL's manner: no TensorDict, no collector.
+
+The vector env, the network, a torch distribution, and tensors allocated beforehand. Each is an
+endless generator of batches ``[T, N]``, whose memory the next batch reuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch import Tensor, nn
+from torch.distributions import Categorical, Normal
+
+Sample = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Observations ``[N, *obs]`` to actions and their log-probabilities."""
+
+
+def vector_env(env_id: str, num_envs: int, mode: AutoresetMode) -> SyncVectorEnv:
+    """gymnasium's vector env in this process."""
+    return SyncVectorEnv([lambda: gym.make(env_id)] * num_envs, autoreset_mode=mode)
+
+
+def categorical(net: nn.Module) -> Sample:
+    """Draw integers from the network's logits."""
+
+    def sample(observation: Tensor) -> tuple[Tensor, Tensor]:
+        distribution = Categorical(logits=net(observation))
+        action = distribution.sample()
+        return action, distribution.log_prob(action)
+
+    return sample
+
+
+def tanh_normal(net: nn.Module) -> Sample:
+    """Draw from a normal distribution and squash; actions lie in [-1, 1]."""
+
+    def sample(observation: Tensor) -> tuple[Tensor, Tensor]:
+        loc, scale = net(observation)
+        distribution = Normal(loc, scale)
+        drawn = distribution.sample()
+        action = torch.tanh(drawn)
+        log_prob = distribution.log_prob(drawn) - torch.log(1 - action.pow(2) + 1e-6)
+        return action, log_prob.sum(-1)
+
+    return sample
+
+
+def every_row_real(envs: SyncVectorEnv, sample: Sample, steps: int) -> Iterator[Any]:
+    """The loop that a correct PPO needs, on a vector env in SAME_STEP mode.
+
+    Every row is a transition. Termination and truncation stay apart, and the final observations of
+    episodes are kept, since the value of a truncated one is bootstrapped from it.
+    """
+    n = envs.num_envs
+    storage = _Storage(steps, n, envs.single_observation_space, envs.single_action_space)
+    terminations, truncations = (torch.zeros((steps, n), dtype=torch.bool) for _ in range(2))
+    following = _tensor(envs.reset(seed=0)[0])
+    while True:
+        finals = []
+        for step in range(steps):
+            storage.observations[step] = following
+            with torch.no_grad():
+                action, log_prob = sample(following)
+            storage.actions[step] = action
+            storage.log_probs[step] = log_prob
+            observation, reward, terminated, truncated, info = envs.step(action.numpy())
+            storage.rewards[step] = torch.as_tensor(reward)
+            terminations[step] = torch.as_tensor(terminated)
+            truncations[step] = torch.as_tensor(truncated)
+            ended = np.logical_or(terminated, truncated)
+            if ended.any():
+                for slot in np.flatnonzero(ended):
+                    finals.append((step, slot, info["final_obs"][slot]))
+            following = _tensor(observation)
+        yield storage, terminations, truncations, finals
+
+
+def default_autoreset(
+    envs: Any, observation_space: gym.Space, action_space: gym.Space, sample: Sample, steps: int
+) -> Iterator[Any]:
+    """The loop as most have it, on an env in NEXT_STEP mode: gymnasium's default, and EnvPool's.
+
+    After an episode's last row comes one whose action is ignored and whose following observation
+    is the next episode's first: one row an episode is no transition.
+    """
+    n = envs.num_envs
+    storage = _Storage(steps, n, observation_space, action_space)
+    dones = torch.zeros((steps, n))
+    following, done = _tensor(envs.reset()[0]), torch.zeros(n)
+    while True:
+        for step in range(steps):
+            storage.observations[step] = following
+            dones[step] = done
+            with torch.no_grad():
+                action, log_prob = sample(following)
+            storage.actions[step] = action
+            storage.log_probs[step] = log_prob
+            observation, reward, terminated, truncated, _ = envs.step(action.numpy())
+            storage.rewards[step] = torch.as_tensor(reward)
+            following = _tensor(observation)
+            done = torch.as_tensor(np.logical_or(terminated, truncated))
+        yield storage, dones
+
+
+def slots_reset_singly(
+    pool: Any, observation_space: gym.Space, action_space: gym.Space, sample: Sample, steps: int
+) -> Iterator[Any]:
+    """The loop on EnvPool with every row a transition: a second call restarts what has ended."""
+    n = pool.num_envs
+    storage = _Storage(steps, n, observation_space, action_space)
+    terminations, truncations = (torch.zeros((steps, n), dtype=torch.bool) for _ in range(2))
+    following = _tensor(pool.reset()[0])
+    while True:
+        finals = []
+        for step in range(steps):
+            storage.observations[step] = following
+            with torch.no_grad():
+                action, log_prob = sample(following)
+            storage.actions[step] = action
+            storage.log_probs[step] = log_prob
+            observation, reward, terminated, truncated, _ = pool.step(action.numpy())
+            storage.rewards[step] = torch.as_tensor(reward)
+            terminations[step] = torch.as_tensor(terminated)
+            truncations[step] = torch.as_tensor(truncated)
+            ended = np.logical_or(terminated, truncated)
+            if ended.any():
+                slots = np.flatnonzero(ended).astype(np.int32)
+                finals.append((step, slots, observation[slots]))
+                observation[slots] = pool.reset(slots)[0]
+            following = _tensor(observation)
+        yield storage, terminations, truncations, finals
+
+
+class _Storage:
+    def __init__(self, steps: int, num_envs: int, observation: gym.Space, action: gym.Space):
+        pixels = observation.dtype == np.uint8
+        kind = torch.uint8 if pixels else torch.float32
+        integers = isinstance(action, gym.spaces.Discrete)
+        self.observations = torch.zeros((steps, num_envs, *observation.shape), dtype=kind)
+        self.actions = torch.zeros(
+            (steps, num_envs, *action.shape), dtype=torch.int64 if integers else torch.float32
+        )
+        self.log_probs = torch.zeros((steps, num_envs))
+        self.rewards = torch.zeros((steps, num_envs))
+
+
+def _tensor(observation: np.ndarray) -> Tensor:
+    """Pixels as they are; numbers in the network's precision."""
+    pixels = observation.dtype == np.uint8
+    return torch.as_tensor(observation, dtype=torch.uint8 if pixels else torch.float32)

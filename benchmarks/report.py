@@ -1,0 +1,298 @@
+"""Results as Markdown, and what they were measured with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import workloads as w
+
+COLUMNS = (
+    w.HAND,
+    w.TORCHRL,
+    w.PARALLEL,
+    w.SB3,
+    w.TIANSHOU,
+    w.HAND_DEFAULT,
+    w.HAND_SINGLY,
+    w.ENVS,
+    w.POLICY,
+)
+PACKAGES = (
+    "tdcollect",
+    "torch",
+    "torchrl",
+    "tensordict",
+    "numpy",
+    "gymnasium",
+    "mujoco",
+    "envpool",
+    "stable-baselines3",
+    "tianshou",
+)
+MAIN_NOTE = f"""\
+Each entry is the time of that program over the time of tdcollect's collector in the same round, so
+2 means that tdcollect takes half the time: the median over the rounds, and in brackets the
+quartiles. "-" stands for a program that does not run there, or was not installed.
+
+- *{w.HAND}*: a loop in CleanRL's manner on `SyncVectorEnv` in `SAME_STEP` mode, which keeps the
+  final observations of episodes: like tdcollect's, each of its rows is a transition. On EnvPool it
+  steps the pool, which gives one row an episode that is none.
+- *{w.HAND_DEFAULT}*: the same loop as it is mostly written, on gymnasium's default,
+  `NEXT_STEP`. Time a row; one row an episode is no transition (on CartPole with this untrained
+  policy about one in 23).
+- *{w.HAND_SINGLY}*: the loop on EnvPool that asks the pool to restart the slots that ended, with
+  the step's own observations as final ones: as many transitions as tdcollect's, by the same calls.
+- *{w.TORCHRL}*: the fastest env under it that keeps final observations and has no rows for resets:
+  `GymWrapper` over `SyncVectorEnv` with autoreset disabled, `GymEnv` for N=1, and tdcollect's own
+  env on EnvPool, for which TorchRL has none.
+- *{w.SB3}*: `PPO.collect_rollouts` alone, with a value network of one linear layer and without its
+  advantages; continuous actions from a clipped normal distribution.
+- *{w.TIANSHOU}*: `Collector.collect`; no log-probabilities are stored.
+- *{w.ENVS}* and *{w.POLICY}* are floors: the envs stepped in a plain loop with actions drawn
+  beforehand, and the hand-written loop's policy called on one observation.
+"""
+
+
+def machine() -> dict[str, Any]:
+    """Cores, CPU model, memory, and how busy it was."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), model)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_GiB": round(memory, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_before": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of all that is compared."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def main_table(cells: Sequence[dict[str, Any]]) -> str:
+    """The one table: a row a cell."""
+    head = ["workload", "tdcollect, frames/s", *COLUMNS]
+    rows = []
+    for cell in cells:
+        row = [cell["title"], f"{cell['frames_per_second']:,.0f}"]
+        row += [_entry(cell["ratios"].get(name), cell["targets"].get(name)) for name in COLUMNS]
+        rows.append(row)
+    return table(head, rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns, the first to the left."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [
+        " | ".join(
+            [row[0].ljust(widths[0])]
+            + [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
+        )
+        for row in [head, rule, *rows]
+    ]
+    return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def _entry(ratio: dict[str, float] | None, target: float | None) -> str:
+    if ratio is None:
+        return "-"
+    text = f"{number(ratio['median'])} ({number(ratio['low'])} to {number(ratio['high'])})"
+    if target is None:
+        return text
+    if ratio["median"] >= target:
+        return f"{text}; target {target:g}"
+    return f"**{text}; target {target:g} missed**"
+
+
+def number(value: float) -> str:
+    """Three digits."""
+    return f"{value:.3g}" if value >= 1 else f"{value:.2f}"
+
+
+def misses(cells: Sequence[dict[str, Any]]) -> str:
+    """A paragraph for each missed target, or that there is none."""
+    lines = []
+    for cell in cells:
+        for name, target in cell["targets"].items():
+            ratio = cell["ratios"].get(name)
+            if ratio is not None and ratio["median"] < target:
+                lines.append(
+                    f"- {cell['title']}, against {name}: target {target:.2f}, "
+                    f"measured {ratio['median']:.2f}.{_where(cell)}"
+                )
+    return "\n".join(lines) + "\n" if lines else "Every target of the table is met.\n"
+
+
+def _where(cell: dict[str, Any]) -> str:
+    if "shares" not in cell:
+        return ""
+    parts = [f"{name} {share:.0%}" for name, share in cell["shares"].items()]
+    micros = 1e6 * cell["slots"] / cell["frames_per_second"]
+    return f" A step of all slots takes {micros:.0f} us: {', '.join(parts)}."
+
+
+def shares_table(cells: Sequence[dict[str, Any]]) -> str:
+    """Where tdcollect's own time goes."""
+    measured = [cell for cell in cells if "shares" in cell]
+    head = ["workload", "us a step", *(measured[0]["shares"] if measured else [])]
+    rows = [
+        [
+            cell["title"],
+            f"{1e6 * cell['slots'] / cell['frames_per_second']:.0f}",
+            *(f"{share:.0%}" for share in cell["shares"].values()),
+        ]
+        for cell in measured
+    ]
+    return table(head, rows)
+
+
+def with_spread(value: dict[str, float]) -> str:
+    """Median and quartiles."""
+    return f"{number(value['median'])} ({number(value['low'])} to {number(value['high'])})"
+
+
+def page(results: dict[str, Any]) -> str:
+    """benchmarks/README.md."""
+    cells = results["cells"]
+    machine_, settings = results["machine"], results["settings"]
+    named = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    parts = [
+        "# Benchmarks\n",
+        f"`{results['command']}` wrote this page and `results.json` on {results['date']}.\n",
+        f"Machine: {machine_['cpu']}, {machine_['cores']} cores, {machine_['memory_GiB']} GiB, "
+        f"{machine_['system']}; load before the run "
+        f"{', '.join(map(str, machine_['load_before']))}. One torch thread; EnvPool with "
+        f"{settings['pool_threads']}.\n",
+        f"Versions: {named}.\n",
+        f"T={settings['steps']}. The programs of a cell take turns in one process: "
+        f"{settings['rounds']} rounds of about {settings['seconds']:g} s a program, after a "
+        "warm-up.\n",
+    ]
+    if cells:
+        parts += ["## Frames a second\n", main_table(cells), MAIN_NOTE, misses(cells)]
+    if any("shares" in cell for cell in cells):
+        parts += [
+            "## Where tdcollect's time goes\n",
+            "From programs that take turns with the collector: the envs alone, the network alone, "
+            "and the policy as the collector runs it. The rest is the collector's own: actions to "
+            "the envs, observations into arrays, resets, ids, stacking the batch; and what each "
+            "part loses because others run in between.\n",
+            shares_table(cells),
+        ]
+    parts += [section for name, make in _SECTIONS.items() if name in results
+              for section in make(results[name])]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _hot_loop(rows: list[dict[str, Any]]) -> list[str]:
+    names = [name for name in rows[0] if name != "N"]
+    body = [[str(row["N"]), *(with_spread(row[name]) for name in names)] for row in rows]
+    return [
+        "## Overhead of the loop\n",
+        "Microseconds a step of all slots, where a vector env and a policy do nothing. The "
+        "hand-written loop tells no termination from truncation and keeps no following "
+        "observations.\n",
+        table(["N", *names], body),
+    ]
+
+
+def _memory(rows: list[dict[str, Any]]) -> list[str]:
+    mib = 2**20
+    body = [
+        [
+            row["collector"],
+            f"{row['batch'] / mib:.0f}",
+            f"{row['peak_above_idle'] / mib:.0f}",
+            _most(row["in_batches"], row["target"]),
+        ]
+        for row in rows
+    ]
+    return [
+        "## Memory of the pixel cell\n",
+        "Peak resident memory, in MiB, of a process that collects Pong-v5 (N=16), reads each batch "
+        "and drops it before the next: above the same process once env and policy have been built "
+        "and used once.\n",
+        table(["collector", "one batch", "peak above idle", "in batches"], body),
+    ]
+
+
+def _most(value: float, target: float | None) -> str:
+    if target is None:
+        return f"{value:.2f}"
+    if value <= target:
+        return f"{value:.2f}; target at most {target:g}"
+    return f"**{value:.2f}; target at most {target:g} missed**"
+
+
+def _growth(row: dict[str, Any]) -> list[str]:
+    head = ["batches", *map(str, row["iterations"])]
+    body = [["resident, MiB", *(f"{value / 2**20:.1f}" for value in row["resident"])]]
+    return [
+        "## Memory over many batches\n",
+        f"CartPole-v1, N=8, T={row['steps']}: {row['grown'] / 1024:.0f} KiB more after "
+        f"{row['iterations'][-1]} batches than at the first, after a warm-up of a tenth as many; "
+        f"slope {row['bytes_per_iteration']:.0f} bytes a batch, where a batch holds "
+        f"{row['frames']} frames.\n",
+        table(head, body),
+    ]
+
+
+def _steps(rows: list[dict[str, Any]]) -> list[str]:
+    body = [["us a frame", *(with_spread(row) for row in rows)]]
+    return [
+        "## Cost a frame against T\n",
+        "CartPole-v1, N=8.\n",
+        table(["T", *(str(row["T"]) for row in rows)], body),
+    ]
+
+
+def _batches(rows: list[dict[str, Any]]) -> list[str]:
+    body = [["us a frame", *(number(row["median"]) for row in rows)]]
+    return [
+        "## Cost a frame against the number of batches\n",
+        "CartPole-v1, N=8, T=32; medians.\n",
+        table(["batches", *(row["batches"] for row in rows)], body),
+    ]
+
+
+def _variants(rows: list[dict[str, Any]]) -> list[str]:
+    parts = [
+        "## Variants of a pipeline\n",
+        "Each group takes turns; the ratio is the time a frame over that of the group's first "
+        "variant. CartPole-v1, N=8, integer actions, where nothing else is said.\n",
+    ]
+    body, group = [], None
+    for row in rows:
+        name = row["group"] if row["group"] != group else ""
+        group = row["group"]
+        ratio = "1" if row["ratio"] is None else with_spread(row["ratio"])
+        body.append([name, row["variant"], number(row["us_per_frame"]["median"]), ratio])
+    return [*parts, table(["group", "variant", "us a frame", "ratio"], body)]
+
+
+_SECTIONS = {
+    "hot-loop": _hot_loop,
+    "memory": _memory,
+    "growth": _growth,
+    "steps": _steps,
+    "batches": _batches,
+    "variants": _variants,
+}

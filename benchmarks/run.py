@@ -1,0 +1,142 @@
+"""Compare tdcollect's collector with hand-written loops and other libraries; see README.md.
+
+    make bench
+    python benchmarks/run.py --only cartpole-8 --only hot-loop
+
+Prints the table of ratios, and writes README.md and results.json: beside this file for a whole
+run, in runs/bench for a part of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shlex
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import flat
+import memory
+import report
+import torch
+import workloads
+from hot_loop import hot_loop
+from measure import QUICK, Effort, alternate, ratios, spread
+from variants import variants
+from workloads import CELLS, ENVS, LOWERED, NETWORK, OURS
+
+PEAK_TARGET = 1.25
+HERE = Path(__file__).parent
+
+
+def main(arguments: list[str]) -> None:
+    """Measure, print, write."""
+    options = _parse(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+    effort = QUICK if options.quick else Effort()
+    wanted = options.only or [*(cell.name for cell in CELLS), *EXTRAS]
+    out = options.out or (Path("runs/bench") if options.quick or options.only else HERE)
+    results: dict[str, Any] = {
+        "command": shlex.join(["python", "benchmarks/run.py", *arguments]),
+        "date": datetime.date.today().isoformat(),
+        "machine": report.machine(),
+        "versions": report.versions(),
+        "settings": {**effort._asdict(), "pool_threads": workloads.POOL_THREADS},
+        "cells": [],
+    }
+    for cell in CELLS:
+        if cell.name in wanted:
+            _say(cell.title)
+            results["cells"].append(_measure(cell, effort))
+    for name, run in EXTRAS.items():
+        if name in wanted:
+            _say(name)
+            results[name] = run(effort)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (out / "README.md").write_text(report.page(results))
+    if results["cells"]:
+        print(report.main_table(results["cells"]))
+        print(report.misses(results["cells"]))
+    print(f"wrote {out / 'README.md'} and {out / 'results.json'}")
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [*(cell.name for cell in CELLS), *EXTRAS]
+    parser.add_argument("--quick", action="store_true", help="everything small, to see it run")
+    parser.add_argument(
+        "--only", action="append", choices=names, metavar="NAME", help=f"of {', '.join(names)}"
+    )
+    parser.add_argument("--out", type=Path, help="a folder for README.md and results.json")
+    return parser.parse_args(arguments)
+
+
+def _measure(cell: workloads.Cell, effort: Effort) -> dict[str, Any]:
+    programs = cell.programs(effort.steps)
+    try:
+        times = alternate(programs, effort)
+    finally:
+        for program in programs.values():
+            program.close()
+    against = {name: spread(values) for name, values in ratios(times, OURS).items()}
+    result = {
+        "name": cell.name,
+        "title": cell.title,
+        "slots": programs[OURS].frames // effort.steps,
+        "frames_per_second": 1 / spread(times[OURS]).median,
+        "targets": cell.targets,
+        "ratios": {name: value._asdict() for name, value in against.items()},
+        "seconds_per_frame": times,
+    }
+    if LOWERED in against:
+        envs, network, policy = (against[name].median for name in (ENVS, NETWORK, LOWERED))
+        result["shares"] = {
+            "envs": envs,
+            "network": network,
+            "sampling and log-prob": policy - network,
+            "the loop": 1 - envs - policy,
+        }
+    return result
+
+
+def _memory(effort: Effort) -> list[dict[str, Any]]:
+    iterations = 2 if effort == QUICK else 20
+    rows = []
+    for collector in memory.COLLECTORS:
+        row = memory.measure("peak", collector, steps=effort.steps, iterations=iterations)
+        target = PEAK_TARGET if collector == "tdcollect" else None
+        rows.append({"collector": collector, "target": target, **row})
+    return rows
+
+
+def _growth(effort: Effort) -> dict[str, Any]:
+    iterations = 50 if effort == QUICK else 1000
+    row = memory.measure("growth", "tdcollect", steps=16, iterations=iterations)
+    return {"steps": 16, "frames": 128, **row}
+
+
+EXTRAS = {
+    "hot-loop": hot_loop,
+    "memory": _memory,
+    "growth": _growth,
+    "steps": flat.against_steps,
+    "batches": flat.against_batches,
+    "variants": variants,
+}
+
+
+def _say(what: str) -> None:
+    print(f"... {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

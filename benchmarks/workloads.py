@@ -1,0 +1,376 @@
+"""The cells of the table: a workload each, and the programs that run it.
+
+All programs of a cell share one network. Discrete actions are integers where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import envpool
+import gymnasium as gym
+import hand_written
+import numpy as np
+import others
+import torch
+from gymnasium.vector import AutoresetMode
+from measure import Program
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import nn
+from torch.distributions import Categorical
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    ObservationNorm,
+    ParallelEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import OneHotCategorical, ProbabilisticActor, TanhNormal
+
+import tdcollect
+from tdcollect.collect.policy import Program as Lowered
+from tdcollect.collect.rows import Rows
+
+OURS = "tdcollect"
+HAND = "hand-written"
+HAND_DEFAULT = "hand-written, default autoreset"
+HAND_SINGLY = "hand-written, slots reset singly"
+TORCHRL = "TorchRL Collector"
+PARALLEL = "TorchRL Collector, ParallelEnv"
+SB3 = "Stable-Baselines3"
+TIANSHOU = "Tianshou 2"
+ENVS = "envs alone"
+POLICY = "policy alone"
+NETWORK = "network alone"
+LOWERED = "our policy alone"
+
+POOL_THREADS = 1
+
+
+class Cell(NamedTuple):
+    """A workload. ``programs`` makes its programs for T steps; ``targets`` are ratios to reach."""
+
+    name: str
+    title: str
+    programs: Callable[[int], dict[str, Program]]
+    targets: dict[str, float]
+
+
+class Float(nn.Module):
+    """To single precision; MuJoCo's observations are double."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Cast."""
+        return value.float()
+
+
+class Pixels(nn.Module):
+    """Pixels ``[*, 4, 84, 84]`` to numbers in [0, 1]; the batch size is flattened."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        """Cast and scale."""
+        return value.float() / 255
+
+
+def mlp(inputs: int, outputs: int) -> nn.Sequential:
+    """64 and 64 tanh units."""
+    return nn.Sequential(
+        nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
+    )
+
+
+def cheetah_net() -> nn.Sequential:
+    """Location and scale of six actions."""
+    return nn.Sequential(Float(), *mlp(17, 12), NormalParamExtractor())
+
+
+def pong_net() -> nn.Sequential:
+    """Two convolutions and a hidden layer."""
+    return nn.Sequential(
+        Pixels(),
+        nn.Conv2d(4, 16, 8, 4),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 9 * 9, 128),
+        nn.ReLU(),
+        nn.Linear(128, 6),
+    )
+
+
+def discrete_actor(net: nn.Module, distribution: type = Categorical) -> ProbabilisticActor:
+    """Integer actions, or one-hot ones, and their log-probabilities."""
+    return ProbabilisticActor(
+        TensorDictModule(net, ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=distribution,
+        return_log_prob=True,
+    )
+
+
+def continuous_actor(net: nn.Module) -> ProbabilisticActor:
+    """Actions in [-1, 1] and their log-probabilities."""
+    return ProbabilisticActor(
+        TensorDictModule(net, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": -1.0, "high": 1.0},
+        return_log_prob=True,
+    )
+
+
+def ours(env: EnvBase, policy: Any, steps: int) -> Program:
+    """Batches of tdcollect's collector."""
+    return _collector(tdcollect.Collector, env, policy, steps)
+
+
+def torchrl(env: EnvBase, policy: Any, steps: int) -> Program:
+    """Batches of TorchRL's collector."""
+    return _collector(TorchRLCollector, env, policy, steps)
+
+
+def _collector(kind: Any, env: EnvBase, policy: Any, steps: int) -> Program:
+    frames = env.batch_size.numel() * steps
+    collector = kind(
+        env,
+        policy,
+        frames_per_batch=frames,
+        total_frames=-1,
+        auto_register_policy_transforms=False,  # no policy here has a hidden state
+    )
+    batches = iter(collector)
+    return Program(partial(next, batches), frames, collector.shutdown)
+
+
+def torchrl_env(env_id: str, num_envs: int) -> EnvBase:
+    """TorchRL's fastest env that keeps final observations and has no rows for resets."""
+    if num_envs == 1:
+        return GymEnv(env_id, categorical_action_encoding=True)
+    envs = hand_written.vector_env(env_id, num_envs, AutoresetMode.DISABLED)
+    return GymWrapper(envs, categorical_action_encoding=True)
+
+
+def stack() -> Compose:
+    """The transforms of a usual pipeline."""
+    norm = ObservationNorm(loc=0.0, scale=1.0, in_keys=["observation"])
+    return Compose(norm, RewardSum(), StepCounter(), InitTracker())
+
+
+def _gymnasium(
+    env_id: str,
+    num_envs: int,
+    make_net: Callable[[], nn.Module],
+    steps: int,
+    continuous: bool = False,
+    parallel: bool = False,
+) -> dict[str, Program]:
+    torch.manual_seed(0)
+    net = make_net()
+    policy = continuous_actor(net) if continuous else discrete_actor(net)
+    sample = (hand_written.tanh_normal if continuous else hand_written.categorical)(net)
+    env = tdcollect.make_env(
+        env_id, None if num_envs == 1 else num_envs, categorical_action_encoding=True
+    )
+    same = hand_written.vector_env(env_id, num_envs, AutoresetMode.SAME_STEP)
+    following = hand_written.vector_env(env_id, num_envs, AutoresetMode.NEXT_STEP)
+    spaces = following.single_observation_space, following.single_action_space
+    frames = num_envs * steps
+    programs = {
+        OURS: ours(env, policy, steps),
+        HAND: _loop(hand_written.every_row_real(same, sample, steps), frames, same),
+        HAND_DEFAULT: _loop(
+            hand_written.default_autoreset(following, *spaces, sample, steps), frames, following
+        ),
+        TORCHRL: torchrl(torchrl_env(env_id, num_envs), policy, steps),
+        SB3: others.stable_baselines3(env_id, num_envs, net, steps),
+        TIANSHOU: others.tianshou(env_id, num_envs, net, steps),
+        ENVS: _envs_alone(env_id, num_envs, steps),
+    }
+    if parallel:
+        make = partial(GymEnv, env_id, categorical_action_encoding=True)
+        workers = ParallelEnv(num_envs, make, mp_start_method="fork")
+        programs[PARALLEL] = torchrl(workers, policy, steps)
+    observation = torch.as_tensor(np.stack([spaces[0].sample()] * num_envs)).clamp(-1, 1)
+    programs |= _policies_alone(net, sample, policy, observation, env.batch_size, steps)
+    return {name: program for name, program in programs.items() if program is not None}
+
+
+def _pool(
+    env_id: str, num_envs: int, make_net: Callable[[], nn.Module], steps: int
+) -> dict[str, Program]:
+    torch.manual_seed(0)
+    net = make_net()
+    policy, sample = discrete_actor(net), hand_written.categorical(net)
+    options = {"num_threads": POOL_THREADS}
+    env = tdcollect.make_env(
+        env_id, num_envs, backend="envpool", env_kwargs=options, categorical_action_encoding=True
+    )
+    stock_env = tdcollect.make_env(
+        env_id, num_envs, backend="envpool", env_kwargs=options, categorical_action_encoding=True
+    )
+    pool, singly, alone = (make_pool(env_id, num_envs) for _ in range(3))
+    spaces = pool.observation_space, pool.action_space
+    frames = num_envs * steps
+    observation = torch.as_tensor(env.reset()["observation"])
+    return {
+        OURS: ours(env, policy, steps),
+        HAND: _loop(hand_written.default_autoreset(pool, *spaces, sample, steps), frames, pool),
+        HAND_SINGLY: _loop(
+            hand_written.slots_reset_singly(singly, *spaces, sample, steps), frames, singly
+        ),
+        TORCHRL: torchrl(stock_env, policy, steps),
+        ENVS: _pool_alone(alone, num_envs, steps),
+        **_policies_alone(net, sample, policy, observation, env.batch_size, steps),
+    }
+
+
+def make_pool(env_id: str, num_envs: int) -> Any:
+    """EnvPool as one makes it by hand, with as many threads as ours has."""
+    return envpool.make_gymnasium(env_id, num_envs=num_envs, seed=0, num_threads=POOL_THREADS)
+
+
+def _transformed(steps: int) -> dict[str, Program]:
+    torch.manual_seed(0)
+    policy = discrete_actor(mlp(4, 2))
+    env = tdcollect.make_env("CartPole-v1", 8, categorical_action_encoding=True)
+    stock = torchrl_env("CartPole-v1", 8)
+    return {
+        OURS: ours(TransformedEnv(env, stack()), policy, steps),
+        TORCHRL: torchrl(TransformedEnv(stock, stack()), policy, steps),
+    }
+
+
+def _one_hot(steps: int) -> dict[str, Program]:
+    torch.manual_seed(0)
+    policy = discrete_actor(mlp(4, 2), OneHotCategorical)
+    stock = GymWrapper(hand_written.vector_env("CartPole-v1", 8, AutoresetMode.DISABLED))
+    return {
+        OURS: ours(tdcollect.make_env("CartPole-v1", 8), policy, steps),
+        TORCHRL: torchrl(stock, policy, steps),
+    }
+
+
+def _fall_back(steps: int) -> dict[str, Program]:
+    torch.manual_seed(0)
+    policy = discrete_actor(mlp(4, 2))
+    make = partial(GymEnv, "CartPole-v1", categorical_action_encoding=True)
+    return {
+        OURS: ours(SerialEnv(4, make), policy, steps),
+        TORCHRL: torchrl(SerialEnv(4, make), policy, steps),
+    }
+
+
+def _loop(batches: Iterator[Any], frames: int, envs: Any) -> Program:
+    return Program(partial(next, batches), frames, envs.close)
+
+
+def _envs_alone(env_id: str, num_envs: int, steps: int) -> Program:
+    envs = [gym.make(env_id) for _ in range(num_envs)]
+    for env in envs:
+        env.reset()
+    space = envs[0].action_space
+    actions = [[space.sample() for _ in envs] for _ in range(steps)]
+
+    def run() -> None:
+        for row in actions:
+            for env, action in zip(envs, row, strict=True):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+
+    return Program(run, num_envs * steps, lambda: [env.close() for env in envs])
+
+
+def _pool_alone(pool: Any, num_envs: int, steps: int) -> Program:
+    pool.reset()
+    actions = np.random.default_rng(0).integers(pool.action_space.n, size=(steps, num_envs))
+
+    def run() -> None:
+        for action in actions:
+            pool.step(action)
+
+    return Program(run, num_envs * steps, pool.close)
+
+
+def _policies_alone(
+    net: nn.Module,
+    sample: hand_written.Sample,
+    policy: Any,
+    observation: torch.Tensor,
+    batch_size: torch.Size,
+    steps: int,
+) -> dict[str, Program]:
+    """The policy by hand, its network alone, and the policy as our loop runs it."""
+    by_hand = observation if observation.dtype == torch.uint8 else observation.float()
+    row = observation.reshape(*batch_size, *observation.shape[1:])
+    with set_exploration_type(ExplorationType.RANDOM):
+        lowered = Lowered(policy, Rows(observation=row), batch_size, None)
+    calls: dict[str, Callable[[], object]] = {
+        POLICY: lambda: sample(by_hand),
+        NETWORK: lambda: net(row),
+        LOWERED: lambda: lowered(Rows(observation=row)),
+    }
+    frames = len(observation) * steps
+    return {name: Program(partial(_repeat, call, steps), frames) for name, call in calls.items()}
+
+
+@torch.no_grad()
+def _repeat(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
+_cartpole_net = partial(mlp, 4, 2)
+
+CELLS = [
+    Cell(
+        "cartpole-1",
+        "CartPole-v1, N=1",
+        partial(_gymnasium, "CartPole-v1", 1, _cartpole_net),
+        {HAND: 1.2, TORCHRL: 4.0, SB3: 1.0, TIANSHOU: 1.0},
+    ),
+    Cell(
+        "cartpole-8",
+        "CartPole-v1, N=8",
+        partial(_gymnasium, "CartPole-v1", 8, _cartpole_net, parallel=True),
+        {HAND: 1.25, TORCHRL: 4.0, SB3: 1.0, TIANSHOU: 1.0},
+    ),
+    Cell(
+        "cartpole-64",
+        "CartPole-v1, N=64",
+        partial(_gymnasium, "CartPole-v1", 64, _cartpole_net),
+        {HAND: 1.1, TORCHRL: 2.5, SB3: 1.0, TIANSHOU: 1.0},
+    ),
+    Cell(
+        "cheetah-8",
+        "HalfCheetah-v5, N=8, TanhNormal",
+        partial(_gymnasium, "HalfCheetah-v5", 8, cheetah_net, continuous=True),
+        {HAND: 1.05, TORCHRL: 2.0, SB3: 1.0, TIANSHOU: 1.0},
+    ),
+    Cell(
+        "envpool-64",
+        "CartPole-v1 on EnvPool, N=64",
+        partial(_pool, "CartPole-v1", 64, _cartpole_net),
+        {HAND: 1.0},
+    ),
+    Cell(
+        "pong-16",
+        "Pong-v5 on EnvPool, 4x84x84, N=16",
+        partial(_pool, "Pong-v5", 16, pong_net),
+        {HAND: 1.0},
+    ),
+    Cell("transforms-8", "CartPole-v1, N=8, four transforms", _transformed, {TORCHRL: 2.5}),
+    Cell("one-hot-8", "CartPole-v1, N=8, one-hot actions", _one_hot, {}),
+    Cell("fall-back-4", "SerialEnv of GymEnv, CartPole-v1, N=4", _fall_back, {TORCHRL: 1.0}),
+]

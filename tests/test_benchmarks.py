@@ -1,0 +1,85 @@
+"""The benchmarks run, and write the table and the figures that they promise."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parent.parent / "benchmarks" / "run.py"
+
+
+def bench(out, *names):
+    only = [part for name in names for part in ("--only", name)]
+    command = [sys.executable, RUN, "--quick", "--out", out, *only]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((out / "results.json").read_text())
+
+
+def header(table):
+    return [name.strip() for name in table.splitlines()[0].strip("|").split("|")]
+
+
+def need(*modules):
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed; the bench extra brings it")
+
+
+def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_path):
+    need("envpool")
+    printed, results = bench(tmp_path, "transforms-8", "hot-loop")
+
+    assert header(printed) == [
+        "workload",
+        "tdcollect, frames/s",
+        "hand-written",
+        "TorchRL Collector",
+        "TorchRL Collector, ParallelEnv",
+        "Stable-Baselines3",
+        "Tianshou 2",
+        "hand-written, default autoreset",
+        "hand-written, slots reset singly",
+        "envs alone",
+        "policy alone",
+    ]
+    assert printed.split("\n\n")[0] in (tmp_path / "README.md").read_text()
+    (cell,) = results["cells"]
+    assert cell["targets"] == {"TorchRL Collector": 2.5}
+    assert set(cell["ratios"]["TorchRL Collector"]) == {"median", "low", "high"}
+    assert len(cell["seconds_per_frame"]["tdcollect"]) == results["settings"]["rounds"]
+    assert {"cpu", "cores", "memory_GiB"} <= set(results["machine"])
+    assert {"torch", "torchrl", "tdcollect"} <= set(results["versions"])
+    assert [row["N"] for row in results["hot-loop"]] == [1, 8, 64]
+
+
+def test_each_library_takes_its_turn_in_a_cell(tmp_path):
+    need("envpool", "stable_baselines3", "tianshou")
+    _, results = bench(tmp_path, "cartpole-1")
+
+    (cell,) = results["cells"]
+    assert set(cell["ratios"]) == {
+        "hand-written",
+        "hand-written, default autoreset",
+        "TorchRL Collector",
+        "Stable-Baselines3",
+        "Tianshou 2",
+        "envs alone",
+        "policy alone",
+        "network alone",
+        "our policy alone",
+    }
+    assert sum(cell["shares"].values()) == pytest.approx(1)
+
+
+def test_an_unknown_cell_is_refused_with_the_names_that_there_are():
+    done = subprocess.run(
+        [sys.executable, RUN, "--only", "pong"], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert "invalid choice: 'pong'" in done.stderr
+    assert "pong-16" in done.stderr

@@ -1,0 +1,31 @@
+"""Trajectories of a batch: split, join, sum, reassemble. Free functions on TensorDicts."""
+
+from tdcollect.trajectories.assemble import TrajectoryAssembler
+from tdcollect.trajectories.flat import flatten_time, unflatten_time
+from tdcollect.trajectories.index import TrajectoryIndex
+from tdcollect.trajectories.join import join_trajectories, unpad
+from tdcollect.trajectories.reduce import (
+    discounted_returns,
+    first,
+    last,
+    lengths,
+    returns,
+    segment_sum,
+)
+from tdcollect.trajectories.split import split_trajectories
+
+__all__ = [
+    "TrajectoryAssembler",
+    "TrajectoryIndex",
+    "discounted_returns",
+    "first",
+    "flatten_time",
+    "join_trajectories",
+    "last",
+    "lengths",
+    "returns",
+    "segment_sum",
+    "split_trajectories",
+    "unflatten_time",
+    "unpad",
+]

@@ -1,0 +1,271 @@
+"""Whole trajectories out of batches that cut them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from tdcollect import keys
+from tdcollect.trajectories.index import (
+    LOOKBACK_NAME,
+    NEXT_DONE,
+    Key,
+    TrajectoryIndex,
+    beside,
+)
+from tdcollect.trajectories.pieces import Numbers, Pieces, gather, hold, tails
+from tdcollect.trajectories.split import rows_of
+
+
+class _Open(NamedTuple):
+    """The unfinished trajectories: their number in the order of start, slot, and id."""
+
+    serial: Numbers
+    slot: Numbers
+    ids: Numbers
+
+
+class TrajectoryAssembler:
+    """Put trajectories that span batches together again.
+
+    >>> assembler = TrajectoryAssembler()
+    >>> for batch in collector:
+    ...     whole = assembler.feed(batch)  # [F], trajectories that have ended, one after the other
+
+    A trajectory is whole when its last step is done. Those that a batch completes come out
+    together, in the order in which they started; what has not ended is held. Held are copies, of
+    at most twice as many steps as are unfinished, whatever the number of batches; a step is copied
+    as often as the logarithm of what is held.
+
+    Args:
+        match: how a trajectory is found again in the next batch. ``"slot"``, the default: each
+            batch goes on where the one before it ended, slot by slot, as a collector's do. A
+            trajectory that its slot does not go on with was cut off (by a seed or a reset, say); it
+            is dropped, and counted in ``dropped``. ``"id"``: by trajectory id alone, which must be
+            unique, for batches of several workers in any order; nothing is dropped.
+        lookback: keep the last batch's pieces of trajectories in ``chunks``, each that continues
+            one with up to so many earlier steps of it ahead. None: keep none.
+        trajectory_key: as for :func:`split_trajectories`.
+        done_key: as for :func:`split_trajectories`. Done flags must be there, ids need not.
+
+    Attributes:
+        completed: trajectories given out so far.
+        dropped: trajectories that were cut off before their end so far.
+
+    Raises:
+        ValueError: for another ``match``, or a negative ``lookback``.
+    """
+
+    def __init__(
+        self,
+        *,
+        match: Literal["slot", "id"] = "slot",
+        lookback: int | None = None,
+        trajectory_key: Key | None = None,
+        done_key: Key | None = None,
+    ):
+        if match not in ("slot", "id"):
+            raise ValueError(f"expected match to be 'slot' or 'id', got {match!r}")
+        if lookback is not None and lookback < 0:
+            raise ValueError(f"expected lookback to be None or at least 0, got {lookback}")
+        self.match = match
+        self.lookback = lookback
+        self.completed = 0
+        self.dropped = 0
+        self._trajectory_key = trajectory_key
+        self._ids_at: Key = keys.TRAJ_IDS if trajectory_key is None else trajectory_key
+        self._done_key = done_key
+        self._started = 0
+        self._slots: int | None = None
+        self._numbered = False  # whether the batches lack ids
+        self._template = TensorDict({}, batch_size=[0])
+        self._chunks: TensorDict | None = None
+        self.clear()
+
+    def __repr__(self) -> str:
+        return (
+            f"TrajectoryAssembler(match={self.match!r}, lookback={self.lookback}; "
+            f"{self.completed} completed, {self.dropped} dropped, "
+            f"{self.num_unfinished} unfinished with {self.unfinished_frames} steps)"
+        )
+
+    @property
+    def num_unfinished(self) -> int:
+        """Trajectories held."""
+        return len(self._open.serial)
+
+    @property
+    def unfinished_frames(self) -> int:
+        """Steps of the trajectories held."""
+        return int(self._pieces.length.sum())
+
+    @property
+    def unfinished(self) -> TensorDict:
+        """A copy of what is held, ``[F]``: trajectories one behind the other, by their start."""
+        return self._give([*self._sources, self._template], self._pieces.by_serial())
+
+    @property
+    def chunks(self) -> TensorDict:
+        """The last batch's pieces of trajectories, ``[F]``, each with its lookback ahead.
+
+        ``("collector", "lookback")``, bool ``[F]``, is true for steps of earlier batches.
+
+        Raises:
+            RuntimeError: without ``lookback=``, or before the first batch.
+        """
+        if self._chunks is None:
+            missing = "lookback= at construction" if self.lookback is None else "a batch fed before"
+            raise RuntimeError(f"expected {missing}: there are no chunks to give")
+        return self._chunks
+
+    def clear(self) -> None:
+        """Forget what is held, without counting it as dropped."""
+        self._sources: list[TensorDict] = []
+        self._pieces = Pieces.none()
+        self._open = _Open(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+
+    def feed(self, batch: TensorDictBase) -> TensorDict:
+        """Take in a batch ``[*N, T]``; give out the trajectories that it completes.
+
+        Returns:
+            ``[F]``, whole trajectories one behind the other, in the order of their start; F = 0
+            where none ended. Nothing is shared with the batch. Where the batch has no ids, the
+            trajectories are numbered by their start over the assembler's life.
+
+        Raises:
+            KeyError: without done flags; without ids, where they are to be matched.
+            ValueError: for a batch of another number of slots than the one before, where slots are
+                matched; and as :meth:`TrajectoryIndex.of` does.
+            TypeError: as :meth:`TrajectoryIndex.of` does.
+        """
+        index = TrajectoryIndex.of(
+            batch, trajectory_key=self._trajectory_key, done_key=self._done_key
+        )
+        self._check(batch, index)
+        steps = rows_of(batch, index)
+        self._numbered = not index.has_ids
+        self._template = steps[:0].clone()
+
+        slot, ids, complete, length = (
+            column.cpu().numpy()
+            for column in (index.slot, index.ids, index.complete, index.lengths)
+        )
+        serial = self._continue(slot, ids, complete, index.from_ids)
+        start = np.cumsum(length) - length
+        fed = Pieces(serial, np.full(len(serial), len(self._sources)), start, length)
+        sources = [*self._sources, steps]
+        if self.lookback is not None:
+            self._chunks = self._look_back(sources, fed)
+
+        pieces = self._pieces.then(fed)
+        done = np.unique(serial[complete])
+        whole = self._give(sources, pieces.where(np.isin(pieces.serial, done)).by_serial())
+        self._open = self._still_open(_Open(serial, slot, ids), done)
+        unfinished = pieces.where(np.isin(pieces.serial, self._open.serial))
+        self.completed += len(done)
+        self.dropped += len(np.unique(pieces.serial)) - len(done) - self.num_unfinished
+        self._sources, self._pieces = hold(sources, unfinished)
+        return whole
+
+    def _check(self, batch: TensorDictBase, index: TrajectoryIndex) -> None:
+        done_key = NEXT_DONE if self._done_key is None else self._done_key
+        if batch.get(done_key, None) is None:
+            held = sorted(map(str, batch.keys(include_nested=True, leaves_only=True)))
+            raise KeyError(
+                f"expected done flags in {done_key!r}, which tell what trajectories are whole, got "
+                f"{held}: name them with done_key="
+            )
+        if self.match == "id" and not index.from_ids:
+            raise KeyError(
+                f"expected trajectory ids in {index.trajectory_key!r} for match='id', got none: "
+                "name them with trajectory_key=, or use match='slot'"
+            )
+        steps = index.shape[index.time_dim]
+        if self.match == "slot" and steps:
+            slots = index.shape.numel() // steps
+            if self._slots not in (None, slots):
+                raise ValueError(
+                    f"expected {self._slots} slots, as in the batch before, got {slots}: give each "
+                    "source an assembler of its own, or use match='id'"
+                )
+            self._slots = slots
+
+    def _continue(self, slot: Numbers, ids: Numbers, complete: Numbers, by_ids: bool) -> Numbers:
+        """The serial of each piece of a batch: that of the one it continues, or a new one."""
+        if self.match == "slot":
+            serial = self._continue_slots(slot, ids, by_ids)
+            heads = np.flatnonzero(serial < 0)
+            serial[heads] = self._started + np.arange(len(heads))
+        else:
+            group, head, serials = self._continue_ids(ids, complete)
+            fresh = np.flatnonzero(serials < 0)
+            heads = fresh[np.argsort(head[fresh])]  # numbered in the order of the batch
+            serials[heads] = self._started + np.arange(len(heads))
+            serial = serials[group]
+        self._started += len(heads)
+        return serial
+
+    def _continue_slots(self, slot: Numbers, ids: Numbers, by_ids: bool) -> Numbers:
+        """Serials, or -1: the first piece of a slot may continue what the slot has open."""
+        serial = np.full(len(slot), -1)
+        first = np.flatnonzero(np.diff(slot, prepend=-1))
+        held = np.full(max(self._slots or 0, 1), -1)
+        held[self._open.slot] = np.arange(self.num_unfinished)
+        before = held[slot[first]]
+        goes_on = before >= 0
+        first, before = first[goes_on], before[goes_on]
+        if by_ids:
+            same = self._open.ids[before] == ids[first]
+            first, before = first[same], before[same]
+        serial[first] = self._open.serial[before]
+        return serial
+
+    def _continue_ids(self, ids: Numbers, complete: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """The group of each piece; and of each group the first piece, and the serial or -1.
+
+        A group is a trajectory: pieces of one id, up to one that ends.
+        """
+        held = self.num_unfinished
+        every = np.concatenate([self._open.ids, ids])
+        ended = np.concatenate([np.zeros(held, dtype=bool), complete])
+        order = np.argsort(every, kind="stable")
+        begins = np.ones(len(every), dtype=bool)
+        begins[1:] = (every[order][1:] != every[order][:-1]) | ended[order][:-1]
+        group = np.empty(len(every), dtype=np.int64)
+        group[order] = np.cumsum(begins) - 1
+        head = order[begins]
+        serials = np.concatenate([self._open.serial, np.full(len(ids), -1)])[head]
+        return group[held:], head, serials
+
+    def _still_open(self, fed: _Open, done: Numbers) -> _Open:
+        """What was open or fed, without what is done; of each slot the last, if slots are kept."""
+        every = _Open(*(np.concatenate(columns) for columns in zip(self._open, fed, strict=True)))
+        what = every.slot if self.match == "slot" else every.serial
+        # Of each, what was fed last: unique gives the first, so count from the end.
+        _, back = np.unique(what[::-1], return_index=True)
+        latest = len(what) - 1 - back
+        latest = latest[~np.isin(every.serial[latest], done)]
+        return _Open(*(column[latest] for column in every))
+
+    def _look_back(self, sources: list[TensorDict], fed: Pieces) -> TensorDict:
+        continued, first = np.unique(fed.serial, return_index=True)
+        before = self._pieces.where(np.isin(self._pieces.serial, continued))
+        ahead = tails(before, self.lookback or 0)
+        place = first[np.searchsorted(continued, ahead.serial)]
+        order = np.argsort(np.concatenate([place, np.arange(len(fed.serial))]), kind="stable")
+        pieces = ahead.then(fed).where(order)
+        chunks = self._give(sources, pieces)
+        earlier = np.repeat(order < len(ahead.serial), pieces.length)
+        chunks.set(beside(self._ids_at, LOOKBACK_NAME), torch.from_numpy(earlier))
+        return chunks
+
+    def _give(self, sources: list[TensorDict], pieces: Pieces) -> TensorDict:
+        given = gather(sources, pieces)
+        given.names = self._template.names
+        if self._numbered:
+            serial = np.repeat(pieces.serial, pieces.length)
+            given.set(self._ids_at, torch.from_numpy(serial))
+        return given

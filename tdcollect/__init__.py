@@ -6,6 +6,7 @@ backend (numpy, [N]) -> EnvBase wrapper -> Collector -> batch [N, T]
 from tdcollect.collect import Collector, SyncDataCollector
 from tdcollect.envs import GymnasiumEnv, make_env
 from tdcollect.seeding import env_seed, policy_seed
+from tdcollect.trajectories import split_trajectories
 
 __all__ = [
     "Collector",
@@ -14,4 +15,5 @@ __all__ = [
     "env_seed",
     "make_env",
     "policy_seed",
+    "split_trajectories",
 ]

@@ -15,6 +15,7 @@ from tdcollect.trajectories.index import (
     Key,
     TrajectoryIndex,
     beside,
+    entries_of,
 )
 from tdcollect.trajectories.pieces import Numbers, Pieces, gather, hold, tails
 from tdcollect.trajectories.split import rows_of
@@ -173,10 +174,9 @@ class TrajectoryAssembler:
     def _check(self, batch: TensorDictBase, index: TrajectoryIndex) -> None:
         done_key = NEXT_DONE if self._done_key is None else self._done_key
         if batch.get(done_key, None) is None:
-            held = sorted(map(str, batch.keys(include_nested=True, leaves_only=True)))
             raise KeyError(
                 f"expected done flags in {done_key!r}, which tell what trajectories are whole, got "
-                f"{held}: name them with done_key="
+                f"{entries_of(batch)}: name them with done_key="
             )
         if self.match == "id" and not index.from_ids:
             raise KeyError(

@@ -24,6 +24,11 @@ def beside(key: Key, name: str) -> Key:
     return name if isinstance(key, str) else (*key[:-1], name)
 
 
+def entries_of(batch: TensorDictBase) -> str:
+    """The keys of a batch, for error messages."""
+    return str(sorted(batch.keys(include_nested=True, leaves_only=True), key=str))
+
+
 def time_dim_of(batch: TensorDictBase) -> int:
     """The dimension named ``"time"``, else the last.
 
@@ -66,6 +71,7 @@ class TrajectoryIndex:
         trajectory_key: the entry of the ids.
         from_ids: whether boundaries came from it, rather than from the done flags.
         has_ids: whether the batch has that entry.
+        has_mask: whether it has a mask beside it.
     """
 
     starts: torch.Tensor
@@ -79,6 +85,7 @@ class TrajectoryIndex:
     trajectory_key: Key
     from_ids: bool
     has_ids: bool
+    has_mask: bool
 
     @classmethod
     def of(
@@ -141,6 +148,7 @@ class TrajectoryIndex:
             trajectory_key=ids_at,
             from_ids=from_ids,
             has_ids=ids is not None,
+            has_mask=mask is not None,
         )
 
     def __len__(self) -> int:
@@ -214,7 +222,7 @@ def _check_entries(
     trajectory_key: Key | None,
     done_key: Key | None,
 ) -> None:
-    held = sorted(map(str, batch.keys(include_nested=True, leaves_only=True)))
+    held = entries_of(batch)
     if trajectory_key is not None and ids is None:
         raise KeyError(f"expected an entry {trajectory_key!r} with trajectory ids, got {held}")
     if done_key is not None and done is None:

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
 from tdcollect.trajectories.entries import Values, from_rows, map_entries, place
-from tdcollect.trajectories.index import MASK_NAME, Key, TrajectoryIndex, beside
+from tdcollect.trajectories.index import MASK_NAME, Key, TrajectoryIndex, beside, entries_of
 from tdcollect.trajectories.split import rows_of
 
 
@@ -80,8 +80,7 @@ def unpad(padded: TensorDictBase, *, mask_key: Key | None = None) -> TensorDict:
     mask = padded.get(mask_key, None)
     if mask is None:
         raise KeyError(
-            f"expected a mask in {mask_key!r}, got {sorted(map(str, padded.keys(True, True)))}: "
-            "name it with mask_key="
+            f"expected a mask in {mask_key!r}, got {entries_of(padded)}: name it with mask_key="
         )
     if mask.dtype is not torch.bool:
         raise TypeError(f"expected a mask of dtype torch.bool, got {mask.dtype}")
@@ -179,7 +178,7 @@ def _restore(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
         return from_rows(rows, index.shape, index.time_dim)
 
     batch = map_entries(flat, lay_out, index.shape, index.names)
-    if not index.dense:
+    if index.has_mask:
         steps = torch.ones(index.frames, dtype=torch.bool, device=index.rows.device)
         batch.set(beside(index.trajectory_key, MASK_NAME), lay_out(steps))
     return batch

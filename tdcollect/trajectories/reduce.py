@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
 from tdcollect.trajectories.entries import map_entries, take, to_rows
-from tdcollect.trajectories.index import Key, TrajectoryIndex
+from tdcollect.trajectories.index import Key, TrajectoryIndex, entries_of
 from tdcollect.trajectories.split import index_of
 
 _NEXT_REWARD = (keys.NEXT, keys.REWARD)
@@ -132,8 +132,9 @@ def _pick(batch: TensorDictBase, index: TrajectoryIndex, rows: torch.Tensor) -> 
 def _entry(batch: TensorDictBase, key: Key) -> torch.Tensor:
     value = batch.get(key, None)
     if value is None:
-        held = sorted(map(str, batch.keys(include_nested=True, leaves_only=True)))
-        raise KeyError(f"expected rewards in {key!r}, got {held}: name the entry with key=")
+        raise KeyError(
+            f"expected rewards in {key!r}, got {entries_of(batch)}: name the entry with key="
+        )
     return value
 
 

@@ -1,0 +1,129 @@
+"""One number, or one row, a trajectory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tdcollect.trajectories import (
+    TrajectoryIndex,
+    discounted_returns,
+    first,
+    last,
+    lengths,
+    returns,
+    segment_sum,
+    split_trajectories,
+)
+
+from .batches import REWARD, check_same, done_flags, make, naive
+
+DONE = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0]], dtype=torch.bool)
+
+
+def rewarded() -> tuple[torch.Tensor, TrajectoryIndex]:
+    batch = make(DONE)
+    return batch, TrajectoryIndex.of(batch)
+
+
+def test_golden() -> None:
+    batch = make(DONE)
+    batch[REWARD] = torch.arange(1.0, 9.0).reshape(2, 4, 1)
+    assert lengths(batch).tolist() == [3, 1, 1, 3]
+    assert returns(batch).tolist() == [[6], [4], [5], [21]]
+    assert discounted_returns(batch, 0.5).tolist() == [[2.75], [4], [5], [11.5]]
+    assert discounted_returns(batch, 0.0).tolist() == [[1], [4], [5], [6]]
+    assert discounted_returns(batch, 1.0).tolist() == returns(batch).tolist()
+    assert first(batch)["observation"][:, 0].tolist() == [1, 4, 5, 6]
+    assert last(batch)["observation"][:, 0].tolist() == [3, 4, 5, 8]
+
+
+@given(done_flags(), st.booleans(), st.floats(0, 1))
+def test_agree_with_a_loop(done: torch.Tensor, ids: bool, gamma: float) -> None:
+    batch = make(done, ids=ids, words=True)
+    ones = naive(batch)
+    assert lengths(batch).tolist() == [len(one) for one in ones]
+    rewards = [one[REWARD].squeeze(-1).tolist() for one in ones]
+    torch.testing.assert_close(
+        returns(batch), torch.tensor([sum(one) for one in rewards]).unsqueeze(-1)
+    )
+    discounted = [sum(gamma**k * r for k, r in enumerate(one)) for one in rewards]
+    torch.testing.assert_close(
+        discounted_returns(batch, gamma), torch.tensor(discounted).unsqueeze(-1)
+    )
+    check_same(first(batch), torch.stack([one[0] for one in ones]), names=False)
+    check_same(last(batch), torch.stack([one[-1] for one in ones]), names=False)
+
+
+@given(done_flags())
+def test_a_padded_batch_has_the_same_sums(done: torch.Tensor) -> None:
+    batch = make(done)
+    padded = split_trajectories(batch)
+    assert torch.equal(returns(padded), returns(batch))
+    assert torch.equal(lengths(padded), lengths(batch))
+    assert torch.equal(last(padded)["observation"], last(batch)["observation"])
+
+
+def test_sums_are_rounded_once() -> None:
+    """Ten million and 10,000 times 0.1: in float32 each of the steps would round."""
+    batch = make(torch.zeros(10_001, dtype=torch.bool))
+    batch[REWARD] = torch.full((10_001, 1), 0.1)
+    batch[REWARD][0] = 1e7
+    exact = 1e7 + 10_000 * float(torch.tensor(0.1))
+    assert returns(batch).dtype is torch.float32
+    assert returns(batch).item() == torch.tensor(exact).item()
+    plain = np.add.accumulate(batch[REWARD].squeeze(-1).numpy())[-1]
+    assert abs(plain - exact) > 100
+
+
+def test_integers_and_bools_are_exact() -> None:
+    _, index = rewarded()
+    big = torch.tensor([[2**60, 1, 1, 0], [3, 0, 0, 1]])
+    assert segment_sum(big, index).tolist() == [2**60 + 2, 0, 3, 1]
+    assert segment_sum(DONE, index).tolist() == [1, 0, 1, 0]
+    assert segment_sum(DONE, index).dtype is torch.int64
+
+
+@pytest.mark.parametrize("feature", [(), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64], ids=str
+)
+def test_segment_sum_of_any_shape(dtype: torch.dtype, feature: tuple[int, ...]) -> None:
+    _, index = rewarded()
+    values = torch.randint(-5, 5, (2, 4, *feature)).to(dtype)
+    sums = segment_sum(values, index)
+    expected = [values[0, :3].sum(0), values[0, 3], values[1, 0], values[1, 1:].sum(0)]
+    assert sums.dtype is dtype
+    assert torch.equal(sums, torch.stack(expected))
+
+
+def test_gradients_pass() -> None:
+    batch, index = rewarded()
+    reward = torch.rand(2, 4, 1, requires_grad=True)
+    batch[REWARD] = reward
+    (discounted_returns(batch, 0.5, index)).sum().backward()
+    assert reward.grad is not None
+    assert reward.grad.squeeze(-1).tolist() == [[1, 0.5, 0.25, 1], [1, 1, 0.5, 0.25]]
+
+
+def test_one_index_serves_several_calls() -> None:
+    batch, index = rewarded()
+    assert torch.equal(returns(batch, index), returns(batch))
+    check_same(last(batch, index), last(batch))
+
+
+def test_time_first() -> None:
+    batch = make(DONE)
+    turned = batch.permute(1, 0).contiguous()
+    turned.names = ["time", None]
+    assert torch.equal(returns(turned), returns(batch))
+
+
+def test_no_steps() -> None:
+    batch = make(torch.zeros(3, 0, dtype=torch.bool))
+    assert returns(batch).shape == (0, 1)
+    assert discounted_returns(batch, 0.9).shape == (0, 1)
+    assert first(batch).batch_size == (0,)

@@ -1,0 +1,82 @@
+"""Beside torchrl.collectors.utils.split_trajectories: equal where it is right, pinned where not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchrl.collectors.utils import split_trajectories as upstream
+
+import tdcollect
+from tdcollect import keys, split_trajectories
+
+from .batches import MASK, check_same, done_flags, make, naive
+
+
+@given(done_flags().filter(lambda done: done.ndim < 3), st.booleans(), st.booleans())
+def test_same_to_the_bit(done: torch.Tensor, ids: bool, names: bool) -> None:
+    """Keys, values, padding, mask, dtypes, names, non-tensor entries with a value a step."""
+    batch = make(done, ids=ids, names=names, words=True).exclude("shared")
+    check_same(split_trajectories(batch), upstream(batch, prefix=keys.COLLECTOR))
+
+
+def test_same_on_a_collected_batch() -> None:
+    env = tdcollect.make_env("CartPole-v1", 3)
+    collector = tdcollect.Collector(env, frames_per_batch=3 * 64, total_frames=3 * 64)
+    for batch in collector:
+        assert len(split_trajectories(batch)) > 3
+        check_same(split_trajectories(batch), upstream(batch, prefix=keys.COLLECTOR))
+    collector.shutdown()
+
+
+def test_same_in_three_dims_where_slots_hold_several() -> None:
+    done = torch.tensor([[[0, 1, 0], [0, 0, 0]], [[1, 0, 0], [0, 0, 1]]], dtype=torch.bool)
+    batch = make(done)
+    check_same(split_trajectories(batch), upstream(batch, prefix=keys.COLLECTOR))
+
+
+# Where upstream is wrong: each test shows both sides.
+
+
+def test_recurring_ids_are_told_apart() -> None:
+    done = torch.zeros(6, dtype=torch.bool)
+    batch = make(done, ids=torch.tensor([1, 1, 2, 1, 1, 1]))
+    assert split_trajectories(batch)[MASK].sum(-1).tolist() == [2, 1, 3]
+    with pytest.raises(RuntimeError, match="split"):
+        upstream(batch, prefix=keys.COLLECTOR)  # counts 5 steps of id 1, twice
+
+
+def test_one_id_in_neighbouring_slots_is_two_trajectories() -> None:
+    ids = torch.tensor([[0, 0, 1], [1, 2, 2]])
+    batch = make(torch.zeros(2, 3, dtype=torch.bool), ids=ids)
+    assert split_trajectories(batch)["observation"][..., 0].tolist() == [
+        [1, 2],
+        [3, 0],
+        [4, 0],
+        [5, 6],
+    ]
+    merged = upstream(batch, prefix=keys.COLLECTOR)
+    assert merged["observation"][1, :, 0].tolist() == [3, 4]  # slot 0's last, slot 1's first
+
+
+def test_slots_of_one_trajectory_each_give_one_shape() -> None:
+    batch = make(torch.zeros(2, 3, 4, dtype=torch.bool))
+    assert split_trajectories(batch).batch_size == (6, 4)
+    assert upstream(batch, prefix=keys.COLLECTOR).batch_size == (2, 3, 4)
+
+
+def test_done_flags_in_three_dims() -> None:
+    done = torch.zeros(1, 2, 3, dtype=torch.bool)
+    done[0, :, 1] = True
+    batch = make(done, ids=False)
+    ours = split_trajectories(batch)
+    assert ours[MASK].sum(-1).tolist() == [len(one) for one in naive(batch)] == [2, 1, 2, 1]
+    with pytest.raises(RuntimeError, match="split"):
+        upstream(batch, prefix=keys.COLLECTOR)  # ids start anew in the second slot
+
+
+def test_a_value_for_the_whole_batch_stays_one() -> None:
+    batch = make(torch.tensor([True, False, False]), words=True)
+    assert split_trajectories(batch).get("shared").data == {"a": 1}
+    assert upstream(batch, prefix=keys.COLLECTOR).get("shared").tolist()[0][1] is None

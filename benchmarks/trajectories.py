@@ -1,4 +1,4 @@
-"""Trajectories: our functions beside TorchRL's, and how time grows with frames (two minutes).
+"""Trajectories: our functions beside TorchRL's, and how time grows with frames (a minute).
 
 python benchmarks/trajectories.py [--rounds 15]
 

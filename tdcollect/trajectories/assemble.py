@@ -82,6 +82,7 @@ class TrajectoryAssembler:
         self._started = 0
         self._slots: int | None = None
         self._numbered = False  # whether the batches lack ids
+        self._device = torch.device("cpu")  # where they have them
         self._template = TensorDict({}, batch_size=[0])
         self._chunks: TensorDict | None = None
         self.clear()
@@ -148,6 +149,7 @@ class TrajectoryAssembler:
         self._check(batch, index)
         steps = rows_of(batch, index)
         self._numbered = not index.has_ids
+        self._device = index.starts.device
         self._template = steps[:0].clone()
 
         slot, ids, complete, length = (
@@ -259,7 +261,7 @@ class TrajectoryAssembler:
         pieces = ahead.then(fed).where(order)
         chunks = self._give(sources, pieces)
         earlier = np.repeat(order < len(ahead.serial), pieces.length)
-        chunks.set(beside(self._ids_at, LOOKBACK_NAME), torch.from_numpy(earlier))
+        chunks.set(beside(self._ids_at, LOOKBACK_NAME), torch.from_numpy(earlier).to(self._device))
         return chunks
 
     def _give(self, sources: list[TensorDict], pieces: Pieces) -> TensorDict:
@@ -267,5 +269,5 @@ class TrajectoryAssembler:
         given.names = self._template.names
         if self._numbered:
             serial = np.repeat(pieces.serial, pieces.length)
-            given.set(self._ids_at, torch.from_numpy(serial))
+            given.set(self._ids_at, torch.from_numpy(serial).to(self._device))
         return given

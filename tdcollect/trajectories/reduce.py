@@ -1,4 +1,7 @@
-"""One number, or one row, a trajectory."""
+"""One number, or one row, a trajectory.
+
+Sums of floats are float64 inside, which every device but MPS has.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +79,8 @@ def discounted_returns(
     index = index_of(batch, index)
     rewards = _rows(_entry(batch, key), index)
     exact = torch.complex128 if rewards.is_complex() else torch.float64
-    discounts = torch.pow(torch.tensor(float(gamma), dtype=torch.float64), index.step.cpu())
-    discounts = discounts.to(rewards.device).reshape(-1, *[1] * (rewards.ndim - 1))
+    discounts = float(gamma) ** index.step.to(rewards.device, torch.float64)
+    discounts = discounts.reshape(-1, *[1] * (rewards.ndim - 1))
     sums = _sum_rows(rewards.to(exact) * discounts, index)
     return sums.to(rewards.dtype) if rewards.is_floating_point() else sums
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    tensorclass,
+)
 
 import tdcollect
 from tdcollect import keys
@@ -219,8 +225,6 @@ def test_nested_batch_dims_are_kept() -> None:
 def test_values_that_are_sequences_stay_whole() -> None:
     batch = make(DONE[0])
     word = [["a"], ["b", "c"], [], ["d"]]
-    from tensordict import NonTensorData, NonTensorStack
-
     batch.set("word", NonTensorStack(*map(NonTensorData, word)))
     split = split_trajectories(batch)
     assert split.get("word").tolist() == [[["a"], ["b", "c"], []], [["d"], None, None]]

@@ -28,7 +28,7 @@ class Effort(NamedTuple):
     """
 
     steps: int = 128
-    rounds: int = 15
+    rounds: int = 11
     seconds: float = 0.2
 
 

@@ -142,7 +142,7 @@ def misses(cells: Sequence[dict[str, Any]]) -> str:
 
 
 def _where(cell: dict[str, Any]) -> str:
-    if "shares" not in cell:
+    if not cell["shares"]:
         return ""
     parts = [f"{name} {share:.0%}" for name, share in cell["shares"].items()]
     micros = 1e6 * cell["slots"] / cell["frames_per_second"]
@@ -151,7 +151,7 @@ def _where(cell: dict[str, Any]) -> str:
 
 def shares_table(cells: Sequence[dict[str, Any]]) -> str:
     """Where tdcollect's own time goes."""
-    measured = [cell for cell in cells if "shares" in cell]
+    measured = [cell for cell in cells if cell["shares"]]
     head = ["workload", "us a step", *(measured[0]["shares"] if measured else [])]
     rows = [
         [
@@ -188,13 +188,12 @@ def page(results: dict[str, Any]) -> str:
     ]
     if cells:
         parts += ["## Frames a second\n", main_table(cells), MAIN_NOTE, misses(cells)]
-    if any("shares" in cell for cell in cells):
+    if any(cell["shares"] for cell in cells):
         parts += [
             "## Where tdcollect's time goes\n",
-            "From programs that take turns with the collector: the envs alone, the network alone, "
-            "and the policy as the collector runs it. The rest is the collector's own: actions to "
-            "the envs, observations into arrays, resets, ids, stacking the batch; and what each "
-            "part loses because others run in between.\n",
+            "Timers around what the collector calls, while it collects. The envs' steps and resets "
+            "include reading actions and writing observations into arrays; the loop is what is "
+            "left: trajectory ids, rows, the batch.\n",
             shares_table(cells),
         ]
     parts += [section for name, make in _SECTIONS.items() if name in results

@@ -26,8 +26,9 @@ import torch
 import workloads
 from hot_loop import hot_loop
 from measure import QUICK, Effort, alternate, ratios, spread
+from shares import shares
 from variants import variants
-from workloads import CELLS, ENVS, LOWERED, NETWORK, OURS
+from workloads import CELLS, OURS
 
 PEAK_TARGET = 1.25
 HERE = Path(__file__).parent
@@ -84,28 +85,21 @@ def _measure(cell: workloads.Cell, effort: Effort) -> dict[str, Any]:
     programs = cell.programs(effort.steps)
     try:
         times = alternate(programs, effort)
+        spent = shares(programs[OURS], 5 * effort.seconds) if cell.on_arrays else None
     finally:
         for program in programs.values():
             program.close()
     against = {name: spread(values) for name, values in ratios(times, OURS).items()}
-    result = {
+    return {
         "name": cell.name,
         "title": cell.title,
         "slots": programs[OURS].frames // effort.steps,
         "frames_per_second": 1 / spread(times[OURS]).median,
         "targets": cell.targets,
         "ratios": {name: value._asdict() for name, value in against.items()},
+        "shares": spent,
         "seconds_per_frame": times,
     }
-    if LOWERED in against:
-        envs, network, policy = (against[name].median for name in (ENVS, NETWORK, LOWERED))
-        result["shares"] = {
-            "envs": envs,
-            "network": network,
-            "sampling and log-prob": policy - network,
-            "the loop": 1 - envs - policy,
-        }
-    return result
 
 
 def _memory(effort: Effort) -> list[dict[str, Any]]:

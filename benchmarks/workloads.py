@@ -34,12 +34,9 @@ from torchrl.envs import (
     StepCounter,
     TransformedEnv,
 )
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import OneHotCategorical, ProbabilisticActor, TanhNormal
 
 import tdcollect
-from tdcollect.collect.policy import Program as Lowered
-from tdcollect.collect.rows import Rows
 
 OURS = "tdcollect"
 HAND = "hand-written"
@@ -51,19 +48,21 @@ SB3 = "Stable-Baselines3"
 TIANSHOU = "Tianshou 2"
 ENVS = "envs alone"
 POLICY = "policy alone"
-NETWORK = "network alone"
-LOWERED = "our policy alone"
 
 POOL_THREADS = 1
 
 
 class Cell(NamedTuple):
-    """A workload. ``programs`` makes its programs for T steps; ``targets`` are ratios to reach."""
+    """A workload. ``programs`` makes its programs for T steps; ``targets`` are ratios to reach.
+
+    ``on_arrays`` says whether tdcollect's collector runs it on arrays.
+    """
 
     name: str
     title: str
     programs: Callable[[int], dict[str, Program]]
     targets: dict[str, float]
+    on_arrays: bool = True
 
 
 class Float(nn.Module):
@@ -202,7 +201,7 @@ def _gymnasium(
         workers = ParallelEnv(num_envs, make, mp_start_method="fork")
         programs[PARALLEL] = torchrl(workers, policy, steps)
     observation = torch.as_tensor(np.stack([spaces[0].sample()] * num_envs)).clamp(-1, 1)
-    programs |= _policies_alone(net, sample, policy, observation, env.batch_size, steps)
+    programs[POLICY] = _policy_alone(sample, observation, steps)
     return {name: program for name, program in programs.items() if program is not None}
 
 
@@ -231,7 +230,7 @@ def _pool(
         ),
         TORCHRL: torchrl(stock_env, policy, steps),
         ENVS: _pool_alone(alone, num_envs, steps),
-        **_policies_alone(net, sample, policy, observation, env.batch_size, steps),
+        POLICY: _policy_alone(sample, observation, steps),
     }
 
 
@@ -303,26 +302,11 @@ def _pool_alone(pool: Any, num_envs: int, steps: int) -> Program:
     return Program(run, num_envs * steps, pool.close)
 
 
-def _policies_alone(
-    net: nn.Module,
-    sample: hand_written.Sample,
-    policy: Any,
-    observation: torch.Tensor,
-    batch_size: torch.Size,
-    steps: int,
-) -> dict[str, Program]:
-    """The policy by hand, its network alone, and the policy as our loop runs it."""
-    by_hand = observation if observation.dtype == torch.uint8 else observation.float()
-    row = observation.reshape(*batch_size, *observation.shape[1:])
-    with set_exploration_type(ExplorationType.RANDOM):
-        lowered = Lowered(policy, Rows(observation=row), batch_size, None)
-    calls: dict[str, Callable[[], object]] = {
-        POLICY: lambda: sample(by_hand),
-        NETWORK: lambda: net(row),
-        LOWERED: lambda: lowered(Rows(observation=row)),
-    }
+def _policy_alone(sample: hand_written.Sample, observation: torch.Tensor, steps: int) -> Program:
+    if observation.dtype != torch.uint8:
+        observation = observation.float()
     frames = len(observation) * steps
-    return {name: Program(partial(_repeat, call, steps), frames) for name, call in calls.items()}
+    return Program(partial(_repeat, partial(sample, observation), steps), frames)
 
 
 @torch.no_grad()
@@ -372,5 +356,11 @@ CELLS = [
     ),
     Cell("transforms-8", "CartPole-v1, N=8, four transforms", _transformed, {TORCHRL: 2.5}),
     Cell("one-hot-8", "CartPole-v1, N=8, one-hot actions", _one_hot, {}),
-    Cell("fall-back-4", "SerialEnv of GymEnv, CartPole-v1, N=4", _fall_back, {TORCHRL: 1.0}),
+    Cell(
+        "fall-back-4",
+        "SerialEnv of GymEnv, CartPole-v1, N=4",
+        _fall_back,
+        {TORCHRL: 1.0},
+        on_arrays=False,
+    ),
 ]

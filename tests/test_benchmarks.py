@@ -69,8 +69,6 @@ def test_each_library_takes_its_turn_in_a_cell(tmp_path):
         "Tianshou 2",
         "envs alone",
         "policy alone",
-        "network alone",
-        "our policy alone",
     }
     assert sum(cell["shares"].values()) == pytest.approx(1)
 

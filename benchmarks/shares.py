@@ -1,0 +1,68 @@
+"""Where the collector's time goes, by timers around the calls that it makes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from measure import Program
+
+from tdcollect.collect.policy import Program as Policy
+from tdcollect.envs.wrapper import GymnasiumEnv
+
+NETWORK, SAMPLING = "network", "sampling and log-prob"
+STEPS, RESETS, LOOP = "env steps", "env resets", "the loop"
+
+
+def shares(program: Program, seconds: float) -> dict[str, float]:
+    """Shares of the time of batches of tdcollect's collector on arrays.
+
+    The envs' steps and resets include reading actions and writing observations. The policy's last
+    call is its sampling, the others its network. What no timer sees is the loop.
+    """
+    spent: Counter[str] = Counter()
+    with _timers(spent):
+        program.run()
+        spent.clear()
+        start = time.perf_counter()
+        while True:
+            program.run()
+            whole = time.perf_counter() - start
+            if whole >= seconds:
+                break
+    found = {name: spent[name] / whole for name in (STEPS, RESETS, NETWORK, SAMPLING)}
+    return {**found, LOOP: 1 - sum(found.values())}
+
+
+@contextmanager
+def _timers(spent: Counter[str]) -> Iterator[None]:
+    def policy(self: Policy, rows: Any) -> None:
+        last = len(self.ops) - 1
+        for i, op in enumerate(self.ops):
+            start = time.perf_counter()
+            op(rows)
+            spent[SAMPLING if i == last else NETWORK] += time.perf_counter() - start
+
+    step = _timed(GymnasiumEnv.step_arrays, STEPS, spent)
+    reset = _timed(GymnasiumEnv.reset_arrays, RESETS, spent)
+    with (
+        mock.patch.object(Policy, "__call__", policy),
+        mock.patch.object(GymnasiumEnv, "step_arrays", step),
+        mock.patch.object(GymnasiumEnv, "reset_arrays", reset),
+    ):
+        yield
+
+
+def _timed(call: Callable[..., Any], name: str, spent: Counter[str]) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            spent[name] += time.perf_counter() - start
+
+    return timed

@@ -5,8 +5,15 @@ Each has a test in ``tests/test_upstream.py`` that fails when upstream changes i
 
 from __future__ import annotations
 
+from torch.distributions import Distribution
 from torchrl._comm.backends import _get_service_backend as service_backend
 from torchrl.collectors._single import _CollectorMeta as CollectorMeta
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
 
-__all__ = ["CollectorMeta", "gym_space_to_spec", "service_backend"]
+
+def validates_arguments() -> bool:
+    """Whether distributions validate their arguments by default; importing TorchRL turns it off."""
+    return bool(Distribution._validate_args)
+
+
+__all__ = ["CollectorMeta", "gym_space_to_spec", "service_backend", "validates_arguments"]

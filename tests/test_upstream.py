@@ -16,7 +16,7 @@ from tdcollect import _upstream
 
 
 def test_every_name_has_a_test() -> None:
-    tested = {"CollectorMeta", "gym_space_to_spec", "service_backend"}
+    tested = {"CollectorMeta", "gym_space_to_spec", "service_backend", "validates_arguments"}
     assert set(_upstream.__all__) == tested
 
 
@@ -61,3 +61,13 @@ def test_gym_space_to_spec_converts_leaves(space: Any, categorical: bool, spec: 
 def test_gym_space_to_spec_knows_no_dtype_that_torch_lacks() -> None:
     with pytest.raises((KeyError, TypeError)):
         _upstream.gym_space_to_spec(spaces.Box(0, 1, (2,), np.uint16))
+
+
+def test_validates_arguments_follows_torchs_default() -> None:
+    before = _upstream.validates_arguments()
+    try:
+        for default in (True, False):
+            torch.distributions.Distribution.set_default_validate_args(default)
+            assert _upstream.validates_arguments() is default
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)

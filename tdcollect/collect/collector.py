@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
@@ -18,14 +19,14 @@ from tdcollect._upstream import CollectorMeta, service_backend
 from tdcollect.collect.explain import Explanation, Part
 from tdcollect.collect.loop import ArrayEnv, array_env, collect
 from tdcollect.collect.placement import Placement
-from tdcollect.collect.policy import Program
+from tdcollect.collect.policy import Program, unknown_class
 from tdcollect.collect.rows import Key, Rows, flat, nested, shaped_like
 from tdcollect.collect.transforms import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import TIME
 
 RUN_ON_ARRAYS = True
-"""Whether collectors made from now on may run on arrays; their batches are the same either way."""
+"""Whether collectors may run on arrays; their batches are the same either way."""
 
 
 class _Dispatch(CollectorMeta):
@@ -112,13 +113,23 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         super()._setup_policy_and_weights(policy)
         self._check_policy_writes_action()
 
+    def _init_env(self, create_env_fn: Any, create_env_kwargs: Any) -> EnvBase:
+        self._made_env = not isinstance(create_env_fn, EnvBase)
+        return super()._init_env(create_env_fn, create_env_kwargs)
+
     def _check_policy_writes_action(self) -> None:
-        out_keys = getattr(self.policy, "out_keys", None)
+        if unknown_class(self.policy) is not None:
+            return  # its out_keys may not be all that it writes
+        out_keys = [unravel_key(key) for key in self.policy.out_keys]
         action_keys = self.env.action_keys
-        if out_keys and action_keys and not set(action_keys) & set(out_keys):
+        # An entry that holds the action, nested, counts too.
+        written = {key[:n] for key in map(_as_tuple, action_keys) for n in range(1, len(key) + 1)}
+        if action_keys and not written & set(map(_as_tuple, out_keys)):
+            if self._made_env:
+                self.env.close()
             raise ValueError(
                 f"expected the policy to write an action entry of the env, one of {action_keys}, "
-                f"got a policy with out_keys={list(out_keys)}; name its output accordingly"
+                f"got a policy with out_keys={out_keys}; name its output accordingly"
             )
 
     @property
@@ -146,10 +157,12 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         Returns:
             The parts; prints as a table. Nothing is run.
         """
+        if self.closed:
+            raise RuntimeError("the collector is shut down; explain() asks for a live one")
         env = self._array_env
         base = _base_env(self.env)
         with set_exploration_type(self.exploration_type):
-            program = self._program(flat(self._carrier), validate=isinstance(env, str))
+            program = self._program(flat(self._carrier), checked=isinstance(env, str))
         policy = [Part("policy", what, how) for what, how in program.described]
         if isinstance(env, str):
             slow = "as TorchRL does"
@@ -172,7 +185,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             parts.append(Part("batch", "stacked once", "no copy"))
         return Explanation(parts)
 
-    def _program(self, rows: Rows, validate: bool = False) -> Program:
+    def _program(self, rows: Rows, checked: bool = False) -> Program:
         """The policy on rows."""
         compiled = self.compiled_policy or self.cudagraphed_policy
         return Program(
@@ -181,7 +194,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             self.env.batch_size,
             self._carrier.device,
             self._policy_output_keys if compiled else None,
-            validate,
+            checked,
         )
 
     @contextmanager
@@ -200,8 +213,10 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             given = dict(rows)
             if program is None:
                 self._wrapped_policy_maybe_compiled = policy
-                program = self._program(rows, validate=True)
-                self._wrapped_policy_maybe_compiled = run
+                program = self._program(rows, checked=True)
+                self._wrapped_policy_maybe_compiled = run if program.straight else policy
+            if not program.straight:
+                return policy(tensordict)
             program(rows)
             for key, value in rows.items():
                 if given.get(key) is not value:
@@ -216,28 +231,36 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
 
     def _shrink_buffer(self) -> None:
         """Let go of the memory of the parent's preallocated batch, which arrays do without."""
-        if self._use_buffers and not self.return_same_td and self._final_rollout.is_contiguous():
+        if self._use_buffers and self._final_rollout.is_contiguous():
             shape = self._final_rollout.shape
             one = self._final_rollout[..., :1].clone()
             self._final_rollout = one.expand(shape).refine_names(..., TIME)
+
+    def _restore_buffer(self) -> None:
+        """Give the parent's preallocated batch memory of its own again."""
+        if self._use_buffers and not self._final_rollout.is_contiguous():
+            self._final_rollout = self._final_rollout.clone()
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase | None:
         """Collect one batch ``[N, T]``; see the parent's method."""
         env = self._array_env
-        if isinstance(env, str):
+        self._fresh = not isinstance(env, str) and not self._should_use_random_frames()
+        if isinstance(env, str) or not self._fresh:
+            self._restore_buffer()
             with self._policy_on_rows():
                 return super().rollout()
-        if self._should_use_random_frames():
-            return self._rollout_as_torchrl_does()
-        self._shrink_buffer()
+        if self.return_same_td:
+            self._restore_buffer()
+        else:
+            self._shrink_buffer()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         if self.reset_at_each_iter:
             self._carrier.update(self.env.reset())
             self._start_new_trajectories()
         with set_exploration_type(self.exploration_type):
-            columns, self._carrier = collect(
+            columns = collect(
                 env,
                 self._program,
                 self._carrier,
@@ -245,6 +268,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
                 self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
                 frozenset(self._compact_next_keys),
                 self._place,
+                partial(setattr, self, "_carrier"),
             )
         return self._maybe_set_truncated(self._assemble(columns))
 
@@ -253,23 +277,16 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         shape = (*self.env.batch_size, self.frames_per_batch)
         template = self._final_rollout if self._use_buffers else self._carrier
         batch = nested(columns.items(), shape, self.storing_device or template.device)
-        shaped_like(template, batch)
+        shaped_like(template, batch, cast=self._use_buffers)
         if self._use_buffers or self.replay_buffer is None or self._ignore_rb:
             batch.refine_names(..., TIME)
         if self.return_same_td and self._use_buffers:
             return self._final_rollout.update_(batch)
         return batch
 
-    def _rollout_as_torchrl_does(self) -> TensorDictBase | None:
-        if self._use_buffers:
-            # The parent stacks into it.
-            self._final_rollout = self._final_rollout.clone()
-        return super().rollout()
-
     def iterator(self) -> Iterator[TensorDictBase]:
         """Iterate over batches; see the parent's method."""
-        as_torchrl_does = isinstance(self._array_env, str)
-        if as_torchrl_does or self.return_same_td or self.replay_buffer is not None:
+        if self.return_same_td or self.replay_buffer is not None:
             yield from super().iterator()
             return
         while self._frames < self.total_frames:
@@ -278,10 +295,12 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             assert batch is not None
             self._increment_frames(batch.numel())
             batch = self._postproc(batch)
+            if not self._fresh:  # the parent stacks into memory that the next batch reuses
+                batch = batch.clone()
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
-            # No copy: every batch has memory of its own.
             yield batch
+            del batch  # or it would take memory beside the next one
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the envs and restart them.
@@ -302,6 +321,10 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         # A gym wrapper has drawn its seeded episode inside set_seed already: seed it once more.
         self.reset(**({"seed": seed} if isinstance(_base_env(self.env), GymWrapper) else {}))
         return next_seed
+
+
+def _as_tuple(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
 
 
 def _has_hidden_state(policy: Any) -> bool:

@@ -1,15 +1,15 @@
-"""Random actions and their log-probabilities, without the validation of every call.
+"""Random actions and their log-probabilities, without a distribution object at every call.
 
 Each sampler does the operations of its distribution's own class, in the same order and with the
-same random numbers, so the results are the same to the bit. What is left out is the building of
-the distribution object and the validation of its parameters, which the loop makes up for once a
-batch, with the class itself.
+same random numbers, so the results are the same to the bit. It leaves out building the object, and
+the checks of ``torch.multinomial``, which :meth:`Sampler.check` makes up for once a batch. Where
+torch is asked to validate the arguments of distributions, the classes themselves are used.
 """
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,75 +18,119 @@ from torch import Tensor, distributions
 from torchrl.modules import IndependentNormal, OneHotCategorical, TanhNormal
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
-Sampler = Callable[..., tuple[Tensor, Tensor | None]]
-"""Parameters, in the order of the module's in_keys, to a sample and, if asked, its log-prob."""
+from tdcollect._upstream import validates_arguments
 
 _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
 
 
-def sampler(module: ProbabilisticTensorDictModule) -> Sampler | None:
-    """A sampler for random interaction that equals the module's, or None where there is none."""
-    make = _MAKERS.get(module.distribution_class)
-    return None if make is None else make(module)
+class Sampler(abc.ABC):
+    """Draws for one distribution module, as it would.
+
+    Args:
+        module: the module; its parameters are those of ``dist_keys``, in that order.
+    """
+
+    def __init__(self, module: ProbabilisticTensorDictModule):
+        self._scores = module.return_log_prob
+
+    @abc.abstractmethod
+    def __call__(self, *parameters: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A sample and, if the module gives one, its log-probability."""
+
+    def check(self) -> None:  # noqa: B027
+        """Raise where a draw since the last check had parameters that its class refuses."""
 
 
-def _categorical(module: ProbabilisticTensorDictModule, one_hot: bool) -> Sampler | None:
-    if tuple(module.dist_keys) != ("logits",) or module.distribution_kwargs:
-        return None
-    log_prob_wanted = module.return_log_prob
+class _Categorical(Sampler):
+    def __init__(self, module: ProbabilisticTensorDictModule, one_hot: bool):
+        super().__init__(module)
+        self._one_hot = one_hot
+        self._normalizers: list[Tensor] = []
 
-    def sample(logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        logits = logits - logits.logsumexp(dim=-1, keepdim=True)
+    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        normalizer = logits.logsumexp(dim=-1, keepdim=True)
+        self._normalizers.append(normalizer)
+        logits = logits - normalizer
         probs = torch.softmax(logits, dim=-1)
         # What torch.multinomial does for one draw a row, without its checks.
         index = (probs / torch.empty_like(probs).exponential_(1)).argmax(dim=-1, keepdim=True)
-        log_prob = logits.gather(-1, index).squeeze(-1) if log_prob_wanted else None
-        if one_hot:
+        log_prob = logits.gather(-1, index).squeeze(-1) if self._scores else None
+        if self._one_hot:
             return torch.zeros_like(logits, dtype=torch.long).scatter_(-1, index, 1), log_prob
         return index.squeeze(-1), log_prob
 
-    return sample
+    def check(self) -> None:
+        normalizers, self._normalizers = self._normalizers, []
+        if normalizers and not torch.stack(normalizers).isfinite().all():
+            raise RuntimeError(
+                "probability tensor contains either `inf`, `nan` or element < 0: the policy gave "
+                "logits that are not numbers, or -inf for every action, in this batch"
+            )
 
 
-def _normal(module: ProbabilisticTensorDictModule, event_dims: int) -> Sampler | None:
-    if tuple(module.dist_keys) != ("loc", "scale") or module.distribution_kwargs:
-        return None
-    log_prob_wanted = module.return_log_prob
+class _Normal(Sampler):
+    def __init__(self, module: ProbabilisticTensorDictModule, event_dims: int):
+        super().__init__(module)
+        self._event_dims = event_dims
 
-    def sample(loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         if loc.shape != scale.shape:
             loc, scale = torch.broadcast_tensors(loc, scale)
         drawn = loc + _standard_normal(loc) * scale
-        return drawn, _normal_log_prob(drawn, loc, scale, event_dims) if log_prob_wanted else None
+        if not self._scores:
+            return drawn, None
+        return drawn, _normal_log_prob(drawn, loc, scale, self._event_dims)
 
-    return sample
 
+class _TanhNormal(Sampler):
+    def __init__(self, module: ProbabilisticTensorDictModule):
+        super().__init__(module)
+        self._kwargs = module.distribution_kwargs
+        self._template: tuple[Any, int] | None = None
 
-def _tanh_normal(module: ProbabilisticTensorDictModule) -> Sampler | None:
-    # Without a log-probability, and outside TorchRL's own module, TanhNormal inverts its tanh:
-    # other operations, which the general path does.
-    kwargs = module.distribution_kwargs
-    wanted = isinstance(module, SafeProbabilisticModule) and module.return_log_prob
-    if (
-        not wanted
-        or tuple(module.dist_keys) != ("loc", "scale")
-        or not set(kwargs) <= {"low", "high", "safe_tanh", "event_dims"}
-    ):
-        return None
-    template: list[tuple[Any, int]] = []
-
-    def sample(loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:
-        if not template:
-            built = TanhNormal(loc, scale, **kwargs)
-            template.append((built.transforms[0], len(built.event_shape)))
-        transform, event_dims = template[0]
+    def __call__(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        if loc.shape != scale.shape:
+            loc, scale = torch.broadcast_tensors(loc, scale)
+        if self._template is None:
+            built = TanhNormal(loc, scale, **self._kwargs)
+            self._template = (built.transforms[0], len(built.event_shape))
+        transform, event_dims = self._template
         preimage = loc + _standard_normal(loc) * scale
-        drawn = transform(preimage)
+        drawn = _safe_tanh(preimage) if type(transform) is _SafeTanh else transform(preimage)
         log_prob = _normal_log_prob(preimage, loc, scale, event_dims)
         jacobian = transform.log_abs_det_jacobian(preimage, drawn)
         return drawn, log_prob - _sum_rightmost(jacobian, event_dims)
 
-    return sample
+
+def sampler(module: ProbabilisticTensorDictModule) -> Sampler | None:
+    """A sampler for random interaction that equals the module's, or None where there is none."""
+    names, kwargs = tuple(module.dist_keys), module.distribution_kwargs
+    kind = module.distribution_class
+    if validates_arguments():
+        return None
+    categorical = kind in (distributions.Categorical, OneHotCategorical)
+    if categorical and names == ("logits",) and not kwargs:
+        return _Categorical(module, one_hot=kind is OneHotCategorical)
+    if names != ("loc", "scale"):
+        return None
+    if not kwargs and kind in (distributions.Normal, IndependentNormal):
+        return _Normal(module, event_dims=int(kind is IndependentNormal))
+    # Without a log-probability, and outside TorchRL's own module, TanhNormal inverts its tanh:
+    # other operations, which the general path does.
+    scored = isinstance(module, SafeProbabilisticModule) and module.return_log_prob
+    if scored and kind is TanhNormal and set(kwargs) <= _TANH_OPTIONS:
+        return _TanhNormal(module)
+    return None
+
+
+_TANH_OPTIONS = {"low", "high", "safe_tanh", "event_dims"}
+_SafeTanh = type(TanhNormal(torch.zeros(1), torch.ones(1)).transforms[0])
+
+
+def _safe_tanh(value: Tensor) -> Tensor:
+    """What TorchRL's SafeTanhTransform computes, without an autograd function around it."""
+    bound = 1.0 - torch.finfo(value.dtype).resolution
+    return value.tanh().clamp(-bound, bound)
 
 
 def _standard_normal(like: Tensor) -> Tensor:
@@ -102,12 +146,3 @@ def _sum_rightmost(value: Tensor, dims: int) -> Tensor:
     if dims == 0:
         return value
     return value.reshape(value.shape[:-dims] + (-1,)).sum(-1)
-
-
-_MAKERS: dict[Any, Callable[[ProbabilisticTensorDictModule], Sampler | None]] = {
-    distributions.Categorical: lambda module: _categorical(module, one_hot=False),
-    OneHotCategorical: lambda module: _categorical(module, one_hot=True),
-    distributions.Normal: lambda module: _normal(module, event_dims=0),
-    IndependentNormal: lambda module: _normal(module, event_dims=1),
-    TanhNormal: _tanh_normal,
-}

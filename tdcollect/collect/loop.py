@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictModule
 from torchrl.envs import EnvBase, TransformedEnv
 
 from tdcollect import keys
@@ -23,11 +22,13 @@ from tdcollect.collect.transforms import RowTransform, lower_transforms, transfo
 from tdcollect.envs.stepper import StepFrame
 from tdcollect.envs.wrapper import GymnasiumEnv
 
-_CHUNK_BYTES = 4 * 2**20
+_CHUNK_BYTES = 2**20
 """Rows are moved into the batch in chunks of about so many bytes of observations."""
 
 _SPARE_BYTES = 2**16
 """Frames for resets are allocated in advance where an observation takes no more than this."""
+
+_STEPPING = ("_step", "_reset", "step", "reset", "step_and_maybe_reset", "maybe_reset")
 
 NewIds = Callable[[int], torch.Tensor]
 
@@ -77,7 +78,7 @@ class ArrayEnv:
         self.env.step_arrays(given, frame)
         following = Rows(zip(self._written, frame.tensors, strict=True))
         for key in next_keys:
-            following[from_next(key)] = rows[key]
+            following.setdefault(from_next(key), rows[key])  # what the env says holds
         done = frame.done
         if self.transforms:
             for transform in self.transforms:
@@ -109,8 +110,11 @@ def array_env(env: EnvBase) -> ArrayEnv | str:
     transforms, reason = lower_transforms(transforms_of(env))
     if reason is not None:
         return reason
-    if type(env) is TransformedEnv:
+    if type(env) is TransformedEnv and not any(name in env.__dict__ for name in _STEPPING):
         env = env.base_env
+    replaced = [name for name in _STEPPING if name in env.__dict__]
+    if replaced:
+        return f"the env has a {replaced[0]} of its own"
     if type(env) is not GymnasiumEnv:
         return f"the env is a {type(env).__name__}; those of tdcollect.make_env run on arrays"
     return ArrayEnv(env, transforms, carried)
@@ -123,8 +127,9 @@ def collect(
     steps: int,
     new_ids: NewIds | None,
     left_out: frozenset[Key],
-    place: Placement | None = None,
-) -> tuple[dict[Key, torch.Tensor], TensorDict]:
+    place: Placement | None,
+    keep: Callable[[TensorDict], None],
+) -> dict[Key, torch.Tensor]:
     """Collect ``steps`` steps of every slot.
 
     Args:
@@ -135,37 +140,42 @@ def collect(
         new_ids: gives so many new trajectory ids; None where they are not tracked.
         left_out: entries that the batch does without.
         place: moves tensors between devices; None where all is on the CPU.
+        keep: is given the row that follows, also where a step raises.
 
     Returns:
-        The entries of the batch, ``[N, T, ...]`` each, and the row that follows it.
+        The entries of the batch, ``[N, T, ...]`` each.
     """
     rows = flat(carrier) if place is None else place.enter(carrier, env.carried)
     program = lower(rows)
     batch = _Batch(env, steps, left_out, place)
     next_keys: list[Key] | None = None
-    for frame in batch.frames():
-        if place is None:
-            program(rows)
-        else:
-            place.run(program, rows)
-        if next_keys is None:
-            next_keys = [key for key in rows if is_next(key)]
-            forgotten = _forgotten(rows, env, program)
-        following, begun, ended = env.step(rows, next_keys, frame)
-        batch.append(rows, following)
-        rows = _advance(rows, following if begun is None else begun, env.carried, next_keys)
-        if ended and new_ids is not None:
-            ids = rows[keys.TRAJ_IDS] = rows[keys.TRAJ_IDS].clone()
-            ids.numpy().reshape(-1)[ended] = new_ids(len(ended)).cpu().numpy()
-        if 0 < len(ended) < frame.done.size:
-            for key in forgotten:
-                value = rows[key] = rows[key].clone()
-                value[ended] = 0
-    for module in program.checks:
-        batch.validate(module)
-    if place is not None:
-        rows = place.leave(rows, env.carried)
-    return batch.columns, nested(rows.items(), env.batch_size, carrier.device)
+    try:
+        for frame in batch.frames():
+            if place is None:
+                program(rows)
+            else:
+                place.run(program, rows)
+            if next_keys is None:
+                next_keys = [key for key in rows if is_next(key)]
+                forgotten = _forgotten(rows, env, program)
+            following, begun, ended = env.step(rows, next_keys, frame)
+            batch.append(rows, following)
+            advanced = _advance(rows, following if begun is None else begun, env, next_keys)
+            if ended and new_ids is not None:
+                ids = advanced[keys.TRAJ_IDS] = advanced[keys.TRAJ_IDS].clone()
+                ids.numpy().reshape(-1)[ended] = new_ids(len(ended)).cpu().numpy()
+            if 0 < len(ended) < frame.done.size:
+                for key in forgotten:
+                    value = advanced[key] = advanced[key].clone()
+                    value[ended] = 0
+            rows = advanced
+        program.check()
+    finally:
+        # Also where the policy or the env raised: what comes next goes on from the last whole step.
+        if place is not None:
+            rows = place.leave(rows, env.carried)
+        keep(nested(rows.items(), env.batch_size, carrier.device))
+    return batch.columns
 
 
 def _forgotten(rows: Rows, env: ArrayEnv, program: Program) -> list[Key]:
@@ -183,7 +193,7 @@ def _forgotten(rows: Rows, env: ArrayEnv, program: Program) -> list[Key]:
     ]
 
 
-def _advance(rows: Rows, source: Rows, carried: list[Key], next_keys: list[Key]) -> Rows:
+def _advance(rows: Rows, source: Rows, env: ArrayEnv, next_keys: list[Key]) -> Rows:
     """The next row: what the env shows, and what the policy and the collector carry.
 
     The row's own flags stay as they are: no row starts in an episode that has ended.
@@ -191,7 +201,7 @@ def _advance(rows: Rows, source: Rows, carried: list[Key], next_keys: list[Key])
     advanced = Rows(rows)
     for key in next_keys:
         del advanced[key]
-    for key in carried:
+    for key in env.carried:
         if key in source:
             advanced[key] = source[key]
     return advanced
@@ -215,11 +225,13 @@ class _Batch:
         self._rows: list[Rows] = []
         self._following: list[Rows] = []
         self.columns: dict[Key, torch.Tensor] = {}
+        self._kept: list[Key] | None = None
+        self._kept_next: list[Key] = []
         self._filled = 0
 
     def frames(self) -> Iterator[StepFrame]:
         """One frame a step. Frames are allocated, and their rows stacked, chunk by chunk."""
-        chunk = max(1, _CHUNK_BYTES // self._env.row_bytes)
+        chunk = max(1, _CHUNK_BYTES // max(1, self._env.row_bytes))
         while self._filled < self._steps:
             count = min(chunk, self._steps - self._filled)
             pinned = self._place is not None and self._place.pinned
@@ -233,12 +245,20 @@ class _Batch:
 
     def _flush(self) -> None:
         """Move the steps held into columns ``[N, T, ...]``."""
-        for key in self._rows[0]:
-            if key not in self._left_out and not is_next(key):
+        if self._kept is None:
+            first, after = self._rows[0], self._following[0]
+            self._kept = [key for key in first if not (is_next(key) or key in self._left_out)]
+            self._kept_next = [key for key in after if under_next(key) not in self._left_out]
+        try:
+            for key in self._kept:
                 self._store(key, [rows[key] for rows in self._rows])
-        for key in self._following[0]:
-            if under_next(key) not in self._left_out:
+            for key in self._kept_next:
                 self._store(under_next(key), [rows[key] for rows in self._following])
+        except KeyError as error:
+            raise RuntimeError(
+                f"expected the entry {error} in every step of a batch, as in its first, got steps "
+                "without it; have the policy write it at every call"
+            ) from error
         self._filled += len(self._rows)
         self._rows, self._following = [], []
         if self._place is not None:
@@ -248,24 +268,19 @@ class _Batch:
         if self._place is not None:
             values = self._place.gather(key, values, self._env.carried)
         first, dim, count = values[0], self._dim, len(values)
-        if count > 1 and all(value is first for value in values):
-            stacked = first.unsqueeze(dim).expand(*first.shape[:dim], count, *first.shape[dim:])
-        else:
-            stacked = torch.stack(values, dim)
         if count == self._steps:
             # Rows in another memory format (channels last) would make the batch one, too.
-            self.columns[key] = stacked.contiguous()
+            self.columns[key] = torch.stack(values, dim).contiguous()
             return
-        if key not in self.columns:
+        column = self.columns.get(key)
+        if column is None:
             shape = (*first.shape[:dim], self._steps, *first.shape[dim:])
-            self.columns[key] = torch.empty(shape, dtype=first.dtype, device=first.device)
-        self.columns[key].narrow(dim, self._filled, count).copy_(stacked)
+            column = self.columns[key] = _empty(shape, first)
+        torch.stack(values, dim, out=column.narrow(dim, self._filled, count))
 
-    def validate(self, module: ProbabilisticTensorDictModule) -> None:
-        """Validate the parameters that a distribution was given, all of the batch at once."""
-        params = {}
-        for name, key in zip(module.dist_keys, module.in_keys, strict=True):
-            if key not in self.columns:
-                return
-            params[name] = self.columns[key].movedim(self._dim, 0)
-        module.distribution_class(**params, **module.distribution_kwargs)
+
+def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """An uninitialized tensor, on huge pages where NumPy gives them: first writes cost less."""
+    if like.device.type != "cpu" or like.dtype == torch.bfloat16:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    return torch.from_numpy(np.empty(shape, torch.empty((), dtype=like.dtype).numpy().dtype))

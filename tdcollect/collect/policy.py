@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -37,7 +37,7 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
-from tdcollect.collect.distributions import sampler
+from tdcollect.collect.distributions import Sampler, sampler
 from tdcollect.collect.rows import Key, Rows, nested
 
 Op = Callable[[Rows], None]
@@ -52,13 +52,14 @@ class Program:
         batch_size: the env's.
         device: the device that TensorDicts made on the way name, if any.
         select: the outputs of a compiled policy, which is called as it is; None for others.
-        validate: validate a distribution's parameters at every call, rather than leave it to
-            whoever runs the program (see ``checks``).
+        checked: draw with the distributions themselves, which check at every call; else whoever
+            runs the program calls :meth:`check` at the end.
 
     Attributes:
         ops: the calls; each reads and writes entries of the rows.
         described: a line for each call: what is called, and how.
-        checks: distribution modules whose parameters were not validated while sampling.
+        samplers: those that draw in place of distribution objects.
+        straight: whether no module is called on a TensorDict.
         writes: the entries that every call writes.
         reads_first: the entries that a call may read before it has written them.
     """
@@ -70,17 +71,18 @@ class Program:
         batch_size: torch.Size,
         device: torch.device | None,
         select: Iterable[Key] | None = None,
-        validate: bool = False,
+        checked: bool = False,
     ):
         self.ops: list[Op] = []
         self.described: list[tuple[str, str]] = []
-        self.checks: list[ProbabilisticTensorDictModule] = []
+        self.samplers: list[Sampler] = []
         self.writes: set[Key] = set()
         self.reads_first: set[Key] = set()
         self._batch_size = batch_size
         self._device = device
         self._given = set(given)
-        self._validate = validate
+        self._checked = checked
+        self.straight = True
         if select is None:
             self._lower(policy)
         else:
@@ -90,6 +92,11 @@ class Program:
         """Run the policy; its outputs join the rows."""
         for op in self.ops:
             op(rows)
+
+    def check(self) -> None:
+        """Raise where a draw had parameters that its distribution refuses."""
+        for draw in self.samplers:
+            draw.check()
 
     def _lower(self, module: Any) -> None:
         reason = _why_not(module)
@@ -116,17 +123,18 @@ class Program:
     def _lower_distribution(self, module: ProbabilisticTensorDictModule) -> None:
         draw = None
         interaction = interaction_type() or module.default_interaction_type
-        if interaction is InteractionType.RANDOM and not self._validate:
+        if interaction is InteractionType.RANDOM and not self._checked:
             draw = sampler(module)
         if draw is None:
             self.ops.append(_distribution_op(module))
             self.described.append((_label(module), "called straight"))
         else:
             self.ops.append(_sampler_op(module, draw))
-            self.checks.append(module)
-            self.described.append((_label(module), "sampled straight, validated once a batch"))
+            self.samplers.append(draw)
+            self.described.append((_label(module), "sampled straight, checked once a batch"))
 
     def _call_as_it_is(self, module: Any, reason: str, select: list[Key] | None = None) -> None:
+        self.straight = False
         self.described.append((_label(module), f"on a TensorDict: {reason}"))
 
         def op(rows: Rows) -> None:
@@ -161,22 +169,26 @@ def _names(entries: Iterable[Key]) -> str:
     return ", ".join(key if isinstance(key, str) else "/".join(key) for key in entries)
 
 
-def _why_not(module: Any) -> str | None:
-    """Why a module must be called as it is; None where its calls are known."""
+def unknown_class(module: Any) -> str | None:
+    """Why the class of a module is not known to the letter; None where it is."""
     if not isinstance(module, TensorDictModuleBase):
         return "is no TensorDict module"
-    if skip_existing():
-        return "runs under set_skip_existing"
-    if type(module) in _ON_ROWS:
-        return _why_not_on_rows(module)
     for base, methods in _KNOWN:
         if isinstance(module, base):
             changed = [name for name in methods if _method(module, name) not in methods[name]]
-            if changed:
-                return f"has a {changed[0]} of its own"
-            break
-    else:
-        return "is of a class that is not known here"
+            return f"has a {changed[0]} of its own" if changed else None
+    return "is of a class that is not known here"
+
+
+def _why_not(module: Any) -> str | None:
+    """Why a module must be called as it is; None where its calls are known."""
+    if isinstance(module, TensorDictModuleBase) and skip_existing():
+        return "runs under set_skip_existing"
+    if type(module) in _ON_ROWS:
+        return _why_not_on_rows(module)
+    reason = unknown_class(module)
+    if reason is not None:
+        return reason
     if _hooks(module):
         return "has hooks"
     if isinstance(module, TensorDictSequential):
@@ -223,11 +235,11 @@ def _hooks(module: nn.Module) -> bool:
 def _method(module: nn.Module, name: str) -> Any:
     if name in module.__dict__:
         return module.__dict__[name]
-    return getattr(type(module), name)
+    return getattr(type(module), name, None)
 
 
 def _methods(*classes: type, names: tuple[str, ...]) -> dict[str, list[Any]]:
-    return {name: [getattr(cls, name) for cls in classes] for name in names}
+    return {name: [getattr(cls, name, None) for cls in classes] for name in names}
 
 
 # What is lowered: a class, and the methods whose work is done here in their place.
@@ -239,7 +251,15 @@ _KNOWN: list[tuple[Any, dict[str, list[Any]]]] = [
             ProbabilisticTensorDictSequential,
             SafeSequential,
             SafeProbabilisticTensorDictSequential,
-            names=("forward", "_run_module", "_module_iter", "__call__"),
+            names=(
+                "forward",
+                "_run_module",
+                "_module_iter",
+                "get_dist_params",
+                "det_part",
+                "_last_module",
+                "__call__",
+            ),
         ),
     ),
     (
@@ -318,7 +338,10 @@ def _module_op(module: TensorDictModule) -> Op:
                 f"{len(out)} from {module}"
             )
         for key, value in zip(out_keys, out, strict=True):
-            rows[key] = value
+            if isinstance(value, torch.Tensor):
+                rows[key] = value
+            else:
+                _set_other(rows, key, value, module)
 
     def without_ignored(rows: Rows) -> None:
         op(rows)
@@ -334,11 +357,13 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
         or _hooks(module)
         or type(module).__call__ is not nn.Module.__call__
         or module._compiled_call_impl is not None
+        or "forward" in module.__dict__
     ):
         return module
     if type(module) is nn.Linear:
-        # Looking its parameters up at every call costs as much as a small product.
-        return partial(functional.linear, weight=module.weight, bias=module.bias)
+        # Looking its parameters up through the module costs as much as a small product.
+        parameters: dict[str, Any] = module._parameters
+        return lambda value: functional.linear(value, parameters["weight"], parameters["bias"])
     if type(module) is not nn.Sequential:
         return module.forward
     calls = [_direct(child) for child in module]
@@ -349,6 +374,25 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
         return value
 
     return run
+
+
+def _set_other(rows: Rows, key: Key, value: Any, module: Any) -> None:
+    """Store an output that is no tensor, as a TensorDict would."""
+    if isinstance(value, (np.ndarray, np.generic, float, int)):
+        rows[key] = torch.as_tensor(value)
+        return
+    value = TensorDict.from_any(value)
+    if isinstance(value, torch.Tensor):
+        rows[key] = value
+    elif isinstance(value, TensorDictBase):
+        path = (key,) if isinstance(key, str) else key
+        for name, part in value.items(True, True):
+            rows[path + ((name,) if isinstance(name, str) else name)] = part
+    else:
+        raise TypeError(
+            f"expected tensors for the entry {key!r} of {_label(module)}, got "
+            f"{type(value).__name__}; encode it as numbers"
+        )
 
 
 def _sampler_op(module: ProbabilisticTensorDictModule, draw: Callable[..., tuple[Any, Any]]) -> Op:

@@ -97,16 +97,24 @@ def from_next(key: Key) -> Key:
     return key[1] if len(key) == 2 else tuple(key[1:])
 
 
-def shaped_like(template: TensorDictBase, batch: TensorDictBase) -> None:
-    """Give a batch the nested TensorDicts of ``template``, empty ones too, and their devices."""
+def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> None:
+    """Give a batch what TorchRL's has beyond its entries.
+
+    Args:
+        template: has the nested TensorDicts, empty ones too, and their devices.
+        batch: is changed in place.
+        cast: give entries the template's dtypes (where a policy runs under autocast, say).
+    """
     for name, part in template.items():
+        inner = batch.get(name, None)
         if isinstance(part, TensorDictBase):
-            inner = batch.get(name, None)
             if inner is None:
                 inner = TensorDict({}, batch_size=batch.batch_size)
             if part.device is None:
                 inner.clear_device_()
             elif inner.device != part.device:
                 inner = inner.to(part.device)
-            shaped_like(part, inner)
+            shaped_like(part, inner, cast)
             batch.set(name, inner)
+        elif cast and inner is not None and inner.dtype != part.dtype:
+            batch.set(name, inner.to(part.dtype))

@@ -19,7 +19,13 @@ from tdcollect.collect.rows import Key, Rows
 
 
 class RowTransform(abc.ABC):
-    """A transform on rows, in the three places where TorchRL calls it."""
+    """A transform on rows, in the three places where TorchRL calls it.
+
+    Attributes:
+        keys: the entries that it counts on from row to row; none for a stateless one.
+    """
+
+    keys: Sequence[Key] = ()
 
     def inv(self, rows: Rows) -> None:  # noqa: B027
         """Change what the env is given, in place."""
@@ -61,16 +67,18 @@ class _Elementwise(RowTransform):
     def reset(self, rows: Rows, first: torch.Tensor) -> None:
         tolerance = self._transform.missing_tolerance
         self._transform.set_missing_tolerance(True)  # a reset gives no reward
-        self._transform._call(rows)
-        self._transform.set_missing_tolerance(tolerance)
+        try:
+            self._transform._call(rows)
+        finally:
+            self._transform.set_missing_tolerance(tolerance)
 
 
 class _StepCounter(RowTransform):
     def __init__(self, transform: T.StepCounter):
         self._key: Key = transform.step_count_key
+        self.keys = [self._key]
         self._max_steps = transform.max_steps
         self._truncated: Key = transform.truncated_key
-        self._update_done = transform.update_done
 
     def step(self, rows: Rows, following: Rows) -> None:
         following[self._key] = count = rows[self._key] + 1
@@ -80,7 +88,7 @@ class _StepCounter(RowTransform):
             following[self._truncated] = truncated
 
     def reset(self, rows: Rows, first: torch.Tensor) -> None:
-        rows[self._key] = rows[self._key].masked_fill(first, 0)
+        rows[self._key] = _where(first, 0, rows[self._key])
 
 
 class _RewardSum(RowTransform):
@@ -88,6 +96,7 @@ class _RewardSum(RowTransform):
         self._keys: list[tuple[Key, Key]] = list(
             zip(transform.in_keys, transform.out_keys, strict=True)
         )
+        self.keys = [out_key for _, out_key in self._keys]
 
     def step(self, rows: Rows, following: Rows) -> None:
         for in_key, out_key in self._keys:
@@ -95,12 +104,13 @@ class _RewardSum(RowTransform):
 
     def reset(self, rows: Rows, first: torch.Tensor) -> None:
         for _, out_key in self._keys:
-            rows[out_key] = rows[out_key].masked_fill(first, 0)
+            rows[out_key] = _where(first, 0, rows[out_key])
 
 
 class _InitTracker(RowTransform):
     def __init__(self, transform: T.InitTracker):
         self._key: Key = transform.init_key
+        self.keys = [self._key]
 
     def step(self, rows: Rows, following: Rows) -> None:
         following[self._key] = torch.zeros_like(following[keys.TERMINATED])
@@ -114,6 +124,7 @@ class _Primer(RowTransform):
         self._defaults: list[tuple[Key, Any]] = [
             (key, transform.default_value[key]) for key in transform.primers.keys(True, True)
         ]
+        self.keys = [key for key, _ in self._defaults]
 
     def step(self, rows: Rows, following: Rows) -> None:
         for key, _ in self._defaults:
@@ -122,9 +133,13 @@ class _Primer(RowTransform):
 
     def reset(self, rows: Rows, first: torch.Tensor) -> None:
         for key, default in self._defaults:
-            value = rows[key]
-            mask = first.reshape(first.shape[:-1] + (1,) * (value.ndim - first.ndim + 1))
-            rows[key] = value.masked_fill(mask.to(value.device), default)
+            rows[key] = _where(first, default, rows[key])
+
+
+def _where(first: torch.Tensor, start: Any, value: torch.Tensor) -> torch.Tensor:
+    """``start`` in the slots that begin an episode, ``value`` elsewhere."""
+    mask = first.reshape(first.shape[:-1] + (1,) * (value.ndim - first.ndim + 1))
+    return value.masked_fill(mask.to(value.device), start)
 
 
 _ELEMENTWISE = (
@@ -162,10 +177,15 @@ def _parts(transform: T.Transform) -> list[T.Transform]:
 def lower_transforms(transforms: Sequence[T.Transform]) -> tuple[list[RowTransform], str | None]:
     """Transforms on rows, or the reason why these cannot be."""
     lowered: list[RowTransform] = []
+    kept: set[Key] = set()  # entries that a transform counts on from row to row
     for transform in transforms:
         made = _lower(transform)
+        if isinstance(made, _Elementwise) and kept.intersection(transform.in_keys):
+            made = "changes an entry of another transform"
         if isinstance(made, str):
             return [], f"the transform {type(transform).__name__} {made}"
+        if not isinstance(made, _Elementwise):
+            kept.update(made.keys)
         lowered.append(made)
     return lowered, None
 

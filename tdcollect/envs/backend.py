@@ -156,6 +156,21 @@ def _info_entry(key: str, example: Any) -> InfoEntry:
 def write_info(
     entries: Sequence[InfoEntry], info: Mapping[str, Any], out: Frame, slot: int
 ) -> None:
-    """Write one slot's infos; an info that the env did not give this time reads zero."""
+    """Write one slot's infos; an info that the env did not give this time reads zero.
+
+    Raises:
+        ValueError: where an info has another shape than at first, or would lose by the cast.
+    """
     for entry, array in zip(entries, out.info, strict=True):
-        array[slot] = info.get(entry.key, 0)
+        value = np.asarray(info.get(entry.key, _ZERO))
+        fits = value is _ZERO or value.shape == entry.shape
+        if not fits or not np.can_cast(value.dtype, entry.dtype, "same_kind"):
+            raise ValueError(
+                f"expected info {entry.key!r} to be {entry.dtype} of shape {entry.shape}, as it "
+                f"was at first, got {value.dtype} of shape {value.shape}; pass info_keys as a "
+                "dict from names to examples that say what to expect"
+            )
+        array[slot] = value
+
+
+_ZERO = np.zeros((), bool)

@@ -80,6 +80,12 @@ class EnvPoolBackend(Backend):
         except BaseException:
             self.close()
             raise
+        # EnvPool hands over a flat list of arrays, and its step() and reset() spend as long on
+        # nesting them into observations and infos as the envs take. We read the list itself.
+        self._at = {name: i for i, name in enumerate(self._pool._state_keys)}
+        plain = [name for name in self._at if name.split(":")[0] == "obs"]
+        direct = self.observation.direct and len(plain) == 1
+        self._observation_at = self._at[plain[0]] if direct else None
 
     def _build(self, seeds: list[int]) -> None:
         with warnings.catch_warnings():
@@ -112,8 +118,8 @@ class EnvPoolBackend(Backend):
                 self._pool.close()
                 self._build(list(seeds))
         self._seeds = None  # used up: the next reset goes on from here
-        observation, info = self._pool.reset(np.asarray(slots, dtype=np.int32))
-        self._write(observation, info, out)
+        self._pool._reset(np.asarray(slots, dtype=np.int32))
+        self._receive(out)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
         action = self.action.read(actions)
@@ -121,14 +127,25 @@ class EnvPoolBackend(Backend):
         if slots is not None:
             ids = np.asarray(slots, dtype=np.int32)
             action = _rows(action, ids)
-        observation, reward, terminated, truncated, info = self._pool.step(action, ids)
-        rows = self._write(observation, info, out)
-        out.reward[rows] = reward
-        out.terminated[rows] = terminated
+        self._pool.send(action, ids)
+        state, rows = self._receive(out)
+        truncated = state[self._at["trunc"]]
+        out.reward[rows] = state[self._at["reward"]]
+        out.terminated[rows] = state[self._at["done"]] & ~truncated
         out.truncated[rows] = truncated
 
-    def _write(self, observation: Any, info: Mapping[str, Any], out: Frame) -> Any:
-        rows = info["env_id"]
+    def _receive(self, out: Frame) -> tuple[list[Array], Any]:
+        """Write the observations and infos that the pool hands over next.
+
+        Returns:
+            All that it hands over, and which rows of the frame these are.
+        """
+        state: list[Array] = self._pool._recv()
+        rows: Any = state[self._at["info:env_id"]]
+        if self._observation_at is not None:
+            observation = state[self._observation_at]
+        else:
+            observation = self._pool._to(state, True, True)[0]
         if len(rows) == self.num_envs and (rows == self._pool.all_env_ids).all():
             self.observation.write(observation, out.observation)
             rows = slice(None)
@@ -138,8 +155,9 @@ class EnvPoolBackend(Backend):
             for array, value in zip(out.observation, values, strict=True):
                 array[rows] = value
         for entry, array in zip(self.info, out.info, strict=True):
-            array[rows] = info[entry.key]
-        return rows
+            name = entry.key if entry.key in self._at else f"info:{entry.key}"
+            array[rows] = state[self._at[name]]
+        return state, rows
 
     def sample_info(self) -> Mapping[str, Any]:
         specs = {"elapsed_step": self._pool.spec.state_array_spec["elapsed_step"]}

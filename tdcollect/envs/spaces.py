@@ -128,12 +128,16 @@ class _OneHotLeaf(_CategoricalLeaf):
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, spec: TensorSpec):
         super().__init__(space, spec)
         self._range = np.arange(self.shape[-1])
+        self._counts_from_zero = self.space_dtype == np.intp and not self.start.any()
 
     def write(self, value: Any, out: Array) -> None:
         out[...] = self.index(value, out)[..., None] == self._range
 
     def read(self, entry: Array) -> Array:
-        return (entry.argmax(-1) + self.start).astype(self.space_dtype)
+        index = entry.argmax(-1)
+        if self._counts_from_zero:
+            return index
+        return (index + self.start).astype(self.space_dtype)
 
 
 class _MultiOneHotLeaf(_CategoricalLeaf):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.backend import Backend, Frame, write_info
 from tdcollect.envs.spaces import Array
 
 _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
@@ -144,10 +144,12 @@ class VectorBackend(Backend):
                     self._write_info(info["final_info"], out, slot)
 
     def _write_info(self, info: Mapping[str, Any], out: Frame, slot: int) -> None:
-        for entry, array in zip(self.info, out.info, strict=True):
+        here = {}
+        for entry in self.info:
             given = info.get(f"_{entry.key}")
-            here = entry.key in info and (given is None or given[slot])
-            array[slot] = info[entry.key][slot] if here else 0
+            if entry.key in info and (given is None or given[slot]):
+                here[entry.key] = info[entry.key][slot]
+        write_info(self.info, here, out, slot)
 
     def sample_info(self) -> Mapping[str, Any]:
         info = dict(self.env.reset()[1])

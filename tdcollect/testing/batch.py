@@ -138,7 +138,7 @@ class _Rows:
             first_column: the column of the batch that is ``got``'s first.
         """
         expected = torch.as_tensor(expected, device=got.device).expand(got.shape)
-        wrong = (got != expected).reshape(*got.shape[:2], -1).any(-1)
+        wrong = (got != expected).flatten(2).any(-1) if got.ndim > 2 else got != expected
         if where is not None:
             wrong = wrong & where
         self.refuse(rule, key, wrong, expected, got, first_column)

@@ -1,0 +1,368 @@
+"""Cases at the edges, each once found to go wrong: ours and the parent's agree on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from torch import nn
+from torchrl.envs import (
+    Compose,
+    RewardScaling,
+    RewardSum,
+    Transform,
+    TransformedEnv,
+    UnsqueezeTransform,
+)
+from torchrl.modules import OneHotCategorical, ProbabilisticActor, TanhNormal
+
+import tdcollect
+
+from . import policies
+from .envs import ENVS
+from .oracle import batches, check_same
+
+PLAIN = torch.tensor([1, 0])
+
+
+def cartpole(**kwargs: Any) -> Any:
+    return tdcollect.make_env("CartPole-v1", 3, **kwargs)
+
+
+class Writes(nn.Module):
+    """Outputs the action and what a function makes of the observation."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]):
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+        self.function = function
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        best = self.net(observation).argmax(-1)
+        return nn.functional.one_hot(best, 2), self.function(observation)
+
+
+def writes(key: Any, function: Callable[[torch.Tensor], Any]) -> Callable[[Any], Any]:
+    return lambda env: TensorDictModule(
+        Writes(function), in_keys=["observation"], out_keys=["action", key]
+    )
+
+
+# ------------------------------------------------------------------------------ interrupted batches
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("call", range(2, 21, 6))
+def test_an_interrupted_batch_loses_no_step(kind: type[BaseException], call: int) -> None:
+    """What is collected next goes on from the last step that was taken."""
+    calls = 0
+
+    def policy(tensordict: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise kind
+        return tensordict.set("action", PLAIN.expand(3, 2))
+
+    collector = tdcollect.Collector(cartpole(seed=0), policy, frames_per_batch=60)
+    with pytest.raises(kind):
+        collector.rollout()
+    batch = collector.rollout()
+    position, velocity = batch["observation"][..., 0], batch["observation"][..., 1]
+    assert torch.allclose(batch["next", "observation"][..., 0], position + 0.02 * velocity)
+
+
+# ----------------------------------------------------------------------------------------- policies
+
+
+def nothing_but(value: float) -> Callable[[Any], Any]:
+    class Constant(nn.Module):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return torch.full((*observation.shape[:-1], 2), value)
+
+    net = TensorDictModule(Constant(), in_keys=["observation"], out_keys=["logits"])
+    return ProbabilisticActor(net, in_keys=["logits"], distribution_class=OneHotCategorical)
+
+
+@pytest.mark.parametrize("logit", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_no_numbers_raise(logit: float) -> None:
+    collector = tdcollect.Collector(cartpole(), nothing_but(logit), frames_per_batch=30)
+    with pytest.raises(RuntimeError, match="probability tensor contains either"):
+        collector.rollout()
+
+
+def test_distributions_are_used_themselves_where_validation_is_asked_for() -> None:
+    torch.distributions.Distribution.set_default_validate_args(True)
+    try:
+        collector = tdcollect.Collector(cartpole(), nothing_but(0.0), frames_per_batch=30)
+        assert "sampled straight" not in repr(collector.explain())
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(False)
+
+
+@pytest.mark.parametrize("key", ["reward", "observation", "done", "terminated"])
+def test_what_the_env_says_of_the_next_step_holds(key: str) -> None:
+    shapes = {"observation": lambda o: o + 1, "reward": lambda o: o[..., :1] * 9}
+    make = shapes.get(key, lambda o: torch.ones(3, 1, dtype=torch.bool))
+    check_same(cartpole, writes(("next", key), make))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda o: o.numpy() * 2,
+        lambda o: {"a": o, "b": {"c": o * 2}},
+        lambda o: TensorDict({"a": o}, o.shape[:-1]),
+    ],
+    ids=["array", "dict", "tensordict"],
+)
+def test_outputs_that_are_no_tensors(function: Callable[[torch.Tensor], Any]) -> None:
+    check_same(cartpole, writes("extra", function))
+
+
+def test_an_output_that_cannot_be_stored_is_named() -> None:
+    policy = writes("extra", lambda o: "text")(None)
+    env = cartpole()
+    with pytest.raises((TypeError, RuntimeError), match=r"extra|text|str"):
+        tdcollect.Collector(env, policy, frames_per_batch=30).rollout()
+
+
+def test_a_scale_wider_than_its_loc() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(17, 7)
+
+        def forward(self, observation: torch.Tensor) -> Any:
+            out = self.net(observation.float())
+            return out[..., :1], out[..., 1:].exp()
+
+    def policy(env: Any) -> Any:
+        net = TensorDictModule(Both(), in_keys=["observation"], out_keys=["loc", "scale"])
+        return ProbabilisticActor(
+            net, in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True
+        )
+
+    check_same(lambda: tdcollect.make_env("HalfCheetah-v5", 2), policy)
+
+
+def patched_linear(env: Any) -> Any:
+    policy = policies.actor(env)
+    for module in policy.modules():
+        if type(module) is nn.Linear:
+            weight = module.weight
+            module.forward = lambda value, weight=weight: value @ weight.t() * 3  # type: ignore[method-assign]
+    return policy
+
+
+def replaced_weights(env: Any) -> Any:
+    class Replaces(nn.Module):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            for module in target.modules():
+                if type(module) is nn.Linear:
+                    module.weight = nn.Parameter(module.weight.detach() * 1.1)
+            return observation
+
+    target = policies.actor(env)
+    first = TensorDictModule(Replaces(), in_keys=["observation"], out_keys=["seen"])
+    return TensorDictSequential(first, target)
+
+
+def own_parameters(env: Any) -> Any:
+    class Sharper(ProbabilisticTensorDictSequential):
+        def get_dist_params(self, tensordict: Any, *args: Any, **kwargs: Any) -> Any:
+            out = super().get_dist_params(tensordict, *args, **kwargs)
+            return out.set("logits", out["logits"] * 5)
+
+    return Sharper(*policies.actor(env).module)
+
+
+@pytest.mark.parametrize("make", [patched_linear, replaced_weights, own_parameters])
+def test_what_the_user_overrides_is_used(make: Callable[[Any], Any]) -> None:
+    check_same(cartpole, make)
+
+
+def test_a_policy_may_name_the_entry_that_holds_its_action() -> None:
+    """As TensorDicts of several agents do."""
+
+    class Nested(TensorDictModuleBase):
+        in_keys = ["observation"]  # noqa: RUF012
+        out_keys = ["something"]  # noqa: RUF012
+
+        def forward(self, tensordict: Any) -> Any:
+            return tensordict.set("action", PLAIN.expand(3, 2))
+
+    check_same(cartpole, lambda env: Nested())
+
+
+def test_an_env_that_the_collector_made_is_closed_where_it_refuses_the_policy() -> None:
+    made = []
+
+    def make() -> Any:
+        made.append(cartpole())
+        return made[-1]
+
+    policy = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["move"])
+    with pytest.raises(ValueError, match="out_keys"):
+        tdcollect.Collector(make, policy, frames_per_batch=30)
+    assert made[0].is_closed
+
+
+@pytest.mark.parametrize("env", ["mock-nested", "mock-many-keys"])
+def test_a_module_of_the_users_own_gets_the_envs_own_tensordict(env: str) -> None:
+    """On envs that do not run on arrays: nested batch sizes are those of the env."""
+    if env not in ENVS:
+        pytest.skip(f"no env {env} here")
+    sizes: list[Any] = []
+
+    class Looks(TensorDictModuleBase):
+        in_keys: list[Any] = []  # noqa: RUF012
+        out_keys: list[Any] = []  # noqa: RUF012
+
+        def __init__(self, inner: Any):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, tensordict: Any) -> Any:
+            sizes.append(
+                [v.batch_size for v in tensordict.values(True) if isinstance(v, TensorDict)]
+            )
+            return self.inner(tensordict)
+
+    def script(collector: Any) -> Iterator[Any]:
+        sizes.clear()
+        yield from batches(1)(collector)
+        yield repr(sizes)
+
+    check_same(ENVS[env], lambda env: Looks(policies.ones(env)), script)
+
+
+# ------------------------------------------------------------------------------ envs and transforms
+
+
+def test_a_transform_over_an_entry_of_another() -> None:
+    scaled = RewardScaling(0.0, 0.1, in_keys=["episode_reward"])
+    make = lambda: TransformedEnv(cartpole(), Compose(RewardSum(), scaled.clone()))  # noqa: E731
+    check_same(make, policies.actor)
+    collector = tdcollect.Collector(make(), frames_per_batch=30)
+    assert "changes an entry of another transform" in repr(collector.explain())
+
+
+def test_a_reward_with_one_dimension_more() -> None:
+    unsqueezed = UnsqueezeTransform(-1, in_keys=["reward"])
+    check_same(
+        lambda: TransformedEnv(cartpole(), Compose(unsqueezed.clone(), RewardSum())),
+        policies.actor,
+    )
+
+
+def test_a_step_that_the_user_replaced_is_used() -> None:
+    def make() -> Any:
+        env = cartpole()
+        step = env._step
+        env._step = lambda td: step(td).set("reward", torch.full((3, 1), 7.0))
+        return env
+
+    check_same(make, policies.actor)
+
+
+def test_an_observation_of_no_numbers() -> None:
+    class Empty(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(0, 1, (0,))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return np.zeros(0, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(0, np.float32), 1.0, False, False, {}
+
+    check_same(lambda: tdcollect.make_env(Empty, 2), lambda env: None)
+
+
+# -------------------------------------------------------------------- from arrays to TorchRL's loop
+
+
+def stop_never(collector: Any) -> None:
+    class Never:
+        def collection_stopped(self) -> bool:
+            return False
+
+    collector.interruptor = Never()
+
+
+class Unknown(Transform):
+    def _call(self, next_tensordict: Any) -> Any:
+        return next_tensordict
+
+    def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
+        return tensordict_reset
+
+
+def add_unknown_transform(collector: Any) -> None:
+    collector.env.append_transform(Unknown())
+
+
+@pytest.mark.parametrize("change", [stop_never, add_unknown_transform])
+@pytest.mark.parametrize("options", [{}, {"init_random_frames": 60}], ids=["", "random"])
+def test_going_over_to_torchrls_loop(change: Callable[[Any], None], options: Any) -> None:
+    def script(collector: Any) -> Iterator[Any]:
+        stream = iter(collector)
+        for _ in range(2):
+            yield next(stream)
+        change(collector)
+        given = [next(stream) for _ in range(3)]
+        yield from given  # all at the end: none may have changed another
+
+    check_same(
+        lambda: TransformedEnv(cartpole(), RewardSum()), policies.actor, script, lambda: options
+    )
+
+
+# ------------------------------------------------------------------------------------------- chunks
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**20])
+def test_an_entry_that_comes_late_is_left_out(
+    chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdcollect.collect.loop._CHUNK_BYTES", chunk_bytes)
+    calls = 0
+
+    def policy(tensordict: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            tensordict.set("late", torch.ones(3, 1))
+        return tensordict.set("action", PLAIN.expand(3, 2))
+
+    batch = tdcollect.Collector(cartpole(), policy, frames_per_batch=60).rollout()
+    assert "late" not in set(batch.keys())
+
+
+def test_an_entry_that_goes_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tdcollect.collect.loop._CHUNK_BYTES", 1)
+    calls = 0
+
+    def policy(tensordict: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        tensordict = tensordict.exclude("early")
+        if calls < 5:
+            tensordict.set("early", torch.ones(3, 1))
+        return tensordict.set("action", PLAIN.expand(3, 2))
+
+    collector = tdcollect.Collector(cartpole(), policy, frames_per_batch=60)
+    batch = collector.rollout()  # it is carried from row to row, as TorchRL does
+    assert batch["early"].shape == (3, 20, 1)

@@ -19,6 +19,9 @@ NEXT = "next"
 
 COLLECTOR = "collector"
 TRAJ_IDS = (COLLECTOR, "traj_ids")
+MASK = "mask"  # beside the trajectory ids
+LOOKBACK = "lookback"  # beside the trajectory ids
+NEXT_DONE = (NEXT, DONE)
 TIME = "time"
 
 RESET = "_reset"

@@ -10,8 +10,6 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
 from tdcollect.trajectories.index import (
-    LOOKBACK_NAME,
-    NEXT_DONE,
     Key,
     TrajectoryIndex,
     beside,
@@ -174,7 +172,7 @@ class TrajectoryAssembler:
         return whole
 
     def _check(self, batch: TensorDictBase, index: TrajectoryIndex) -> None:
-        done_key = NEXT_DONE if self._done_key is None else self._done_key
+        done_key = keys.NEXT_DONE if self._done_key is None else self._done_key
         if batch.get(done_key, None) is None:
             raise KeyError(
                 f"expected done flags in {done_key!r}, which tell what trajectories are whole, got "
@@ -261,7 +259,7 @@ class TrajectoryAssembler:
         pieces = ahead.then(fed).where(order)
         chunks = self._give(sources, pieces)
         earlier = np.repeat(order < len(ahead.serial), pieces.length)
-        chunks.set(beside(self._ids_at, LOOKBACK_NAME), torch.from_numpy(earlier).to(self._device))
+        chunks.set(beside(self._ids_at, keys.LOOKBACK), torch.from_numpy(earlier).to(self._device))
         return chunks
 
     def _give(self, sources: list[TensorDict], pieces: Pieces) -> TensorDict:

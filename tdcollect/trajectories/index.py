@@ -14,10 +14,6 @@ from tdcollect import keys
 
 Key: TypeAlias = str | tuple[str, ...]
 
-NEXT_DONE = (keys.NEXT, keys.DONE)
-MASK_NAME = "mask"
-LOOKBACK_NAME = "lookback"
-
 
 def beside(key: Key, name: str) -> Key:
     """The entry called ``name`` in the same TensorDict as ``key``."""
@@ -121,8 +117,8 @@ class TrajectoryIndex:
         time_dim = time_dim_of(batch)
         ids_at: Key = keys.TRAJ_IDS if trajectory_key is None else trajectory_key
         ids = _grid(batch, ids_at, time_dim)
-        done = _grid(batch, NEXT_DONE if done_key is None else done_key, time_dim)
-        mask = _grid(batch, beside(ids_at, MASK_NAME), time_dim)
+        done = _grid(batch, keys.NEXT_DONE if done_key is None else done_key, time_dim)
+        mask = _grid(batch, beside(ids_at, keys.MASK), time_dim)
         from_ids = ids is not None and (trajectory_key is not None or done_key is None)
         _check_entries(batch, ids, done, mask, ids_at, trajectory_key, done_key)
 
@@ -229,8 +225,8 @@ def _check_entries(
         raise KeyError(f"expected an entry {done_key!r} with done flags, got {held}")
     if ids is None and done is None:
         raise KeyError(
-            f"expected trajectory ids in {ids_at!r} or done flags in {NEXT_DONE!r}, got {held}: "
-            "name the entry with trajectory_key= or done_key="
+            f"expected trajectory ids in {ids_at!r} or done flags in {keys.NEXT_DONE!r}, got "
+            f"{held}: name the entry with trajectory_key= or done_key="
         )
     if ids is not None and (ids.is_floating_point() or ids.is_complex()):
         raise TypeError(f"expected integer ids in {ids_at!r}, got {ids.dtype}")

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
 from tdcollect.trajectories.entries import Values, from_rows, map_entries, place
-from tdcollect.trajectories.index import MASK_NAME, Key, TrajectoryIndex, beside, entries_of
+from tdcollect.trajectories.index import Key, TrajectoryIndex, beside, entries_of
 from tdcollect.trajectories.split import rows_of
 
 
@@ -41,7 +41,7 @@ def join_trajectories(
     """
     if index is not None:
         trajectory_key = index.trajectory_key
-    mask_key = beside(keys.TRAJ_IDS if trajectory_key is None else trajectory_key, MASK_NAME)
+    mask_key = beside(keys.TRAJ_IDS if trajectory_key is None else trajectory_key, keys.MASK)
     lengths: list[int] | None = None
     if not isinstance(trajectories, TensorDictBase):
         lengths = _check_list(trajectories)
@@ -76,7 +76,7 @@ def unpad(padded: TensorDictBase, *, mask_key: Key | None = None) -> TensorDict:
         KeyError: without the mask.
         ValueError, TypeError: for a mask of another shape, or not of bools.
     """
-    mask_key = beside(keys.TRAJ_IDS, MASK_NAME) if mask_key is None else mask_key
+    mask_key = beside(keys.TRAJ_IDS, keys.MASK) if mask_key is None else mask_key
     mask = padded.get(mask_key, None)
     if mask is None:
         raise KeyError(
@@ -97,7 +97,7 @@ def unpad(padded: TensorDictBase, *, mask_key: Key | None = None) -> TensorDict:
 
 
 _IDS = keys.TRAJ_IDS[-1]
-_MASK = MASK_NAME
+_MASK = keys.MASK
 
 
 def _is_nested(value: Any) -> bool:
@@ -180,7 +180,7 @@ def _restore(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
     batch = map_entries(flat, lay_out, index.shape, index.names)
     if index.has_mask:
         steps = torch.ones(index.frames, dtype=torch.bool, device=index.rows.device)
-        batch.set(beside(index.trajectory_key, MASK_NAME), lay_out(steps))
+        batch.set(beside(index.trajectory_key, keys.MASK), lay_out(steps))
     return batch
 
 

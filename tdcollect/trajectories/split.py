@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from tdcollect import keys
 from tdcollect.trajectories.entries import Values, map_entries, place, take, to_rows
-from tdcollect.trajectories.index import MASK_NAME, Key, TrajectoryIndex, beside
+from tdcollect.trajectories.index import Key, TrajectoryIndex, beside
 
 Layout: TypeAlias = Literal["padded", "jagged", "flat", "list"]
 
@@ -119,7 +120,7 @@ def rows_of(batch: TensorDictBase, index: TrajectoryIndex) -> TensorDict:
         return rows if index.dense else take(rows, index.rows)
 
     flat = map_entries(batch, gather, [index.frames], [index.names[index.time_dim]])
-    mask = beside(index.trajectory_key, MASK_NAME)
+    mask = beside(index.trajectory_key, keys.MASK)
     return flat.exclude(mask) if mask in flat.keys(include_nested=True) else flat
 
 
@@ -132,7 +133,7 @@ def _padded(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
         spread = partial(_spread, rows=rows, size=size, longest=longest)
     padded = map_entries(flat, spread, [size, longest], _padded_names(index))
     steps = torch.arange(longest, device=index.lengths.device)
-    padded.set(beside(index.trajectory_key, MASK_NAME), steps < index.lengths.unsqueeze(-1))
+    padded.set(beside(index.trajectory_key, keys.MASK), steps < index.lengths.unsqueeze(-1))
     return padded
 
 

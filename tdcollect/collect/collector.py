@@ -188,11 +188,12 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
     def _program(self, rows: Rows, checked: bool = False) -> Program:
         """The policy on rows."""
         compiled = self.compiled_policy or self.cudagraphed_policy
+        cast = self._cast_to_policy_device and self.policy_device is not None
         return Program(
             self._wrapped_policy,
             rows,
             self.env.batch_size,
-            self._carrier.device,
+            self.policy_device if cast else self._carrier.device,
             self._policy_output_keys if compiled else None,
             checked,
         )

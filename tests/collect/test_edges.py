@@ -366,3 +366,29 @@ def test_an_entry_that_goes_missing_is_named(monkeypatch: pytest.MonkeyPatch) ->
     collector = tdcollect.Collector(cartpole(), policy, frames_per_batch=60)
     batch = collector.rollout()  # it is carried from row to row, as TorchRL does
     assert batch["early"].shape == (3, 20, 1)
+
+
+# ------------------------------------------------------------------------------------------ devices
+
+
+@pytest.mark.parametrize("policy_device", [None, "cpu"])
+@pytest.mark.parametrize("env_device", [None, "cpu"])
+def test_a_policy_is_given_a_tensordict_on_its_device(policy_device: Any, env_device: Any) -> None:
+    devices: list[str] = []
+
+    def make(env: Any) -> Callable[[Any], Any]:
+        def policy(tensordict: Any) -> Any:
+            devices.append(str(tensordict.device))
+            return tensordict.set("action", PLAIN.expand(3, 2))
+
+        return policy
+
+    def script(collector: Any) -> Iterator[Any]:
+        devices.clear()
+        yield from batches(1)(collector)
+        yield repr(devices)
+
+    def options() -> dict[str, Any]:
+        return {"policy_device": policy_device, "env_device": env_device, "trust_policy": True}
+
+    check_same(cartpole, make, script, options)

@@ -20,9 +20,9 @@ from tdcollect.collect.explain import Explanation, Part
 from tdcollect.collect.loop import ArrayEnv, array_env, collect
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program, unknown_class
-from tdcollect.collect.rows import Key, Rows, flat, nested, shaped_like
+from tdcollect.collect.rows import Key, Rows, flat, shaped_like
 from tdcollect.collect.transforms import transforms_of
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.envs.wrapper import GymnasiumEnv, nested
 from tdcollect.keys import TIME
 
 RUN_ON_ARRAYS = True

@@ -17,10 +17,10 @@ from torchrl.envs import EnvBase, TransformedEnv
 from tdcollect import keys
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
-from tdcollect.collect.rows import Key, Rows, flat, from_next, is_next, nested, under_next
+from tdcollect.collect.rows import Key, Rows, flat, from_next, is_next, under_next
 from tdcollect.collect.transforms import RowTransform, lower_transforms, transforms_of
 from tdcollect.envs.stepper import StepFrame
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.envs.wrapper import GymnasiumEnv, nested
 
 _CHUNK_BYTES = 2**20
 """Rows are moved into the batch in chunks of about so many bytes of observations."""

@@ -38,7 +38,8 @@ from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSeque
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
 from tdcollect.collect.distributions import Sampler, sampler
-from tdcollect.collect.rows import Key, Rows, nested
+from tdcollect.collect.rows import Key, Rows
+from tdcollect.envs.wrapper import nested
 
 Op = Callable[[Rows], None]
 

@@ -5,7 +5,6 @@ Keys are a name, or a tuple of names for a nested entry; values have the env's b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -62,24 +61,6 @@ class Rows(dict[Key, torch.Tensor]):
 def flat(tensordict: TensorDictBase) -> Rows:
     """The leaves of a TensorDict as rows, sharing their memory."""
     return Rows(tensordict.items(True, True))
-
-
-def nested(
-    rows: Iterable[tuple[Key, torch.Tensor]],
-    batch_size: Iterable[int],
-    device: torch.device | None = None,
-) -> TensorDict:
-    """Rows as a TensorDict, sharing their memory."""
-    source: dict[str, Any] = {}
-    for key, value in rows:
-        if isinstance(key, str):
-            source[key] = value
-        else:
-            parent = source
-            for name in key[:-1]:
-                parent = parent.setdefault(name, {})
-            parent[key[-1]] = value
-    return TensorDict(source, batch_size=tuple(batch_size), device=device)
 
 
 def is_next(key: Key) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.envs.spaces import Array, compose
+from tdcollect.envs.spaces import Array, Path, compose
 from tdcollect.envs.stepper import StepFrame, Stepper
 from tdcollect.seeding import slot_seeds
 
@@ -139,20 +139,9 @@ class GymnasiumEnv(EnvBase):
                 array[...] = present
 
     def _pack(self, frame: StepFrame) -> TensorDict:
-        *entries, reward, terminated, truncated, done = frame.tensors
-        source: dict[str, Any] = {
-            keys.REWARD: reward,
-            keys.TERMINATED: terminated,
-            keys.TRUNCATED: truncated,
-            keys.DONE: done,
-        }
-        for entry, tensor in zip(self.stepper.entries, entries, strict=True):
-            parent = source
-            for name in entry.path[:-1]:
-                parent = parent.setdefault(name, {})
-            parent[entry.path[-1]] = tensor
-        # Nested dicts become TensorDicts of the env's batch size.
-        packed = TensorDict(source, batch_size=self.batch_size)
+        paths = [entry.path for entry in self.stepper.entries]
+        flags = (keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE)
+        packed = nested(zip((*paths, *flags), frame.tensors, strict=True), self.batch_size)
         return packed if self.device is None else packed.to(self.device)
 
     def _rows(self, tensor: torch.Tensor) -> Array:
@@ -240,3 +229,21 @@ class GymnasiumEnv(EnvBase):
             f"{type(self).__name__}({self.name}, backend={self.stepper.backend.name}, "
             f"batch_size={list(self.batch_size)}, device={self.device})"
         )
+
+
+def nested(
+    entries: Iterable[tuple[str | Path, torch.Tensor]],
+    batch_size: Iterable[int],
+    device: torch.device | None = None,
+) -> TensorDict:
+    """Entries, each with its name or path, as a TensorDict that shares their memory."""
+    source: dict[str, Any] = {}
+    for key, value in entries:
+        if isinstance(key, str):
+            source[key] = value
+        else:
+            parent = source
+            for name in key[:-1]:
+                parent = parent.setdefault(name, {})
+            parent[key[-1]] = value
+    return TensorDict(source, batch_size=tuple(batch_size), device=device)

@@ -71,3 +71,22 @@ def test_validates_arguments_follows_torchs_default() -> None:
             assert _upstream.validates_arguments() is default
     finally:
         torch.distributions.Distribution.set_default_validate_args(before)
+
+
+def test_envpools_flat_state_is_what_its_step_gives() -> None:
+    """The backend reads the list that EnvPool's step() nests: ``_recv`` in order of its keys."""
+    envpool = pytest.importorskip("envpool", reason="envpool is not installed")
+    nested, flat = (envpool.make_gymnasium("CartPole-v1", num_envs=3, seed=0) for _ in range(2))
+    nested.reset()
+    flat._reset(flat.all_env_ids)
+    flat._recv()
+    observation, reward, terminated, truncated, info = nested.step(np.array([0, 1, 0]))
+    flat.send(np.array([0, 1, 0]))
+    received = flat._recv()
+    state = dict(zip(flat._state_keys, received, strict=True))
+    assert (state["obs"] == observation).all()
+    assert (state["reward"] == reward).all()
+    assert (state["done"] & ~state["trunc"] == terminated).all()
+    assert (state["trunc"] == truncated).all()
+    assert (state["info:env_id"] == info["env_id"]).all()
+    assert (flat._to(received, True, True)[0] == observation).all()

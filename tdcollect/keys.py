@@ -15,6 +15,7 @@ REWARD = "reward"
 DONE = "done"
 TERMINATED = "terminated"
 TRUNCATED = "truncated"
+FLAGS = (DONE, TERMINATED, TRUNCATED)
 NEXT = "next"
 
 COLLECTOR = "collector"

@@ -19,6 +19,7 @@ from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows, flat, from_next, is_next, under_next
 from tdcollect.collect.transforms import RowTransform, lower_transforms, transforms_of
+from tdcollect.envs.spaces import key_of
 from tdcollect.envs.stepper import StepFrame
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 
@@ -48,10 +49,8 @@ class ArrayEnv:
         self.carried = carried
         self.batch_size = env.batch_size
         self._inverse = list(reversed(transforms))
-        self._entries: list[Key] = [
-            entry.path[0] if len(entry.path) == 1 else entry.path for entry in env.stepper.entries
-        ]
         entries = env.stepper.entries
+        self._entries: list[Key] = [key_of(entry.path) for entry in entries]
         self.row_bytes = env.num_envs * sum(e.dtype.itemsize * math.prod(e.shape) for e in entries)
         self._spare: list[StepFrame] = []
         self._written = [*self._entries, keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
@@ -110,14 +109,13 @@ def array_env(env: EnvBase) -> ArrayEnv | str:
     transforms, reason = lower_transforms(transforms_of(env))
     if reason is not None:
         return reason
-    if type(env) is TransformedEnv and not any(name in env.__dict__ for name in _STEPPING):
-        env = env.base_env
-    replaced = [name for name in _STEPPING if name in env.__dict__]
+    base = env.base_env if type(env) is TransformedEnv else env
+    replaced = [name for part in (env, base) for name in _STEPPING if name in part.__dict__]
     if replaced:
         return f"the env has a {replaced[0]} of its own"
-    if type(env) is not GymnasiumEnv:
-        return f"the env is a {type(env).__name__}; those of tdcollect.make_env run on arrays"
-    return ArrayEnv(env, transforms, carried)
+    if type(base) is not GymnasiumEnv:
+        return f"the env is a {type(base).__name__}; those of tdcollect.make_env run on arrays"
+    return ArrayEnv(base, transforms, carried)
 
 
 def collect(
@@ -183,7 +181,7 @@ def _forgotten(rows: Rows, env: ArrayEnv, program: Program) -> list[Key]:
 
     These are the policy's entries of the step before, where it reads them or leaves them be.
     """
-    kept = {*env.carried, keys.DONE, keys.TERMINATED, keys.TRUNCATED, keys.TRAJ_IDS}
+    kept = {*env.carried, *keys.FLAGS, keys.TRAJ_IDS}
     return [
         key
         for key in rows

@@ -51,7 +51,7 @@ class Placement:
     def enter(self, carrier: TensorDictBase, carried: Iterable[Key]) -> Rows:
         """TorchRL's row as the loop has it: the env's entries and trajectory ids on the CPU."""
         rows = flat(carrier)
-        for key in (*carried, *_FLAGS, keys.TRAJ_IDS):
+        for key in (*carried, *keys.FLAGS, keys.TRAJ_IDS):
             if key in rows:
                 rows[key] = rows[key].cpu()
         return rows
@@ -59,12 +59,11 @@ class Placement:
     def leave(self, rows: Rows, carried: Iterable[Key]) -> Rows:
         """The loop's row as TorchRL has it."""
         placed = Rows(rows)
-        for key in (*carried, *_FLAGS):
+        for key in (*carried, *keys.FLAGS):
             if key in placed and self.env is not None:
                 placed[key] = self.copy(placed[key], self.env)
         if keys.TRAJ_IDS in placed and self.storing is not None:
             placed[keys.TRAJ_IDS] = self.copy(placed[keys.TRAJ_IDS], self.storing)
-        self._sent.clear()
         return placed
 
     def run(self, program: Program, rows: Rows) -> None:
@@ -110,12 +109,9 @@ class Placement:
     def _target(self, key: Key, carried: Iterable[Key]) -> torch.device | None:
         if self.storing is not None:
             return self.storing
-        of_env = is_next(key) or key in carried or key in _FLAGS
+        of_env = is_next(key) or key in carried or key in keys.FLAGS
         return self.env if of_env else None
 
     def forget(self) -> None:
         """Let go of copies that no later row can ask for."""
         self._sent.clear()
-
-
-_FLAGS: tuple[Key, ...] = (keys.DONE, keys.TERMINATED, keys.TRUNCATED)

@@ -211,7 +211,9 @@ def _why_not(module: Any) -> str | None:
 
 
 def _why_not_on_rows(module: Any) -> str | None:
-    if _hooks(module) or "forward" in module.__dict__:
+    if "forward" in module.__dict__:
+        return "has a forward of its own"
+    if _hooks(module):
         return "has hooks"
     if isinstance(module, (LSTMModule, GRUModule)) and module.recurrent_mode:
         return "is in recurrent mode"
@@ -396,14 +398,14 @@ def _set_other(rows: Rows, key: Key, value: Any, module: Any) -> None:
         )
 
 
-def _sampler_op(module: ProbabilisticTensorDictModule, draw: Callable[..., tuple[Any, Any]]) -> Op:
+def _sampler_op(module: ProbabilisticTensorDictModule, draw: Sampler) -> Op:
     in_keys: list[Key] = list(module.in_keys)
     sample_key: Key = module.dist_sample_keys[0]
     log_prob_key: Key | None = module.log_prob_key if module.return_log_prob else None
 
     def op(rows: Rows) -> None:
         rows[sample_key], log_prob = draw(*[rows[key] for key in in_keys])
-        if log_prob_key is not None:
+        if log_prob_key is not None and log_prob is not None:
             rows[log_prob_key] = log_prob
 
     return op

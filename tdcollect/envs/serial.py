@@ -97,7 +97,8 @@ class SerialBackend(Backend):
             envs, unbatched = [envs[slot] for slot in slots], [unbatched[slot] for slot in slots]
         results = [env.step(action) for env, action in zip(envs, unbatched, strict=True)]
         observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
-        self._write_observations(observations, slots, out)
+        stepped = self._slots if slots is None else slots
+        self._write_observations(observations, stepped, out)
         try:
             out.reward[rows] = rewards
         except ValueError:  # rewards that are arrays of one number
@@ -105,13 +106,13 @@ class SerialBackend(Backend):
         out.terminated[rows] = terminated
         out.truncated[rows] = truncated
         if self.info:
-            for slot, info in zip(self._slots if slots is None else slots, infos, strict=True):
+            for slot, info in zip(stepped, infos, strict=True):
                 write_info(self.info, info, out, slot)
 
     def _write_observations(
-        self, observations: Sequence[Any], slots: Sequence[int] | None, out: Frame
+        self, observations: Sequence[Any], slots: Sequence[int], out: Frame
     ) -> None:
-        if self._small_shape is not None and slots is None:
+        if self._small_shape is not None and len(slots) == self.num_envs:
             try:
                 stacked = np.array(observations)
             except ValueError:  # unlike shapes: writing them one by one says which is wrong
@@ -119,9 +120,7 @@ class SerialBackend(Backend):
             if stacked.shape == self._small_shape:
                 out.observation[0][...] = stacked
                 return
-        for slot, observation in zip(
-            self._slots if slots is None else slots, observations, strict=True
-        ):
+        for slot, observation in zip(slots, observations, strict=True):
             self.observation.write_slot(observation, out.observation, slot)
 
     def sample_info(self) -> Mapping[str, Any]:

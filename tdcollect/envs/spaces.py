@@ -40,6 +40,11 @@ Path = tuple[str, ...]
 _WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
 
 
+def key_of(path: Path) -> str | Path:
+    """A path as TensorDict's keys have it: a name where it is one name long."""
+    return path[0] if len(path) == 1 else path
+
+
 class Leaf:
     """One array entry of a space.
 

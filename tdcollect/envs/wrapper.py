@@ -12,7 +12,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.envs.spaces import Array, Path, compose
+from tdcollect.envs.spaces import Array, Path, compose, key_of
 from tdcollect.envs.stepper import StepFrame, Stepper
 from tdcollect.seeding import slot_seeds
 
@@ -46,7 +46,7 @@ class GymnasiumEnv(EnvBase):
         self._make_specs()
         action = stepper.backend.action
         self._actions = [
-            (path[0] if len(path) == 1 else path, torch.Size([*batch_size, *leaf.shape]))
+            (key_of(path), torch.Size([*batch_size, *leaf.shape]))
             for path, leaf in zip(action.paths, action.leaves, strict=True)
         ]
         self._latest: StepFrame | None = None
@@ -60,10 +60,7 @@ class GymnasiumEnv(EnvBase):
     def _make_specs(self) -> None:
         batch, entries = self.batch_size, self.stepper.entries
         action = self.stepper.backend.action
-        flags = {
-            name: Categorical(2, shape=(*batch, 1), dtype=torch.bool)
-            for name in (keys.DONE, keys.TERMINATED, keys.TRUNCATED)
-        }
+        flags = {name: Categorical(2, shape=(*batch, 1), dtype=torch.bool) for name in keys.FLAGS}
         specs = {
             "observation_spec": compose(
                 [e.path for e in entries], [e.spec for e in entries], batch

@@ -1,0 +1,1 @@
+"""Test episodes: numbered, seeded, the same to the bit however they are run."""

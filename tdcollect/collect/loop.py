@@ -69,37 +69,63 @@ class ArrayEnv:
             The following step's entries; those that begin the next row where slots were reset,
             None where none was; and the slots that were reset.
         """
+        following = self.advance(rows, next_keys, frame)
+        done = following[keys.DONE].numpy()
+        if not np.count_nonzero(done):  # the quickest way to ask
+            return following, None, []
+        ended = done.reshape(-1).nonzero()[0].tolist()
+        return following, self.begin(following, following[keys.DONE], ended), ended
+
+    def advance(
+        self,
+        rows: Rows,
+        next_keys: list[Key],
+        frame: StepFrame,
+        slots: list[int] | None = None,
+    ) -> Rows:
+        """Step ``slots`` (None for all); the following step's entries, of all slots."""
         given = rows
         if self.transforms:
             given = Rows(rows)
             for transform in self._inverse:
                 transform.inv(given)
-        self.env.step_arrays(given, frame)
+        self.env.step_arrays(given, frame, slots)
         following = Rows(zip(self._written, frame.tensors, strict=True))
         for key in next_keys:
             following.setdefault(from_next(key), rows[key])  # what the env says holds
-        done = frame.done
-        if self.transforms:
-            for transform in self.transforms:
-                transform.step(rows, following)
-            done = following[keys.DONE].numpy().reshape(done.shape)
-        if not np.count_nonzero(done):  # the quickest way to ask
-            return following, None, []
-        ended = done.nonzero()[0].tolist()
-        return following, self._restart(following, ended), ended
+        for transform in self.transforms:
+            transform.step(rows, following)
+        return following
 
-    def _restart(self, following: Rows, ended: list[int]) -> Rows:
+    def begin(
+        self,
+        following: Rows,
+        first: torch.Tensor,
+        slots: list[int],
+        seeds: list[int] | None = None,
+    ) -> Rows:
+        """Start an episode in ``slots``.
+
+        Args:
+            following: the entries that the latest step led to.
+            first: bool ``[N, 1]`` (``[1]`` unbatched), true for these slots.
+            slots: ascending.
+            seeds: one a slot in ``slots``.
+
+        Returns:
+            The entries that begin the next row, of all slots.
+        """
         if not self._spare:
             # Several at once cost little more than one; large ones would take memory for nothing.
             self._spare = self.env.frames(1 if self.row_bytes > _SPARE_BYTES else 32)
         frame = self._spare.pop()
-        self.env.reset_arrays(frame, ended)
+        self.env.reset_arrays(frame, slots, seeds)
         begun = Rows(zip(self._entries, frame.tensors, strict=False))
         if self.transforms:
             begun = Rows({**following, **begun})
             del begun[keys.REWARD]
             for transform in self.transforms:
-                transform.reset(begun, following[keys.DONE])
+                transform.reset(begun, first)
         return begun
 
 

@@ -54,6 +54,8 @@ class Backend(abc.ABC):
         steps_subset: whether some slots can be stepped while others wait.
         resets_subset: whether some slots can be reset while the episodes of others go on. Where
             False, a slot alone starts anew only after the env itself has ended its episode.
+        seeds_subset: whether some slots can be reset with seeds while the episodes of others go on.
+        rebuilds: whether a slot's env can be built anew.
     """
 
     name: ClassVar[str]
@@ -64,6 +66,8 @@ class Backend(abc.ABC):
     steps_ended_slots = False
     steps_subset = True
     resets_subset = True
+    seeds_subset = True
+    rebuilds = False
 
     def _set_spaces(
         self, observation: spaces.Space[Any], action: spaces.Space[Any], categorical: bool
@@ -94,6 +98,7 @@ class Backend(abc.ABC):
 
         Raises:
             ValueError: where seeds or options cannot be honoured.
+            SlotError: where the envs of some slots raised; the rows of the others are written.
         """
 
     @abc.abstractmethod
@@ -104,7 +109,18 @@ class Backend(abc.ABC):
             actions: the action entries, arrays ``[N, *shape]``.
             slots: the slots to step, ascending.
             out: receives everything; at the end of an episode the true final observation.
+
+        Raises:
+            SlotError: where the envs of some slots raised; the rows of the others are written.
         """
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        """What the env of a slot told beside its latest step; empty where that is not kept."""
+        return {}
+
+    def rebuild(self, slots: Sequence[int]) -> None:
+        """Make the envs of ``slots`` anew; each must be reset before it is stepped."""
+        raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")
 
     def check_seeds(self, seeds: Sequence[int]) -> None:  # noqa: B027
         """Raise ValueError for seeds that no reset of this backend could honour."""

@@ -35,6 +35,7 @@ class EnvPoolBackend(Backend):
     """
 
     name = "envpool"
+    seeds_subset = False
 
     def __init__(
         self,

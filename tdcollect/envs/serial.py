@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from tdcollect.envs.backend import Backend, Frame, write_info
+from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array
 
 _SMALL = 4096  # bytes
@@ -30,9 +32,12 @@ class SerialBackend(Backend):
 
     name = "serial"
     steps_ended_slots = True
+    rebuilds = True
 
     def __init__(self, factories: Sequence[EnvFactory], categorical: bool = False):
         self.num_envs = len(factories)
+        self._factories = list(factories)
+        self._latest: tuple[Sequence[int], Sequence[Mapping[str, Any]]] = ((), ())
         self.envs: list[gym.Env[Any, Any]] = []
         try:
             for slot, factory in enumerate(factories):
@@ -82,22 +87,42 @@ class SerialBackend(Backend):
         options: dict[str, Any] | None,
         out: Frame,
     ) -> None:
+        failed: dict[int, Exception] = {}
         for row, slot in enumerate(slots):
             seed = None if seeds is None else seeds[row]
-            observation, info = self.envs[slot].reset(seed=seed, options=options)
+            try:
+                observation, info = self.envs[slot].reset(seed=seed, options=options)
+            except Exception as error:
+                failed[slot] = error
+                continue
             self.observation.write_slot(observation, out.observation, slot)
             if self.info:
                 write_info(self.info, info, out, slot)
+        if failed:
+            raise SlotError("reset", failed)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
         envs, unbatched = self.envs, self.action.read_slots(actions)
-        rows: Any = slice(None)
-        if slots is not None:
-            rows = list(slots)
-            envs, unbatched = [envs[slot] for slot in slots], [unbatched[slot] for slot in slots]
-        results = [env.step(action) for env, action in zip(envs, unbatched, strict=True)]
-        observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
         stepped = self._slots if slots is None else slots
+        if slots is not None:
+            envs, unbatched = [envs[slot] for slot in slots], [unbatched[slot] for slot in slots]
+        failed: dict[int, Exception] = {}
+        results: list[Any] = []
+        for slot, env, action in zip(stepped, envs, unbatched, strict=True):
+            try:
+                results.append(env.step(action))
+            except Exception as error:  # the others are stepped all the same
+                failed[slot] = error
+        if failed:
+            stepped = [slot for slot in stepped if slot not in failed]
+        if results:
+            self._write(results, stepped, out)
+        if failed:
+            raise SlotError("step", failed)
+
+    def _write(self, results: Sequence[Any], stepped: Sequence[int], out: Frame) -> None:
+        observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
+        rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
         self._write_observations(observations, stepped, out)
         try:
             out.reward[rows] = rewards
@@ -105,9 +130,26 @@ class SerialBackend(Backend):
             out.reward[rows] = np.asarray(rewards).reshape(-1)
         out.terminated[rows] = terminated
         out.truncated[rows] = truncated
+        self._latest = (stepped, infos)
         if self.info:
             for slot, info in zip(stepped, infos, strict=True):
                 write_info(self.info, info, out, slot)
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        stepped, infos = self._latest
+        return infos[stepped.index(slot)] if slot in stepped else {}
+
+    def rebuild(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            old = self.envs[slot]
+            with suppress(Exception):  # closing it may fail as it did
+                old.close()
+            self.envs[slot] = self._factories[slot]()
+            if self.envs[slot] is old:
+                raise RuntimeError(
+                    f"cannot build the env of slot {slot} anew: it was given as one env; pass its "
+                    "id or a callable that makes a new one at each call"
+                )
 
     def _write_observations(
         self, observations: Sequence[Any], slots: Sequence[int], out: Frame

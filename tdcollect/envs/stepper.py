@@ -16,6 +16,7 @@ from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
 from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array, Path
 
 
@@ -87,7 +88,7 @@ class Stepper:
         self._counts = np.zeros(self.num_envs, np.int64)
         self._returns = np.zeros(self.num_envs, np.float32)
         self._must_reset = np.ones(self.num_envs, bool)
-        self._started = False
+        self._unstarted = set(self._every_slot)
         self._seeds: dict[int, int] = {}
 
     def frames(self, count: int, batched: bool = True, pinned: bool = False) -> list[StepFrame]:
@@ -154,18 +155,24 @@ class Stepper:
         slots = self._every_slot if slots is None else slots
         if not slots:
             return
+        failed: SlotError | None = None
         for group, group_seeds in self._by_seeding(slots, seeds):
             if group_seeds is not None:
                 self.backend.check_seeds(group_seeds)
-            self.backend.reset(group, group_seeds, options, out.backend)
+            try:
+                self.backend.reset(group, group_seeds, options, out.backend)
+            except SlotError as error:
+                failed = error if failed is None else failed.joined(error)
         for slot in slots:
             self._seeds.pop(slot, None)
-        rows = list(slots)
+        rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
         self._counts[rows] = 0
         self._returns[rows] = 0
         self._must_reset[rows] = False
-        self._started = self._started or not self._must_reset.any()
+        self._unstarted.difference_update(rows)
         self._write_bookkeeping(rows, True, out)
+        if failed is not None:
+            raise failed
 
     def _by_seeding(
         self, slots: Sequence[int], seeds: Sequence[int] | None
@@ -192,10 +199,18 @@ class Stepper:
 
         Raises:
             RuntimeError: before the first reset, or where an action would be lost.
+            SlotError: where the envs of some slots raised; the others are stepped.
         """
         self._check_step(slots)
         frame = out.backend
-        self.backend.step(actions, slots, frame)
+        failed: SlotError | None = None
+        try:
+            self.backend.step(actions, slots, frame)
+        except SlotError as error:
+            failed = error
+            stepped = self._every_slot if slots is None else slots
+            slots = [slot for slot in stepped if slot not in error.causes]
+            self._must_reset[list(error.causes)] = True
         rows: Any = slice(None) if slots is None else list(slots)
         if self._counts_matter:
             self._counts[rows] += 1
@@ -207,6 +222,14 @@ class Stepper:
         self._must_reset[rows] = out.done[rows]
         if out.bookkeeping:
             self._write_bookkeeping(rows, False, out)
+        if failed is not None:
+            raise failed
+
+    def rebuild(self, slots: Sequence[int]) -> None:
+        """Make the envs of ``slots`` anew; each must be reset before it is stepped."""
+        self.backend.rebuild(slots)
+        self._must_reset[list(slots)] = True
+        self._unstarted.update(slots)
 
     def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepFrame) -> None:
         values = (
@@ -221,7 +244,7 @@ class Stepper:
             next(arrays)[rows] = is_init
 
     def _check_step(self, slots: Sequence[int] | None) -> None:
-        if not self._started:
+        if self._unstarted and (slots is None or self._unstarted.intersection(slots)):
             raise RuntimeError("expected reset() before the first step(); call env.reset()")
         if slots is not None and not self.backend.steps_subset:
             raise RuntimeError(

@@ -47,6 +47,7 @@ class VectorBackend(Backend):
         self._mode = _autoreset_mode(env)
         resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
         self.resets_subset = resets_singly or self._mode == AutoresetMode.DISABLED
+        self.seeds_subset = self.resets_subset
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
             raise ValueError(
                 f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "

@@ -12,6 +12,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
+from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array, Path, compose, key_of
 from tdcollect.envs.stepper import StepFrame, Stepper
 from tdcollect.seeding import slot_seeds
@@ -98,7 +99,11 @@ class GymnasiumEnv(EnvBase):
         actions = [self._read_action(source, key, shape) for key, shape in self._actions]
         if slots is not None:
             self._hold_waiting_rows(frame)
-        self.stepper.step(actions, slots, frame)
+        try:
+            self.stepper.step(actions, slots, frame)
+        except SlotError:
+            self._latest = frame
+            raise
         self.__dict__["_latest"] = frame  # past the checks of nn.Module, which cost more
 
     def reset_arrays(
@@ -121,7 +126,11 @@ class GymnasiumEnv(EnvBase):
             self._hold_waiting_rows(frame)
             for flag in (frame.backend.terminated, frame.backend.truncated, frame.done):
                 flag[slots] = False
-        self.stepper.reset(slots, frame, seeds, options)
+        try:
+            self.stepper.reset(slots, frame, seeds, options)
+        except SlotError:
+            self._latest = frame
+            raise
         self.__dict__["_latest"] = frame
 
     def _hold_waiting_rows(self, frame: StepFrame) -> None:

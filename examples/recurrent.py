@@ -41,8 +41,9 @@ def hide_velocities():
 def train(seed, frames):
     """Returns the returns of the training episodes, in order."""
     torch.manual_seed(seed)
-    env = tdcollect.make_env(hide_velocities, NUM_ENVS, is_init=True, episode_reward=True)
-    # The hidden state is read at t and written at t + 1; is_init sets it to zero.
+    env = tdcollect.make_env(hide_velocities, NUM_ENVS, episode_reward=True)
+    # The hidden state is read at t and written at t + 1; is_init sets it to zero. The collector
+    # adds both to the env.
     gru = GRUModule(
         input_size=2,
         hidden_size=HIDDEN,
@@ -65,22 +66,25 @@ def train(seed, frames):
     )
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
 
+    def with_advantages(batch):
+        # Along time, slot by slot, each episode from its first hidden state in the batch. (Step by
+        # step, GAE would take the values after first steps from a state of zero.)
+        with set_recurrent_mode(True):
+            return advantage(batch)
+
     collector = tdcollect.Collector(
         env,
         policy,
         frames_per_batch=NUM_ENVS * STEPS,
         total_frames=frames,
-        auto_register_policy_transforms=True,  # adds the hidden state to the env
+        postproc=with_advantages,
     )
     collector.set_seed(seed)
     returns = []
     with tqdm(total=frames, desc="training", unit=" frames", unit_scale=True) as bar:
         for batch in collector:  # [N, T]
             returns += batch["next", "episode_reward"][batch["next", "done"]].tolist()
-            # Values step by step, from the hidden states that were collected.
-            with torch.no_grad():
-                batch = advantage(batch)
-            # Losses along time, slot by slot, from the first hidden state of each.
+            # Losses along time, too.
             with set_recurrent_mode(True):
                 for _ in range(EPOCHS):
                     for slots in torch.randperm(NUM_ENVS).split(SLOTS_PER_MINIBATCH):

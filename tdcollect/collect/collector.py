@@ -23,7 +23,7 @@ from tdcollect.collect.policy import Program, unknown_class
 from tdcollect.collect.rows import Key, Rows, flat, shaped_like
 from tdcollect.collect.transforms import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
-from tdcollect.keys import TIME
+from tdcollect.keys import IS_INIT, TIME
 
 RUN_ON_ARRAYS = True
 """Whether collectors may run on arrays; their batches are the same either way."""
@@ -89,7 +89,9 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
     batches: ``[N, T]`` TensorDicts, the last dimension named ``"time"``, with the next step's
     entries under ``"next"``.
 
-    It differs from its parent in one thing that the parent gets wrong: :meth:`set_seed` restarts.
+    It differs from its parent in two things that the parent gets wrong: :meth:`set_seed` restarts,
+    and a policy with a hidden state gets the transforms that carry it, unless
+    ``auto_register_policy_transforms=False``.
 
     Examples:
         >>> env = make_env("CartPole-v1", num_envs=8)
@@ -101,12 +103,13 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
 
     _carrier: TensorDictBase
     _final_rollout: TensorDictBase
+    _auto_register_policy_transforms: bool | None
 
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:
-        # The parent warns that InitTracker is missing for any policy; only one with a hidden state
-        # needs it.
-        if self._auto_register_policy_transforms is None and not _has_hidden_state(policy):
-            return env
+        # Left to itself, the parent warns and adds nothing, and a recurrent policy then forgets at
+        # each step. Here what it needs is added, as the parent announces for its next version.
+        if self._auto_register_policy_transforms is None:
+            self._auto_register_policy_transforms = _needs_state(policy)
         return super()._maybe_setup_policy_env_transforms(env, policy)
 
     def _setup_policy_and_weights(self, policy: Any) -> None:
@@ -328,9 +331,13 @@ def _as_tuple(key: Key) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else key
 
 
-def _has_hidden_state(policy: Any) -> bool:
+def _needs_state(policy: Any) -> bool:
+    """Whether a policy carries a hidden state, or asks where episodes begin."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    return any(hasattr(type(module), "make_tensordict_primer") for module in modules)
+    return any(
+        hasattr(type(module), "make_tensordict_primer") or hasattr(module, "is_init_key")
+        for module in modules
+    ) or any(_as_tuple(key)[-1] == IS_INIT for key in getattr(policy, "in_keys", ()))
 
 
 def _short(thing: Any) -> str:

@@ -25,8 +25,8 @@ class CountingPolicy(TensorDictModuleBase):
     often or handed to another slot therefore shows as a wrong action.
 
     The env needs ``"is_init"`` (``InitTracker``, or ``make_env(is_init=True)``) and the primer that
-    :meth:`make_tensordict_primer` makes; a collector with ``auto_register_policy_transforms=True``
-    adds both.
+    :meth:`make_tensordict_primer` makes. tdcollect's collector adds both, and TorchRL's does with
+    ``auto_register_policy_transforms=True``.
 
     Args:
         rules: those of the env.

@@ -1,0 +1,268 @@
+"""Hidden state: stored before the step, zero where episodes begin, carried over batches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.collectors import Collector as ParentCollector
+from torchrl.data import Unbounded
+from torchrl.envs import SerialEnv, TensorDictPrimer, TransformedEnv
+from torchrl.modules import GRUModule, LSTMModule, OrnsteinUhlenbeckProcessModule
+
+import tdcollect
+from tdcollect.testing import CountingPolicy, CountingRules, counting_env
+from tdcollect.testing.policy import HIDDEN
+
+from . import policies
+from .envs import ENVS
+from .oracle import UPSTREAM, assert_same, batches, run
+
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
+
+RULES = CountingRules()
+
+
+def counting_module() -> TensorDictModule:
+    """The counting policy as a function of tensors, which trusts that its state starts at zero."""
+
+    def act(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        action = RULES.action(hidden.squeeze(-1).long())
+        return nn.functional.one_hot(action, RULES.num_actions), hidden + 1
+
+    return TensorDictModule(act, in_keys=[HIDDEN], out_keys=["action", ("next", HIDDEN)])
+
+
+def with_primer(env: Any) -> Any:
+    return TransformedEnv(env, TensorDictPrimer({HIDDEN: Unbounded((1,))}, expand_specs=True))
+
+
+PIPELINES = {
+    "declared by the policy": lambda n: (counting_env(n), CountingPolicy()),
+    "with is_init": lambda n: (counting_env(n, is_init=True), CountingPolicy()),
+    "primer on the env": lambda n: (with_primer(counting_env(n)), counting_module()),
+}
+
+
+def check(batch: Any) -> None:
+    """The state fed at a step is the number of the step; the env refuses any other action."""
+    step = batch["observation"][..., :1]
+    assert torch.equal(batch[HIDDEN], step)
+    assert torch.equal(batch["next", HIDDEN], step + 1)
+    if "is_init" in batch.keys():  # noqa: SIM118
+        assert torch.equal(batch["is_init"], step == 0)
+
+
+@pytest.mark.behaviour(16)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("slots", [None, 1, 4])
+def test_a_policy_that_counts_in_its_hidden_state_predicts_the_env(
+    pipeline: str, slots: int | None, arrays: bool
+) -> None:
+    env, policy = PIPELINES[pipeline](slots)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collector = tdcollect.Collector(env, policy, frames_per_batch=13 * (slots or 1))
+    assert ("steps on arrays" in repr(collector.explain())) == arrays
+    stream = iter(collector)
+    for _ in range(5):
+        batch = next(stream)
+        check(batch)
+        assert batch["next", "done"].any()
+    collector.shutdown()
+
+
+@pytest.mark.behaviour(16)
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.just("collect"),
+            st.just("reset"),
+            st.integers(0, 2),
+            st.just("set_seed"),
+        ),
+        max_size=8,
+    ),
+    frames=st.integers(1, 9),
+)
+def test_forced_resets_start_the_hidden_state_again(
+    pipeline: str, steps: list[Any], frames: int
+) -> None:
+    env, policy = PIPELINES[pipeline](3)
+    collector = tdcollect.Collector(env, policy, frames_per_batch=3 * frames)
+    stream = iter(collector)
+    check(next(stream))
+    for step in steps:
+        if step == "set_seed":
+            collector.set_seed(5)
+            batch = next(stream)
+            assert (batch["observation"][:, 0, 0] == 0).all()
+        elif step == "reset":
+            collector.reset()
+            batch = next(stream)
+            assert (batch["observation"][:, 0, 0] == 0).all()
+        elif isinstance(step, int):
+            collector.reset(step)
+            batch = next(stream)
+            assert batch["observation"][step, 0, 0] == 0
+        else:
+            batch = next(stream)
+        check(batch)
+    collector.shutdown()
+
+
+# --------------------------------------------------------------------------- LSTM, GRU by hand
+
+HIDDEN_SIZE = 5
+
+
+def memory_module(kind: str) -> Any:
+    options = {"input_size": 4, "hidden_size": HIDDEN_SIZE, "in_key": "observation"}
+    return (LSTMModule if kind == "lstm" else GRUModule)(**options, out_key="features")
+
+
+def greedy(env: Any, memory: Any) -> TensorDictSequential:
+    torch.manual_seed(0)
+    head = nn.Linear(HIDDEN_SIZE, 2)
+    act = TensorDictModule(
+        lambda features: nn.functional.one_hot(head(features).argmax(-1), 2),
+        in_keys=["features"],
+        out_keys=["action"],
+    )
+    act.head = head
+    return TensorDictSequential(memory, act)
+
+
+def step_by_hand(kind: str, net: Any, x: torch.Tensor, state: list[torch.Tensor]) -> list[Any]:
+    """One step of ``nn.LSTM`` or ``nn.GRU`` as their documentation writes it: the new state."""
+    from_input = nn.functional.linear(x, net.weight_ih_l0, net.bias_ih_l0)
+    from_state = nn.functional.linear(state[0], net.weight_hh_l0, net.bias_hh_l0)
+    if kind == "lstm":
+        i, f, g, o = (from_input + from_state).chunk(4, -1)
+        c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+        return [o.sigmoid() * c.tanh(), c]
+    (ri, zi, ni), (rh, zh, nh) = from_input.chunk(3, -1), from_state.chunk(3, -1)
+    z = (zi + zh).sigmoid()
+    return [(1 - z) * (ni + (ri + rh).sigmoid() * nh).tanh() + z * state[0]]
+
+
+def loop_over_slot(kind: str, policy: Any, memory: Any, seed: int, steps: int) -> Iterator[Any]:
+    """A plain gymnasium loop: observation, the state fed, whether the episode begins, action."""
+    env = gym.make("CartPole-v1")
+    net, zeros = getattr(memory, kind), torch.zeros(HIDDEN_SIZE)
+    observation, _ = env.reset(seed=seed)
+    state, first = [zeros, zeros] if kind == "lstm" else [zeros], True
+    for _ in range(steps):
+        before = state
+        state = step_by_hand(kind, net, torch.from_numpy(observation), state)
+        action = int(policy[1].head(state[0]).argmax())
+        yield observation, before, first, action
+        observation, _, terminated, truncated, _ = env.step(action)
+        first = terminated or truncated
+        if first:
+            observation, _ = env.reset()
+            state = [zeros for _ in state]
+
+
+@pytest.mark.behaviour(16)
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@torch.no_grad()
+def test_recurrent_modules_run_as_a_plain_loop_does(kind: str, arrays: bool) -> None:
+    steps, slots = 60, 3
+    env = tdcollect.make_env("CartPole-v1", slots)
+    memory = memory_module(kind)
+    policy = greedy(env, memory)
+    collector = tdcollect.Collector(env, policy, frames_per_batch=20 * slots)
+    if arrays:
+        assert "its own code, on rows" in repr(collector.explain())
+    collector.set_seed(3)
+    stream = iter(collector)
+    data = torch.cat([next(stream) for _ in range(3)], -1)
+    names = ["recurrent_state_h", "recurrent_state_c"] if kind == "lstm" else ["recurrent_state"]
+    for slot in range(slots):
+        rows = list(loop_over_slot(kind, policy, memory, 3 + slot, steps))
+        observations, states, firsts, actions = zip(*rows, strict=True)
+        assert torch.equal(data["observation"][slot], torch.from_numpy(np.stack(observations)))
+        assert data["is_init"][slot, :, 0].tolist() == list(firsts)
+        assert sum(firsts) > 1
+        assert data["action"][slot].argmax(-1).tolist() == list(actions)
+        for name, column in zip(names, zip(*states, strict=True), strict=True):
+            fed = data[name][slot].reshape(steps, HIDDEN_SIZE)
+            torch.testing.assert_close(fed, torch.stack(column))
+            assert (fed[torch.tensor(firsts)] == 0).all()
+    collector.shutdown()
+
+
+# ------------------------------------------------------------------------- what is added by itself
+
+
+def first_batches(collector_class: Any, env: str, make_policy: Any, **options: Any) -> Any:
+    options = {"frames_per_batch": 60, **options}
+    return run(collector_class, ENVS[env], make_policy, batches(2), lambda: options)[1:]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("env", ["cartpole", "cartpole-unbatched", "cartpole-init", "torchrl-gym"])
+def test_the_default_is_what_torchrl_does_on_request(env: str, kind: str) -> None:
+    policy = partial(policies.recurrent, kind)
+    ours = first_batches(tdcollect.Collector, env, policy)
+    theirs = first_batches(ParentCollector, env, policy, auto_register_policy_transforms=True)
+    assert_same(ours, theirs)
+
+
+def test_left_to_itself_torchrls_collector_forgets_the_state_at_each_step() -> None:
+    """What ours does differently, upstream as it is."""
+    policy = partial(policies.recurrent, "gru")
+    _, first, _ = first_batches(ParentCollector, "cartpole-init", policy)[0]
+    assert "recurrent_state" not in first.keys()  # noqa: SIM118
+    _, first, _ = first_batches(tdcollect.Collector, "cartpole-init", policy)[0]
+    assert (first["recurrent_state"][:, 1] != 0).any()
+
+
+def test_a_policy_that_asks_where_episodes_begin_is_told() -> None:
+    def noisy(env: Any) -> TensorDictSequential:
+        noise = OrnsteinUhlenbeckProcessModule(env.action_spec, annealing_num_steps=50)
+        return TensorDictSequential(policies.deterministic(env), noise)
+
+    env = ENVS["pendulum"]()
+    batch = next(iter(tdcollect.Collector(env, noisy(env), frames_per_batch=28)))
+    assert torch.equal(batch["is_init"][:, 1:], batch["next", "done"][:, :-1])
+    assert batch["is_init"][:, 0].all()
+
+
+def test_a_policy_without_a_state_gets_no_transforms() -> None:
+    env = ENVS["cartpole"]()
+    collector = tdcollect.Collector(env, policies.actor(env), frames_per_batch=30)
+    assert collector.env is env
+
+
+def test_opting_out_leaves_the_env_as_it_is() -> None:
+    env = ENVS["cartpole"]()
+    with pytest.raises(KeyError, match="is_init"):
+        tdcollect.Collector(
+            env,
+            policies.recurrent("gru", env),
+            frames_per_batch=30,
+            auto_register_policy_transforms=False,
+        )
+
+
+def test_state_on_an_env_of_torchrl() -> None:
+    env = SerialEnv(2, lambda: counting_env())
+    collector = tdcollect.Collector(env, CountingPolicy(), frames_per_batch=26)
+    stream = iter(collector)
+    for _ in range(3):
+        check(next(stream))
+    collector.shutdown()

@@ -1,0 +1,382 @@
+"""What the ledger says about a policy: numbers, and how far each can be trusted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tdcollect.evaluate.extras import extra_module
+from tdcollect.evaluate.records import Episode
+from tdcollect.evaluate.tables import (
+    count_text,
+    interval_text,
+    number_text,
+    percent_text,
+    text_table,
+)
+
+Values = npt.NDArray[np.float64]
+
+FEW = 20  # below it, intervals are too narrow: docs/statistics.md has the measurement
+BATCH_VALUES = 1_000_000  # resampled values held at once: 8 MB
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval: both ends belong to it."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return interval_text(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number an episode, return or length, over the completed episodes.
+
+    All but ``count`` and ``not_finite`` are None where no episode completed, or where some value
+    is not finite, as a NaN reward makes the return.
+
+    Attributes:
+        count: the number of values.
+        not_finite: how many of them are NaN or infinite.
+        mean: arithmetic mean, from the exactly rounded sum.
+        std: standard deviation, with ``count - 1`` in the denominator; None for one value.
+        standard_error: ``std / sqrt(count)``.
+        median: the middle value, or the mean of the two middle ones.
+        interquartile_mean: the mean of what is left when a quarter of the values, rounded down, is
+            cut off at each end.
+        minimum: the lowest value.
+        maximum: the highest value.
+        mean_interval: bootstrap interval of the mean; None for one value. Of no width where all
+            values are equal: then the sample tells nothing about how they vary.
+        interquartile_mean_interval: bootstrap interval of the interquartile mean, likewise.
+    """
+
+    count: int
+    not_finite: int = 0
+    mean: float | None = None
+    std: float | None = None
+    standard_error: float | None = None
+    median: float | None = None
+    interquartile_mean: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    mean_interval: Interval | None = None
+    interquartile_mean_interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Success:
+    """How often the env said that the episode was a success.
+
+    Attributes:
+        successes: the episodes that it said so of.
+        count: the episodes that the rate is over: those of which it said yes or no, and the failed
+            ones, which count as not successful.
+        unknown: completed episodes of which it said nothing; they are not in ``count``.
+        rate: ``successes / count``.
+        interval: Wilson's score interval of the rate.
+    """
+
+    successes: int
+    count: int
+    unknown: int
+    rate: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The statistics of an evaluation; printing it shows a table.
+
+    Attributes:
+        episodes: the number of episodes in the ledger.
+        completed: those that ran to their end. Returns and lengths are over these.
+        failed: those that have no return, because the env raised at every try.
+        retried: those that were started more than once.
+        returns: the statistics of their returns.
+        lengths: the statistics of their lengths, in steps.
+        success: how often the env said success; None where it says nothing.
+        confidence: the confidence of every interval here.
+        resamples: the number of bootstrap resamples.
+        seed: what the bootstrap's generators started from.
+    """
+
+    episodes: int
+    completed: int
+    failed: int
+    retried: int
+    returns: Quantity
+    lengths: Quantity
+    success: Success | None
+    confidence: float
+    resamples: int
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain dicts, numbers and None, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        head = (
+            f"{count_text(self.episodes, 'episode')}: {self.completed} completed, {self.failed} failed, "
+            f"{self.retried} retried"
+        )
+        lines = [head, "", text_table(self.rows(), header=["", "return", "length (steps)"])]
+        notes = self.notes()
+        return "\n".join([*lines, "", *notes] if notes else lines)
+
+    def rows(self) -> list[list[str]]:
+        """The table's rows: what it is, of the returns, of the lengths."""
+        over = f"mean over {self.completed} completed of {self.episodes}"
+        percent = percent_text(self.confidence)
+        quantities = (self.returns, self.lengths)
+        rows: list[list[str]] = [[over, *(number_text(q.mean) for q in quantities)]]
+        rows.append([f"  {percent} interval", *(_or_dash(q.mean_interval) for q in quantities)])
+        for label, name in [("standard deviation", "std"), ("standard error", "standard_error")]:
+            rows.append([label, *(number_text(getattr(q, name)) for q in quantities)])
+        rows.append(["median", *(number_text(q.median) for q in quantities)])
+        rows.append(
+            ["interquartile mean", *(number_text(q.interquartile_mean) for q in quantities)]
+        )
+        intervals = [q.interquartile_mean_interval for q in quantities]
+        rows.append([f"  {percent} interval", *(_or_dash(interval) for interval in intervals)])
+        rows.append(["minimum", *(number_text(q.minimum) for q in quantities)])
+        rows.append(["maximum", *(number_text(q.maximum) for q in quantities)])
+        return rows
+
+    def notes(self) -> list[str]:
+        """What a reader of the table must know beside it, a sentence each."""
+        notes = []
+        if self.success is not None:
+            s = self.success
+            notes.append(
+                f"Success rate {number_text(s.rate)} {s.interval}: {s.successes} of {s.count} "
+                "episodes" + (", failed ones counted as no success." if self.failed else ".")
+            )
+            if s.unknown:
+                notes.append(f"Of {s.unknown} completed episodes the env did not say.")
+        if self.failed:
+            notes.append(
+                f"{self.failed} of {self.episodes} episodes failed and have no return: the "
+                "statistics of returns and lengths are over the completed ones."
+            )
+        if self.returns.not_finite:
+            notes.append(
+                f"{self.returns.not_finite} returns are NaN or infinite: no statistics of returns."
+            )
+        if self.returns.std == 0:
+            notes.append("All returns are equal: their intervals say nothing about how they vary.")
+        elif 2 <= self.completed < FEW:
+            notes.append(
+                f"Intervals of fewer than {FEW} episodes hold the truth less often than they say."
+            )
+        return notes
+
+
+def summarize(
+    episodes: Sequence[Episode],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Summary:
+    """The statistics of a ledger. The same records give the same bits, in any order.
+
+    The interval of the mean is the bias-corrected and accelerated bootstrap (Efron 1987), that of
+    the interquartile mean the percentile bootstrap (Agarwal et al. 2021), both over episodes, by
+    ``scipy.stats.bootstrap``; that of the success rate is Wilson's (1927).
+    ``docs/statistics.md`` has the formulas, and says how often each interval holds the truth.
+
+    Args:
+        episodes: the records, completed and failed.
+        confidence: of every interval, between 0 and 1.
+        resamples: bootstrap resamples an interval.
+        seed: what the generators of the resamples start from.
+
+    Raises:
+        ValueError: a number out of range, two records of one index, or a completed episode without
+            a return.
+        ModuleNotFoundError: without scipy, which the extra ``evaluate`` brings.
+    """
+    check_settings(confidence, resamples, seed)
+    records = in_order(episodes)
+    completed = [episode for episode in records if episode.completed]
+    returns = np.array([e.episode_return for e in completed], dtype=np.float64)
+    lengths = np.array([e.length for e in completed], dtype=np.float64)
+    generators = [generator(seed, stream) for stream in range(4)]
+    return Summary(
+        episodes=len(records),
+        completed=len(completed),
+        failed=len(records) - len(completed),
+        retried=sum(episode.retries > 0 for episode in records),
+        returns=_quantity(returns, confidence, resamples, generators[:2]),
+        lengths=_quantity(lengths, confidence, resamples, generators[2:]),
+        success=_success(records, confidence),
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def mean_interval(
+    values: Values, confidence: float, resamples: int, rng: np.random.Generator
+) -> Interval | None:
+    """Bias-corrected and accelerated bootstrap interval of the mean of ``values [E]``.
+
+    None for fewer than two values; of no width where all are equal.
+    """
+    return _bootstrap(values, _mean, "BCa", confidence, resamples, rng)
+
+
+def interquartile_mean_interval(
+    values: Values, confidence: float, resamples: int, rng: np.random.Generator
+) -> Interval | None:
+    """Percentile bootstrap interval of the interquartile mean of ``values [E]``.
+
+    Not the bias-corrected one, whose jackknife fails for statistics that ignore the tails.
+    """
+    return _bootstrap(values, interquartile_mean, "percentile", confidence, resamples, rng)
+
+
+def interquartile_mean(values: Values, axis: int = -1) -> Any:
+    """The mean along ``axis``, a quarter of the values, rounded down, cut off at each end.
+
+    ``scipy.stats.trim_mean(values, 0.25)``, which rliable calls the interquartile mean.
+    """
+    count = values.shape[axis]
+    middle = np.arange(count // 4, count - count // 4)
+    return np.sort(values, axis).take(middle, axis).mean(axis)
+
+
+def exact_mean(values: Values) -> float:
+    """The mean from the exactly rounded sum, which neither order nor machine changes.
+
+    Between the extremes even where the division rounds, so that equal values are their mean.
+    """
+    mean = math.fsum(values) / len(values)
+    return float(min(max(mean, values.min()), values.max()))
+
+
+def generator(seed: int, *stream: int) -> np.random.Generator:
+    """A generator of its own for each use of one seed."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))
+
+
+def in_order(episodes: Sequence[Episode]) -> list[Episode]:
+    """The records by index, each checked to be usable."""
+    records = sorted(episodes, key=lambda episode: episode.index)
+    for first, second in itertools.pairwise(records):
+        if first.index == second.index:
+            raise ValueError(f"expected one record an index, got two of index {first.index}")
+    for episode in records:
+        if episode.completed and (episode.episode_return is None or episode.length is None):
+            raise ValueError(
+                f"expected a return and a length of each completed episode, got "
+                f"return {episode.episode_return} and length {episode.length} of index "
+                f"{episode.index}"
+            )
+    return records
+
+
+def check_settings(confidence: float, resamples: int, seed: int) -> None:
+    """Refuse what no interval can be computed with."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"expected a confidence between 0 and 1, 0.95 say, got {confidence}")
+    if resamples < 1:
+        raise ValueError(f"expected a positive number of resamples, got {resamples}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"expected a seed that is an int and not negative, got {seed!r}")
+
+
+def _quantity(
+    values: Values, confidence: float, resamples: int, rngs: Sequence[np.random.Generator]
+) -> Quantity:
+    count = len(values)
+    not_finite = int(np.count_nonzero(~np.isfinite(values)))
+    if not count or not_finite:
+        return Quantity(count, not_finite)
+    mean = exact_mean(values)
+    std = math.sqrt(math.fsum((values - mean) ** 2) / (count - 1)) if count > 1 else None
+    middle = np.sort(values)[count // 4 : count - count // 4]
+    return Quantity(
+        count=count,
+        mean=mean,
+        std=std,
+        standard_error=None if std is None else std / math.sqrt(count),
+        median=float(np.median(values)),
+        interquartile_mean=exact_mean(middle),
+        minimum=float(values.min()),
+        maximum=float(values.max()),
+        mean_interval=mean_interval(values, confidence, resamples, rngs[0]),
+        interquartile_mean_interval=interquartile_mean_interval(
+            values, confidence, resamples, rngs[1]
+        ),
+    )
+
+
+def _success(records: Sequence[Episode], confidence: float) -> Success | None:
+    said = [e.success for e in records if e.completed and e.success is not None]
+    if not said:
+        return None
+    failed = sum(not episode.completed for episode in records)
+    successes, count = sum(said), len(said) + failed
+    stats = extra_module("scipy.stats", "the interval of a success rate")
+    found = stats.binomtest(successes, count).proportion_ci(confidence, method="wilson")
+    return Success(
+        successes=successes,
+        count=count,
+        unknown=len(records) - count,
+        rate=successes / count,
+        interval=Interval(float(found.low), float(found.high)),
+    )
+
+
+def _bootstrap(
+    values: Values,
+    statistic: Any,
+    method: str,
+    confidence: float,
+    resamples: int,
+    rng: np.random.Generator,
+) -> Interval | None:
+    if len(values) < 2:
+        return None
+    if (values == values[0]).all():
+        return Interval(float(values[0]), float(values[0]))
+    stats = extra_module("scipy.stats", "a bootstrap interval")
+    state = rng.bit_generator.state
+    with warnings.catch_warnings():
+        # Said of data in which only rounding errors vary; answered below.
+        warnings.simplefilter("ignore")
+        found = stats.bootstrap(
+            (values,),
+            statistic,
+            n_resamples=resamples,
+            batch=max(1, BATCH_VALUES // len(values)),
+            confidence_level=confidence,
+            method=method,
+            rng=rng,
+        ).confidence_interval
+    if method == "BCa" and not (np.isfinite(found.low) and np.isfinite(found.high)):
+        rng.bit_generator.state = state
+        return _bootstrap(values, statistic, "percentile", confidence, resamples, rng)
+    return Interval(float(found.low), float(found.high))
+
+
+def _mean(values: Values, axis: int = -1) -> Any:
+    return values.mean(axis)
+
+
+def _or_dash(interval: Interval | None) -> str:
+    return "-" if interval is None else str(interval)

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tdcollect.evaluate.extras import extra_module
+from tdcollect.evaluate.intervals import (
+    Interval,
+    Values,
+    check_settings,
+    exact_mean,
+    generator,
+    interquartile_mean_interval,
+    mean_interval,
+)
 from tdcollect.evaluate.records import Episode
 from tdcollect.evaluate.tables import (
     count_text,
-    interval_text,
     number_text,
     percent_text,
     text_table,
 )
 
-Values = npt.NDArray[np.float64]
-
 FEW = 20  # below it, intervals are too narrow: docs/statistics.md has the measurement
-BATCH_VALUES = 1_000_000  # resampled values held at once: 8 MB
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A confidence interval: both ends belong to it."""
-
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return interval_text(self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -129,8 +121,8 @@ class Summary:
 
     def __str__(self) -> str:
         head = (
-            f"{count_text(self.episodes, 'episode')}: {self.completed} completed, {self.failed} failed, "
-            f"{self.retried} retried"
+            f"{count_text(self.episodes, 'episode')}: {self.completed} completed, "
+            f"{self.failed} failed, {self.retried} retried"
         )
         lines = [head, "", text_table(self.rows(), header=["", "return", "length (steps)"])]
         notes = self.notes()
@@ -220,57 +212,13 @@ def summarize(
         completed=len(completed),
         failed=len(records) - len(completed),
         retried=sum(episode.retries > 0 for episode in records),
-        returns=_quantity(returns, confidence, resamples, generators[:2]),
-        lengths=_quantity(lengths, confidence, resamples, generators[2:]),
+        returns=describe(returns, confidence, resamples, generators[:2]),
+        lengths=describe(lengths, confidence, resamples, generators[2:]),
         success=_success(records, confidence),
         confidence=confidence,
         resamples=resamples,
         seed=seed,
     )
-
-
-def mean_interval(
-    values: Values, confidence: float, resamples: int, rng: np.random.Generator
-) -> Interval | None:
-    """Bias-corrected and accelerated bootstrap interval of the mean of ``values [E]``.
-
-    None for fewer than two values; of no width where all are equal.
-    """
-    return _bootstrap(values, _mean, "BCa", confidence, resamples, rng)
-
-
-def interquartile_mean_interval(
-    values: Values, confidence: float, resamples: int, rng: np.random.Generator
-) -> Interval | None:
-    """Percentile bootstrap interval of the interquartile mean of ``values [E]``.
-
-    Not the bias-corrected one, whose jackknife fails for statistics that ignore the tails.
-    """
-    return _bootstrap(values, interquartile_mean, "percentile", confidence, resamples, rng)
-
-
-def interquartile_mean(values: Values, axis: int = -1) -> Any:
-    """The mean along ``axis``, a quarter of the values, rounded down, cut off at each end.
-
-    ``scipy.stats.trim_mean(values, 0.25)``, which rliable calls the interquartile mean.
-    """
-    count = values.shape[axis]
-    middle = np.arange(count // 4, count - count // 4)
-    return np.sort(values, axis).take(middle, axis).mean(axis)
-
-
-def exact_mean(values: Values) -> float:
-    """The mean from the exactly rounded sum, which neither order nor machine changes.
-
-    Between the extremes even where the division rounds, so that equal values are their mean.
-    """
-    mean = math.fsum(values) / len(values)
-    return float(min(max(mean, values.min()), values.max()))
-
-
-def generator(seed: int, *stream: int) -> np.random.Generator:
-    """A generator of its own for each use of one seed."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))
 
 
 def in_order(episodes: Sequence[Episode]) -> list[Episode]:
@@ -289,19 +237,10 @@ def in_order(episodes: Sequence[Episode]) -> list[Episode]:
     return records
 
 
-def check_settings(confidence: float, resamples: int, seed: int) -> None:
-    """Refuse what no interval can be computed with."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"expected a confidence between 0 and 1, 0.95 say, got {confidence}")
-    if resamples < 1:
-        raise ValueError(f"expected a positive number of resamples, got {resamples}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"expected a seed that is an int and not negative, got {seed!r}")
-
-
-def _quantity(
+def describe(
     values: Values, confidence: float, resamples: int, rngs: Sequence[np.random.Generator]
 ) -> Quantity:
+    """The statistics of ``values [E]``, with a generator for each of the two intervals."""
     count = len(values)
     not_finite = int(np.count_nonzero(~np.isfinite(values)))
     if not count or not_finite:
@@ -340,42 +279,6 @@ def _success(records: Sequence[Episode], confidence: float) -> Success | None:
         rate=successes / count,
         interval=Interval(float(found.low), float(found.high)),
     )
-
-
-def _bootstrap(
-    values: Values,
-    statistic: Any,
-    method: str,
-    confidence: float,
-    resamples: int,
-    rng: np.random.Generator,
-) -> Interval | None:
-    if len(values) < 2:
-        return None
-    if (values == values[0]).all():
-        return Interval(float(values[0]), float(values[0]))
-    stats = extra_module("scipy.stats", "a bootstrap interval")
-    state = rng.bit_generator.state
-    with warnings.catch_warnings():
-        # Said of data in which only rounding errors vary; answered below.
-        warnings.simplefilter("ignore")
-        found = stats.bootstrap(
-            (values,),
-            statistic,
-            n_resamples=resamples,
-            batch=max(1, BATCH_VALUES // len(values)),
-            confidence_level=confidence,
-            method=method,
-            rng=rng,
-        ).confidence_interval
-    if method == "BCa" and not (np.isfinite(found.low) and np.isfinite(found.high)):
-        rng.bit_generator.state = state
-        return _bootstrap(values, statistic, "percentile", confidence, resamples, rng)
-    return Interval(float(found.low), float(found.high))
-
-
-def _mean(values: Values, axis: int = -1) -> Any:
-    return values.mean(axis)
 
 
 def _or_dash(interval: Interval | None) -> str:

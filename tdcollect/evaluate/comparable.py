@@ -1,0 +1,107 @@
+"""Whether two evaluations are on the same episodes, and in what else they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from tdcollect.evaluate.records import Episode
+from tdcollect.evaluate.statistics import in_order
+
+SAME = ("protocol", "env", "max_steps")
+REMARKED = ("inference_batch_size", "device", "platform", "versions", "policy.exploration")
+
+
+class Evaluation(Protocol):
+    """What is compared: the manifest and the records of an evaluation."""
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """How the evaluation was made."""
+
+    @property
+    def episodes(self) -> Sequence[Episode]:
+        """Its records."""
+
+
+def check_same_episodes(
+    first: Evaluation, second: Evaluation, first_name: str, second_name: str
+) -> None:
+    """Refuse evaluations whose episodes are not the same, one by one.
+
+    Raises:
+        ValueError: where protocol, env, step limit, the number of episodes, or an episode's env
+            seed differ, with each difference.
+    """
+    reasons = [
+        *_manifest_differences(first, second, SAME, first_name, second_name),
+        *_episode_differences(
+            in_order(first.episodes), in_order(second.episodes), first_name, second_name
+        ),
+    ]
+    if reasons:
+        raise ValueError(
+            f"expected evaluations on the same episodes, but {first_name} and {second_name} "
+            "differ: " + "; ".join(reasons)
+        )
+
+
+def remarks(
+    first: Evaluation, second: Evaluation, first_name: str, second_name: str
+) -> tuple[str, ...]:
+    """In what else they differ that may move a return, a sentence each: versions and platform."""
+    found = _manifest_differences(first, second, REMARKED, first_name, second_name)
+    return tuple(f"Not the same in both: {text}." for text in found)
+
+
+def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
+    """The entry at a path like ``policy.class``, or None."""
+    value: Any = manifest
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _manifest_differences(
+    first: Evaluation, second: Evaluation, keys: Sequence[str], name_a: str, name_b: str
+) -> list[str]:
+    return [
+        f"{path} is {a!r} in {name_a} and {b!r} in {name_b}"
+        for key in keys
+        for path, a, b in _leaves(
+            key, manifest_entry(first.manifest, key), manifest_entry(second.manifest, key)
+        )
+    ]
+
+
+def _leaves(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The places where two JSON values differ, as deep as both are mappings."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in sorted({*a, *b}):
+            yield from _leaves(f"{path}.{key}", a.get(key), b.get(key))
+    elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
+        yield path, a, b
+
+
+def _episode_differences(
+    first: Sequence[Episode], second: Sequence[Episode], name_a: str, name_b: str
+) -> list[str]:
+    reasons = []
+    if len(first) != len(second):
+        reasons.append(f"{name_a} has {len(first)} episodes and {name_b} has {len(second)}")
+    seeds_a = {episode.index: episode.env_seed for episode in first}
+    seeds_b = {episode.index: episode.env_seed for episode in second}
+    common = sorted(seeds_a.keys() & seeds_b.keys())
+    unequal = [index for index in common if seeds_a[index] != seeds_b[index]]
+    if unequal:
+        index = unequal[0]
+        text = (
+            f"env_seed of episode {index} is {seeds_a[index]} in {name_a} and {seeds_b[index]} "
+            f"in {name_b}"
+        )
+        others = len(unequal) - 1
+        reasons.append(text + (f", and {others} more differ" if others else ""))
+    if len(first) == len(second) and len(common) < len(first):
+        missing = min(seeds_a.keys() ^ seeds_b.keys())
+        reasons.append(f"episode {missing} is in only one of {name_a} and {name_b}")
+    return reasons

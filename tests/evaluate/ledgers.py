@@ -1,0 +1,84 @@
+"""Ledgers written by hand, for what is computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tdcollect import env_seed, policy_seed
+from tdcollect.evaluate.records import FAILED, Episode
+
+ENV = {
+    "id": "CartPole-v1",
+    "wrappers": ["TimeLimit", "OrderEnforcing"],
+    "transforms": [],
+    "observation_space": "Box(-4.8, 4.8, (4,), float32)",
+    "action_space": "Discrete(2)",
+    "kwargs": {},
+}
+
+
+def ledger(
+    returns: Iterable[float],
+    *,
+    failed: Collection[int] = (),
+    success: Mapping[int, bool] | None = None,
+    root: int = 0,
+) -> list[Episode]:
+    """One record a return, with the seeds of the protocol; the length is 10 plus the index."""
+    records = []
+    for index, value in enumerate(returns):
+        seeds = {"env_seed": env_seed(root, index), "policy_seed": policy_seed(root, index)}
+        if index in failed:
+            records.append(Episode(index, **seeds, status=FAILED, retries=3))
+            continue
+        records.append(
+            Episode(
+                index,
+                **seeds,
+                episode_return=float(value),
+                length=10 + index,
+                terminated=True,
+                truncated=False,
+                success=None if success is None else success.get(index),
+                digest=f"{index:064x}",
+            )
+        )
+    return records
+
+
+@dataclass
+class Run:
+    """An evaluation as comparisons take it."""
+
+    episodes: list[Episode]
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+
+def run(returns: Iterable[float], policy: str = "lab.policies.Actor", **options: Any) -> Run:
+    """An evaluation with these returns; ``manifest_`` options go to its manifest."""
+    changed = {
+        name.removeprefix("manifest_"): options.pop(name)
+        for name in list(options)
+        if name.startswith("manifest_")
+    }
+    records = ledger(returns, **options)
+    return Run(records, manifest(policy=policy, episodes=len(records), **changed))
+
+
+def manifest(policy: str = "lab.policies.Actor", **changed: Any) -> dict[str, Any]:
+    """A manifest as an evaluation writes it."""
+    return {
+        "protocol": 1,
+        "env": ENV,
+        "episodes": 100,
+        "seeds": {"root": 0},
+        "max_steps": None,
+        "policy": {"class": policy, "digest": "ab" * 32, "exploration": "DETERMINISTIC"},
+        "inference_batch_size": 16,
+        "versions": {"torch": "2.13.0", "torchrl": "0.14.1"},
+        "platform": {"system": "Linux"},
+        "device": "cpu",
+        "git": None,
+    } | changed

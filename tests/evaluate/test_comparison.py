@@ -1,0 +1,319 @@
+"""Comparison on the same episodes: what it finds, and what it refuses to compare."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tdcollect.evaluate.comparison import Comparison, compare, episodes_needed
+from tdcollect.evaluate.intervals import Interval
+
+from .ledgers import ENV, run
+
+RNG = np.random.default_rng(0)
+EASE = RNG.normal(300, 80, size=100)  # how good an episode's start is, for any policy
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def text_of(comparison: Comparison) -> str:
+    return json.dumps(comparison.to_dict(), allow_nan=False)
+
+
+# Numbers
+
+
+def test_a_difference_is_the_policys_return_minus_the_baselines() -> None:
+    found = compare(run([1.0, 2.0, 3.0]), run([2.0, 2.0, 2.5]), names=["old", "new"])
+    (d,) = found.differences
+    assert (d.name, d.baseline) == ("new", "old")
+    assert (d.episodes, d.values) == ((0, 1, 2), (1.0, 0.0, -0.5))
+    assert (d.won, d.tied, d.lost) == (1, 1, 1)
+    assert (d.mean, d.baseline_mean) == (6.5 / 3, 2.0)
+    assert d.difference.mean == pytest.approx(1 / 6)
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_the_p_value_of_few_episodes_is_that_of_all_sign_flips(values: list[int]) -> None:
+    (d,) = compare(run([0] * len(values)), run(values), names="ab").differences
+    flipped = [
+        abs(sum(sign * value for sign, value in zip(signs, values, strict=True)))
+        for signs in itertools.product([1, -1], repeat=len(values))
+    ]
+    assert d.exact
+    assert d.p_value == pytest.approx(np.mean([f >= abs(sum(values)) for f in flipped]))
+
+
+def test_the_p_value_of_many_episodes_is_near_that_of_the_t_test() -> None:
+    first, second = EASE, EASE + RNG.normal(3, 12, size=100)
+    (d,) = compare(run(first), run(second), names="ab").differences
+    expected = stats.ttest_rel(second, first).pvalue
+    assert not d.exact
+    assert 0.001 < expected < 0.2
+    assert d.p_value == pytest.approx(expected, abs=0.01)
+
+
+def test_holms_correction_over_the_policies_compared() -> None:
+    shifts = [0.0, 1.5, 4.0, 2.5]
+    runs = [run(EASE), *(run(EASE + RNG.normal(shift, 12, size=100)) for shift in shifts)]
+    found = compare(*runs, names="abcde")
+    raw = [d.p_value for d in found.differences]
+    order = np.argsort(raw)
+    expected = np.minimum(1, np.maximum.accumulate(np.array(raw)[order] * [4, 3, 2, 1]))
+    assert [found.differences[i].adjusted_p_value for i in order] == expected.tolist()
+    assert "Holm's correction" in str(found)
+
+
+def test_two_policies_need_no_correction() -> None:
+    found = compare(run(EASE), run(EASE + 1), names="ab")
+    assert found.differences[0].adjusted_p_value == found.differences[0].p_value
+    assert "Holm" not in str(found)
+
+
+def test_a_further_policy_does_not_change_the_others_numbers() -> None:
+    runs = [run(EASE + RNG.normal(0, 10, size=100)) for _ in range(4)]
+    three = compare(*runs[:3], names="abc").differences
+    four = compare(*runs, names="abcd").differences
+    for d, same in zip(three, four, strict=False):
+        assert (d.difference, d.p_value) == (same.difference, same.p_value)
+
+
+def test_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
+    runs = [run(EASE), run(EASE + RNG.normal(2, 12, size=100))]
+    assert text_of(compare(*runs, names="ab")) == text_of(compare(*runs, names="ab"))
+    (one,), (other,) = (compare(*runs, names="ab", seed=s).differences for s in (0, 1))
+    assert one.difference.mean == other.difference.mean
+    assert one.difference.mean_interval != other.difference.mean_interval
+    assert one.p_value != other.p_value
+
+
+def test_order_of_records_does_not_matter() -> None:
+    first, second = run(EASE), run(EASE + RNG.normal(2, 12, size=100))
+    expected = text_of(compare(first, second, names="ab"))
+    second.episodes.reverse()
+    assert text_of(compare(first, second, names="ab")) == expected
+
+
+# What simulation shows
+
+
+def test_pairing_finds_what_the_unpaired_test_misses() -> None:
+    # Starts spread the returns by 80; the policies differ by 5, and by 10 from episode to episode.
+    paired = unpaired = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        ease = rng.normal(300, 80, size=50)
+        first, second = ease + rng.normal(0, 7, size=50), ease + 5 + rng.normal(0, 7, size=50)
+        (d,) = compare(run(first), run(second), names="ab", resamples=400).differences
+        paired += d.p_value < 0.05
+        unpaired += stats.ttest_ind(first, second).pvalue < 0.05
+    # Power of the paired t-test with 50 differences of mean 5 and deviation 7 * sqrt(2): 0.94.
+    assert paired > 85
+    assert unpaired < 15
+
+
+def test_equal_policies_are_told_apart_as_often_as_the_significance_says() -> None:
+    found = held = 0
+    count = 500
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        ease = rng.normal(300, 80, size=40)
+        first, second = (ease + rng.exponential(20, size=40) for _ in range(2))
+        (d,) = compare(run(first), run(second), names="ab", resamples=200).differences
+        found += d.p_value < 0.05
+        held += d.difference.mean_interval.low <= 0 <= d.difference.mean_interval.high
+    slack = 3 * (0.05 * 0.95 / count) ** 0.5
+    assert abs(found / count - 0.05) < slack
+    assert abs(held / count - 0.95) < slack + 0.015  # what 40 episodes cost
+
+
+# How many episodes
+
+
+@pytest.mark.parametrize("effect", [0.1, 0.3, 1.0])
+@pytest.mark.parametrize("power", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+def test_episodes_needed_have_the_power_of_the_paired_t_test(effect, power, confidence) -> None:
+    def power_of(n: int) -> float:
+        edge = stats.t.ppf(0.5 + confidence / 2, n - 1)
+        shift = effect * n**0.5
+        return stats.nct.sf(edge, n - 1, shift) + stats.nct.cdf(-edge, n - 1, shift)
+
+    # The formula is an approximation: within two episodes of the exact number.
+    n = episodes_needed(effect, 1.0, power, confidence)
+    assert power_of(n + 2) >= power
+    assert power_of(max(2, n - 2)) < power
+
+
+def test_episodes_needed_depend_on_the_ratio_alone() -> None:
+    assert episodes_needed(-5, 50) == episodes_needed(0.1, 1) == episodes_needed(0.1, 1, 0.8, 0.95)
+
+
+def test_the_detectable_difference_needs_the_episodes_that_there_are() -> None:
+    (d,) = compare(run(EASE), run(EASE + RNG.normal(2, 12, size=100)), names="ab").differences
+    assert d.episodes_needed(d.detectable() * 1.0001) == 100
+    assert d.episodes_needed(d.detectable() * 0.99) > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((0, 1), "expected a finite difference other than zero, got 0"),
+        ((1, -1), "expected a finite standard deviation, not negative, got -1"),
+        ((1, 1, 80), "expected a power between 0 and 1, got 80"),
+        ((1, 1, 0.8, 1.0), r"expected a confidence between 0 and 1, got 1\.0"),
+    ],
+)
+def test_episodes_needed_refuses_what_has_no_answer(arguments, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        episodes_needed(*arguments)
+
+
+def test_episodes_needed_of_one_episode_is_refused() -> None:
+    (d,) = compare(run([1.0]), run([2.0]), names="ab").differences
+    with pytest.raises(ValueError, match=r"at least two episodes .* got 1"):
+        d.episodes_needed(1.0)
+
+
+# Failures and degenerate evaluations
+
+
+def test_failed_episodes_are_counted_and_not_compared() -> None:
+    first = run([1.0, 2.0, 3.0, 4.0, 5.0], failed=[0, 1])
+    second = run([9.0, 9.0, 9.0, 9.0, 9.0], failed=[1, 2])
+    found = compare(first, second, names=["old", "new"])
+    (d,) = found.differences
+    assert (d.failed, d.baseline_failed, d.both_failed) == (1, 1, 1)
+    assert (d.episodes, d.values) == ((3, 4), (5.0, 4.0))
+    said = "new: of 5 episodes, 1 with new, 1 with old, 1 with both failed"
+    assert said in str(found)
+
+
+def test_zero_episodes_have_no_difference() -> None:
+    (d,) = compare(run([]), run([]), names="ab").differences
+    assert d.mean is d.difference.mean is d.p_value is d.adjusted_p_value is d.detectable() is None
+
+
+def test_one_episode_has_a_difference_and_no_interval() -> None:
+    found = compare(run([1.0]), run([2.0]), names="ab")
+    (d,) = found.differences
+    assert (d.difference.mean, d.difference.mean_interval, d.p_value) == (1.0, None, 1.0)
+    assert "b: with 1 episode no p-value is below 1." in str(found)
+
+
+def test_equal_returns_differ_by_zero() -> None:
+    (d,) = compare(run(EASE), run(EASE), names="ab").differences
+    assert (d.difference.mean_interval, d.p_value, d.tied) == (Interval(0, 0), 1.0, 100)
+
+
+def test_returns_that_are_not_finite_give_no_statistics() -> None:
+    found = compare(run([1.0, 2.0]), run([1.0, float("nan")]), names="ab")
+    (d,) = found.differences
+    assert (d.difference.mean, d.p_value, d.difference.not_finite) == (None, None, 1)
+    assert "b: 1 differences are NaN or infinite: no statistics." in str(found)
+    text_of(found)
+
+
+# What is refused, and what is only said
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"manifest_protocol": 2}, "protocol is 1 in old and 2 in new"),
+        ({"manifest_max_steps": 200}, "max_steps is None in old and 200 in new"),
+        (
+            {"manifest_env": ENV | {"id": "Acrobot-v1", "kwargs": {"g": 9}}},
+            "env.id is 'CartPole-v1' in old and 'Acrobot-v1' in new; "
+            "env.kwargs.g is None in old and 9 in new",
+        ),
+        (
+            {"manifest_env": ENV | {"wrappers": ["TimeLimit"]}},
+            "env.wrappers is ['TimeLimit', 'OrderEnforcing'] in old and ['TimeLimit'] in new",
+        ),
+        (
+            {"root": 1},
+            "env_seed of episode 0 is 2044266242 in old and 242713591 in new, and 2 more differ",
+        ),
+    ],
+)
+def test_other_episodes_are_refused_with_what_differs(changed, said) -> None:
+    with pytest.raises(ValueError, match="expected evaluations on the same episodes, but old and"):
+        compare(run([1.0] * 3), run([1.0] * 3, **changed), names=["old", "new"])
+    with pytest.raises(ValueError, match=re.escape(said)):
+        compare(run([1.0] * 3), run([1.0] * 3, **changed), names=["old", "new"])
+
+
+def test_another_number_of_episodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="a has 3 episodes and b has 2"):
+        compare(run([1.0] * 3), run([1.0] * 2), names="ab")
+
+
+def test_other_indices_are_refused() -> None:
+    first, second = run([1.0] * 3), run([1.0] * 4)
+    del first.episodes[3:], second.episodes[0]
+    with pytest.raises(ValueError, match="episode 0 is in only one of a and b"):
+        compare(first, second, names="ab")
+
+
+def test_the_policy_that_differs_from_the_baseline_is_named_among_several() -> None:
+    with pytest.raises(ValueError, match="but a and c differ: max_steps is None in a and 9 in c"):
+        compare(run([1.0]), run([1.0]), run([1.0], manifest_max_steps=9), names="abc")
+
+
+def test_other_versions_and_platforms_are_allowed_and_said() -> None:
+    other = run(
+        [1.0, 3.0],
+        manifest_versions={"torch": "2.12.0", "torchrl": "0.14.1"},
+        manifest_inference_batch_size=32,
+        manifest_device="cuda:0",
+    )
+    found = compare(run([1.0, 2.0]), other, names="ab")
+    assert found.remarks == (
+        "Not the same in both: inference_batch_size is 16 in a and 32 in b.",
+        "Not the same in both: device is 'cpu' in a and 'cuda:0' in b.",
+        "Not the same in both: versions.torch is '2.13.0' in a and '2.12.0' in b.",
+    )
+    assert found.remarks[2] in str(found)
+
+
+def test_a_tuple_and_the_list_that_json_makes_of_it_are_the_same() -> None:
+    other = run([1.0], manifest_env=ENV | {"wrappers": tuple(ENV["wrappers"])})
+    compare(run([1.0]), other)
+
+
+def test_policies_are_called_by_their_class_and_numbered_where_it_is_one() -> None:
+    assert compare(run([1.0], "a.Actor"), run([1.0], "b.Random")).names == ("Actor", "Random")
+    assert compare(run([1.0], "a.Net"), run([1.0], "b.Net")).names == ("Net 1", "Net 2")
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "c"]])
+def test_names_are_distinct_and_one_an_evaluation(names: list[str]) -> None:
+    with pytest.raises(ValueError, match="expected 2 distinct names, one an evaluation, got"):
+        compare(run([1.0]), run([1.0]), names=names)
+
+
+def test_the_table_reads_like_this() -> None:
+    first, second = run([10.0, 20.0, 30.0, 40.0]), run([11.0, 22.0, 33.0, 44.0])
+    assert str(compare(first, second, names=["random", "ppo"])).splitlines()[:6] == [
+        "CartPole-v1: ppo minus random on the same 4 episodes",
+        "",
+        "                              ppo",
+        "episodes compared               4",
+        "mean return                  27.5",
+        "mean return of random          25",
+    ]

@@ -1,0 +1,303 @@
+"""The statistics of a ledger: numbers, intervals, and what is never dropped."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tdcollect.evaluate.intervals import Interval, interquartile_mean_interval, mean_interval
+from tdcollect.evaluate.records import Episode
+from tdcollect.evaluate.statistics import Summary, summarize
+
+from .ledgers import ledger
+
+RNG = np.random.default_rng(0)
+RETURNS = RNG.normal(300, 80, size=100).tolist()
+
+returns_lists = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def text_of(summary: Summary) -> str:
+    return json.dumps(summary.to_dict(), allow_nan=False)
+
+
+# Numbers
+
+
+@given(returns_lists)
+@settings(max_examples=50, deadline=None)
+def test_numbers_are_those_of_the_standard_library_and_scipy(values: list[float]) -> None:
+    found = summarize(ledger(values), resamples=10).returns
+    assert found.count == len(values)
+    assert found.mean == pytest.approx(statistics.fmean(values), rel=1e-12)
+    assert found.median == pytest.approx(statistics.median(values), rel=1e-12)
+    assert found.interquartile_mean == pytest.approx(
+        stats.trim_mean(values, 0.25), rel=1e-9, abs=1e-9
+    )
+    assert (found.minimum, found.maximum) == (min(values), max(values))
+    if len(values) > 1:
+        assert found.std == pytest.approx(statistics.stdev(values), rel=1e-9, abs=1e-9)
+        assert found.standard_error == pytest.approx(stats.sem(values), rel=1e-9, abs=1e-9)
+
+
+def test_lengths_have_the_same_statistics() -> None:
+    summary = summarize(ledger([5.0, 1.0, 2.0]))  # lengths 10, 11, 12
+    assert (summary.lengths.mean, summary.lengths.std) == (11.0, 1.0)
+    assert summary.lengths.mean_interval is not None
+
+
+@given(returns_lists)
+@settings(max_examples=50, deadline=None)
+def test_means_and_intervals_lie_between_the_extremes(values: list[float]) -> None:
+    found = summarize(ledger(values), resamples=50).returns
+    assert found.minimum <= found.mean <= found.maximum
+    assert found.minimum <= found.interquartile_mean <= found.maximum
+    slack = 1e-9 * max(map(abs, values))  # the bootstrap's sums round
+    for interval in (found.mean_interval, found.interquartile_mean_interval):
+        if len(values) > 1:
+            assert interval.low <= interval.high
+            assert found.minimum - slack <= interval.low
+            assert interval.high <= found.maximum + slack
+
+
+# The same input gives the same bits
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=10, deadline=None)
+def test_order_of_records_does_not_matter(shuffler: random.Random) -> None:
+    records = ledger(RETURNS[:20], failed=[4])
+    expected = text_of(summarize(records, resamples=100))
+    shuffler.shuffle(records)
+    assert text_of(summarize(records, resamples=100)) == expected
+
+
+def test_same_seed_gives_the_same_bits() -> None:
+    records = ledger(RETURNS)
+    assert text_of(summarize(records, seed=3)) == text_of(summarize(records, seed=3))
+
+
+def test_another_seed_gives_other_intervals_of_the_same_numbers() -> None:
+    one, other = (summarize(ledger(RETURNS), seed=seed).returns for seed in (0, 1))
+    assert one.mean == other.mean
+    assert one.mean_interval != other.mean_interval
+    assert one.interquartile_mean_interval != other.interquartile_mean_interval
+
+
+def test_global_random_state_is_neither_used_nor_changed() -> None:
+    found = []
+    for global_seed in (0, 1):
+        np.random.seed(global_seed)  # noqa: NPY002
+        before = np.random.get_state()[1].tolist()  # noqa: NPY002
+        found.append(text_of(summarize(ledger(RETURNS))))
+        assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
+    assert found[0] == found[1]
+
+
+def test_more_values_than_one_batch_of_resamples_give_the_same_interval(monkeypatch) -> None:
+    values = np.array(RETURNS)
+    whole = mean_interval(values, 0.95, 1000, np.random.default_rng(0))
+    monkeypatch.setattr("tdcollect.evaluate.intervals.BATCH_VALUES", 700)
+    assert mean_interval(values, 0.95, 1000, np.random.default_rng(0)) == whole
+
+
+# Failures and unknowns
+
+
+def test_failed_episodes_are_counted_and_have_no_return() -> None:
+    summary = summarize(ledger([1.0, 1000.0, 2.0, 3.0], failed=[1]))
+    assert (summary.episodes, summary.completed, summary.failed) == (4, 3, 1)
+    assert summary.retried == 1
+    assert summary.returns.mean == 2.0
+    assert "4 episodes: 3 completed, 1 failed, 1 retried" in str(summary)
+    assert "mean over 3 completed of 4" in str(summary)
+    assert "1 of 4 episodes failed and have no return" in str(summary)
+
+
+def test_failed_episodes_are_no_successes() -> None:
+    records = ledger([1.0] * 4, failed=[3], success={0: True, 1: True, 2: False})
+    success = summarize(records).success
+    assert (success.successes, success.count, success.rate) == (2, 4, 0.5)
+
+
+def test_success_is_none_where_the_env_says_nothing() -> None:
+    assert summarize(ledger([1.0, 2.0], failed=[1])).success is None
+
+
+def test_episodes_without_a_word_of_success_are_counted_apart() -> None:
+    summary = summarize(ledger([1.0, 2.0, 3.0], success={0: True, 1: False}))
+    assert (summary.success.count, summary.success.unknown) == (2, 1)
+    assert "Of 1 completed episodes the env did not say." in str(summary)
+
+
+@given(st.integers(0, 20), st.integers(1, 20))
+@settings(max_examples=30, deadline=None)
+def test_the_interval_of_a_rate_solves_wilsons_equation(successes: int, count: int) -> None:
+    successes = min(successes, count)
+    records = ledger([0.0] * count, success={i: i < successes for i in range(count)})
+    found = summarize(records, resamples=1).success
+    # Its ends are the rates from which the observed one lies z standard deviations away.
+    z = statistics.NormalDist().inv_cdf(0.975)
+    for end in (found.interval.low, found.interval.high):
+        assert (found.rate - end) ** 2 == pytest.approx(z**2 * end * (1 - end) / count, abs=1e-12)
+    assert 0 <= found.interval.low <= found.rate <= found.interval.high <= 1
+
+
+# Degenerate ledgers have a defined answer
+
+
+def test_no_episode() -> None:
+    summary = summarize([])
+    assert (summary.episodes, summary.completed, summary.success) == (0, 0, None)
+    assert summary.returns.mean is summary.returns.mean_interval is None
+    assert "mean over 0 completed of 0" in str(summary)
+    text_of(summary)
+
+
+def test_all_failed() -> None:
+    summary = summarize(ledger([0.0, 0.0], failed=[0, 1]))
+    assert (summary.failed, summary.returns.mean) == (2, None)
+
+
+def test_one_episode_has_a_mean_and_no_interval() -> None:
+    found = summarize(ledger([7.0])).returns
+    assert found.mean == found.median == found.interquartile_mean == 7.0
+    assert found.std is found.standard_error is found.mean_interval is None
+
+
+@pytest.mark.parametrize("value", [500.0, 0.1, -1e-300, 1e300])
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_equal_returns_give_intervals_of_no_width(value: float, count: int) -> None:
+    summary = summarize(ledger([value] * count))
+    assert (summary.returns.mean, summary.returns.std) == (value, 0.0)
+    assert summary.returns.mean_interval == Interval(value, value)
+    assert summary.returns.interquartile_mean_interval == Interval(value, value)
+    assert "All returns are equal" in str(summary)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0, 1.0, 1.0 + 2e-16], [0.0] * 99 + [1.0], [1.0, 2.0], [1e8, 1e8 + 1e-7, 1e8]],
+    ids=["rounding", "one outlier", "two", "small beside large"],
+)
+def test_nearly_equal_returns_give_finite_intervals(values: list[float]) -> None:
+    found = summarize(ledger(values)).returns
+    for interval in (found.mean_interval, found.interquartile_mean_interval):
+        assert min(values) - 1e-6 <= interval.low <= interval.high <= max(values) + 1e-6
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_returns_that_are_not_finite_are_said_and_not_averaged(value: float) -> None:
+    summary = summarize(ledger([1.0, value]))
+    assert (summary.returns.not_finite, summary.returns.mean) == (1, None)
+    assert summary.lengths.mean == 10.5
+    assert "1 returns are NaN or infinite: no statistics of returns" in str(summary)
+    text_of(summary)
+
+
+def test_few_episodes_are_said_to_be_few() -> None:
+    said = "fewer than 20 episodes hold the truth less often than they say"
+    assert said in str(summarize(ledger(RETURNS[:19])))
+    assert said not in str(summarize(ledger(RETURNS[:20])))
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"confidence": 95}, "expected a confidence between 0 and 1, 0.95 say, got 95"),
+        ({"confidence": 0.0}, "expected a confidence between 0 and 1"),
+        ({"resamples": 0}, "expected a positive number of resamples, got 0"),
+        ({"seed": -1}, "expected a seed that is an int and not negative, got -1"),
+        ({"seed": 1.0}, "expected a seed that is an int and not negative, got 1.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        summarize(ledger([1.0]), **settings)
+
+
+def test_two_records_of_one_index_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected one record an index, got two of index 0"):
+        summarize(ledger([1.0]) * 2)
+
+
+def test_a_completed_record_without_a_return_is_refused() -> None:
+    with pytest.raises(ValueError, match="got return None and length None of index 5"):
+        summarize([Episode(5, 1, 2)])
+
+
+def test_missing_scipy_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    said = r"a bootstrap interval needs the scipy package: pip install 'tdcollect\[evaluate\]'"
+    with pytest.raises(ModuleNotFoundError, match=said):
+        summarize(ledger([1.0, 2.0]))
+
+
+def test_importing_the_statistics_brings_no_extra() -> None:
+    code = """
+import sys, tdcollect
+before = set(sys.modules)
+import tdcollect.evaluate.statistics, tdcollect.evaluate.comparison
+print(*sorted({m.partition(".")[0] for m in set(sys.modules) - before} - sys.stdlib_module_names))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= {"tdcollect"}
+
+
+# Cost and coverage
+
+
+def test_100_episodes_take_less_than_300_ms() -> None:
+    records = ledger(RETURNS)
+    summarize(records)  # imports scipy
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        summarize(records)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3
+
+
+# The mean of the exponential distribution between its quartiles, log(4/3) and log(4).
+EXPONENTIAL_IQM = 1.5 * (1 + math.log(4 / 3)) - 0.5 * (1 + math.log(4))
+
+
+@pytest.mark.parametrize(
+    ("interval_of", "truth"),
+    [(mean_interval, 1.0), (interquartile_mean_interval, EXPONENTIAL_IQM)],
+    ids=["mean", "interquartile mean"],
+)
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_intervals_hold_the_truth_as_often_as_they_say(interval_of, truth, confidence) -> None:
+    # Skewed returns: exponential, of mean 1. 100 episodes, 1,000 evaluations.
+    draws = np.random.default_rng(12).exponential(size=(1000, 100))
+    found = [
+        interval_of(row, confidence, 300, np.random.default_rng(number))
+        for number, row in enumerate(draws)
+    ]
+    share = np.mean([interval.low <= truth <= interval.high for interval in found])
+    # Three standard errors of a share of 1,000, and 1.5 percent that 100 skewed values cost.
+    slack = 3 * (confidence * (1 - confidence) / 1000) ** 0.5 + 0.015
+    assert abs(share - confidence) < slack

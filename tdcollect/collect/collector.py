@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,17 +15,25 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
-from torchrl.envs.utils import set_exploration_type
+from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
 
+from tdcollect import keys
 from tdcollect._upstream import CollectorMeta, service_backend
+from tdcollect.collect.episodes import EpisodeLoop, Start
 from tdcollect.collect.explain import Explanation, Part
-from tdcollect.collect.loop import ArrayEnv, array_env, collect
+from tdcollect.collect.gather import gather
+from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames, forgotten_entries
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program, unknown_class
 from tdcollect.collect.rows import Key, Rows, flat, shaped_like
 from tdcollect.collect.transforms import transforms_of
+from tdcollect.collect.whole import WholeEnv
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 from tdcollect.keys import IS_INIT, TIME
+from tdcollect.seeding import slot_seeds
+from tdcollect.trajectories.split import LAYOUTS, Layout, split_trajectories
+
+_BLOCK_STEPS = 64
 
 RUN_ON_ARRAYS = True
 """Whether collectors may run on arrays; their batches are the same either way."""
@@ -188,16 +198,18 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             parts.append(Part("batch", "stacked once", "no copy"))
         return Explanation(parts)
 
-    def _program(self, rows: Rows, checked: bool = False) -> Program:
-        """The policy on rows."""
+    def _program(
+        self, rows: Rows, checked: bool = False, policy: Callable[..., Any] | None = None
+    ) -> Program:
+        """The policy, or another in its place, on rows."""
         compiled = self.compiled_policy or self.cudagraphed_policy
         cast = self._cast_to_policy_device and self.policy_device is not None
         return Program(
-            self._wrapped_policy,
+            policy or self._wrapped_policy,
             rows,
             self.env.batch_size,
             self.policy_device if cast else self._carrier.device,
-            self._policy_output_keys if compiled else None,
+            self._policy_output_keys if compiled and policy is None else None,
             checked,
         )
 
@@ -248,6 +260,8 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
     @torch.no_grad()
     def rollout(self) -> TensorDictBase | None:
         """Collect one batch ``[N, T]``; see the parent's method."""
+        if self._stale:
+            self.reset()
         env = self._array_env
         self._fresh = not isinstance(env, str) and not self._should_use_random_frames()
         if isinstance(env, str) or not self._fresh:
@@ -264,7 +278,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             self._carrier.update(self.env.reset())
             self._start_new_trajectories()
         with set_exploration_type(self.exploration_type):
-            columns = collect(
+            columns = collect_frames(
                 env,
                 self._program,
                 self._carrier,
@@ -274,18 +288,19 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
                 self._place,
                 partial(setattr, self, "_carrier"),
             )
-        return self._maybe_set_truncated(self._assemble(columns))
-
-    def _assemble(self, columns: dict[Key, torch.Tensor]) -> TensorDictBase:
-        """The entries of a batch as the TensorDict that the parent makes of them."""
         shape = (*self.env.batch_size, self.frames_per_batch)
+        batch = self._maybe_set_truncated(self._assemble(columns, shape))
+        if self.return_same_td and self._use_buffers:
+            return self._final_rollout.update_(batch)
+        return batch
+
+    def _assemble(self, columns: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
+        """The entries of a batch as the TensorDict that the parent makes of them."""
         template = self._final_rollout if self._use_buffers else self._carrier
         batch = nested(columns.items(), shape, self.storing_device or template.device)
         shaped_like(template, batch, cast=self._use_buffers)
         if self._use_buffers or self.replay_buffer is None or self._ignore_rb:
             batch.refine_names(..., TIME)
-        if self.return_same_td and self._use_buffers:
-            return self._final_rollout.update_(batch)
         return batch
 
     def iterator(self) -> Iterator[TensorDictBase]:
@@ -306,6 +321,154 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             yield batch
             del batch  # or it would take memory beside the next one
 
+    def reset(self, index: Any = None, **kwargs: Any) -> None:
+        """Reset the envs; see the parent's method."""
+        if index is None:
+            self._stale = False
+        super().reset(index, **kwargs)
+
+    def collect(
+        self,
+        frames: int | None = None,
+        episodes: int | None = None,
+        *,
+        reset: bool = False,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        random: bool = False,
+        exploration_type: ExplorationType | None = None,
+        gradients: bool = False,
+        max_steps: int | None = None,
+        layout: Layout = "flat",
+    ) -> Any:
+        """Collect a number of frames, or of whole episodes.
+
+        By frames, collection goes on where the last batch ended, in the middle of episodes, as
+        iterating does. By episodes, every slot starts afresh, and so does whatever is collected
+        next: episodes in flight are dropped, before and after. Those collected are the first
+        ``episodes`` to start; a slot whose episode ends takes the next one, and waits once all
+        have started. With fewer episodes than slots, only so many slots are used.
+
+        What comes out is not counted towards ``total_frames``, and not put into a replay buffer.
+        Trajectory ids go on.
+
+        Args:
+            frames: how many frames over all slots; rounded up to a multiple of the slots, with a
+                warning.
+            episodes: how many whole episodes over all slots.
+            reset: start afresh in every slot before collecting frames.
+            seed: of the first reset: slot i is seeded with ``seed + i``. Implies ``reset``.
+            options: gymnasium's options, for the first reset; by episodes, for each. Implies
+                ``reset``.
+            random: take actions from the action spec; the policy is not called, and its other
+                entries are absent.
+            exploration_type: instead of the collector's own.
+            gradients: keep the graph through the policy, within this batch.
+            max_steps: by episodes, truncate each at this length.
+            layout: by episodes, ``"flat"`` or another of :func:`tdcollect.split_trajectories`.
+
+        Returns:
+            By frames, a batch ``[N, T]``. By episodes, a TensorDict ``[sum of lengths]``, each
+            episode contiguous, in the order of starting; or another layout. ``postproc`` is applied
+            as in iteration.
+
+        Raises:
+            ValueError: for both counts or none, and for those that are not positive.
+            RuntimeError: where the collector is shut down.
+        """
+        count = _check_count(frames, episodes, max_steps, layout)
+        if self.closed:
+            raise RuntimeError("the collector is shut down; make a new one to collect")
+        policy = RandomPolicy(self.env.full_action_spec) if random else None
+        lower = partial(self._program, policy=policy)
+        given = {"seed": seed, "options": options}
+        given = {name: value for name, value in given.items() if value is not None}
+        exploration = exploration_type or self.exploration_type
+        with torch.set_grad_enabled(gradients), set_exploration_type(exploration):
+            if episodes is not None:
+                batch = self._collect_episodes(count, lower, given, max_steps, gradients)
+            else:
+                if reset or given or self._stale:
+                    self.reset(**given)
+                batch = self._collect_frames(count, lower, gradients)
+        batch = self._postproc(batch)
+        return batch if layout == "flat" else split_trajectories(batch, layout=layout)
+
+    def _collect_frames(
+        self, frames: int, lower: Callable[[Rows], Program], gradients: bool
+    ) -> TensorDictBase:
+        steps = -(-frames // self.n_env)
+        if frames % self.n_env:
+            warnings.warn(
+                f"{frames} frames are no multiple of the {self.n_env} slots: collecting "
+                f"{steps * self.n_env}, {steps} a slot",
+                stacklevel=3,
+            )
+        columns = collect_frames(
+            self._rows_env(),
+            lower,
+            self._carrier,
+            steps,
+            self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
+            frozenset(self._compact_next_keys),
+            self._place,
+            self._keep_detached,
+            whole=gradients,
+        )
+        return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
+
+    def _collect_episodes(
+        self,
+        episodes: int,
+        lower: Callable[[Rows], Program],
+        given: dict[str, Any],
+        max_steps: int | None,
+        gradients: bool,
+    ) -> TensorDictBase:
+        env, place = self._rows_env(), self._place
+        program: Program | None = None
+
+        def act(rows: Rows, slots: list[int]) -> None:
+            nonlocal program
+            program = program or lower(rows)
+            if place is None:
+                program(rows)
+            else:
+                place.run(program, rows)
+
+        def remembered(rows: Rows) -> list[Key]:
+            assert program is not None
+            return forgotten_entries(rows, env, program)
+
+        take_id = self._traj_pool.get_traj_and_increment
+        left_out = frozenset(self._compact_next_keys)
+        seed = given.get("seed")
+        loop = EpisodeLoop(
+            env,
+            act,
+            remembered,
+            (Start(number, None, int(take_id(1))) for number in range(episodes)),
+            steps=_BLOCK_STEPS,
+            max_steps=max_steps,
+            left_out=left_out if self.track_traj_ids else left_out | {keys.TRAJ_IDS},
+            place=place,
+            first_seeds=None if seed is None else slot_seeds(seed, range(self.n_env)),
+            options=given.get("options"),
+            whole=gradients,
+        )
+        self._stale = True  # the carried row no longer says where the envs are
+        columns = gather(loop, len(self.env.batch_size))
+        if program is not None:
+            program.check()
+        return self._assemble(columns, (len(columns[keys.NEXT_DONE]),))
+
+    def _rows_env(self) -> ArrayEnv | WholeEnv:
+        env = array_env(self.env) if RUN_ON_ARRAYS else ""
+        return WholeEnv(self.env) if isinstance(env, str) else env
+
+    def _keep_detached(self, carrier: TensorDictBase) -> None:
+        self._carrier = carrier.detach()
+
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the envs and restart them.
 
@@ -325,6 +488,28 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         # A gym wrapper has drawn its seeded episode inside set_seed already: seed it once more.
         self.reset(**({"seed": seed} if isinstance(_base_env(self.env), GymWrapper) else {}))
         return next_seed
+
+
+def _check_count(
+    frames: int | None, episodes: int | None, max_steps: int | None, layout: str
+) -> int:
+    """The count that was asked for."""
+    if (frames is None) == (episodes is None):
+        raise ValueError(
+            f"expected either frames or episodes, got frames={frames} and episodes={episodes}"
+        )
+    for name, value in (("frames", frames), ("episodes", episodes), ("max_steps", max_steps)):
+        is_int = isinstance(value, Integral) and not isinstance(value, bool)
+        if value is not None and not (is_int and value > 0):
+            raise ValueError(f"expected {name} to be a positive int, got {value!r}")
+    if frames is not None and (max_steps is not None or layout != "flat"):
+        raise ValueError(
+            "max_steps and layout are for collecting by episodes; by frames use make_env's "
+            "time_limit, and split_trajectories on the batch"
+        )
+    if layout not in LAYOUTS:
+        raise ValueError(f"expected layout to be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    return int(frames or episodes or 0)
 
 
 def _as_tuple(key: Key) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows, flat, from_next, is_next, under_next
 from tdcollect.collect.transforms import RowTransform, lower_transforms, transforms_of
+from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.stepper import StepFrame
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
@@ -31,6 +33,23 @@ _SPARE_BYTES = 2**16
 
 _STEPPING = ("_step", "_reset", "step", "reset", "step_and_maybe_reset", "maybe_reset")
 
+
+class Steps(Protocol):
+    """Slots on rows, as the loops drive them: an :class:`ArrayEnv` or its like."""
+
+    batch_size: torch.Size
+    carried: list[Key]
+    row_bytes: int
+
+    def frames(self, count: int, pinned: bool = False) -> list[Any]:
+        """What so many steps write."""
+
+    def step(
+        self, rows: Rows, next_keys: list[Key], frame: Any
+    ) -> tuple[Rows, Rows | None, list[int]]:
+        """Step all slots, and start an episode in those that end."""
+
+
 NewIds = Callable[[int], torch.Tensor]
 
 
@@ -40,13 +59,14 @@ class ArrayEnv:
     Args:
         env: the env itself.
         transforms: what stands around it, innermost first.
-        carried: the entries that a step hands on to the next row.
+        whole: the env with its transforms.
     """
 
-    def __init__(self, env: GymnasiumEnv, transforms: list[RowTransform], carried: list[Key]):
+    def __init__(self, env: GymnasiumEnv, transforms: list[RowTransform], whole: EnvBase):
         self.env = env
         self.transforms = transforms
-        self.carried = carried
+        self.whole = whole
+        self.carried = carried_entries(whole)
         self.batch_size = env.batch_size
         self._inverse = list(reversed(transforms))
         entries = env.stepper.entries
@@ -54,6 +74,10 @@ class ArrayEnv:
         self.row_bytes = env.num_envs * sum(e.dtype.itemsize * math.prod(e.shape) for e in entries)
         self._spare: list[StepFrame] = []
         self._written = [*self._entries, keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
+
+    def frames(self, count: int, pinned: bool = False) -> list[StepFrame]:
+        """What so many steps write; see :meth:`GymnasiumEnv.frames`."""
+        return self.env.frames(count, pinned)
 
     def step(
         self, rows: Rows, next_keys: list[Key], frame: StepFrame
@@ -69,7 +93,9 @@ class ArrayEnv:
             The following step's entries; those that begin the next row where slots were reset,
             None where none was; and the slots that were reset.
         """
-        following = self.advance(rows, next_keys, frame)
+        following, error = self.advance(rows, next_keys, frame)
+        if error is not None:
+            raise error
         done = following[keys.DONE].numpy()
         if not np.count_nonzero(done):  # the quickest way to ask
             return following, None, []
@@ -82,20 +108,29 @@ class ArrayEnv:
         next_keys: list[Key],
         frame: StepFrame,
         slots: list[int] | None = None,
-    ) -> Rows:
-        """Step ``slots`` (None for all); the following step's entries, of all slots."""
+    ) -> tuple[Rows, SlotError | None]:
+        """Step ``slots`` (None for all).
+
+        Returns:
+            The following step's entries, of all slots; and what the envs of some slots raised,
+            whose rows mean nothing.
+        """
         given = rows
         if self.transforms:
             given = Rows(rows)
             for transform in self._inverse:
                 transform.inv(given)
-        self.env.step_arrays(given, frame, slots)
+        error = None
+        try:
+            self.env.step_arrays(given, frame, slots)
+        except SlotError as raised:
+            error = raised
         following = Rows(zip(self._written, frame.tensors, strict=True))
         for key in next_keys:
             following.setdefault(from_next(key), rows[key])  # what the env says holds
         for transform in self.transforms:
             transform.step(rows, following)
-        return following
+        return following, error
 
     def begin(
         self,
@@ -103,6 +138,7 @@ class ArrayEnv:
         first: torch.Tensor,
         slots: list[int],
         seeds: list[int] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> Rows:
         """Start an episode in ``slots``.
 
@@ -111,15 +147,16 @@ class ArrayEnv:
             first: bool ``[N, 1]`` (``[1]`` unbatched), true for these slots.
             slots: ascending.
             seeds: one a slot in ``slots``.
+            options: gymnasium's reset options.
 
         Returns:
             The entries that begin the next row, of all slots.
         """
         if not self._spare:
             # Several at once cost little more than one; large ones would take memory for nothing.
-            self._spare = self.env.frames(1 if self.row_bytes > _SPARE_BYTES else 32)
+            self._spare = self.frames(1 if self.row_bytes > _SPARE_BYTES else 32)
         frame = self._spare.pop()
-        self.env.reset_arrays(frame, slots, seeds)
+        self.env.reset_arrays(frame, slots, seeds, options)
         begun = Rows(zip(self._entries, frame.tensors, strict=False))
         if self.transforms:
             begun = Rows({**following, **begun})
@@ -129,9 +166,13 @@ class ArrayEnv:
         return begun
 
 
+def carried_entries(env: EnvBase) -> list[Key]:
+    """The entries that a step hands on to the next row."""
+    return [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
+
+
 def array_env(env: EnvBase) -> ArrayEnv | str:
     """The env on rows, or the reason why it is stepped as TorchRL does."""
-    carried: list[Key] = [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
     transforms, reason = lower_transforms(transforms_of(env))
     if reason is not None:
         return reason
@@ -141,11 +182,11 @@ def array_env(env: EnvBase) -> ArrayEnv | str:
         return f"the env has a {replaced[0]} of its own"
     if type(base) is not GymnasiumEnv:
         return f"the env is a {type(base).__name__}; those of tdcollect.make_env run on arrays"
-    return ArrayEnv(base, transforms, carried)
+    return ArrayEnv(base, transforms, env)
 
 
-def collect(
-    env: ArrayEnv,
+def collect_frames(
+    env: Steps,
     lower: Callable[[Rows], Program],
     carrier: TensorDictBase,
     steps: int,
@@ -153,6 +194,7 @@ def collect(
     left_out: frozenset[Key],
     place: Placement | None,
     keep: Callable[[TensorDict], None],
+    whole: bool = False,
 ) -> dict[Key, torch.Tensor]:
     """Collect ``steps`` steps of every slot.
 
@@ -165,13 +207,14 @@ def collect(
         left_out: entries that the batch does without.
         place: moves tensors between devices; None where all is on the CPU.
         keep: is given the row that follows, also where a step raises.
+        whole: stack the batch in one go, which gradients pass through.
 
     Returns:
         The entries of the batch, ``[N, T, ...]`` each.
     """
     rows = flat(carrier) if place is None else place.enter(carrier, env.carried)
     program = lower(rows)
-    batch = _Batch(env, steps, left_out, place)
+    batch = Batch(env, steps, left_out, place, whole)
     next_keys: list[Key] | None = None
     try:
         for frame in batch.frames():
@@ -181,10 +224,10 @@ def collect(
                 place.run(program, rows)
             if next_keys is None:
                 next_keys = [key for key in rows if is_next(key)]
-                forgotten = _forgotten(rows, env, program)
+                forgotten = forgotten_entries(rows, env, program)
             following, begun, ended = env.step(rows, next_keys, frame)
             batch.append(rows, following)
-            advanced = _advance(rows, following if begun is None else begun, env, next_keys)
+            advanced = next_row(rows, following if begun is None else begun, env, next_keys)
             if ended and new_ids is not None:
                 ids = advanced[keys.TRAJ_IDS] = advanced[keys.TRAJ_IDS].clone()
                 ids.numpy().reshape(-1)[ended] = new_ids(len(ended)).cpu().numpy()
@@ -202,7 +245,7 @@ def collect(
     return batch.columns
 
 
-def _forgotten(rows: Rows, env: ArrayEnv, program: Program) -> list[Key]:
+def forgotten_entries(rows: Rows, env: Steps, program: Program) -> list[Key]:
     """Entries that TorchRL zeroes where some slots, but not all, are reset, and that show it.
 
     These are the policy's entries of the step before, where it reads them or leaves them be.
@@ -217,7 +260,7 @@ def _forgotten(rows: Rows, env: ArrayEnv, program: Program) -> list[Key]:
     ]
 
 
-def _advance(rows: Rows, source: Rows, env: ArrayEnv, next_keys: list[Key]) -> Rows:
+def next_row(rows: Rows, source: Rows, env: Steps, next_keys: list[Key]) -> Rows:
     """The next row: what the env shows, and what the policy and the collector carry.
 
     The row's own flags stay as they are: no row starts in an episode that has ended.
@@ -231,21 +274,34 @@ def _advance(rows: Rows, source: Rows, env: ArrayEnv, next_keys: list[Key]) -> R
     return advanced
 
 
-class _Batch:
+class Batch:
     """Rows on their way into a batch.
+
+    Args:
+        env: makes the frames (:class:`ArrayEnv` and its like).
+        steps: T.
+        left_out: entries that the batch does without.
+        place: moves tensors between devices; None where all is on the CPU.
+        whole: stack it in one go, which gradients pass through.
 
     Attributes:
         columns: the entries of the batch, ``[N, T, ...]`` each.
     """
 
     def __init__(
-        self, env: ArrayEnv, steps: int, left_out: frozenset[Key], place: Placement | None
+        self,
+        env: Steps,
+        steps: int,
+        left_out: frozenset[Key],
+        place: Placement | None,
+        whole: bool = False,
     ):
         self._env = env
         self._place = place
         self._dim = len(env.batch_size)
         self._steps = steps
         self._left_out = left_out
+        self._whole = whole
         self._rows: list[Rows] = []
         self._following: list[Rows] = []
         self.columns: dict[Key, torch.Tensor] = {}
@@ -256,10 +312,11 @@ class _Batch:
     def frames(self) -> Iterator[StepFrame]:
         """One frame a step. Frames are allocated, and their rows stacked, chunk by chunk."""
         chunk = max(1, _CHUNK_BYTES // max(1, self._env.row_bytes))
+        chunk = self._steps if self._whole else chunk
         while self._filled < self._steps:
             count = min(chunk, self._steps - self._filled)
             pinned = self._place is not None and self._place.pinned
-            yield from self._env.env.frames(count, pinned)
+            yield from self._env.frames(count, pinned)
             self._flush()
 
     def append(self, rows: Rows, following: Rows) -> None:
@@ -287,6 +344,15 @@ class _Batch:
         self._rows, self._following = [], []
         if self._place is not None:
             self._place.forget()
+
+    def cut(self) -> dict[Key, torch.Tensor]:
+        """The columns of the steps held so far, ``[N, t, ...]``, where the batch ends early."""
+        if not self._filled:
+            self._steps = len(self._rows)
+        if self._rows:
+            self._flush()
+        filled, dim = self._filled, self._dim
+        return {key: column.narrow(dim, 0, filled) for key, column in self.columns.items()}
 
     def _store(self, key: Key, values: list[torch.Tensor]) -> None:
         if self._place is not None:

@@ -1,0 +1,55 @@
+"""Whole episodes out of the blocks of the loop by episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from tdcollect.collect.episodes import Block, Piece
+from tdcollect.collect.rows import Key
+
+
+def gather(blocks: Iterable[Block], batch_dims: int) -> dict[Key, torch.Tensor]:
+    """The steps of all episodes, contiguous, in the order of their numbers.
+
+    Args:
+        blocks: of a loop that ran to its end.
+        batch_dims: the env's batch dimensions.
+
+    Returns:
+        The entries, ``[sum of lengths, ...]`` each.
+    """
+    parts: list[dict[Key, torch.Tensor]] = []
+    numbers: list[torch.Tensor] = []
+    for columns, pieces in blocks:
+        if not pieces:
+            continue
+        steps = torch.cat([torch.arange(piece.first, piece.stop) for piece in pieces])
+        slots = _each(pieces, [piece.slot for piece in pieces])
+        numbers.append(_each(pieces, [piece.start.number for piece in pieces]))
+        parts.append(
+            {key: _rows(column, batch_dims, slots, steps) for key, column in columns.items()}
+        )
+    order = torch.cat(numbers).argsort(stable=True)
+    return {
+        key: torch.cat([part[key] for part in parts])[_on(order, parts[0][key])] for key in parts[0]
+    }
+
+
+def _rows(
+    column: torch.Tensor, batch_dims: int, slots: torch.Tensor, steps: torch.Tensor
+) -> torch.Tensor:
+    """The steps of the slots, out of an entry ``[*batch, t, ...]``."""
+    flat = column.flatten(0, batch_dims - 1) if batch_dims else column.unsqueeze(0)
+    return flat[_on(slots, flat), _on(steps, flat)]
+
+
+def _each(pieces: list[Piece], values: list[int]) -> torch.Tensor:
+    """One value a piece, as one a step."""
+    lengths = torch.tensor([piece.stop - piece.first for piece in pieces])
+    return torch.tensor(values).repeat_interleave(lengths)
+
+
+def _on(indices: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return indices.to(like.device)

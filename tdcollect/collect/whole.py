@@ -1,0 +1,86 @@
+"""Any TorchRL env on rows: stepped as it is, through TensorDicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torchrl.envs import EnvBase
+
+from tdcollect import keys
+from tdcollect.collect.loop import carried_entries
+from tdcollect.collect.rows import Key, Rows, flat, from_next
+from tdcollect.envs.wrapper import nested
+
+
+class WholeEnv:
+    """An env that cannot be taken apart into arrays, with the methods of :class:`ArrayEnv`.
+
+    Args:
+        whole: the env with its transforms.
+
+    Raises:
+        ValueError: where its slots do not end one by one, each with a flag of its own.
+    """
+
+    def __init__(self, whole: EnvBase):
+        if keys.DONE not in whole.done_keys or len(whole.done_keys_groups) > 1:
+            raise ValueError(
+                f"expected an env with one {keys.DONE!r} flag a slot, got the flags "
+                f"{list(whole.done_keys)}; collect by frames"
+            )
+        self.whole = whole
+        self.carried = carried_entries(whole)
+        self.batch_size = whole.batch_size
+        spec = whole.observation_spec
+        self.row_bytes = sum(
+            leaf.shape.numel() * leaf.dtype.itemsize for leaf in spec.values(True, True)
+        )
+
+    def frames(self, count: int, pinned: bool = False) -> list[Any]:
+        """Nothing to write into, so many times."""
+        return [None] * count
+
+    def step(
+        self, rows: Rows, next_keys: list[Key], frame: Any
+    ) -> tuple[Rows, Rows | None, list[int]]:
+        """Step all slots, and start an episode in those that end; see :meth:`ArrayEnv.step`."""
+        following, _ = self.advance(rows, next_keys, frame)
+        done = following[keys.DONE]
+        ended: list[int] = done.reshape(-1).nonzero().reshape(-1).tolist()
+        return following, self.begin(following, done, ended) if ended else None, ended
+
+    def advance(
+        self, rows: Rows, next_keys: list[Key], frame: Any, slots: list[int] | None = None
+    ) -> tuple[Rows, None]:
+        """Step all slots; see :meth:`ArrayEnv.advance`. What an env raises is raised."""
+        given = nested(rows.items(), self.batch_size, self.whole.device)
+        following = flat(self.whole.step(given).get(keys.NEXT))
+        for key in next_keys:
+            following.setdefault(from_next(key), rows[key])
+        return following, None
+
+    def begin(
+        self,
+        following: Rows,
+        first: torch.Tensor,
+        slots: list[int],
+        seeds: list[int] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Rows:
+        """Start an episode in ``slots``, where ``first`` is true."""
+        entries = {key: value for key, value in following.items() if key != keys.REWARD}
+        given = nested(entries.items(), self.batch_size, self.whole.device)
+        given.set(keys.RESET, first.to(given.device) if given.device else first)
+        arguments = _reset_arguments(seeds, options)
+        return flat(self.whole.reset(given, select_reset_only=True, **arguments))
+
+
+def reset_all(whole: EnvBase, seeds: list[int] | None, options: dict[str, Any] | None) -> Rows:
+    """Start an episode in every slot."""
+    return flat(whole.reset(**_reset_arguments(seeds, options)))
+
+
+def _reset_arguments(seeds: list[int] | None, options: dict[str, Any] | None) -> dict[str, Any]:
+    given = {"seed": seeds, "options": options}
+    return {name: value for name, value in given.items() if value is not None}

@@ -113,6 +113,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
 
     _carrier: TensorDictBase
     _final_rollout: TensorDictBase
+    _stale = False  # whether the slots must be reset before anything else is collected
     _auto_register_policy_transforms: bool | None
 
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:

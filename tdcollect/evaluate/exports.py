@@ -1,0 +1,189 @@
+"""Ledgers in the formats of other tools."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tdcollect.evaluate.extras import extra_module
+from tdcollect.evaluate.files import write_atomically
+from tdcollect.evaluate.records import Episode
+from tdcollect.evaluate.statistics import in_order
+
+Evaluations = Mapping[int, Sequence[Episode]]
+
+
+def write_evaluations_npz(
+    path: str | os.PathLike[str], evaluations: Evaluations, *, drop_failed: bool = False
+) -> Path:
+    """Write what Stable-Baselines3's ``EvalCallback`` writes, ``evaluations.npz``.
+
+    With K evaluations of E episodes: ``timesteps [K]`` int64, ``results [K, E]`` float64 (the
+    returns), ``ep_lengths [K, E]`` int64 and, where the env said it of every episode,
+    ``successes [K, E]`` bool.
+
+    Args:
+        path: the file, ``evaluations.npz`` in the folder that a plotting script is given.
+        evaluations: the number of training steps before each evaluation, and its records; for
+            one evaluation, ``{0: episodes}``.
+        drop_failed: leave out failed episodes, for which the format has no place.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ValueError: no evaluation; a failed episode without ``drop_failed``; evaluations that are
+            left with different numbers of episodes.
+    """
+    kept = _kept(evaluations, drop_failed, "evaluations.npz")
+    ledgers = list(kept.values())
+    arrays: dict[str, Any] = {
+        "timesteps": np.array(list(kept), np.int64),
+        "results": np.array([[e.episode_return for e in ledger] for ledger in ledgers], np.float64),
+        "ep_lengths": np.array([[e.length for e in ledger] for ledger in ledgers], np.int64),
+    }
+    if _success_known(kept):
+        arrays["successes"] = np.array([[e.success for e in ledger] for ledger in ledgers], bool)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return write_atomically(Path(path), file.getvalue())
+
+
+def write_marl_eval(
+    path: str | os.PathLike[str],
+    evaluations: Evaluations,
+    *,
+    environment: str,
+    task: str,
+    algorithm: str,
+    seed: int,
+    drop_failed: bool = False,
+) -> Path:
+    """Write a run as raw data of marl-eval, beside the other runs that the file holds.
+
+    ``{environment: {task: {algorithm: {"seed_0": {"step_0": {"step_count": ..., "return": [...],
+    "length": [...]}, ..., "absolute_metrics": {...}}}}}}``, with ``success`` where the env said it
+    of every episode. The absolute metrics are those of the last evaluation: after training, with
+    the best policy and ten times the episodes, as Gorsane et al. (2022) ask.
+
+    Args:
+        path: the JSON file. A run of this name in it is replaced, all others are kept.
+        evaluations: the number of training steps before each evaluation, and its records, the
+            absolute one last.
+        environment: marl-eval's first level, a suite of tasks.
+        task: a task of the suite.
+        algorithm: what is plotted as one line.
+        seed: which of the algorithm's independent training runs this is.
+        drop_failed: leave out failed episodes, for which the format has no place.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ValueError: no evaluation; a failed episode without ``drop_failed``; a file that holds
+            something else than nested objects.
+    """
+    kept = _kept(evaluations, drop_failed, "marl-eval", ragged=True)
+    with_success = _success_known(kept)
+    run: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    for number, (steps, ledger) in enumerate(kept.items()):
+        metrics = {
+            "return": [e.episode_return for e in ledger],
+            "length": [e.length for e in ledger],
+        }
+        if with_success:
+            metrics["success"] = [float(bool(e.success)) for e in ledger]
+        run[f"step_{number}"] = {"step_count": steps, **metrics}
+    run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
+    file = Path(path)
+    data = json.loads(file.read_text()) if file.exists() else {}
+    level = data
+    for key in (environment, task, algorithm):
+        level = level.setdefault(key, {}) if isinstance(level, dict) else None
+    if not isinstance(level, dict):
+        raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
+            f"expected {file} to hold marl-eval's nested objects, environment, task, algorithm; "
+            "it holds something else: name another file"
+        )
+    level[f"seed_{seed}"] = run
+    return write_atomically(file, (json.dumps(data, indent=4) + "\n").encode())
+
+
+def to_pandas(episodes: Sequence[Episode]) -> Any:
+    """The ledger as a ``pandas.DataFrame``: a row an episode, by its index.
+
+    Columns are the ledger's keys. What a failed episode lacks is missing (``NaN``, ``<NA>``);
+    whole numbers and flags keep their kind, in pandas' nullable dtypes.
+
+    Raises:
+        ModuleNotFoundError: without pandas.
+    """
+    pandas = extra_module("pandas", "to_pandas")
+    rows = [json.loads(episode.to_json()) for episode in in_order(episodes)]
+    columns = {name: [row[name] for row in rows] for name in _DTYPES}
+    frame = pandas.DataFrame(
+        {
+            name: pandas.Series(values, dtype=_dtype(name, values))
+            for name, values in columns.items()
+        }
+    )
+    return frame.set_index("index")
+
+
+_DTYPES = {
+    "index": "int64",
+    "env_seed": "UInt64",
+    "policy_seed": "UInt64",
+    "status": "string",
+    "retries": "int64",
+    "return": "float64",
+    "length": "Int64",
+    "terminated": "boolean",
+    "truncated": "boolean",
+    "success": "boolean",
+    "digest": "string",
+}
+
+
+def _dtype(name: str, values: Sequence[Any]) -> str:
+    # Python's ints have no largest one, and an env may be given any seed.
+    too_large = _DTYPES[name] == "UInt64" and any(value >= 2**64 for value in values)
+    return "object" if too_large else _DTYPES[name]
+
+
+def _kept(
+    evaluations: Evaluations, drop_failed: bool, format_name: str, ragged: bool = False
+) -> dict[int, list[Episode]]:
+    """The completed episodes of each evaluation, in order of training steps."""
+    if not evaluations:
+        raise ValueError("expected at least one evaluation, as {0: episodes}, got none")
+    kept = {}
+    for steps in sorted(evaluations):
+        records = in_order(evaluations[steps])
+        kept[steps] = [episode for episode in records if episode.completed]
+        failed = len(records) - len(kept[steps])
+        if failed and not drop_failed:
+            raise ValueError(
+                f"expected completed episodes, which is all that {format_name} can hold; got "
+                f"{failed} failed of {len(records)} at step {steps}: pass drop_failed=True to "
+                "leave them out, and say so where you show the numbers"
+            )
+    counts = {steps: len(ledger) for steps, ledger in kept.items()}
+    if not ragged and len(set(counts.values())) > 1:
+        raise ValueError(
+            f"expected the same number of episodes in each evaluation, which {format_name} holds "
+            f"as one array, got, by step, {counts}"
+        )
+    return kept
+
+
+def _success_known(kept: Mapping[int, Sequence[Episode]]) -> bool:
+    said = [episode.success is not None for ledger in kept.values() for episode in ledger]
+    return bool(said) and all(said)

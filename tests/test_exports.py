@@ -20,6 +20,7 @@ EXPORTED = {
         "Collector",
         "GymnasiumEnv",
         "SyncDataCollector",
+        "compare",
         "env_seed",
         "make_env",
         "policy_seed",
@@ -27,6 +28,20 @@ EXPORTED = {
     ],
     "tdcollect.collect": ["Collector", "SyncDataCollector"],
     "tdcollect.envs": ["GymnasiumEnv", "make_env"],
+    "tdcollect.evaluate": [
+        "Comparison",
+        "Difference",
+        "Episode",
+        "Summary",
+        "compare",
+        "episodes_needed",
+        "summarize",
+        "to_pandas",
+        "write_comparison_report",
+        "write_evaluations_npz",
+        "write_marl_eval",
+        "write_report",
+    ],
     "tdcollect.testing": [
         "CountingEnv",
         "CountingPolicy",
@@ -77,7 +92,7 @@ def test_sync_data_collector_is_the_collector() -> None:
     assert tdcollect.SyncDataCollector is tdcollect.Collector
 
 
-@pytest.mark.parametrize("name", ["tdcollect", "tdcollect.testing"])
+@pytest.mark.parametrize("name", ["tdcollect", "tdcollect.evaluate", "tdcollect.testing"])
 def test_import_brings_no_extra(name: str) -> None:
     """Nothing beside the core packages and what these import on their own."""
     code = f"""

@@ -1,0 +1,198 @@
+"""Exports: what Stable-Baselines3 itself writes, what marl-eval asks for, a pandas frame."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from tdcollect.evaluate import to_pandas, write_evaluations_npz, write_marl_eval
+
+from .ledgers import ledger
+
+# Stable-Baselines3
+
+
+class SuccessWhenLong(gym.Wrapper):
+    """Says success of episodes of CartPole that last more than 20 steps."""
+
+    def reset(self, **kwargs):
+        self.steps = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        if terminated or truncated:
+            info = info | {"is_success": self.steps > 20}
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("with_success", [False, True])
+def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path, with_success: bool) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    callbacks = pytest.importorskip("stable_baselines3.common.callbacks")
+    monitor = pytest.importorskip("stable_baselines3.common.monitor")
+
+    def make_env() -> gym.Env:
+        env = gym.make("CartPole-v1")
+        return monitor.Monitor(SuccessWhenLong(env) if with_success else env)
+
+    callback = callbacks.EvalCallback(
+        make_env(), n_eval_episodes=4, eval_freq=16, log_path=str(tmp_path / "sb3"), verbose=0
+    )
+    model = sb3.PPO("MlpPolicy", make_env(), n_steps=16, batch_size=16, seed=0, device="cpu")
+    model.learn(32, callback=callback)
+    expected = dict(np.load(tmp_path / "sb3" / "evaluations.npz"))
+    assert ("successes" in expected) == with_success
+
+    evaluations = {}
+    for row, steps in enumerate(expected["timesteps"].tolist()):
+        success = dict(enumerate(expected["successes"][row].tolist())) if with_success else None
+        records = ledger(expected["results"][row], success=success)
+        lengths = expected["ep_lengths"][row].tolist()
+        evaluations[steps] = [replace(e, length=lengths[e.index]) for e in records]
+    written = write_evaluations_npz(tmp_path / "ours" / "evaluations.npz", evaluations)
+
+    found = dict(np.load(written))
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_evaluations_are_written_by_training_steps_and_episodes_by_index(tmp_path: Path) -> None:
+    early, late = ledger([1.0, 2.0]), ledger([3.0, 4.0])
+    found = np.load(write_evaluations_npz(tmp_path / "e.npz", {100: late[::-1], 0: early}))
+    assert found["timesteps"].tolist() == [0, 100]
+    assert found["results"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_the_same_ledger_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (
+        write_evaluations_npz(tmp_path / name, {0: ledger([1.0, 2.0])}) for name in ("a", "b")
+    )
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_successes_are_left_out_where_the_env_did_not_say_of_every_episode(tmp_path: Path) -> None:
+    records = ledger([1.0, 2.0], success={0: True})
+    assert "successes" not in np.load(write_evaluations_npz(tmp_path / "e.npz", {0: records}))
+
+
+def test_zero_episodes_give_empty_arrays(tmp_path: Path) -> None:
+    found = np.load(write_evaluations_npz(tmp_path / "e.npz", {0: []}))
+    assert found["results"].shape == found["ep_lengths"].shape == (1, 0)
+
+
+def test_evaluations_of_different_length_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the same number of episodes .* by step, {0: 1, 9: 2}"):
+        write_evaluations_npz(tmp_path / "e.npz", {0: ledger([1.0]), 9: ledger([1.0, 2.0])})
+
+
+# Failed episodes, which neither format can hold
+
+
+def write_npz(path: Path, evaluations, **options):
+    return write_evaluations_npz(path, evaluations, **options)
+
+
+def write_json(path: Path, evaluations, **options):
+    names = {"environment": "gym", "task": "cartpole", "algorithm": "ppo", "seed": 0}
+    return write_marl_eval(path, evaluations, **names, **options)
+
+
+@pytest.mark.parametrize("write", [write_npz, write_json])
+def test_failed_episodes_are_refused_unless_they_are_to_be_dropped(tmp_path, write) -> None:
+    records = ledger([1.0, 2.0, 3.0], failed=[1])
+    with pytest.raises(ValueError, match=r"got 1 failed of 3 at step 5: pass drop_failed=True"):
+        write(tmp_path / "file", {5: records})
+    assert not (tmp_path / "file").exists()
+    assert write(tmp_path / "file", {5: records}, drop_failed=True).exists()
+
+
+@pytest.mark.parametrize("write", [write_npz, write_json])
+def test_no_evaluation_is_refused(tmp_path, write) -> None:
+    with pytest.raises(ValueError, match=r"at least one evaluation, as \{0: episodes\}, got none"):
+        write(tmp_path / "file", {})
+
+
+# marl-eval
+
+
+def test_a_run_is_laid_out_as_marl_eval_asks(tmp_path: Path) -> None:
+    first = ledger([1.0, 2.0], success={0: True, 1: False})
+    last = ledger([3.0, 4.0], success={0: True, 1: True})
+    path = write_json(tmp_path / "raw.json", {0: first, 1000: last})
+    run = json.loads(path.read_text())["gym"]["cartpole"]["ppo"]["seed_0"]
+    assert list(run) == ["step_0", "step_1", "absolute_metrics"]
+    assert run["step_0"] == {
+        "step_count": 0,
+        "return": [1.0, 2.0],
+        "length": [10, 11],
+        "success": [1.0, 0.0],
+    }
+    absolute = {"return": [3.0, 4.0], "length": [10, 11], "success": [1.0, 1.0]}
+    assert run["step_1"] == {"step_count": 1000, **absolute}
+    assert run["absolute_metrics"] == absolute
+
+
+def test_runs_gather_in_one_file_and_a_run_written_again_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "raw.json"
+    names = {"environment": "gym", "task": "cartpole"}
+    for algorithm, seed, value in [("ppo", 0, 1.0), ("ppo", 1, 2.0), ("dqn", 0, 3.0)]:
+        write_marl_eval(path, {0: ledger([value])}, **names, algorithm=algorithm, seed=seed)
+    write_marl_eval(path, {0: ledger([9.0])}, **names, algorithm="ppo", seed=1)
+    task = json.loads(path.read_text())["gym"]["cartpole"]
+    found = {
+        (algorithm, run): entries["step_0"]["return"]
+        for algorithm, runs in task.items()
+        for run, entries in runs.items()
+    }
+    assert found == {("ppo", "seed_0"): [1.0], ("ppo", "seed_1"): [9.0], ("dqn", "seed_0"): [3.0]}
+
+
+def test_a_file_that_holds_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "raw.json"
+    path.write_text('{"gym": [1, 2]}')
+    with pytest.raises(ValueError, match="to hold marl-eval's nested objects"):
+        write_json(path, {0: ledger([1.0])})
+    assert path.read_text() == '{"gym": [1, 2]}'
+
+
+# pandas
+
+
+def test_a_frame_has_a_row_an_episode_and_the_ledgers_keys() -> None:
+    pytest.importorskip("pandas")
+    records = ledger([1.5, 2.0, 2.5], failed=[1], success={0: True, 2: False})
+    frame = to_pandas(records[::-1])
+    assert frame.index.tolist() == [0, 1, 2]
+    assert ["index", *frame.columns] == list(json.loads(records[0].to_json()))
+    assert frame["return"].mean() == 2.0
+    assert frame["length"].tolist()[::2] == [10, 12]
+    assert frame["success"].tolist()[::2] == [True, False]
+    assert frame.loc[1, ["return", "length", "terminated", "success", "digest"]].isna().all()
+    assert frame["policy_seed"].tolist() == [e.policy_seed for e in records]
+
+
+def test_the_columns_of_an_empty_frame_have_their_dtypes() -> None:
+    pytest.importorskip("pandas")
+    assert to_pandas([]).dtypes.equals(to_pandas(ledger([1.0])).dtypes)
+
+
+def test_seeds_of_any_size_fit_in_a_frame() -> None:
+    pytest.importorskip("pandas")
+    (record,) = ledger([1.0])
+    assert to_pandas([replace(record, env_seed=2**70)]).loc[0, "env_seed"] == 2**70
+
+
+def test_missing_pandas_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match="to_pandas needs the pandas package: pip inst"):
+        to_pandas([])

@@ -9,6 +9,7 @@ from torch.distributions import Distribution
 from torchrl._comm.backends import _get_service_backend as service_backend
 from torchrl.collectors._single import _CollectorMeta as CollectorMeta
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
+from torchrl.envs.utils import _make_compatible_policy as make_compatible_policy
 
 
 def validates_arguments() -> bool:
@@ -16,4 +17,10 @@ def validates_arguments() -> bool:
     return bool(Distribution._validate_args)
 
 
-__all__ = ["CollectorMeta", "gym_space_to_spec", "service_backend", "validates_arguments"]
+__all__ = [
+    "CollectorMeta",
+    "gym_space_to_spec",
+    "make_compatible_policy",
+    "service_backend",
+    "validates_arguments",
+]

@@ -23,15 +23,29 @@ from tdcollect._upstream import validates_arguments
 _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
 
 
+class Noise:
+    """Where samplers take their random numbers from: torch's global generator."""
+
+    def exponential(self, like: Tensor) -> Tensor:
+        """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
+        return torch.empty_like(like).exponential_(1)
+
+    def standard_normal(self, like: Tensor) -> Tensor:
+        """Draws from the standard normal distribution, of the shape and dtype given."""
+        return torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_()
+
+
 class Sampler(abc.ABC):
     """Draws for one distribution module, as it would.
 
     Args:
         module: the module; its parameters are those of ``dist_keys``, in that order.
+        noise: where random numbers come from.
     """
 
-    def __init__(self, module: ProbabilisticTensorDictModule):
+    def __init__(self, module: ProbabilisticTensorDictModule, noise: Noise):
         self._scores = module.return_log_prob
+        self._noise = noise
 
     @abc.abstractmethod
     def __call__(self, *parameters: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -42,8 +56,8 @@ class Sampler(abc.ABC):
 
 
 class _Categorical(Sampler):
-    def __init__(self, module: ProbabilisticTensorDictModule, one_hot: bool):
-        super().__init__(module)
+    def __init__(self, module: ProbabilisticTensorDictModule, noise: Noise, one_hot: bool):
+        super().__init__(module, noise)
         self._one_hot = one_hot
         self._normalizers: list[Tensor] = []
 
@@ -53,7 +67,7 @@ class _Categorical(Sampler):
         logits = logits - normalizer
         probs = torch.softmax(logits, dim=-1)
         # What torch.multinomial does for one draw a row, without its checks.
-        index = (probs / torch.empty_like(probs).exponential_(1)).argmax(dim=-1, keepdim=True)
+        index = (probs / self._noise.exponential(probs)).argmax(dim=-1, keepdim=True)
         log_prob = logits.gather(-1, index).squeeze(-1) if self._scores else None
         if self._one_hot:
             return torch.zeros_like(logits, dtype=torch.long).scatter_(-1, index, 1), log_prob
@@ -69,22 +83,22 @@ class _Categorical(Sampler):
 
 
 class _Normal(Sampler):
-    def __init__(self, module: ProbabilisticTensorDictModule, event_dims: int):
-        super().__init__(module)
+    def __init__(self, module: ProbabilisticTensorDictModule, noise: Noise, event_dims: int):
+        super().__init__(module, noise)
         self._event_dims = event_dims
 
     def __call__(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         if loc.shape != scale.shape:
             loc, scale = torch.broadcast_tensors(loc, scale)
-        drawn = loc + _standard_normal(loc) * scale
+        drawn = loc + self._noise.standard_normal(loc) * scale
         if not self._scores:
             return drawn, None
         return drawn, _normal_log_prob(drawn, loc, scale, self._event_dims)
 
 
 class _TanhNormal(Sampler):
-    def __init__(self, module: ProbabilisticTensorDictModule):
-        super().__init__(module)
+    def __init__(self, module: ProbabilisticTensorDictModule, noise: Noise):
+        super().__init__(module, noise)
         self._kwargs = module.distribution_kwargs
         self._template: tuple[Any, int] | None = None
 
@@ -95,14 +109,14 @@ class _TanhNormal(Sampler):
             built = TanhNormal(loc, scale, **self._kwargs)
             self._template = (built.transforms[0], len(built.event_shape))
         transform, event_dims = self._template
-        preimage = loc + _standard_normal(loc) * scale
+        preimage = loc + self._noise.standard_normal(loc) * scale
         drawn = _safe_tanh(preimage) if type(transform) is _SafeTanh else transform(preimage)
         log_prob = _normal_log_prob(preimage, loc, scale, event_dims)
         jacobian = transform.log_abs_det_jacobian(preimage, drawn)
         return drawn, log_prob - _sum_rightmost(jacobian, event_dims)
 
 
-def sampler(module: ProbabilisticTensorDictModule) -> Sampler | None:
+def sampler(module: ProbabilisticTensorDictModule, noise: Noise) -> Sampler | None:
     """A sampler for random interaction that equals the module's, or None where there is none."""
     names, kwargs = tuple(module.dist_keys), module.distribution_kwargs
     kind = module.distribution_class
@@ -110,16 +124,16 @@ def sampler(module: ProbabilisticTensorDictModule) -> Sampler | None:
         return None
     categorical = kind in (distributions.Categorical, OneHotCategorical)
     if categorical and names == ("logits",) and not kwargs:
-        return _Categorical(module, one_hot=kind is OneHotCategorical)
+        return _Categorical(module, noise, one_hot=kind is OneHotCategorical)
     if names != ("loc", "scale"):
         return None
     if not kwargs and kind in (distributions.Normal, IndependentNormal):
-        return _Normal(module, event_dims=int(kind is IndependentNormal))
+        return _Normal(module, noise, event_dims=int(kind is IndependentNormal))
     # Without a log-probability, and outside TorchRL's own module, TanhNormal inverts its tanh:
     # other operations, which the general path does.
     scored = isinstance(module, SafeProbabilisticModule) and module.return_log_prob
     if scored and kind is TanhNormal and set(kwargs) <= _TANH_OPTIONS:
-        return _TanhNormal(module)
+        return _TanhNormal(module, noise)
     return None
 
 
@@ -131,10 +145,6 @@ def _safe_tanh(value: Tensor) -> Tensor:
     """What TorchRL's SafeTanhTransform computes, without an autograd function around it."""
     bound = 1.0 - torch.finfo(value.dtype).resolution
     return value.tanh().clamp(-bound, bound)
-
-
-def _standard_normal(like: Tensor) -> Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_()
 
 
 def _normal_log_prob(value: Tensor, loc: Tensor, scale: Tensor, event_dims: int) -> Tensor:

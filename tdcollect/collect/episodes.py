@@ -7,8 +7,9 @@ episodes and evaluating both run it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,7 @@ class Piece(NamedTuple):
         stop: the column after its last.
         ended: whether this is its last piece.
         error: what the env raised; the episode has no further piece then.
+        info: what the env told beside the last step.
     """
 
     start: Start
@@ -55,6 +57,7 @@ class Piece(NamedTuple):
     stop: int
     ended: bool
     error: Exception | None = None
+    info: Mapping[str, Any] = MappingProxyType({})
 
 
 class Block(NamedTuple):
@@ -96,6 +99,8 @@ class EpisodeLoop:
         whole: stack each block in one go, which gradients pass through.
         first_seeds: one a slot, for the first reset of episodes that have no seed.
         options: gymnasium's reset options.
+        rebuild: build a slot's env anew for each episode.
+        started: is told of each episode that starts, and where.
         failed: is told of an episode whose env raised, and says what to run in its place; None for
             errors to pass.
 
@@ -117,6 +122,8 @@ class EpisodeLoop:
         whole: bool = False,
         first_seeds: list[int] | None = None,
         options: dict[str, Any] | None = None,
+        rebuild: bool = False,
+        started: Callable[[int, Start], None] | None = None,
         failed: Callable[[Start, Exception], Start | None] | None = None,
     ):
         self._env = env
@@ -131,6 +138,8 @@ class EpisodeLoop:
         self._whole = whole
         self._first_seeds = first_seeds
         self._options = options
+        self._rebuild = rebuild
+        self._started = started
         self._failed = failed
         base = env.whole.base_env if isinstance(env.whole, TransformedEnv) else env.whole
         self._stepper = base.stepper if isinstance(base, GymnasiumEnv) else None
@@ -179,6 +188,8 @@ class EpisodeLoop:
             if starts[0].seed is not None:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, starts[0]).seed for slot in self._slots]  # type: ignore[misc]
+            if self._rebuild:
+                self._build(self._slots)
             try:
                 rows = reset_all(self._env.whole, seeds, self._options)
             except SlotError as error:
@@ -201,6 +212,8 @@ class EpisodeLoop:
         for slot, start in starts.items():
             self._running[slot] = _Running(start, first=column)
             ids.view(-1)[slot] = start.traj_id
+            if self._started is not None:
+                self._started(slot, start)
 
     def _step(self, batch: Batch, frame: Any, pieces: list[Piece], column: int) -> int:
         """Step once; returns how many steps the batch has grown by."""
@@ -225,7 +238,8 @@ class EpisodeLoop:
         for slot in active:
             if done[slot] and slot in running:
                 lane = running.pop(slot)
-                pieces.append(Piece(lane.start, slot, lane.first, column, True))
+                info = {} if self._stepper is None else self._stepper.backend.latest_info(slot)
+                pieces.append(Piece(lane.start, slot, lane.first, column, True, info=info))
         begun, starts = self._start_free(following, done)
         self._rows = next_row(rows, begun or following, self._env, self._next_keys)
         if starts:
@@ -276,6 +290,8 @@ class EpisodeLoop:
             seeds = None
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
+            if self._rebuild:
+                self._build(list(starts))
             try:
                 begun = self._env.begin(following, first, reset, seeds, self._options)  # type: ignore[arg-type]
             except SlotError as error:
@@ -296,9 +312,13 @@ class EpisodeLoop:
         """Build the envs that raised anew; take their episodes out of ``starts``."""
         if self._failed is None or self._stepper is None or not self._stepper.backend.rebuilds:
             raise error
-        self._stepper.rebuild(list(error.causes))
+        self._build(list(error.causes))
         for slot, cause in error.causes.items():
             start = starts.pop(slot, None)
             again = None if start is None else self._failed(start, cause)
             if again is not None:
                 self._again.append(again)
+
+    def _build(self, slots: list[int]) -> None:
+        assert self._stepper is not None
+        self._stepper.rebuild(slots)

@@ -37,7 +37,7 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
-from tdcollect.collect.distributions import Sampler, sampler
+from tdcollect.collect.distributions import Noise, Sampler, sampler
 from tdcollect.collect.rows import Key, Rows
 from tdcollect.envs.wrapper import nested
 
@@ -55,11 +55,13 @@ class Program:
         select: the outputs of a compiled policy, which is called as it is; None for others.
         checked: draw with the distributions themselves, which check at every call; else whoever
             runs the program calls :meth:`check` at the end.
+        noise: where the samplers take random numbers from; None for torch's global generator.
 
     Attributes:
         ops: the calls; each reads and writes entries of the rows.
         described: a line for each call: what is called, and how.
         samplers: those that draw in place of distribution objects.
+        sampling: the calls of samplers, whose random numbers are ``noise``'s.
         straight: whether no module is called on a TensorDict.
         writes: the entries that every call writes.
         reads_first: the entries that a call may read before it has written them.
@@ -73,16 +75,19 @@ class Program:
         device: torch.device | None,
         select: Iterable[Key] | None = None,
         checked: bool = False,
+        noise: Noise | None = None,
     ):
         self.ops: list[Op] = []
         self.described: list[tuple[str, str]] = []
         self.samplers: list[Sampler] = []
+        self.sampling: set[Op] = set()
         self.writes: set[Key] = set()
         self.reads_first: set[Key] = set()
         self._batch_size = batch_size
         self._device = device
         self._given = set(given)
         self._checked = checked
+        self._noise = noise or Noise()
         self.straight = True
         if select is None:
             self._lower(policy)
@@ -125,13 +130,14 @@ class Program:
         draw = None
         interaction = interaction_type() or module.default_interaction_type
         if interaction is InteractionType.RANDOM and not self._checked:
-            draw = sampler(module)
+            draw = sampler(module, self._noise)
         if draw is None:
             self.ops.append(_distribution_op(module))
             self.described.append((_label(module), "called straight"))
         else:
             self.ops.append(_sampler_op(module, draw))
             self.samplers.append(draw)
+            self.sampling.add(self.ops[-1])
             self.described.append((_label(module), "sampled straight, checked once a batch"))
 
     def _call_as_it_is(self, module: Any, reason: str, select: list[Key] | None = None) -> None:

@@ -63,6 +63,7 @@ class VectorBackend(Backend):
                 "its action; use shared_memory=True or autoreset_mode=AutoresetMode.DISABLED"
             )
         self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
+        self._latest: Mapping[str, Any] = {}
         # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
         self._fresh: dict[int, tuple[list[Array], list[Any]]] = {}
 
@@ -127,6 +128,7 @@ class VectorBackend(Backend):
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
         observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
+        self._latest = info
         self.observation.write(observation, out.observation)
         out.reward[...] = reward
         out.terminated[...] = terminated
@@ -143,6 +145,16 @@ class VectorBackend(Backend):
                 self.observation.write_slot(info["final_obs"][slot], out.observation, slot)
                 if self.info:
                     self._write_info(info["final_info"], out, slot)
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        info = self._latest
+        if "final_info" in info and info["_final_info"][slot]:
+            info = info["final_info"]
+        return {
+            key: value[slot]
+            for key, value in info.items()
+            if f"_{key}" in info and info[f"_{key}"][slot] and not isinstance(value, dict)
+        }
 
     def _write_info(self, info: Mapping[str, Any], out: Frame, slot: int) -> None:
         here = {}

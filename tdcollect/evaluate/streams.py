@@ -1,0 +1,177 @@
+"""Random numbers of a policy, drawn row by row from the streams of the episodes.
+
+Row i of a batch belongs to an episode, which has a generator of its own. Each random operation on
+the batch is carried out once a row, with that row's generator, so what an episode draws does not
+depend on what runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tdcollect.collect.distributions import Noise
+from tdcollect.evaluate.errors import NotReproducibleError
+
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+class Stream:
+    """The random numbers of one episode, on any device.
+
+    Args:
+        seed: what they start from, in ``[0, 2**64)``.
+    """
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def on(self, device: torch.device) -> torch.Generator:
+        """The generator on a device."""
+        generator = self._generators.get(device)
+        if generator is None:
+            generator = self._generators[device] = torch.Generator(device)
+            generator.manual_seed(self._seed)
+        return generator
+
+
+class Streams:
+    """One stream a row of the batch that the policy is run on.
+
+    Args:
+        rows: the size of the batch.
+    """
+
+    def __init__(self, rows: int):
+        self.rows = rows
+        self.current: Sequence[Stream | None] = [None] * rows
+        self._unused = Stream(0)  # for rows of no episode
+
+    def of_row(self, row: int, device: torch.device) -> torch.Generator:
+        """The generator that a row draws from."""
+        return (self.current[row] or self._unused).on(device)
+
+
+class RowNoise(Noise):
+    """Draws for the samplers of a policy, each row from its own stream.
+
+    Args:
+        streams: the rows' streams.
+    """
+
+    def __init__(self, streams: Streams):
+        self._streams = streams
+
+    def exponential(self, like: torch.Tensor) -> torch.Tensor:
+        drawn = torch.ones_like(like)
+        for row, stream in zip(drawn.unbind(0), self._streams.current, strict=True):
+            if stream is not None:
+                row.exponential_(1, generator=stream.on(like.device))
+        return drawn
+
+    def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
+        drawn = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        for row, stream in zip(drawn.unbind(0), self._streams.current, strict=True):
+            if stream is not None:
+                row.normal_(generator=stream.on(like.device))
+        return drawn
+
+
+class DrawByRow(TorchDispatchMode):
+    """Carries out every random operation row by row.
+
+    Args:
+        streams: the rows' streams.
+
+    Attributes:
+        draws: how many operations it has carried out so.
+
+    Raises:
+        NotReproducibleError: where an operation's numbers cannot be told row from row.
+    """
+
+    def __init__(self, streams: Streams):
+        super().__init__()
+        self._streams = streams
+        self.draws = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _RANDOM not in func.tags:
+            return func(*args, **kwargs)
+        self.draws += 1
+        schema = func._schema
+        names = [argument.name for argument in schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        split = self._split(func, given)
+        takes_generator = "generator" in names
+        results = []
+        for row in range(self._streams.rows):
+            mine = {**given, **{name: parts[row] for name, parts in split.items()}}
+            generator = self._streams.of_row(row, _device(given))
+            if takes_generator:
+                mine["generator"] = generator
+            results.append(_call(func, schema, mine, None if takes_generator else generator))
+        written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        if written:
+            return given[written[0]]
+        if isinstance(results[0], tuple):
+            return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
+        return torch.cat(results)
+
+    def _split(self, func: Any, given: dict[str, Any]) -> dict[str, list[Any]]:
+        """The arguments that have the batch in front, one a row."""
+        rows = self._streams.rows
+        tensors = {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}
+        most = max((value.ndim for value in tensors.values()), default=0)
+        split: dict[str, list[Any]] = {
+            name: list(value.split(1))
+            for name, value in tensors.items()
+            if value.ndim == most > 0 and len(value) == rows
+        }
+        size = given.get("size")
+        if not tensors and size and size[0] == rows:
+            split["size"] = [[1, *size[1:]]] * rows
+        if not split:
+            shape = list(size if size is not None else next(iter(tensors.values())).shape)
+            raise NotReproducibleError(
+                f"the policy draws random numbers of shape {shape} ({func}), which cannot be told "
+                f"row from row: expected a batch of {rows} rows in front, one a test episode. "
+                "Draw for each row of the observations, or evaluate a policy without this draw"
+            )
+        return split
+
+
+def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Generator | None) -> Any:
+    args = [given[a.name] for a in schema.arguments if a.name in given and not a.kwarg_only]
+    kwargs = {a.name: given[a.name] for a in schema.arguments if a.name in given and a.kwarg_only}
+    if generator is None:
+        return func(*args, **kwargs)
+    # The operation takes no generator: lend it this one's state for the while.
+    default = _default(generator.device)
+    before = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        return func(*args, **kwargs)
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(before)
+
+
+def _default(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
+
+def _device(given: dict[str, Any]) -> torch.device:
+    for value in given.values():
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device(given.get("device") or "cpu")

@@ -6,93 +6,34 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase, unravel_key
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
+from torchrl.envs import EnvBase, GymWrapper
 from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
 
 from tdcollect import keys
-from tdcollect._upstream import CollectorMeta, service_backend
-from tdcollect.collect.episodes import EpisodeLoop, Start
-from tdcollect.collect.explain import Explanation, Part
-from tdcollect.collect.gather import gather
-from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames, forgotten_entries
+from tdcollect.collect.by_count import check_count, whole_episodes
+from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
+from tdcollect.collect.explain import Explanation, explanation
+from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames
 from tdcollect.collect.placement import Placement
-from tdcollect.collect.policy import Program, unknown_class
+from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows, flat, shaped_like
-from tdcollect.collect.transforms import transforms_of
+from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
-from tdcollect.envs.wrapper import GymnasiumEnv, nested
-from tdcollect.keys import IS_INIT, TIME
+from tdcollect.envs.wrapper import nested
 from tdcollect.seeding import slot_seeds
-from tdcollect.trajectories.split import LAYOUTS, Layout, split_trajectories
-
-_BLOCK_STEPS = 64
+from tdcollect.trajectories.split import Layout, split_trajectories
 
 RUN_ON_ARRAYS = True
 """Whether collectors may run on arrays; their batches are the same either way."""
 
 
-class _Dispatch(CollectorMeta):
-    """Send ``backend=`` and ``num_collectors=`` where TorchRL's own constructor sends them.
-
-    TorchRL dispatches for its own class only. Here the workers of every other backend run
-    tdcollect's collector.
-    """
-
-    def __call__(
-        cls,
-        *args: Any,
-        backend: str | None = None,
-        backend_options: dict[str, Any] | None = None,
-        num_collectors: int | None = None,
-        sync: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        _check_frames_per_batch(kwargs)
-        chosen = backend or service_backend()
-        if chosen is None:
-            chosen = "direct" if num_collectors is None else "process"
-        if chosen != "direct":
-            if cls is not Collector:
-                raise TypeError(
-                    f"backend, num_collectors and sync are for Collector itself, not for its "
-                    f"subclass {cls.__name__}; pass collector_class={cls.__name__} in the "
-                    "backend_options of Collector(..., backend=...)"
-                )
-            options = {"collector_class": cls, **(backend_options or {})}
-            return TorchRLCollector(
-                *args,
-                backend=backend,
-                backend_options=options,
-                num_collectors=num_collectors,
-                sync=sync,
-                **kwargs,
-            )
-        if num_collectors not in (None, 1) or sync is not None or backend_options:
-            raise ValueError(
-                "backend='direct' is one collector in this process: expected num_collectors=1 and "
-                f"no sync and no backend_options, got num_collectors={num_collectors}, "
-                f"sync={sync}, backend_options={backend_options}; choose backend='process'"
-            )
-        args, kwargs = cls._normalize_direct_env_fn(args, kwargs)
-        return super().__call__(*args, **kwargs)
-
-
-def _check_frames_per_batch(kwargs: dict[str, Any]) -> None:
-    frames = kwargs.get("frames_per_batch", 1)
-    for count in frames if isinstance(frames, (list, tuple)) else [frames]:
-        if not count > 0:
-            raise ValueError(f"expected frames_per_batch to be positive, got {frames}")
-
-
-class Collector(TorchRLCollector, metaclass=_Dispatch):
+class Collector(TorchRLCollector, metaclass=Dispatch):
     """TorchRL's ``Collector``, correct and fast on gymnasium envs.
 
     Takes the arguments of :class:`torchrl.collectors.Collector`, has its methods, and yields its
@@ -120,31 +61,21 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         # Left to itself, the parent warns and adds nothing, and a recurrent policy then forgets at
         # each step. Here what it needs is added, as the parent announces for its next version.
         if self._auto_register_policy_transforms is None:
-            self._auto_register_policy_transforms = _needs_state(policy)
+            self._auto_register_policy_transforms = needs_state(policy)
         return super()._maybe_setup_policy_env_transforms(env, policy)
 
     def _setup_policy_and_weights(self, policy: Any) -> None:
         super()._setup_policy_and_weights(policy)
-        self._check_policy_writes_action()
+        try:
+            check_writes_action(self.policy, self.env)
+        except ValueError:
+            if self._made_env:
+                self.env.close()
+            raise
 
     def _init_env(self, create_env_fn: Any, create_env_kwargs: Any) -> EnvBase:
         self._made_env = not isinstance(create_env_fn, EnvBase)
         return super()._init_env(create_env_fn, create_env_kwargs)
-
-    def _check_policy_writes_action(self) -> None:
-        if unknown_class(self.policy) is not None:
-            return  # its out_keys may not be all that it writes
-        out_keys = [unravel_key(key) for key in self.policy.out_keys]
-        action_keys = self.env.action_keys
-        # An entry that holds the action, nested, counts too.
-        written = {key[:n] for key in map(_as_tuple, action_keys) for n in range(1, len(key) + 1)}
-        if action_keys and not written & set(map(_as_tuple, out_keys)):
-            if self._made_env:
-                self.env.close()
-            raise ValueError(
-                f"expected the policy to write an action entry of the env, one of {action_keys}, "
-                f"got a policy with out_keys={out_keys}; name its output accordingly"
-            )
 
     @property
     def _array_env(self) -> ArrayEnv | str:
@@ -174,30 +105,10 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         if self.closed:
             raise RuntimeError("the collector is shut down; explain() asks for a live one")
         env = self._array_env
-        base = _base_env(self.env)
         with set_exploration_type(self.exploration_type):
             program = self._program(flat(self._carrier), checked=isinstance(env, str))
-        policy = [Part("policy", what, how) for what, how in program.described]
-        if isinstance(env, str):
-            slow = "as TorchRL does"
-            return Explanation(
-                [
-                    Part("env", _short(base), f"{slow}: {env}"),
-                    *(Part("transform", _short(t), slow) for t in transforms_of(self.env)),
-                    *policy,
-                    Part("batch", "stacked from TensorDicts, then copied", slow),
-                ]
-            )
-        parts = [Part("env", _short(base), "steps on arrays")]
-        parts += [Part("transform", _short(t), "on rows") for t in transforms_of(self.env)]
-        parts += policy
-        if self._place is not None:
-            parts.append(Part("devices", repr(self._place), "each tensor crosses once"))
-        if self.return_same_td:
-            parts.append(Part("batch", "copied into one TensorDict", "return_same_td=True"))
-        else:
-            parts.append(Part("batch", "stacked once", "no copy"))
-        return Explanation(parts)
+        reason = env if isinstance(env, str) else None
+        return explanation(self.env, reason, program, self._place, self.return_same_td)
 
     def _program(
         self, rows: Rows, checked: bool = False, policy: Callable[..., Any] | None = None
@@ -251,7 +162,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         if self._use_buffers and self._final_rollout.is_contiguous():
             shape = self._final_rollout.shape
             one = self._final_rollout[..., :1].clone()
-            self._final_rollout = one.expand(shape).refine_names(..., TIME)
+            self._final_rollout = one.expand(shape).refine_names(..., keys.TIME)
 
     def _restore_buffer(self) -> None:
         """Give the parent's preallocated batch memory of its own again."""
@@ -279,21 +190,38 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             self._carrier.update(self.env.reset())
             self._start_new_trajectories()
         with set_exploration_type(self.exploration_type):
-            columns = collect_frames(
-                env,
-                self._program,
-                self._carrier,
-                self.frames_per_batch,
-                self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
-                frozenset(self._compact_next_keys),
-                self._place,
-                partial(setattr, self, "_carrier"),
-            )
-        shape = (*self.env.batch_size, self.frames_per_batch)
-        batch = self._maybe_set_truncated(self._assemble(columns, shape))
+            batch = self._go_on(env, self._program, self.frames_per_batch)
         if self.return_same_td and self._use_buffers:
             return self._final_rollout.update_(batch)
         return batch
+
+    def _go_on(
+        self,
+        env: ArrayEnv | WholeEnv,
+        lower: Callable[[Rows], Program],
+        steps: int,
+        gradients: bool = False,
+    ) -> TensorDictBase:
+        """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``."""
+        columns = collect_frames(
+            env,
+            lower,
+            self._carrier,
+            steps,
+            self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
+            self._left_out,
+            self._place,
+            partial(setattr, self, "_carrier"),
+            whole=gradients,
+        )
+        if gradients:
+            self._carrier = self._carrier.detach()
+        return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
+
+    @property
+    def _left_out(self) -> frozenset[Key]:
+        left_out = frozenset(self._compact_next_keys)
+        return left_out if self.track_traj_ids else left_out | {keys.TRAJ_IDS}
 
     def _assemble(self, columns: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
         """The entries of a batch as the TensorDict that the parent makes of them."""
@@ -301,7 +229,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         batch = nested(columns.items(), shape, self.storing_device or template.device)
         shaped_like(template, batch, cast=self._use_buffers)
         if self._use_buffers or self.replay_buffer is None or self._ignore_rb:
-            batch.refine_names(..., TIME)
+            batch.refine_names(..., keys.TIME)
         return batch
 
     def iterator(self) -> Iterator[TensorDictBase]:
@@ -377,7 +305,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
             ValueError: for both counts or none, and for those that are not positive.
             RuntimeError: where the collector is shut down.
         """
-        count = _check_count(frames, episodes, max_steps, layout)
+        count = check_count(frames, episodes, max_steps, layout)
         if self.closed:
             raise RuntimeError("the collector is shut down; make a new one to collect")
         policy = RandomPolicy(self.env.full_action_spec) if random else None
@@ -387,17 +315,33 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         exploration = exploration_type or self.exploration_type
         with torch.set_grad_enabled(gradients), set_exploration_type(exploration):
             if episodes is not None:
-                batch = self._collect_episodes(count, lower, given, max_steps, gradients)
+                env = self._rows_env()
+                self._stale = True  # from here on the carried row does not say where the envs are
+                columns = whole_episodes(
+                    env,
+                    lower,
+                    count,
+                    self._traj_pool.get_traj_and_increment,
+                    max_steps=max_steps,
+                    left_out=self._left_out,
+                    place=self._place,
+                    first_seeds=None if seed is None else slot_seeds(seed, range(self.n_env)),
+                    options=options,
+                    gradients=gradients,
+                )
+                batch = self._assemble(columns, (len(columns[keys.NEXT_DONE]),))
             else:
                 if reset or given or self._stale:
                     self.reset(**given)
-                batch = self._collect_frames(count, lower, gradients)
+                batch = self._go_on(self._rows_env(), lower, self._steps_of(count), gradients)
         batch = self._postproc(batch)
         return batch if layout == "flat" else split_trajectories(batch, layout=layout)
 
-    def _collect_frames(
-        self, frames: int, lower: Callable[[Rows], Program], gradients: bool
-    ) -> TensorDictBase:
+    def _rows_env(self) -> ArrayEnv | WholeEnv:
+        env = array_env(self.env) if RUN_ON_ARRAYS else ""
+        return WholeEnv(self.env) if isinstance(env, str) else env
+
+    def _steps_of(self, frames: int) -> int:
         steps = -(-frames // self.n_env)
         if frames % self.n_env:
             warnings.warn(
@@ -405,70 +349,7 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
                 f"{steps * self.n_env}, {steps} a slot",
                 stacklevel=3,
             )
-        columns = collect_frames(
-            self._rows_env(),
-            lower,
-            self._carrier,
-            steps,
-            self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
-            frozenset(self._compact_next_keys),
-            self._place,
-            self._keep_detached,
-            whole=gradients,
-        )
-        return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
-
-    def _collect_episodes(
-        self,
-        episodes: int,
-        lower: Callable[[Rows], Program],
-        given: dict[str, Any],
-        max_steps: int | None,
-        gradients: bool,
-    ) -> TensorDictBase:
-        env, place = self._rows_env(), self._place
-        program: Program | None = None
-
-        def act(rows: Rows, slots: list[int]) -> None:
-            nonlocal program
-            program = program or lower(rows)
-            if place is None:
-                program(rows)
-            else:
-                place.run(program, rows)
-
-        def remembered(rows: Rows) -> list[Key]:
-            assert program is not None
-            return forgotten_entries(rows, env, program)
-
-        take_id = self._traj_pool.get_traj_and_increment
-        left_out = frozenset(self._compact_next_keys)
-        seed = given.get("seed")
-        loop = EpisodeLoop(
-            env,
-            act,
-            remembered,
-            (Start(number, None, int(take_id(1))) for number in range(episodes)),
-            steps=_BLOCK_STEPS,
-            max_steps=max_steps,
-            left_out=left_out if self.track_traj_ids else left_out | {keys.TRAJ_IDS},
-            place=place,
-            first_seeds=None if seed is None else slot_seeds(seed, range(self.n_env)),
-            options=given.get("options"),
-            whole=gradients,
-        )
-        self._stale = True  # the carried row no longer says where the envs are
-        columns = gather(loop, len(self.env.batch_size))
-        if program is not None:
-            program.check()
-        return self._assemble(columns, (len(columns[keys.NEXT_DONE]),))
-
-    def _rows_env(self) -> ArrayEnv | WholeEnv:
-        env = array_env(self.env) if RUN_ON_ARRAYS else ""
-        return WholeEnv(self.env) if isinstance(env, str) else env
-
-    def _keep_detached(self, carrier: TensorDictBase) -> None:
-        self._carrier = carrier.detach()
+        return steps
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the envs and restart them.
@@ -487,53 +368,8 @@ class Collector(TorchRLCollector, metaclass=_Dispatch):
         """
         next_seed = super().set_seed(seed, static_seed=static_seed)
         # A gym wrapper has drawn its seeded episode inside set_seed already: seed it once more.
-        self.reset(**({"seed": seed} if isinstance(_base_env(self.env), GymWrapper) else {}))
+        self.reset(**({"seed": seed} if isinstance(base_of(self.env), GymWrapper) else {}))
         return next_seed
-
-
-def _check_count(
-    frames: int | None, episodes: int | None, max_steps: int | None, layout: str
-) -> int:
-    """The count that was asked for."""
-    if (frames is None) == (episodes is None):
-        raise ValueError(
-            f"expected either frames or episodes, got frames={frames} and episodes={episodes}"
-        )
-    for name, value in (("frames", frames), ("episodes", episodes), ("max_steps", max_steps)):
-        is_int = isinstance(value, Integral) and not isinstance(value, bool)
-        if value is not None and not (is_int and value > 0):
-            raise ValueError(f"expected {name} to be a positive int, got {value!r}")
-    if frames is not None and (max_steps is not None or layout != "flat"):
-        raise ValueError(
-            "max_steps and layout are for collecting by episodes; by frames use make_env's "
-            "time_limit, and split_trajectories on the batch"
-        )
-    if layout not in LAYOUTS:
-        raise ValueError(f"expected layout to be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    return int(frames or episodes or 0)
-
-
-def _as_tuple(key: Key) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else key
-
-
-def _needs_state(policy: Any) -> bool:
-    """Whether a policy carries a hidden state, or asks where episodes begin."""
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    return any(
-        hasattr(type(module), "make_tensordict_primer") or hasattr(module, "is_init_key")
-        for module in modules
-    ) or any(_as_tuple(key)[-1] == IS_INIT for key in getattr(policy, "in_keys", ()))
-
-
-def _short(thing: Any) -> str:
-    if isinstance(thing, GymnasiumEnv):
-        return f"{type(thing).__name__}({thing.name}, {thing.stepper.backend.name})"
-    return getattr(thing, "__name__", type(thing).__name__)
-
-
-def _base_env(env: EnvBase) -> EnvBase:
-    return env.base_env if isinstance(env, TransformedEnv) else env
 
 
 SyncDataCollector = Collector

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torchrl.envs import EnvBase
+
+from tdcollect.collect.placement import Placement
+from tdcollect.collect.policy import Program
+from tdcollect.collect.transforms import base_of, transforms_of
+from tdcollect.envs.wrapper import GymnasiumEnv
 
 
 class Part(NamedTuple):
@@ -22,3 +29,42 @@ class Explanation(tuple[Part, ...]):
         return "\n".join(
             f"{part.name:<{name_width}}  {part.what:<{what_width}}  {part.how}" for part in self
         )
+
+
+def explanation(
+    env: EnvBase,
+    reason: str | None,
+    program: Program,
+    place: Placement | None,
+    return_same_td: bool,
+) -> Explanation:
+    """The parts of a collection.
+
+    Args:
+        env: the env with its transforms.
+        reason: why it is not stepped on arrays; None where it is.
+        program: the policy.
+        place: what moves tensors between devices, if anything.
+        return_same_td: the collector's option.
+    """
+    how = "on rows" if reason is None else "as TorchRL does"
+    stepped = "steps on arrays" if reason is None else f"{how}: {reason}"
+    parts = [Part("env", _short(base_of(env)), stepped)]
+    parts += [Part("transform", _short(transform), how) for transform in transforms_of(env)]
+    parts += [Part("policy", what, called) for what, called in program.described]
+    if reason is not None:
+        parts.append(Part("batch", "stacked from TensorDicts, then copied", how))
+        return Explanation(parts)
+    if place is not None:
+        parts.append(Part("devices", repr(place), "each tensor crosses once"))
+    if return_same_td:
+        parts.append(Part("batch", "copied into one TensorDict", "return_same_td=True"))
+    else:
+        parts.append(Part("batch", "stacked once", "no copy"))
+    return Explanation(parts)
+
+
+def _short(thing: Any) -> str:
+    if isinstance(thing, GymnasiumEnv):
+        return f"{type(thing).__name__}({thing.name}, {thing.stepper.backend.name})"
+    return getattr(thing, "__name__", type(thing).__name__)

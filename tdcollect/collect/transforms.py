@@ -168,6 +168,11 @@ def transforms_of(env: EnvBase) -> list[T.Transform]:
     return _parts(env.transform) if type(env) is TransformedEnv else []
 
 
+def base_of(env: EnvBase) -> EnvBase:
+    """The env itself, without its transforms."""
+    return env.base_env if isinstance(env, TransformedEnv) else env
+
+
 def _parts(transform: T.Transform) -> list[T.Transform]:
     if type(transform) is T.Compose:
         return [part for child in transform for part in _parts(child)]

@@ -12,6 +12,7 @@ OBSERVATION = "observation"
 PIXELS = "pixels"
 ACTION = "action"
 REWARD = "reward"
+RAW_REWARD = "raw_reward"  # under "next": the env's, where learners are shown a shaped one
 DONE = "done"
 TERMINATED = "terminated"
 TRUNCATED = "truncated"

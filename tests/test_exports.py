@@ -26,7 +26,7 @@ EXPORTED = {
         "policy_seed",
         "split_trajectories",
     ],
-    "tdcollect.collect": ["Collector", "SyncDataCollector"],
+    "tdcollect.collect": ["Collector", "RewardShaping", "SyncDataCollector"],
     "tdcollect.envs": ["GymnasiumEnv", "make_env"],
     "tdcollect.evaluate": [
         "Comparison",

@@ -16,13 +16,16 @@ from torchrl.envs import EnvBase, GymWrapper
 from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
 
 from tdcollect import keys
+from tdcollect.collect.buffers import check_replay_buffer
 from tdcollect.collect.by_count import check_count, whole_episodes
 from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
 from tdcollect.collect.explain import Explanation, explanation
 from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames
+from tdcollect.collect.options import extends
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows, flat, shaped_like
+from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
 from tdcollect.envs.wrapper import nested
@@ -44,6 +47,13 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     and a policy with a hidden state gets the transforms that carry it, unless
     ``auto_register_policy_transforms=False``.
 
+    Args:
+        *args: as the parent has them.
+        reward_shaping: a function ``(observation, action, reward, done) -> reward``, called on
+            whole batches, whose result learners see in place of the env's reward; that one stays
+            under ``("next", "raw_reward")``. See :class:`tdcollect.collect.RewardShaping`.
+        **kwargs: as the parent has them.
+
     Examples:
         >>> env = make_env("CartPole-v1", num_envs=8)
         >>> collector = Collector(env, frames_per_batch=1024, total_frames=10_240)
@@ -57,6 +67,13 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     _stale = False  # whether the slots must be reset before anything else is collected
     _auto_register_policy_transforms: bool | None
 
+    @extends(TorchRLCollector.__init__)
+    def __init__(self, *args: Any, reward_shaping: RewardShaping | None = None, **kwargs: Any):
+        self._reward_shaping = reward_shaping
+        self._shaper: Shaper | None = None
+        self._splits = bool(kwargs.get("split_trajs"))
+        super().__init__(*args, **kwargs)
+
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:
         # Left to itself, the parent warns and adds nothing, and a recurrent policy then forgets at
         # each step. Here what it needs is added, as the parent announces for its next version.
@@ -66,9 +83,33 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
     def _setup_policy_and_weights(self, policy: Any) -> None:
         super()._setup_policy_and_weights(policy)
-        try:
+        with self._closing_what_it_made():
             check_writes_action(self.policy, self.env)
-        except ValueError:
+
+    def _setup_frames_per_batch(self, frames_per_batch: int) -> None:
+        # The last of the parent's preparations before the env is reset.
+        super()._setup_frames_per_batch(frames_per_batch)
+        with self._closing_what_it_made():
+            if self._reward_shaping is not None:
+                self._shaper = Shaper(
+                    self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
+                )
+            # What a postproc makes of a batch is not known yet.
+            if self.replay_buffer is not None and self.postproc is None and not self._splits:
+                check_replay_buffer(
+                    self.replay_buffer,
+                    self.env.batch_size,
+                    self.frames_per_batch,
+                    whole_batches=self.extend_buffer,
+                    trajectories=self.trajs_per_batch is not None,
+                )
+
+    @contextmanager
+    def _closing_what_it_made(self) -> Iterator[None]:
+        """Close the env where the collector made it and then refuses something."""
+        try:
+            yield
+        except (TypeError, ValueError):
             if self._made_env:
                 self.env.close()
             raise
@@ -76,6 +117,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     def _init_env(self, create_env_fn: Any, create_env_kwargs: Any) -> EnvBase:
         self._made_env = not isinstance(create_env_fn, EnvBase)
         return super()._init_env(create_env_fn, create_env_kwargs)
+
+    def _postproc(self, tensordict_out: TensorDictBase) -> TensorDictBase:
+        """What is done to each batch before its user, or the replay buffer, gets it."""
+        if self._shaper is not None:
+            tensordict_out = self._shaper(tensordict_out)
+        return super()._postproc(tensordict_out)
 
     @property
     def _array_env(self) -> ArrayEnv | str:

@@ -42,6 +42,11 @@ class Dispatch(CollectorMeta):
                     f"subclass {cls.__name__}; pass collector_class={cls.__name__} in the "
                     "backend_options of Collector(..., backend=...)"
                 )
+            if kwargs.get("reward_shaping") is not None:
+                raise ValueError(
+                    "reward_shaping is for backend='direct': workers are not given it; name a "
+                    "subclass that passes it on as collector_class in the backend_options"
+                )
             options = {"collector_class": cls, **(backend_options or {})}
             return TorchRLCollector(
                 *args,

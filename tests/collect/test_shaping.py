@@ -1,0 +1,236 @@
+"""Reward shaping: a function over whole batches, with the env's reward kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import RenameTransform, RewardSum, StepCounter, TransformedEnv
+
+from tdcollect import Collector, make_env
+
+from . import policies
+from .envs import ENVS
+from .oracle import UPSTREAM, difference, seed_everything
+
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
+
+RAW = ("next", "raw_reward")
+REWARD = ("next", "reward")
+
+
+def shape(observation: Any, action: Any, reward: Any, done: Any) -> torch.Tensor:
+    return reward * 2 + observation[..., :1] + action[..., :1] - 10 * done
+
+
+def stream_of(env: Callable[[], Any], shaping: Any, **options: Any) -> Iterator[Any]:
+    seed_everything(0)
+    made = env()
+    made.set_seed(3)
+    frames = 12 * made.batch_size.numel()
+    options = {"frames_per_batch": frames, "reward_shaping": shaping, **options}
+    return iter(Collector(made, policies.actor(made), **options))
+
+
+def collected(env: Callable[[], Any], shaping: Any, count: int = 3, **options: Any) -> list[Any]:
+    return list(islice(stream_of(env, shaping, **options), count))
+
+
+MADE = ["toy", "toy-unbatched", "torchrl-serial"]
+
+
+@pytest.mark.behaviour(17)
+@pytest.mark.parametrize("env", MADE)
+def test_learners_see_the_shaped_reward_and_the_envs_is_kept(env: str) -> None:
+    plain = collected(ENVS[env], None)
+    for batch, unshaped in zip(collected(ENVS[env], shape), plain, strict=True):
+        expected = shape(
+            unshaped["next", "observation"],
+            unshaped["action"],
+            unshaped[REWARD],
+            unshaped["next", "done"],
+        )
+        assert torch.equal(batch[REWARD], expected)
+        assert torch.equal(batch[RAW], unshaped[REWARD])
+        assert batch[REWARD].dtype == torch.float32
+        rest = batch.exclude(RAW, REWARD)
+        assert difference(rest, unshaped.exclude(REWARD)) is None
+
+
+def test_it_is_called_once_a_batch_with_the_true_last_observation() -> None:
+    calls: list[Any] = []
+
+    def shaping(observation: Any, action: Any, reward: Any, done: Any) -> Any:
+        calls.append((observation.clone(), action.clone(), reward.clone(), done.clone()))
+        assert not torch.is_grad_enabled()
+        reward.zero_()  # a copy: the env's own is kept
+        return reward
+
+    batches = collected(ENVS["toy"], shaping, count=2)
+    assert len(calls) == 2
+    for batch, call in zip(batches, calls, strict=True):
+        names = [("next", "observation"), "action", RAW, ("next", "done")]
+        for name, value in zip(names, call, strict=True):
+            assert torch.equal(batch[name], value)
+        assert not batch[REWARD].any()
+        assert batch[RAW].all()
+
+
+def counters(env: Any) -> Any:
+    return TransformedEnv(env, RewardSum()).append_transform(StepCounter())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(make_env, "CartPole-v1", 2, is_init=True, step_count=True, episode_reward=True),
+        lambda: counters(make_env("CartPole-v1", 2)),
+    ],
+    ids=["make_env", "transforms"],
+)
+def test_counts_and_returns_are_no_observation(make: Any) -> None:
+    (batch,) = collected(make, lambda o, a, r, d: r * 0 + o.shape[-1], count=1)
+    assert (batch[REWARD] == 4).all()
+
+
+def test_neither_is_a_hidden_state() -> None:
+    env = ENVS["cartpole"]()
+    collector = Collector(
+        env,
+        policies.recurrent("gru", env),
+        frames_per_batch=30,
+        reward_shaping=lambda o, a, r, d: r + o.shape[-1],
+    )
+    assert (next(iter(collector))[REWARD] == 5).all()
+
+
+def test_several_observations_come_as_a_tensordict() -> None:
+    def shaping(observation: TensorDictBase, action: Any, reward: Any, done: Any) -> Any:
+        assert observation.shape == reward.shape[:-1]
+        return reward + observation["inner", "flag"].sum(-1, keepdim=True)
+
+    (batch,) = collected(ENVS["toy-nested"], shaping, count=1)
+    flags = batch["next", "inner", "flag"].sum(-1, keepdim=True)
+    assert torch.equal(batch[REWARD], batch[RAW] + flags)
+
+
+def test_several_actions_come_as_a_tensordict() -> None:
+    (batch,) = collected(
+        ENVS["toy-dict-action"], lambda o, a, r, d: r + a["push"][..., :1], count=1
+    )
+    assert torch.equal(batch[REWARD], batch[RAW] + batch["push"][..., :1])
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "no-buffers": {"use_buffers": False},
+    "same-td": {"return_same_td": True},
+    "truncated": {"set_truncated": True},
+    "random": {"init_random_frames": 48},
+    "storing-device": {"storing_device": "cpu"},
+    "split": {"split_trajs": True},
+    "trajectories": {"trajs_per_batch": 3, "traj_format": "cat"},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_way_to_get_a_batch_gets_a_shaped_one(option: str) -> None:
+    stream = stream_of(ENVS["toy"], lambda o, a, r, d: r + 100, **OPTIONS[option])
+    for batch in islice(stream, 3):
+        valid = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
+        reward, raw = batch[REWARD][valid], batch[RAW][valid]
+        assert (reward > 90).all()
+        assert torch.equal(reward, raw + 100)
+
+
+def test_the_fake_batch_has_its_entries() -> None:
+    env = ENVS["toy"]()
+    collector = Collector(env, frames_per_batch=30, reward_shaping=shape)
+    fake, real = collector.fake_tensordict(), next(iter(collector))
+    assert set(fake.keys(True, True)) == set(real.keys(True, True))
+
+
+@pytest.mark.behaviour(17)
+def test_postproc_hooks_and_the_replay_buffer_come_after_it() -> None:
+    seen: list[Any] = []
+
+    def postproc(batch: Any) -> Any:
+        seen.append(batch[REWARD].clone())
+        return batch
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(90, ndim=2), batch_size=4)
+    collected(
+        ENVS["toy"],
+        lambda o, a, r, d: r * 0 - 7,
+        count=2,
+        replay_buffer=buffer,
+        postproc=postproc,
+    )
+    assert (torch.cat(seen) == -7).all()
+    assert (buffer[:][REWARD] == -7).all()
+    assert (buffer[:][RAW] != -7).any()
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda r: r.squeeze(-1), r"reward's shape \[3, 12, 1\], got \[3, 12\]"),
+        (lambda r: 1.0, r"reward's shape \[3, 12, 1\], got float"),
+    ],
+)
+def test_a_result_of_another_shape_is_refused(returned: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        collected(ENVS["toy"], lambda o, a, r, d: returned(r))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"reward_shaping": 3}, TypeError, r"expected reward_shaping to be a function .*got int"),
+        ({"compact_obs": True}, ValueError, r"compact_obs=True leaves out"),
+        (
+            {"extend_buffer": False, "replay_buffer": ReplayBuffer()},
+            ValueError,
+            r"expected extend_buffer=True",
+        ),
+    ],
+)
+def test_what_it_cannot_go_with_is_refused(options: Any, kind: Any, message: str) -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(ENVS["toy"]())
+        return made[-1]
+
+    with pytest.raises(kind, match=message):
+        Collector(make, **{"frames_per_batch": 30, "reward_shaping": shape, **options})
+    assert made[0].is_closed
+
+
+@pytest.mark.parametrize("env", ["mock-agents", "mock-nested-flags"])
+def test_an_env_of_several_rewards_is_refused(env: str) -> None:
+    made = ENVS[env]()
+    with pytest.raises(ValueError, match="expected an env with one reward and one done flag"):
+        Collector(made, policies.ones(made), frames_per_batch=30, reward_shaping=shape)
+
+
+def test_an_env_that_uses_the_name_is_refused() -> None:
+    env = TransformedEnv(ENVS["toy"](), RenameTransform(["observation"], ["raw_reward"]))
+    with pytest.raises(ValueError, match="expected no entry 'raw_reward' in the env"):
+        Collector(env, frames_per_batch=30, reward_shaping=shape)
+
+
+def test_worker_processes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"reward_shaping is for backend='direct'"):
+        Collector(
+            ENVS["toy"],
+            frames_per_batch=30,
+            backend="process",
+            num_collectors=1,
+            reward_shaping=shape,
+        )

@@ -216,6 +216,7 @@ def collect_frames(
     program = lower(rows)
     batch = Batch(env, steps, left_out, place, whole)
     next_keys: list[Key] | None = None
+    slots = env.batch_size.numel()
     try:
         for frame in batch.frames():
             if place is None:
@@ -231,7 +232,7 @@ def collect_frames(
             if ended and new_ids is not None:
                 ids = advanced[keys.TRAJ_IDS] = advanced[keys.TRAJ_IDS].clone()
                 ids.numpy().reshape(-1)[ended] = new_ids(len(ended)).cpu().numpy()
-            if 0 < len(ended) < frame.done.size:
+            if 0 < len(ended) < slots:
                 for key in forgotten:
                     value = advanced[key] = advanced[key].clone()
                     value[ended] = 0

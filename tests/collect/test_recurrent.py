@@ -84,6 +84,25 @@ def test_a_policy_that_counts_in_its_hidden_state_predicts_the_env(
 
 @pytest.mark.behaviour(16)
 @pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("slots", [None, 1, 4])
+def test_collecting_by_count_carries_and_starts_it_too(pipeline: str, slots: int | None) -> None:
+    env, policy = PIPELINES[pipeline](slots)
+    collector = tdcollect.Collector(env, policy, frames_per_batch=13 * (slots or 1))
+    stream = iter(collector)
+    check(next(stream))
+    for _ in range(3):
+        check(collector.collect(frames=5 * (slots or 1)))
+    for episodes in (1, 7):
+        batch = collector.collect(episodes=episodes)
+        check(batch)
+        assert batch["next", "done"].sum() == episodes
+    check(next(stream))
+    check(collector.collect(frames=5 * (slots or 1), seed=4))
+    collector.shutdown()
+
+
+@pytest.mark.behaviour(16)
+@pytest.mark.parametrize("pipeline", PIPELINES)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(

@@ -234,3 +234,14 @@ def test_worker_processes_are_refused() -> None:
             num_collectors=1,
             reward_shaping=shape,
         )
+
+
+@pytest.mark.parametrize("count", [{"frames": 30}, {"episodes": 5}], ids=str)
+def test_collecting_by_count_shapes_too(count: dict[str, int]) -> None:
+    env = ENVS["toy"]()
+    collector = Collector(env, policies.actor(env), frames_per_batch=30, reward_shaping=shape)
+    batch = collector.collect(**count)
+    following = batch["next"]
+    expected = shape(following["observation"], batch["action"], batch[RAW], following["done"])
+    assert torch.equal(batch[REWARD], expected)
+    assert not torch.equal(batch[REWARD], batch[RAW])

@@ -152,10 +152,10 @@ class Comparison:
             row(f"  {percent} interval", lambda d: str(d.difference.mean_interval or "-")),
             row("standard deviation", lambda d: number_text(d.difference.std)),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
-            row("p-value", lambda d: number_text(d.p_value)),
+            row("p-value", lambda d: _p_text(d.p_value)),
         ]
         if len(self.differences) > 1:
-            rows.append(row("  Holm's correction", lambda d: number_text(d.adjusted_p_value)))
+            rows.append(row("  Holm's correction", lambda d: _p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: number_text(d.detectable())))
         if any(d.failed or d.baseline_failed or d.both_failed for d in self.differences):
             rows.append(row("failed, no difference", _failed_text))
@@ -194,7 +194,7 @@ def compare(
     *more: Evaluation,
     names: Sequence[str] | None = None,
     confidence: float = 0.95,
-    resamples: int = 10_000,
+    resamples: int | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Compare policies with the first of them, on the same episodes.
@@ -209,7 +209,8 @@ def compare(
         more: further ones; each is compared with the baseline.
         names: what the policies are called, in this order; their classes' names where not given.
         confidence: of every interval, between 0 and 1.
-        resamples: bootstrap resamples, and sign flips: all of them where there are no more.
+        resamples: bootstrap resamples, and sign flips: all of them where there are no more. By
+            default 10,000, and fewer for more than 2,000 episodes, down to 1,000.
         seed: what the generators start from.
 
     Raises:
@@ -217,7 +218,7 @@ def compare(
             difference; a number out of range; names that are not distinct, one an evaluation.
         ModuleNotFoundError: without scipy, which the extra ``evaluate`` brings.
     """
-    check_settings(confidence, resamples, seed)
+    resamples = check_settings(confidence, resamples, seed, len(first.episodes))
     evaluations = [first, second, *more]
     called = _names(evaluations, names)
     ledgers = [in_order(evaluation.episodes) for evaluation in evaluations]
@@ -363,6 +364,10 @@ def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> li
             f"expected {len(evaluations)} distinct names, one an evaluation, got {list(names)}"
         )
     return list(names)
+
+
+def _p_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
 
 
 def _failed_text(difference: Difference) -> str:

@@ -15,6 +15,8 @@ from tdcollect.evaluate.tables import interval_text
 
 Values = npt.NDArray[np.float64]
 
+MOST_RESAMPLES = 10_000
+RESAMPLED_VALUES = 20_000_000  # seconds of work, and for so many values 1,000 resamples will do
 BATCH_VALUES = 1_000_000  # resampled values held at once: 8 MB
 
 
@@ -29,14 +31,17 @@ class Interval:
         return interval_text(self.low, self.high)
 
 
-def check_settings(confidence: float, resamples: int, seed: int) -> None:
-    """Refuse what no interval can be computed with."""
+def check_settings(confidence: float, resamples: int | None, seed: int, episodes: int) -> int:
+    """The number of resamples, as asked for or by default; refuses what has no interval."""
     if not 0 < confidence < 1:
         raise ValueError(f"expected a confidence between 0 and 1, 0.95 say, got {confidence}")
+    if resamples is None:
+        resamples = max(1000, min(MOST_RESAMPLES, RESAMPLED_VALUES // max(1, episodes)))
     if resamples < 1:
         raise ValueError(f"expected a positive number of resamples, got {resamples}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"expected a seed that is an int and not negative, got {seed!r}")
+    return resamples
 
 
 def mean_interval(

@@ -16,7 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tdcollect.evaluate.intervals import Interval, interquartile_mean_interval, mean_interval
+from tdcollect.evaluate.intervals import (
+    Interval,
+    check_settings,
+    interquartile_mean_interval,
+    mean_interval,
+)
 from tdcollect.evaluate.records import Episode
 from tdcollect.evaluate.statistics import Summary, summarize
 
@@ -117,6 +122,14 @@ def test_more_values_than_one_batch_of_resamples_give_the_same_interval(monkeypa
     whole = mean_interval(values, 0.95, 1000, np.random.default_rng(0))
     monkeypatch.setattr("tdcollect.evaluate.intervals.BATCH_VALUES", 700)
     assert mean_interval(values, 0.95, 1000, np.random.default_rng(0)) == whole
+
+
+@pytest.mark.parametrize(
+    ("count", "resamples"), [(0, 10_000), (2000, 10_000), (4000, 5000), (10**6, 1000)]
+)
+def test_many_episodes_are_resampled_fewer_times_by_default(count: int, resamples: int) -> None:
+    assert check_settings(0.95, None, 0, count) == resamples
+    assert check_settings(0.95, 7, 0, count) == 7
 
 
 # Failures and unknowns

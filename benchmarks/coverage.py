@@ -1,0 +1,160 @@
+"""How often the intervals of tdcollect hold the truth, and what pairing finds, by simulation.
+
+    python benchmarks/coverage.py
+
+Prints the tables of docs/statistics.md, the same at every run with the same versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from tdcollect import compare
+from tdcollect.evaluate.intervals import (
+    Interval,
+    interquartile_mean,
+    interquartile_mean_interval,
+    mean_interval,
+)
+from tdcollect.evaluate.records import Episode
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+Draw = Callable[[np.random.Generator, tuple[int, ...]], Any]
+
+RETURNS: dict[str, Draw] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "exponential": lambda rng, shape: rng.exponential(size=shape),
+    "10 or 200, evenly": lambda rng, shape: np.where(rng.random(shape) < 0.5, 10.0, 200.0),
+    "500 in 4 of 5, else 50 to 500": lambda rng, shape: np.where(
+        rng.random(shape) < 0.8, 500.0, rng.uniform(50, 500, shape)
+    ),
+    "500 in 9 of 10, else 0 to 100": lambda rng, shape: np.where(
+        rng.random(shape) < 0.9, 500.0, rng.uniform(0, 100, shape)
+    ),
+}
+
+
+@dataclass
+class Run:
+    """An evaluation as ``compare`` takes it."""
+
+    episodes: Sequence[Episode]
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def coverage(sizes: Sequence[int], evaluations: int) -> str:
+    rows = []
+    for number, (name, draw) in enumerate(RETURNS.items()):
+        many = draw(np.random.default_rng(0), (4_000_000,))
+        for what, interval_of, truth in [
+            ("mean", mean_interval, many.mean()),
+            ("interquartile mean", interquartile_mean_interval, interquartile_mean(many)),
+        ]:
+            shares = []
+            for size in sizes:
+                rng = np.random.default_rng([number, size])
+                found = [
+                    interval_of(values, CONFIDENCE, RESAMPLES, rng)
+                    for values in draw(rng, (evaluations, size))
+                ]
+                shares.append(np.mean([holds(interval, truth) for interval in found]))
+            rows.append([name, what, *map(percent, shares)])
+    return markdown(["returns", "interval of", *(f"E = {size}" for size in sizes)], rows)
+
+
+def holds(interval: Interval | None, truth: float) -> bool:
+    assert interval is not None
+    # Sums round: an interval of no width at the truth holds it.
+    slack = 1e-9 * abs(truth)
+    return interval.low - slack <= truth <= interval.high + slack
+
+
+def methods(size: int, evaluations: int) -> str:
+    """Of the mean's interval: the bootstrap that is used, and what it was chosen over."""
+    rows = []
+    for number, (name, draw) in enumerate(RETURNS.items()):
+        truth = draw(np.random.default_rng(0), (4_000_000,)).mean()
+        rng = np.random.default_rng([number, size])
+        hits = np.zeros(3)
+        for values in draw(rng, (evaluations, size)):
+            reach = stats.t.ppf(0.5 + CONFIDENCE / 2, size - 1) * stats.sem(values)
+            percentile = stats.bootstrap(
+                (values,), np.mean, n_resamples=RESAMPLES, method="percentile", rng=rng
+            ).confidence_interval
+            found = [
+                Interval(percentile.low, percentile.high),
+                mean_interval(values, CONFIDENCE, RESAMPLES, rng),
+                Interval(values.mean() - reach, values.mean() + reach),
+            ]
+            hits += [holds(interval, truth) for interval in found]
+        rows.append([name, *map(percent, hits / evaluations)])
+    return markdown([f"returns, E = {size}", "percentile", "BCa", "Student's t"], rows)
+
+
+def rates(sizes: Sequence[int]) -> str:
+    """Exact: the chance of every count of successes, summed where its interval holds the rate."""
+    rows = []
+    for rate in (0.5, 0.8, 0.95, 0.99):
+        shares = []
+        for size in sizes:
+            count = np.arange(size + 1)
+            found = [
+                stats.binomtest(k, size).proportion_ci(CONFIDENCE, "wilson") for k in count.tolist()
+            ]
+            inside = [interval.low <= rate <= interval.high for interval in found]
+            shares.append(float(stats.binom.pmf(count, size, rate)[inside].sum()))
+        rows.append([f"{rate:g}", *map(percent, shares)])
+    return markdown(["success rate", *(f"E = {size}" for size in sizes)], rows)
+
+
+def pairing(evaluations: int) -> str:
+    """Starts spread returns with deviation 80, what is left varies with 7; 50 episodes."""
+    rows = []
+    for shift in (0, 2, 5, 10, 40):
+        rng = np.random.default_rng(shift)
+        paired = unpaired = 0
+        for _ in range(evaluations):
+            ease = rng.normal(300, 80, size=50)
+            first, second = ease + rng.normal(0, 7, 50), ease + shift + rng.normal(0, 7, 50)
+            runs = [
+                Run([Episode(i, i, i, episode_return=v, length=1) for i, v in enumerate(values)])
+                for values in (first.tolist(), second.tolist())
+            ]
+            (found,) = compare(*runs, names=["a", "b"], resamples=999).differences
+            assert found.p_value is not None
+            paired += found.p_value < 0.05
+            unpaired += stats.ttest_ind(first, second).pvalue < 0.05
+        rows.append([str(shift), percent(paired / evaluations), percent(unpaired / evaluations)])
+    header = ["true difference", "found by `compare`", "found by an unpaired t-test"]
+    return markdown(header, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--evaluations", type=int, default=1000, help="simulated ones a cell")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 20, 50, 100, 200])
+    arguments = parser.parse_args()
+    print(coverage(arguments.sizes, arguments.evaluations), end="\n\n")
+    print(methods(20, arguments.evaluations), end="\n\n")
+    print(rates(arguments.sizes), end="\n\n")
+    print(pairing(arguments.evaluations))
+
+
+if __name__ == "__main__":
+    main()

@@ -287,6 +287,26 @@ def _variants(rows: list[dict[str, Any]]) -> list[str]:
     return [*parts, table(["group", "variant", "us a frame", "ratio"], body)]
 
 
+def _monitoring(rows: list[dict[str, Any]]) -> list[str]:
+    names = list(rows[0]["ratios"])
+    body = []
+    for row in rows:
+        entries = []
+        for name in names:
+            ratio, target = row["ratios"][name], row["targets"].get(name)
+            entry = f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+            if target is not None:
+                missed = "" if ratio["median"] <= target else " missed"
+                entry += f"; target at most {target:g}{missed}"
+            entries.append(entry)
+        body.append([f"N={row['N']}, T={row['T']}", number(row["us_per_frame"]), *entries])
+    return [
+        "## What statistics cost\n",
+        "CartPole-v1: time a frame over that of the same collector with statistics off.\n",
+        table(["workload", "us a frame, off", *names], body),
+    ]
+
+
 _SECTIONS = {
     "hot-loop": _hot_loop,
     "memory": _memory,
@@ -294,4 +314,5 @@ _SECTIONS = {
     "steps": _steps,
     "batches": _batches,
     "variants": _variants,
+    "monitoring": _monitoring,
 }

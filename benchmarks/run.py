@@ -26,6 +26,7 @@ import torch
 import workloads
 from hot_loop import hot_loop
 from measure import QUICK, Effort, alternate, ratios, spread
+from monitoring import monitoring
 from shares import shares
 from variants import variants
 from workloads import CELLS, OURS
@@ -125,6 +126,7 @@ EXTRAS = {
     "steps": flat.against_steps,
     "batches": flat.against_batches,
     "variants": variants,
+    "monitoring": monitoring,
 }
 
 

@@ -73,6 +73,16 @@ def test_each_library_takes_its_turn_in_a_cell(tmp_path):
     assert sum(cell["shares"].values()) == pytest.approx(1)
 
 
+def test_the_cost_of_statistics_is_measured(tmp_path):
+    need("envpool")
+    _, results = bench(tmp_path, "monitoring")
+
+    (row,) = results["monitoring"]
+    assert set(row["ratios"]) >= {"statistics", "statistics, timers"}
+    assert all(ratio["median"] > 0 for ratio in row["ratios"].values())
+    assert "target at most 1.02" in (tmp_path / "README.md").read_text()
+
+
 def test_an_unknown_cell_is_refused_with_the_names_that_there_are():
     done = subprocess.run(
         [sys.executable, RUN, "--only", "pong"], capture_output=True, text=True, check=False

@@ -26,7 +26,16 @@ EXPORTED = {
         "policy_seed",
         "split_trajectories",
     ],
-    "tdcollect.collect": ["Collector", "RewardShaping", "SyncDataCollector"],
+    "tdcollect.collect": [
+        "Collection",
+        "Collector",
+        "Life",
+        "RewardShaping",
+        "Spread",
+        "Statistics",
+        "SyncDataCollector",
+        "Window",
+    ],
     "tdcollect.envs": ["GymnasiumEnv", "make_env"],
     "tdcollect.evaluate": [
         "Comparison",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
 
 import torch
 
-from tdcollect.collect.episodes import EpisodeLoop, Start
+from tdcollect.collect.episodes import Block, EpisodeLoop, Start
 from tdcollect.collect.gather import gather
 from tdcollect.collect.loop import ArrayEnv, NewIds, forgotten_entries
 from tdcollect.collect.placement import Placement
@@ -54,6 +54,7 @@ def whole_episodes(
     first_seeds: list[int] | None = None,
     options: dict[str, Any] | None = None,
     gradients: bool = False,
+    noted: Callable[[Iterable[Block]], Iterable[Block]] = iter,
 ) -> dict[Key, torch.Tensor]:
     """Collect episodes from the start of each to its end; every slot starts afresh.
 
@@ -68,6 +69,7 @@ def whole_episodes(
         first_seeds: one a slot, for the first reset.
         options: gymnasium's reset options, for each reset.
         gradients: keep the graph through the policy.
+        noted: is handed the blocks, and hands them on.
 
     Returns:
         The entries, ``[sum of lengths, ...]`` each: episodes in the order of starting.
@@ -99,7 +101,7 @@ def whole_episodes(
         options=options,
         whole=gradients,
     )
-    columns = gather(loop, len(env.batch_size))
+    columns = gather(noted(loop), len(env.batch_size))
     assert program is not None
     program.check()
     return columns

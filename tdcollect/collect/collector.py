@@ -21,9 +21,11 @@ from tdcollect.collect.by_count import check_count, whole_episodes
 from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
 from tdcollect.collect.explain import Explanation, explanation
 from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames
+from tdcollect.collect.monitor import Monitor, StatsAttribute
 from tdcollect.collect.options import extends
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
+from tdcollect.collect.record import Record
 from tdcollect.collect.rows import Key, Rows, flat, shaped_like
 from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.transforms import base_of
@@ -52,7 +54,14 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         reward_shaping: a function ``(observation, action, reward, done) -> reward``, called on
             whole batches, whose result learners see in place of the env's reward; that one stays
             under ``("next", "raw_reward")``. See :class:`tdcollect.collect.RewardShaping`.
+        statistics: keep statistics of episodes, steps and times in :attr:`stats`, a
+            :class:`tdcollect.collect.Statistics`.
+        stats_window: K, how many of the latest episodes ``stats.window`` holds.
+        timers: also time the env's steps and the policy's calls, which costs a little at each step.
         **kwargs: as the parent has them.
+
+    Attributes:
+        stats: statistics; a call, ``collector.stats()``, gives the parent's dict of counters.
 
     Examples:
         >>> env = make_env("CartPole-v1", num_envs=8)
@@ -68,11 +77,23 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     _auto_register_policy_transforms: bool | None
 
     @extends(TorchRLCollector.__init__)
-    def __init__(self, *args: Any, reward_shaping: RewardShaping | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        reward_shaping: RewardShaping | None = None,
+        statistics: bool = True,
+        stats_window: int = 100,
+        timers: bool = False,
+        **kwargs: Any,
+    ):
         self._reward_shaping = reward_shaping
         self._shaper: Shaper | None = None
         self._splits = bool(kwargs.get("split_trajs"))
+        self._monitor = Monitor(statistics, stats_window, timers)
         super().__init__(*args, **kwargs)
+        self._monitor.attach(self)
+
+    stats = StatsAttribute()
 
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:
         # Left to itself, the parent warns and adds nothing, and a recurrent policy then forgets at
@@ -122,6 +143,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         """What is done to each batch before its user, or the replay buffer, gets it."""
         if self._shaper is not None:
             tensordict_out = self._shaper(tensordict_out)
+            self._monitor.shaped(tensordict_out[keys.NEXT, keys.REWARD])
         return super()._postproc(tensordict_out)
 
     @property
@@ -219,13 +241,19 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     @torch.no_grad()
     def rollout(self) -> TensorDictBase | None:
         """Collect one batch ``[N, T]``; see the parent's method."""
+        with self._monitor.collection() as record:
+            return self._rollout(record)
+
+    def _rollout(self, record: Record) -> TensorDictBase | None:
         if self._stale:
             self.reset()
         env = self._array_env
         self._fresh = not isinstance(env, str) and not self._should_use_random_frames()
+        if self.reset_at_each_iter:
+            self._monitor.drop()
         if isinstance(env, str) or not self._fresh:
             self._restore_buffer()
-            with self._policy_on_rows():
+            with self._policy_on_rows(), record.watching(self):
                 return super().rollout()
         if self.return_same_td:
             self._restore_buffer()
@@ -237,7 +265,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self._carrier.update(self.env.reset())
             self._start_new_trajectories()
         with set_exploration_type(self.exploration_type):
-            batch = self._go_on(env, self._program, self.frames_per_batch)
+            batch = self._go_on(env, self._program, self.frames_per_batch, record)
         if self.return_same_td and self._use_buffers:
             return self._final_rollout.update_(batch)
         return batch
@@ -247,9 +275,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         env: ArrayEnv | WholeEnv,
         lower: Callable[[Rows], Program],
         steps: int,
+        record: Record,
         gradients: bool = False,
     ) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``."""
+        env, lower = record.timed(env, lower)
         columns = collect_frames(
             env,
             lower,
@@ -263,6 +293,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         )
         if gradients:
             self._carrier = self._carrier.detach()
+        record.take(columns, self.env.reward_keys)
         return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
 
     @property
@@ -298,10 +329,14 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             del batch  # or it would take memory beside the next one
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset the envs; see the parent's method."""
+        """Reset the envs; see the parent's method.
+
+        Episodes in flight are dropped: statistics do not count them.
+        """
         if index is None:
             self._stale = False
         super().reset(index, **kwargs)
+        self._monitor.drop(index)
 
     def collect(
         self,
@@ -356,13 +391,18 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         if self.closed:
             raise RuntimeError("the collector is shut down; make a new one to collect")
         policy = RandomPolicy(self.env.full_action_spec) if random else None
-        lower = partial(self._program, policy=policy)
+        lower: Callable[[Rows], Program] = partial(self._program, policy=policy)
         given = {"seed": seed, "options": options}
         given = {name: value for name, value in given.items() if value is not None}
         exploration = exploration_type or self.exploration_type
-        with torch.set_grad_enabled(gradients), set_exploration_type(exploration):
+        with (
+            torch.set_grad_enabled(gradients),
+            set_exploration_type(exploration),
+            self._monitor.collection() as record,
+        ):
             if episodes is not None:
-                env = self._rows_env()
+                env, lower = record.timed(self._rows_env(), lower)
+                self._monitor.drop()
                 self._stale = True  # from here on the carried row does not say where the envs are
                 columns = whole_episodes(
                     env,
@@ -375,12 +415,16 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                     first_seeds=None if seed is None else slot_seeds(seed, range(self.n_env)),
                     options=options,
                     gradients=gradients,
+                    noted=record.noting,
                 )
+                record.take(columns, self.env.reward_keys)
                 batch = self._assemble(columns, (len(columns[keys.NEXT_DONE]),))
             else:
                 if reset or given or self._stale:
                     self.reset(**given)
-                batch = self._go_on(self._rows_env(), lower, self._steps_of(count), gradients)
+                batch = self._go_on(
+                    self._rows_env(), lower, self._steps_of(count), record, gradients
+                )
         batch = self._postproc(batch)
         return batch if layout == "flat" else split_trajectories(batch, layout=layout)
 

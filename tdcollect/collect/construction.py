@@ -10,6 +10,7 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 from tdcollect._upstream import CollectorMeta, service_backend
+from tdcollect.collect.options import refuse_elsewhere
 from tdcollect.collect.policy import unknown_class
 from tdcollect.collect.rows import Key
 from tdcollect.keys import IS_INIT
@@ -47,6 +48,7 @@ class Dispatch(CollectorMeta):
                     "reward_shaping is for backend='direct': workers are not given it; name a "
                     "subclass that passes it on as collector_class in the backend_options"
                 )
+            refuse_elsewhere(kwargs, chosen)
             options = {"collector_class": cls, **(backend_options or {})}
             return TorchRLCollector(
                 *args,

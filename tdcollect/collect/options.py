@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+HERE_ONLY: dict[str, Any] = {"statistics": True, "stats_window": 100, "timers": False}
+"""Options of a collector that runs in the user's own process, with their defaults."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -32,3 +35,22 @@ def extends(parent: Callable[..., Any]) -> Callable[[Function], Function]:
         return function
 
     return with_signature
+
+
+def refuse_elsewhere(options: dict[str, Any], backend: str) -> None:
+    """Take options with their defaults out; raise for others.
+
+    Args:
+        options: are given to a collector that runs in other processes.
+        backend: which runs it.
+
+    Raises:
+        ValueError: for an option that is heeded only in the user's own process.
+    """
+    for name, default in HERE_ONLY.items():
+        value = options.pop(name, default)
+        if value is not default and value != default:
+            raise ValueError(
+                f"expected no {name} with backend={backend!r}, whose collectors run in other "
+                f"processes, got {name}={value!r}; leave it out, or choose backend='direct'"
+            )

@@ -1,0 +1,119 @@
+"""What a collector notes of its collections, for its statistics.
+
+Nothing here runs in the loop on arrays, unless times were asked for.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torchrl.collectors import Collector as TorchRLCollector
+
+from tdcollect.collect.record import Record, as_array, summed
+from tdcollect.collect.statistics import Bools, Collection, Statistics, Tally
+
+
+class Monitor:
+    """Keeps a collector's statistics.
+
+    Args:
+        statistics: whether to keep any.
+        window: K, how many episodes to smooth over.
+        timers: whether to time the env and the policy.
+
+    Attributes:
+        stats: what the user sees.
+
+    Raises:
+        ValueError: for a window that is not positive, and for timers without statistics.
+    """
+
+    def __init__(self, statistics: bool, window: int, timers: bool):
+        if window < 1:
+            raise ValueError(f"expected stats_window to be positive, got {window}")
+        if timers and not statistics:
+            raise ValueError(
+                "expected statistics=True with timers=True, got statistics=False: times are told "
+                "in collector.stats; leave one of the two out"
+            )
+        self.stats = Statistics(window, statistics, self._counters)
+        self._timers = timers
+        self._collector: Callable[[], Any] = lambda: None
+        self._ended: float | None = None
+        self._unshaped: tuple[Bools, bool] | None = None  # done flags, and whether by episodes
+
+    def attach(self, collector: TorchRLCollector) -> None:
+        """The collector, once it is made. It is not kept alive."""
+        self._collector = weakref.ref(collector)
+        self._batch_size = collector.env.batch_size
+        self._tally = Tally(self._batch_size.numel())
+        self._shaped = Tally(self._batch_size.numel())
+
+    def _counters(self) -> dict[str, Any]:
+        collector = self._collector()
+        if collector is None:
+            raise RuntimeError("the collector is gone, and its counters with it")
+        return TorchRLCollector.stats(collector)
+
+    def drop(self, index: Any = None) -> None:
+        """Episodes in flight are cut short by a reset: of all slots, or of those of an index."""
+        if index is None:
+            self._tally.drop()
+            self._shaped.drop()
+            return
+        marked = torch.zeros((*self._batch_size, 1), dtype=torch.bool)
+        marked[index] = True  # as TorchRL's reset() reads an index
+        slots = marked.reshape(-1).numpy()
+        self._tally.drop(slots)
+        self._shaped.drop(slots)
+
+    @contextmanager
+    def collection(self) -> Iterator[Record]:
+        """Around one collection, which tells the record what it collects."""
+        record = Record(self._batch_size, self.stats.on, self._timers)
+        start = time.perf_counter()
+        try:
+            yield record
+        except BaseException:
+            self._tally.miss()
+            self._shaped.miss()
+            raise
+        if self.stats.on:
+            self._count(record, start)
+
+    def _count(self, record: Record, start: float) -> None:
+        reward, done = record.arrays()
+        if record.by_episodes:
+            episodes = Tally(1).feed(reward, done)._replace(slots=record.slots)
+        else:
+            episodes = self._tally.feed(reward, done)
+        if self._unshaped is not None:
+            self._shaped.miss()  # its batch was not shaped
+        self._unshaped = done, record.by_episodes
+        between = None if self._ended is None else start - self._ended
+        now = self._ended = time.perf_counter()
+        times = (now - start, between, record.env_seconds, record.policy_seconds)
+        self.stats.add(Collection(done.size, *times, *episodes))
+
+    def shaped(self, reward: torch.Tensor) -> None:
+        """The rewards of the latest collection, shaped: ``[*N, T, *feature]``, or ``[F, ...]``."""
+        if self._unshaped is None:
+            return
+        (done, by_episodes), self._unshaped = self._unshaped, None
+        slots, steps = done.shape
+        length = reward.shape[0 if by_episodes else len(self._batch_size)]
+        values = summed(as_array(reward, slots, length))[:, :steps]  # it may have ended early
+        tally = Tally(1) if by_episodes else self._shaped
+        self.stats.add_shaped(tally.feed(values, done).returns)
+
+
+class StatsAttribute:
+    """``collector.stats``: statistics that can be called, as the parent's method of that name."""
+
+    def __get__(self, collector: Any, owner: type) -> Any:
+        return TorchRLCollector.stats if collector is None else collector._monitor.stats

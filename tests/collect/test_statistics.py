@@ -1,0 +1,708 @@
+"""``collector.stats``: as a gymnasium loop, TorchRL's RewardSum and a loop over steps have it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDictBase
+from torch import nn
+from torchrl.collectors import Collector as ParentCollector
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
+from torchrl.testing import mocking_classes as mocks
+
+from tdcollect import Collector, make_env
+from tdcollect.collect import Collection
+from tdcollect.collect.statistics import Tally
+
+from .envs import ENVS, make_toy
+from .oracle import UPSTREAM, seed_everything
+
+pytestmark = [pytest.mark.filterwarnings(UPSTREAM)]
+
+Episode = tuple[int, float, int]
+both_ways = pytest.mark.usefixtures("arrays")
+
+
+def lean(tensordict: TensorDictBase) -> TensorDictBase:
+    """Push the cart to the side on which it stands."""
+    right = (tensordict["observation"][..., 0] > 0).long()
+    return tensordict.set("action", nn.functional.one_hot(right, 2))
+
+
+def cartpole(num_envs: int | None = 3, **options: Any) -> EnvBase:
+    return make_env("CartPole-v1", num_envs, **options)
+
+
+def toy(num_envs: int | None = 3) -> EnvBase:
+    """Rewards are drawn from a normal distribution: sums in another order differ."""
+    return make_env(partial(make_toy, 40), num_envs)
+
+
+def episodes(found: Collection) -> list[Episode]:
+    """(slot, return, length) of each."""
+    assert found.returns.dtype == np.float64
+    assert found.lengths.dtype == found.slots.dtype == np.int64
+    return list(
+        zip(found.slots.tolist(), found.returns.tolist(), found.lengths.tolist(), strict=True)
+    )
+
+
+def collected(collector: Any, batches: int) -> list[list[Episode]]:
+    """Of each of some batches."""
+    stream = iter(collector)
+    return [episodes(collector.stats.latest) for _ in itertools.islice(stream, batches)]
+
+
+def plain_loop(seed: int, slots: int, steps: int) -> list[tuple[int, Episode]]:
+    """(step at which it ended, episode) of slots that gymnasium alone plays, in that order."""
+    ended = []
+    for slot in range(slots):
+        env = gym.make("CartPole-v1")
+        observation, _ = env.reset(seed=seed + slot)
+        total, length = 0.0, 0
+        for step in range(steps):
+            observation, reward, terminated, truncated, _ = env.step(int(observation[0] > 0))
+            total, length = total + float(reward), length + 1
+            if terminated or truncated:
+                ended.append((step, (slot, total, length)))
+                observation, _ = env.reset()
+                total, length = 0.0, 0
+    return sorted(ended)
+
+
+# ------------------------------------------------------------------------------------- episodes
+
+
+@both_ways
+@pytest.mark.behaviour(24, 25, 26)
+@pytest.mark.parametrize("steps", [1, 7, 100])
+def test_episodes_are_those_of_a_plain_gymnasium_loop(steps: int) -> None:
+    collector = Collector(cartpole(), lean, frames_per_batch=3 * steps)
+    collector.set_seed(5)
+    batches = max(2, 200 // steps)
+    expected = plain_loop(5, 3, batches * steps)
+    assert len(expected) > 4
+    assert collected(collector, batches) == [
+        [episode for step, episode in expected if step // steps == i] for i in range(batches)
+    ]
+
+
+ORDINARY = [
+    "cartpole-unbatched",
+    "cartpole-books",
+    "cartpole-disabled",
+    "cartpole-same-step",
+    "pendulum",
+    "toy",
+    "toy-unbatched",
+    "toy-one-step-episodes",
+    "torchrl-gym",
+    "torchrl-vector",
+    "torchrl-serial",
+    "mock-counting",
+    "mock-counting-batched",
+]
+
+
+@both_ways
+@pytest.mark.behaviour(26)
+@pytest.mark.parametrize("name", ORDINARY)
+def test_episodes_agree_with_reward_sum_and_step_counter(name: str) -> None:
+    env = TransformedEnv(ENVS[name](), RewardSum(in_keys=["reward"], out_keys=["total"]))
+    env.append_transform(StepCounter(step_count_key="count"))
+    slots = env.batch_size.numel()
+    seed_everything(0)
+    collector = Collector(env, frames_per_batch=11 * slots)
+    some = 0
+    for batch in itertools.islice(collector, 5):
+        rows = batch.reshape(slots, -1)["next"]
+        step, slot, _ = rows["done"].transpose(0, 1).nonzero().unbind(-1)
+        latest = collector.stats.latest
+        assert latest.steps == batch.numel()
+        assert latest.episodes == len(step)
+        some += len(step)
+        assert (latest.slots == slot.numpy()).all()
+        assert (latest.lengths == rows["count"][slot, step, 0].numpy()).all()
+        np.testing.assert_allclose(latest.returns, rows["total"][slot, step, 0], 1e-4, 1e-5)
+    assert some > 0
+    assert collector.stats.life.episodes == some
+
+
+@pytest.mark.behaviour(26)
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=2, unique=True),
+    slots=st.sampled_from([None, 1, 3]),
+    seed=st.integers(0, 2**16),
+)
+def test_episodes_are_the_same_for_any_batch_size(
+    sizes: list[int], slots: int | None, seed: int
+) -> None:
+    found = []
+    for steps in sizes:
+        collector = Collector(toy(slots), lean, frames_per_batch=steps * (slots or 1))
+        collector.set_seed(seed)
+        found.append([*itertools.chain(*collected(collector, -(-90 // steps)))])
+    shorter = min(map(len, found))
+    assert shorter > 0
+    assert found[0][:shorter] == found[1][:shorter]  # to the bit
+
+
+def naive(reward: np.ndarray, done: np.ndarray) -> list[Episode]:
+    """The episodes of rewards and flags ``[N, T]`` by a loop over steps, then slots."""
+    slots, steps = done.shape
+    total, length, ended = [0.0] * slots, [0] * slots, []
+    for step in range(steps):
+        for slot in range(slots):
+            total[slot] += reward[slot, step]
+            length[slot] += 1
+            if done[slot, step]:
+                ended.append((slot, total[slot], length[slot]))
+                total[slot], length[slot] = 0.0, 0
+    return ended
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    slots=st.integers(1, 4),
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    often=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_sums_over_batches_are_those_of_a_loop(
+    slots: int, cuts: list[int], often: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    reward = rng.normal(size=(slots, sum(cuts)))
+    done = rng.random(reward.shape) < often
+    tally = Tally(slots)
+    found: list[Episode] = []
+    for start, steps in zip(np.cumsum([0, *cuts]), cuts, strict=False):
+        part = slice(start, start + steps)
+        ended = tally.feed(reward[:, part], done[:, part])
+        found += zip(*(x.tolist() for x in ended), strict=True)
+    assert found == naive(reward, done)
+
+
+# --------------------------------------------------------------------------------------- resets
+
+
+@both_ways
+@pytest.mark.parametrize("how", ["reset", "set_seed"])
+def test_episodes_that_a_reset_cuts_short_are_not_counted(how: str) -> None:
+    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4)
+    stream = iter(collector)
+    next(stream)  # four of five steps
+    collector.reset() if how == "reset" else collector.set_seed(0)
+    next(stream)
+    assert collector.stats.latest.episodes == 0
+    next(stream)
+    assert episodes(collector.stats.latest) == [(slot, 5.0, 5) for slot in range(3)]
+
+
+@both_ways
+@pytest.mark.parametrize("index", [1, [1], torch.tensor([False, True, False])], ids=str)
+def test_a_reset_of_one_slot_drops_its_episode_alone(index: Any) -> None:
+    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4)
+    stream = iter(collector)
+    next(stream)
+    collector.reset(index)
+    next(stream)
+    assert episodes(collector.stats.latest) == [(0, 5.0, 5), (2, 5.0, 5)]
+    next(stream)
+    assert episodes(collector.stats.latest)[0] == (1, 5.0, 5)
+
+
+@both_ways
+def test_a_reset_at_each_iteration_drops_what_is_in_flight() -> None:
+    env = cartpole(time_limit=5)
+    collector = Collector(env, frames_per_batch=3 * 7, reset_at_each_iter=True)
+    expected = [(slot, 5.0, 5) for slot in range(3)]
+    assert collected(collector, 3) == [expected] * 3
+
+
+@both_ways
+def test_episodes_with_steps_that_an_error_took_are_not_counted() -> None:
+    calls = itertools.count()
+
+    def fails_once(tensordict: TensorDictBase) -> TensorDictBase:
+        if next(calls) == 6:
+            raise OSError("the sixth call")
+        return lean(tensordict)
+
+    collector = Collector(cartpole(time_limit=5), fails_once, frames_per_batch=3 * 4)
+    collector.rollout()
+    with pytest.raises(OSError, match="the sixth call"):
+        collector.rollout()
+    lengths = []
+    for _ in range(4):
+        collector.rollout()
+        lengths += collector.stats.latest.lengths.tolist()
+    # The error took steps 5 and 6: the end of a slot's first episode and the start of its second.
+    # Of 16 steps more, four end the second, ten are two whole ones.
+    assert lengths == [5] * 3 * 2
+    assert collector.stats.life.episodes == 6
+
+
+# ------------------------------------------------------------------------- collecting by count
+
+
+@both_ways
+@pytest.mark.behaviour(24, 26)
+def test_collect_by_frames_goes_on_with_the_episodes_of_iteration() -> None:
+    collector = Collector(cartpole(), lean, frames_per_batch=3 * 7)
+    collector.set_seed(5)
+    (first,) = collected(collector, 1)
+    collector.collect(frames=3 * 50)
+    second = episodes(collector.stats.latest)
+    (third,) = collected(collector, 1)
+    expected = plain_loop(5, 3, 64)
+    limits = [range(7), range(7, 57), range(57, 64)]
+    parts = [[episode for step, episode in expected if step in limit] for limit in limits]
+    assert [first, second, third] == parts
+    assert collector.stats.latest.steps == 21
+    assert collector.stats.life.steps == 3 * 64
+
+
+@both_ways
+@pytest.mark.behaviour(24, 25, 26)
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_collect_by_episodes_counts_these_in_the_order_of_starting(count: int) -> None:
+    collector = Collector(toy(), lean, frames_per_batch=3 * 7)
+    collector.rollout()
+    in_iteration = collector.stats.life.episodes
+    batch = collector.collect(episodes=count)
+    latest = collector.stats.latest
+    ends = batch["next", "done"].flatten().nonzero().flatten().tolist()
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    rewards = batch["next", "reward"].flatten().double()
+    assert latest.lengths.tolist() == [e + 1 - s for s, e in zip(starts, ends, strict=True)]
+    assert latest.returns.tolist() == [
+        sum(rewards[s : e + 1].tolist()) for s, e in zip(starts, ends, strict=True)
+    ]
+    assert latest.slots[:3].tolist() == list(range(min(count, 3)))
+    assert latest.episodes == count
+    assert latest.steps == len(batch)
+    assert collector.stats.life.episodes == in_iteration + count
+
+
+@both_ways
+def test_episodes_in_flight_do_not_outlive_a_collection_by_episodes() -> None:
+    collector = Collector(cartpole(time_limit=5), lean, frames_per_batch=3 * 4)
+    collector.rollout()
+    collector.collect(episodes=2)
+    assert episodes(collector.stats.latest) == [(0, 5.0, 5), (1, 5.0, 5)]
+    collector.rollout()
+    assert collector.stats.latest.episodes == 0
+    collector.rollout()
+    assert collector.stats.latest.lengths.tolist() == [5, 5, 5]
+
+
+@both_ways
+def test_episodes_cut_by_max_steps_count() -> None:
+    collector = Collector(cartpole(), lean, frames_per_batch=3 * 4)
+    collector.collect(episodes=4, max_steps=3)
+    assert collector.stats.latest.returns.tolist() == [3.0] * 4
+
+
+# ------------------------------------------------------------------------------- shaped rewards
+
+
+def double(observation: Any, action: Any, reward: Any, done: Any) -> Any:
+    return 2 * reward - done.float()
+
+
+@both_ways
+@pytest.mark.behaviour(17)
+@pytest.mark.parametrize("options", [{}, {"split_trajs": True}, {"postproc": lambda b: b[..., :1]}])
+def test_shaped_returns_stand_beside_the_envs(options: Any) -> None:
+    collector = Collector(toy(), frames_per_batch=3 * 7, reward_shaping=double, **options)
+    some = []
+    for _ in itertools.islice(collector, 9):
+        latest = collector.stats.latest
+        np.testing.assert_allclose(latest.shaped_returns, 2 * latest.returns - 1, 1e-6, 1e-6)
+        some += latest.shaped_returns.tolist()
+    assert len(some) > 3
+    assert collector.stats.life.shaped_return_stats.mean == pytest.approx(np.mean(some))
+    assert "shaped    mean" in repr(collector.stats)
+
+
+@both_ways
+@pytest.mark.behaviour(17)
+def test_shaped_returns_of_whole_episodes() -> None:
+    collector = Collector(toy(), frames_per_batch=3 * 7, reward_shaping=double)
+    next(iter(collector))
+    collector.collect(episodes=5)
+    latest = collector.stats.latest
+    np.testing.assert_allclose(latest.shaped_returns, 2 * latest.returns - 1, 1e-6, 1e-6)
+    collector.collect(frames=3 * 60)
+    latest = collector.stats.latest
+    assert latest.episodes > 0
+    np.testing.assert_allclose(latest.shaped_returns, 2 * latest.returns - 1, 1e-6, 1e-6)
+
+
+def test_shaped_returns_leave_out_episodes_whose_steps_were_not_shaped() -> None:
+    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4, reward_shaping=double)
+    collector.rollout()  # the batch as the env gave it
+    assert collector.stats.latest.shaped_returns is None
+    stream = iter(collector)
+    next(stream)
+    assert collector.stats.latest.episodes == 3
+    assert len(collector.stats.latest.shaped_returns) == 0
+    next(stream)
+    assert collector.stats.latest.shaped_returns.tolist() == [9.0] * 3
+
+
+def test_without_shaping_there_are_no_shaped_returns() -> None:
+    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 7)
+    next(iter(collector))
+    assert collector.stats.latest.shaped_returns is None
+    assert collector.stats.life.shaped_return_stats is None
+
+
+# ------------------------------------------------------------------------------------- options
+
+
+def with_buffer(**options: Any) -> dict[str, Any]:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=4)
+    return {"replay_buffer": buffer, **options}
+
+
+def drop_rewards(batch: TensorDictBase) -> TensorDictBase:
+    return batch.exclude(("next", "reward"))
+
+
+def spoil_rewards(batch: TensorDictBase) -> TensorDictBase:
+    batch["next", "reward"].fill_(torch.nan)
+    return batch
+
+
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "nothing": dict,
+    "split_trajs": lambda: {"split_trajs": True},
+    "postproc that drops": lambda: {"postproc": drop_rewards},
+    "postproc that writes": lambda: {"postproc": spoil_rewards},
+    "return_same_td": lambda: {"return_same_td": True},
+    "no buffers": lambda: {"use_buffers": False},
+    "replay buffer": with_buffer,
+    "replay buffer, step by step": lambda: with_buffer(extend_buffer=False),
+    "random frames": lambda: {"init_random_frames": 60},
+    "no trajectory ids": lambda: {"track_traj_ids": False},
+    "set_truncated": lambda: {"set_truncated": True},
+    "compact": lambda: {"compact_obs": True},
+}
+
+
+@both_ways
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_do_not_change_what_is_counted(name: str) -> None:
+    """Slots are told apart by their lengths: 5 steps, whatever the option makes of the batch."""
+    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 7, **OPTIONS[name]())
+    per_batch = [
+        [(slot, 5.0, 5) for _ in range(ended) for slot in range(3)] for ended in (1, 1, 2, 1, 2)
+    ]
+    assert collected(collector, 5) == per_batch
+
+
+@both_ways
+def test_episodes_that_the_collector_truncates_count() -> None:
+    collector = Collector(cartpole(), frames_per_batch=3 * 7, max_frames_per_traj=5)
+    assert collected(collector, 2) == [[(slot, 5.0, 5) for slot in range(3)]] * 2
+
+
+@both_ways
+def test_whole_trajectories() -> None:
+    collector = Collector(
+        cartpole(time_limit=5), frames_per_batch=3 * 7, trajs_per_batch=3, traj_format="cat"
+    )
+    for batch in itertools.islice(collector, 2):
+        assert batch["next", "reward"].sum() == 15
+    assert collector.stats.life.return_stats.mean == 5
+
+
+class StopsAfter:
+    """An interruptor."""
+
+    def __init__(self, steps: int):
+        self.left = steps
+
+    def collection_stopped(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+def test_a_batch_that_ends_early_counts_the_steps_taken() -> None:
+    collector = Collector(cartpole(time_limit=5), frames_per_batch=300, interruptor=StopsAfter(6))
+    collector.rollout()
+    latest = collector.stats.latest
+    assert latest.steps == 3 * 6
+    assert episodes(latest) == [(slot, 5.0, 5) for slot in range(3)]
+
+
+# --------------------------------------------------------------------------------- kinds of envs
+
+
+def test_any_batch_dims() -> None:
+    limits = torch.tensor([[2, 4, 3], [5, 2, 7]])
+    collector = Collector(
+        mocks.CountingBatchedEnv(max_steps=limits, batch_size=[2, 3]), frames_per_batch=6 * 15
+    )
+    found, batches = [], []
+    for batch in itertools.islice(collector, 2):
+        batches.append(batch.reshape(6, 15)["next"])
+        found += episodes(collector.stats.latest)
+    rows = torch.cat(batches, 1)
+    assert found == naive(rows["reward"][..., 0].numpy(), rows["done"][..., 0].numpy())
+    assert len({length for _, _, length in found}) > 2
+
+
+def test_the_reward_of_several_agents_is_their_sum() -> None:
+    collector = Collector(ENVS["mock-agents"](), frames_per_batch=12)
+    batch = next(iter(collector))
+    latest = collector.stats.latest
+    reward = batch["next"].get(collector.env.reward_keys[0]).reshape(12, -1).sum(-1)
+    first = int(latest.lengths[0])
+    assert latest.episodes > 1
+    assert latest.returns[0] == reward[:first].sum()
+
+
+@pytest.mark.parametrize("name", ["mock-nested-flags", "mock-many-keys", "mock-unlike"])
+def test_episodes_end_where_the_collector_starts_a_trajectory(name: str) -> None:
+    collector = Collector(ENVS[name](), frames_per_batch=30)
+    batches = list(itertools.islice(collector, 2))
+    ids = torch.cat([batch["collector", "traj_ids"] for batch in batches])
+    _, lengths = ids.unique_consecutive(return_counts=True)
+    assert collector.stats.life.episodes in (len(lengths) - 1, len(lengths))
+    assert collector.stats.life.length_stats.max == lengths.max()
+
+
+# --------------------------------------------------------------------------- figures and print
+
+
+@pytest.mark.behaviour(24)
+def test_spreads_are_numpys_and_none_where_no_episode_ended() -> None:
+    collector = Collector(toy(), frames_per_batch=3 * 50)
+    collector.rollout()
+    latest = collector.stats.latest
+    for values, found in (
+        (latest.returns, latest.return_stats),
+        (latest.lengths, latest.length_stats),
+    ):
+        assert found == (values.mean(), values.std(), values.min(), values.max())
+    short = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4)
+    short.rollout()
+    latest = short.stats.latest
+    assert latest.episodes == 0
+    assert len(latest.returns) == len(latest.lengths) == 0
+    assert latest.return_stats is latest.length_stats is short.stats.life.return_stats is None
+    assert "returns   None" in str(latest)
+
+
+@pytest.mark.behaviour(25, 26)
+def test_life_and_window_hold_the_batches_together() -> None:
+    collector = Collector(toy(), frames_per_batch=3 * 50, stats_window=10)
+    returns, lengths, steps = [], [], 0
+    for _ in itertools.islice(collector, 4):
+        returns += collector.stats.latest.returns.tolist()
+        lengths += collector.stats.latest.lengths.tolist()
+        steps += collector.stats.latest.steps
+    life, window = collector.stats.life, collector.stats.window
+    assert (life.collections, life.episodes, life.steps) == (4, len(returns), steps)
+    all_returns, all_lengths = np.array(returns), np.array(lengths)
+    for values, found in ((all_returns, life.return_stats), (all_lengths, life.length_stats)):
+        expected = (values.mean(), values.std(), values.min(), values.max())
+        assert found == pytest.approx(expected, rel=1e-9)
+    assert window.episodes == 10 < len(returns)
+    assert window.returns.tolist() == returns[-10:]
+    assert window.lengths.tolist() == lengths[-10:]
+    assert window.return_stats.mean == all_returns[-10:].mean()
+
+
+def test_what_was_told_of_a_collection_does_not_change() -> None:
+    collector = Collector(toy(), frames_per_batch=3 * 50)
+    collector.rollout()
+    latest, before = collector.stats.latest, str(collector.stats.latest)
+    returns = latest.returns.copy()
+    collector.rollout()
+    assert latest is not collector.stats.latest
+    assert (latest.returns == returns).all()
+    assert str(latest) == before
+
+
+@pytest.mark.behaviour(24)
+def test_statistics_print_readably(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
+    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 7)
+    assert repr(collector.stats) == "Statistics(nothing collected yet)"
+    collector.rollout()
+    assert str(collector.stats.latest) == (
+        "episodes  3\n"
+        "steps     21\n"
+        "time      1 s, 21 steps/s\n"
+        "returns   mean 5, sd 0, min 5, max 5\n"
+        "lengths   mean 5, sd 0, min 5, max 5"
+    )
+    collector.rollout()
+    lines = repr(collector.stats).splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "latest collection",
+        "life",
+        "latest 6 episodes",
+    ]
+    assert "  steps     42" in lines
+
+
+# ----------------------------------------------------------------------------------------- timers
+
+
+class Ticking:
+    """A clock that goes on where it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 0.0
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+
+class TakesTime(gym.Env[Any, Any]):
+    """A second a step, two seconds a reset; three steps an episode."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, clock: Ticking):
+        self.clock = clock
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.clock.now += 2
+        self.left = 3
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.clock.now += 1
+        self.left -= 1
+        return np.zeros(1, np.float32), 1.0, self.left == 0, False, {}
+
+
+@both_ways
+@pytest.mark.behaviour(27)
+@pytest.mark.parametrize("timers", [False, True])
+def test_timers(monkeypatch: pytest.MonkeyPatch, timers: bool) -> None:
+    clock = Ticking(monkeypatch)
+
+    def policy(tensordict: TensorDictBase) -> TensorDictBase:
+        clock.now += 10
+        return lean(tensordict)
+
+    env = make_env(partial(TakesTime, clock), 2)
+    collector = Collector(env, policy, frames_per_batch=2 * 3, timers=timers)
+    stream = iter(collector)
+    next(stream)
+    clock.now += 1000
+    first = collector.stats.latest
+    next(stream)
+    second, life = collector.stats.latest, collector.stats.life
+    env_seconds, policy_seconds = 2 * (3 * 1 + 2), 3 * 10
+    for found in (first, second):
+        assert found.seconds == env_seconds + policy_seconds
+        assert found.steps_per_second == 6 / 40
+        assert found.env_seconds == (env_seconds if timers else None)
+        assert found.policy_seconds == (policy_seconds if timers else None)
+    assert first.seconds_between is None
+    assert second.seconds_between == life.seconds_between == 1000
+    assert life.seconds == 80
+    assert life.env_seconds == (2 * env_seconds if timers else None)
+    assert life.policy_seconds == (2 * policy_seconds if timers else None)
+    assert ("policy    30 s" in str(second)) == timers
+
+
+@pytest.mark.behaviour(27)
+@pytest.mark.parametrize("count", [{"frames": 6}, {"episodes": 2}], ids=str)
+def test_timers_of_collect(
+    monkeypatch: pytest.MonkeyPatch, count: dict[str, int], arrays: bool
+) -> None:
+    clock = Ticking(monkeypatch)
+
+    def policy(tensordict: TensorDictBase) -> TensorDictBase:
+        clock.now += 10
+        return lean(tensordict)
+
+    collector = Collector(
+        make_env(partial(TakesTime, clock), 2), policy, frames_per_batch=2, timers=True
+    )
+    collector.collect(**count)
+    latest = collector.stats.latest
+    assert latest.policy_seconds == 30
+    # By frames, the slots restart after the last step; by episodes, before the first, and those of
+    # an env that cannot wait restart at the end, too.
+    first, last = ("episodes" in count) * 4, (("frames" in count) or not arrays) * 4
+    assert latest.env_seconds == 2 * 3 + last
+    assert latest.seconds == first + 30 + 2 * 3 + last
+
+
+@both_ways
+def test_timers_change_no_batch() -> None:
+    found = []
+    for timers in (False, True):
+        seed_everything(0)
+        collector = Collector(toy(), lean, frames_per_batch=60, timers=timers)
+        collector.set_seed(0)
+        found.append(torch.stack(list(itertools.islice(collector, 3))))
+        assert "step_and_maybe_reset" not in collector.env.__dict__
+    assert (found[0] == found[1]).all()
+
+
+# ------------------------------------------------------------------------ the attribute, and off
+
+
+def test_a_call_gives_the_parents_counters() -> None:
+    given = []
+    for collector_class in (ParentCollector, Collector):
+        collector = collector_class(cartpole(), lean, frames_per_batch=30, total_frames=90)
+        found = [collector.stats()]
+        found += [collector.stats() for _ in collector]
+        given.append(found)
+    assert given[0] == given[1]
+    assert given[1][-1]["frames"] == 90
+    assert Collector.stats(collector) == given[1][-1]
+
+
+def test_statistics_off() -> None:
+    collector = Collector(cartpole(), lean, frames_per_batch=30, statistics=False)
+    collector.rollout()
+    assert collector.stats()["batches"] == 0
+    assert repr(collector.stats) == "Statistics(off)"
+    for name in ("latest", "life", "window"):
+        with pytest.raises(RuntimeError, match=r"made with statistics=False; leave the option out"):
+            getattr(collector.stats, name)
+
+
+def test_statistics_do_not_keep_the_collector_alive() -> None:
+    env = cartpole()
+    collector = Collector(env, lean, frames_per_batch=30)
+    stats = collector.stats
+    collector.rollout()
+    del collector
+    assert env.is_closed
+    assert stats.latest.steps == 30
+    with pytest.raises(RuntimeError, match="the collector is gone"):
+        stats()
+
+
+def test_bad_options() -> None:
+    with pytest.raises(ValueError, match="expected stats_window to be positive, got 0"):
+        Collector(cartpole(), frames_per_batch=30, stats_window=0)
+    with pytest.raises(ValueError, match=r"expected statistics=True with timers=True"):
+        Collector(cartpole(), frames_per_batch=30, statistics=False, timers=True)
+    with pytest.raises(ValueError, match=r"expected no timers with backend='process'.*'direct'"):
+        Collector(cartpole, frames_per_batch=30, backend="process", timers=True)

@@ -36,7 +36,7 @@ EXPORTED = {
         "SyncDataCollector",
         "Window",
     ],
-    "tdcollect.envs": ["GymnasiumEnv", "make_env"],
+    "tdcollect.envs": ["EnvAction", "GymnasiumEnv", "make_env"],
     "tdcollect.evaluate": [
         "Comparison",
         "Difference",

@@ -129,7 +129,7 @@ class ArrayEnv:
         for key in next_keys:
             following.setdefault(from_next(key), rows[key])  # what the env says holds
         for transform in self.transforms:
-            transform.step(rows, following)
+            transform.step(given, following)
         return following, error
 
     def begin(

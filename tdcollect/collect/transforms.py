@@ -13,9 +13,13 @@ from typing import Any
 import torch
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs import transforms as T
+from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
 from tdcollect.collect.rows import Key, Rows
+from tdcollect.envs.env_action import EnvAction
+
+_POLICY_VERSION = "policy_version"  # TorchRL's name
 
 
 class RowTransform(abc.ABC):
@@ -35,7 +39,7 @@ class RowTransform(abc.ABC):
         """Change the following step's entries, in place.
 
         Args:
-            rows: the step that was taken.
+            rows: the step that was taken, as the env was given it.
             following: what the env made of it.
         """
 
@@ -136,6 +140,50 @@ class _Primer(RowTransform):
             rows[key] = _where(first, default, rows[key])
 
 
+class _EnvAction(RowTransform):
+    def __init__(self, transform: EnvAction):
+        self._pairs = transform.pairs
+        self.keys = [kept for _, kept in self._pairs]
+
+    def step(self, rows: Rows, following: Rows) -> None:
+        for key, kept in self._pairs:
+            following[kept] = rows[key]
+
+    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+        for kept in self.keys:
+            rows[kept] = _where(first, 0, rows[kept])
+
+
+class _ActionScaling(RowTransform):
+    def __init__(self, transform: T.ActionScaling):
+        self._transform = transform
+
+    def inv(self, rows: Rows) -> None:
+        self._transform._inv_call(rows)
+
+    def step(self, rows: Rows, following: Rows) -> None:
+        pass  # it looks for actions, which no step gives
+
+    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+        pass
+
+
+class _PolicyVersion(RowTransform):
+    def __init__(self, transform: PolicyVersion):
+        self._transform = transform
+        self.keys = [_POLICY_VERSION]
+
+    def step(self, rows: Rows, following: Rows) -> None:
+        following[_POLICY_VERSION] = self._now(following)
+
+    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+        rows[_POLICY_VERSION] = self._now(rows)
+
+    def _now(self, rows: Rows) -> torch.Tensor:
+        shape = rows[keys.TERMINATED].shape[:-1]
+        return torch.full(shape, int(self._transform.version), dtype=torch.int64)
+
+
 def _where(first: torch.Tensor, start: Any, value: torch.Tensor) -> torch.Tensor:
     """``start`` in the slots that begin an episode, ``value`` elsewhere."""
     mask = first.reshape(first.shape[:-1] + (1,) * (value.ndim - first.ndim + 1))
@@ -210,6 +258,13 @@ def _lower(transform: T.Transform) -> RowTransform | str:
         return "writes to the reward spec" if transform.reward_spec else _RewardSum(transform)
     if kind is T.InitTracker:
         return _InitTracker(transform)
+    if kind is EnvAction:
+        return _EnvAction(transform)
+    if kind is T.ActionScaling:
+        return _ActionScaling(transform)
+    if kind is PolicyVersion:
+        number = transform.version_type in (int, "int")
+        return _PolicyVersion(transform) if number else "writes strings"
     if kind is T.TensorDictPrimer:
         plain = (
             not transform.random

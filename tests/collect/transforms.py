@@ -10,6 +10,9 @@ import torch
 from tensordict import TensorDictBase
 from torchrl import envs as E
 from torchrl.data import Bounded, Unbounded
+from torchrl.envs.llm.transforms import PolicyVersion
+
+from tdcollect.envs import EnvAction
 
 from .envs import ENVS
 
@@ -229,6 +232,16 @@ TRANSFORMS: dict[str, tuple[str, Callable[[], E.Transform | None]]] = {
     "target-return": ("cartpole", lambda: E.TargetReturn(10.0)),
     "clip": ("toy", lambda: E.ClipTransform(in_keys=["observation"], low=-0.5, high=0.5)),
     "action-scaling": ("pendulum", E.ActionScaling),
+    "action-scaling-unbatched": ("pendulum-unbatched", E.ActionScaling),
+    "action-clip": (
+        "pendulum",
+        lambda: E.ClipTransform(in_keys_inv=["action"], low=-0.5, high=0.5),
+    ),
+    "env-action": ("pendulum", lambda: E.Compose(EnvAction(), E.ActionScaling())),
+    "env-action-unbatched": ("pendulum-unbatched", EnvAction),
+    "env-action-one-hot": ("toy", lambda: E.Compose(EnvAction(), norm())),
+    "env-actions": ("toy-dict-action", EnvAction),
+    "policy-version": ("toy", PolicyVersion),
     "random-truncation": (
         "cartpole",
         lambda: E.Compose(E.StepCounter(), E.RandomTruncationTransform(2, 6)),

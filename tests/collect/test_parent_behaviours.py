@@ -158,6 +158,7 @@ def test_recurrent_policy_with_explicit_primers(kind: str) -> None:
 # --------------------------------------------------------------------------------- policy versions
 
 
+@pytest.mark.behaviour(15)
 @on("toy", "toy-unbatched", "books")
 def test_policy_version_is_recorded_and_counted(pair: str) -> None:
     def script(collector: Any) -> Iterator[Any]:

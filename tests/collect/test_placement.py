@@ -81,6 +81,9 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_subclass(torch.Tensor)
 
 
+@pytest.mark.behaviour(23)
+@pytest.mark.behaviour(23)
+@pytest.mark.behaviour(23)
 @pytest.mark.parametrize("storing", [None, torch.device("cpu"), AWAY], ids=str)
 def test_the_batch_is_the_same(storing: torch.device | None) -> None:
     for expected, got in zip(batches(None), batches(Played(storing)), strict=True):
@@ -126,6 +129,7 @@ def test_no_placement_where_all_is_on_the_cpu() -> None:
     assert collector._place is None
 
 
+@pytest.mark.behaviour(23)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)
 @pytest.mark.parametrize("env_device", [None, "cpu", "cuda:0"])
 @pytest.mark.parametrize("storing_device", [None, "cpu", "cuda:0"])

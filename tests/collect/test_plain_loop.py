@@ -124,6 +124,7 @@ BACKENDS: dict[str, Callable[[Task], EnvBase]] = {
 }
 
 
+@pytest.mark.behaviour(14, 15)
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_data_is_that_of_a_plain_loop(task: str, backend: str) -> None:

@@ -83,6 +83,7 @@ def test_golden() -> None:
     assert "3 completed, 0 dropped, 2 unfinished with 3 steps" in repr(assembler)
 
 
+@pytest.mark.behaviour(21)
 def test_what_comes_out_splits_into_whole_trajectories() -> None:
     torch.manual_seed(0)
     batch = make(torch.rand(5, 60) < 0.1, ids=False)

@@ -1,0 +1,264 @@
+"""Advantages as part of collection: TorchRL's value estimators as ``postproc``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.envs import ObservationNorm, TransformedEnv
+from torchrl.modules import GRUModule, LSTMModule, ValueOperator, set_recurrent_mode
+from torchrl.objectives.value import GAE
+
+from tdcollect import Collector, make_env
+
+from . import policies
+from .envs import ENVS
+from .oracle import UPSTREAM
+
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
+
+
+class Script(gym.Env[Any, Any]):
+    """Shows given numbers; the last of an episode is its final observation."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, episodes: list[tuple[list[float], str]], reward: float):
+        self.episodes = iter(episodes)
+        self.reward = reward
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        shown, self.ending = next(self.episodes)
+        self.shown = iter(shown)
+        return self._next(), {}
+
+    def step(self, action: Any) -> Any:
+        observation = self._next()
+        last = self.shown.__length_hint__() == 0  # type: ignore[attr-defined]
+        flags = last and self.ending == "terminated", last and self.ending == "truncated"
+        return observation, self.reward, *flags, {}
+
+    def _next(self) -> np.ndarray[Any, Any]:
+        return np.array([next(self.shown)], np.float32)
+
+
+SCRIPTS = [
+    partial(Script, [([1, 2, 9], "terminated"), ([3, 4, 5, 6, 7], "terminated")], reward=1.0),
+    partial(Script, [([1, 2, 3, 8], "truncated"), ([4, 5, 6, 7], "truncated")], reward=2.0),
+]
+
+
+class Shown(nn.Module):
+    """The value of an observation is the number that it shows."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return observation[..., :1]
+
+
+@pytest.mark.behaviour(19)
+@pytest.mark.parametrize("options", [{}, {"vectorized": False}, {"deactivate_vmap": True}], ids=str)
+def test_five_steps_by_hand(options: dict[str, Any]) -> None:
+    """Half of each value and of each advantage comes from later: gamma = lambda = 1/2.
+
+    slot 0    v  1       2       3        4       5      then 6, where the batch is cut
+              d  1+1-1   1-2     1+2-3    1+5/2-4 1+3-5  the second step terminates: no 9/2
+    slot 1    v  1       2       3        4       5      then 6
+              d  2+1-1   2+3/2-2 2+8/2-3  2+5/2-4 2+3-5  the third is truncated, before an 8
+    """
+    in_turn = iter(SCRIPTS)
+    env = make_env(lambda: next(in_turn)(), 2)
+    gae = GAE(
+        gamma=0.5,
+        lmbda=0.5,
+        value_network=ValueOperator(Shown(), in_keys=["observation"]),
+        **options,
+    )
+    batch = next(iter(Collector(env, frames_per_batch=10, postproc=gae)))
+    assert batch["next", "terminated"].squeeze(-1).tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
+    assert batch["next", "truncated"].squeeze(-1).tolist() == [[0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]
+    expected = torch.tensor([[0.75, -1, -0.1875, -0.75, -1], [2.5625, 2.25, 3, 0.5, 0]])
+    assert torch.equal(batch["advantage"].squeeze(-1), expected)
+    values = batch["observation"].squeeze(-1)
+    assert torch.equal(batch["value_target"].squeeze(-1), expected + values)
+
+
+def advantages(
+    batch: TensorDictBase,
+    value: torch.Tensor,
+    next_value: torch.Tensor,
+    gamma: float,
+    lmbda: float,
+) -> torch.Tensor:
+    """GAE (Schulman et al. 2016, equation 16) as a loop over slots and, backwards, steps."""
+    reward = batch["next", "reward"].squeeze(-1)
+    terminated = batch["next", "terminated"].squeeze(-1)
+    done = batch["next", "done"].squeeze(-1)
+    out = torch.zeros_like(value)
+    for slot in range(value.shape[0]):
+        later = 0.0
+        for t in reversed(range(value.shape[1])):
+            bootstrap = 0.0 if terminated[slot, t] else gamma * next_value[slot, t]
+            delta = reward[slot, t] + bootstrap - value[slot, t]
+            later = delta + (0.0 if done[slot, t] else gamma * lmbda * later)
+            out[slot, t] = later
+    return out
+
+
+@pytest.mark.behaviour(19)
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    gamma=st.sampled_from([0.1, 0.5, 0.99, 1.0]),
+    lmbda=st.sampled_from([0.1, 0.7, 1.0]),  # TorchRL's vectorized form raises for a product of 0
+    steps=st.integers(1, 30),
+    vectorized=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_batch_agrees_with_a_plain_loop(
+    gamma: float, lmbda: float, steps: int, vectorized: bool, seed: int
+) -> None:
+    """The toy's episodes terminate, are truncated, or both at once."""
+    torch.manual_seed(seed)
+    critic = ValueOperator(nn.Linear(3, 1), in_keys=["observation"])
+    gae = GAE(gamma=gamma, lmbda=lmbda, value_network=critic, vectorized=vectorized)
+    collector = Collector(ENVS["toy"](), frames_per_batch=3 * steps, postproc=gae)
+    collector.set_seed(seed)
+    stream = iter(collector)
+    for _ in range(2):
+        batch = next(stream)
+        with torch.no_grad():
+            value = critic.module(batch["observation"]).squeeze(-1)
+            next_value = critic.module(batch["next", "observation"]).squeeze(-1)
+        expected = advantages(batch, value, next_value, gamma, lmbda)
+        torch.testing.assert_close(batch["advantage"].squeeze(-1), expected, rtol=1e-4, atol=1e-4)
+        assert batch.names[-1] == "time"
+        assert not batch["advantage"].requires_grad
+
+
+# --------------------------------------------------------------------------- recurrent critics
+
+
+def recurrent_pair(kind: str, env: Any) -> tuple[TensorDictSequential, TensorDictSequential]:
+    """A policy and a critic on one memory."""
+    options = {"input_size": 4, "hidden_size": 5, "in_key": "observation", "out_key": "features"}
+    memory = LSTMModule(**options) if kind == "lstm" else GRUModule(**options)
+    head = nn.Linear(5, 2)
+    act = TensorDictModule(
+        lambda features: nn.functional.one_hot(head(features).argmax(-1), 2),
+        in_keys=["features"],
+        out_keys=["action"],
+    )
+    value = ValueOperator(nn.Linear(5, 1), in_keys=["features"])
+    return TensorDictSequential(memory, act), TensorDictSequential(memory, value)
+
+
+@torch.no_grad()
+def values_step_by_step(
+    critic: TensorDictSequential, batch: TensorDictBase
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values of each observation and of the one after it, by a loop over the steps of each slot."""
+    states = [key for key in critic.in_keys if "recurrent_state" in key]
+    value, next_value = torch.zeros(batch.shape), torch.zeros(batch.shape)
+    for slot in range(batch.shape[0]):
+        state = {key: batch[key][slot, :1] for key in states}
+        for t in range(batch.shape[1]):
+            if batch["is_init"][slot, t]:
+                state = {key: torch.zeros_like(state[key]) for key in states}
+            row = batch[slot, t : t + 1]
+            given = row.select("observation", "is_init").update(state)
+            seen = critic(given)
+            state = {key: seen["next", key] for key in states}
+            value[slot, t] = seen["state_value"]
+            following = row["next"].select("observation").update(state)
+            following["is_init"] = torch.zeros(1, 1, dtype=torch.bool)
+            next_value[slot, t] = critic(following)["state_value"]
+    return value, next_value
+
+
+@pytest.mark.behaviour(16, 19)
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_recurrent_critic_along_time_agrees_with_a_plain_loop(kind: str) -> None:
+    env = make_env("CartPole-v1", 3)
+    torch.manual_seed(0)
+    policy, critic = recurrent_pair(kind, env)
+    gae = GAE(gamma=0.9, lmbda=0.8, value_network=critic, deactivate_vmap=True)
+
+    def postproc(batch: TensorDictBase) -> TensorDictBase:
+        with set_recurrent_mode(True):
+            return gae(batch)
+
+    stream = iter(Collector(env, policy, frames_per_batch=75, postproc=postproc))
+    for _ in range(3):
+        batch = next(stream)
+        value, next_value = values_step_by_step(critic, batch)
+        torch.testing.assert_close(batch["state_value"].squeeze(-1), value)
+        torch.testing.assert_close(batch["next", "state_value"].squeeze(-1), next_value)
+        expected = advantages(batch, value, next_value, 0.9, 0.8)
+        torch.testing.assert_close(batch["advantage"].squeeze(-1), expected, rtol=1e-4, atol=1e-4)
+    assert batch["is_init"][:, 1:].any()
+
+
+def test_step_by_step_torchrl_takes_values_after_first_steps_from_no_state() -> None:
+    """Why the estimator is to be run along time: upstream as it is."""
+    env = make_env("CartPole-v1", 3)
+    torch.manual_seed(0)
+    policy, critic = recurrent_pair("gru", env)
+    gae = GAE(gamma=0.9, lmbda=0.8, value_network=critic, deactivate_vmap=True)
+    batch = next(iter(Collector(env, policy, frames_per_batch=75, postproc=gae)))
+    _, next_value = values_step_by_step(critic, batch)
+    wrong = ~torch.isclose(batch["next", "state_value"], next_value.unsqueeze(-1), atol=1e-6)
+    assert torch.equal(wrong, batch["is_init"])
+
+
+# ------------------------------------------------------------------------------- preprocessing
+
+
+@pytest.mark.behaviour(18)
+def test_preprocessing_runs_once_an_observation_and_serves_the_bootstrap_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[torch.Tensor] = []
+    apply = ObservationNorm._apply_transform
+
+    def counted(self: Any, observation: torch.Tensor) -> torch.Tensor:
+        calls.append(observation)
+        return apply(self, observation)
+
+    monkeypatch.setattr(ObservationNorm, "_apply_transform", counted)
+    norm = ObservationNorm(0.5, 3.0, in_keys=["observation"], out_keys=["normed"])
+    env = TransformedEnv(make_env("Pendulum-v1", 2), norm)
+    policy = TensorDictModule(nn.Linear(3, 1), in_keys=["normed"], out_keys=["action"])
+    critic = ValueOperator(nn.Linear(3, 1), in_keys=["normed"])
+    gae = GAE(gamma=0.9, lmbda=0.8, value_network=critic)
+    collector = Collector(env, policy, frames_per_batch=40, postproc=gae, trust_policy=True)
+    calls.clear()
+    collector.reset()
+    batch = next(iter(collector))
+    assert len(calls) == 21  # one for the reset, one for each of 20 steps
+    for part in (batch, batch["next"]):
+        torch.testing.assert_close(part["normed"], part["observation"] * 3.0 + 0.5)
+        torch.testing.assert_close(part["state_value"], critic.module(part["normed"]).detach())
+    assert torch.equal(batch["normed"][:, 1:], batch["next", "normed"][:, :-1])
+
+
+@pytest.mark.behaviour(18)
+def test_preprocessing_reaches_the_final_observation_of_an_episode() -> None:
+    norm = ObservationNorm(0.5, 3.0, in_keys=["observation"], out_keys=["normed"])
+    env = TransformedEnv(ENVS["toy"](), norm)
+    batch = next(iter(Collector(env, policies.actor(env), frames_per_batch=60)))
+    ends = batch["next", "done"].squeeze(-1)
+    assert ends.any()
+    final = batch["next"][ends]
+    torch.testing.assert_close(final["normed"], final["observation"] * 3.0 + 0.5)

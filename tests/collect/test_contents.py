@@ -1,0 +1,195 @@
+"""What a step stores, where an episode is cut, and what of a batch counts as an episode."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torchrl.envs import StepCounter, TransformedEnv
+
+from tdcollect import Collector, make_env
+from tdcollect.testing import CountingRules, StatelessCountingPolicy, counting_env
+from tdcollect.trajectories import TrajectoryIndex, flatten_time, lengths, returns
+
+from . import policies
+from .envs import ENVS
+from .oracle import UPSTREAM
+
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
+
+VERSION = "policy_version"
+
+
+# ------------------------------------------------------------------------------ what a step stores
+
+
+@pytest.mark.behaviour(14)
+def test_the_last_row_of_an_episode_has_its_true_final_observation() -> None:
+    """The observation counts the steps of its episode: no other episode's can take its place."""
+    rules = CountingRules(lengths=(3, 5, 2))
+    collector = Collector(
+        counting_env(4, rules=rules), StatelessCountingPolicy(rules), frames_per_batch=48
+    )
+    stream = iter(collector)
+    batch = torch.cat([next(stream) for _ in range(2)], -1)
+    step, episode, slot = batch["observation"].unbind(-1)
+    following = batch["next", "observation"]
+    assert torch.equal(following, torch.stack([step + 1, episode, slot], -1))
+    length = rules.length_of(slot.long(), episode.long())
+    ends = (step + 1 == length).unsqueeze(-1)
+    terminates = rules.terminates(episode.long()).unsqueeze(-1)
+    assert torch.equal(batch["next", "done"], ends)
+    assert torch.equal(batch["next", "terminated"], ends & terminates)
+    assert torch.equal(batch["next", "truncated"], ends & ~terminates)
+    expected = rules.reward(slot.long(), episode.long(), step.long() + 1)
+    assert torch.equal(batch["next", "reward"].squeeze(-1), expected.float())
+    assert torch.equal(batch["action"].argmax(-1), rules.action(step.long()))
+    assert not batch["done"].any()
+
+
+@pytest.mark.behaviour(15)
+def test_every_output_of_the_policy_is_stored() -> None:
+    env = ENVS["cartpole"]()
+    policy = policies.actor_value(env)
+    collector = Collector(env, policy, frames_per_batch=30)
+    batch = next(iter(collector))
+    again = policy.get_value_operator()(batch.select("observation").reshape(-1))
+    torch.testing.assert_close(batch["state_value"].flatten(0, 1), again["state_value"].detach())
+    chosen = batch["logits"].log_softmax(-1)[batch["action"].bool()].view(3, 10)
+    torch.testing.assert_close(batch["action_log_prob"], chosen)
+
+
+@pytest.mark.behaviour(15)
+@pytest.mark.parametrize("env", ["toy", "toy-unbatched"])
+def test_a_row_holds_the_version_of_the_weights_that_acted(env: str, arrays: bool) -> None:
+    made = ENVS[env]()
+    policy = policies.actor(made)
+    frames = 12 * made.batch_size.numel()
+    collector = Collector(made, policy, frames_per_batch=frames, track_policy_version=True)
+    assert ("steps on arrays" in repr(collector.explain())) == arrays
+    stream = iter(collector)
+    for version in range(4):
+        batch = next(stream)
+        assert batch["next", VERSION].dtype == torch.int64
+        assert (batch["next", VERSION] == version).all()
+        # At the root is the version at which the observation was made, in a first row the one
+        # before.
+        assert (batch[VERSION][..., 1:] == version).all()
+        collector.update_policy_weights_()
+        assert collector.policy_version == version + 1
+
+
+# --------------------------------------------------------------------- how long an episode may be
+
+
+class Endless(gym.Env[Any, Any]):
+    """Never ends by itself."""
+
+    observation_space = gym.spaces.Box(0, np.inf, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.full(1, self.count, np.float32), 1.0, False, False, {}
+
+
+LIMITS = {
+    "make_env": lambda n: (make_env(Endless, n, time_limit=7), {}),
+    "collector": lambda n: (make_env(Endless, n), {"max_frames_per_traj": 7}),
+    "transform": lambda n: (TransformedEnv(make_env(Endless, n), StepCounter(max_steps=7)), {}),
+}
+
+
+@pytest.mark.behaviour(10)
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("slots", [None, 2])
+def test_an_env_that_never_ends_is_cut_at_the_limit(limit: str, slots: int | None) -> None:
+    env, options = LIMITS[limit](slots)
+    collector = Collector(env, frames_per_batch=20 * (slots or 1), **options)
+    stream = iter(collector)
+    batch = torch.cat([next(stream) for _ in range(2)], -1)
+    step = batch["observation"].squeeze(-1)
+    assert torch.equal(step, (torch.arange(40) % 7).float().expand_as(step))
+    assert torch.equal(batch["next", "truncated"].squeeze(-1), step == 6)
+    assert torch.equal(batch["next", "done"].squeeze(-1), step == 6)
+    assert not batch["next", "terminated"].any()
+
+
+@pytest.mark.behaviour(10)
+def test_a_limit_beyond_the_envs_own_changes_nothing() -> None:
+    make = partial(gym.make, "CartPole-v1", max_episode_steps=5)
+    batch = next(iter(Collector(make_env(make, 2, time_limit=1_000_000), frames_per_batch=40)))
+    index = TrajectoryIndex.of(batch)
+    assert lengths(batch, index)[index.complete].max() <= 5
+
+
+# ------------------------------------------------------------------------------------- single envs
+
+
+@pytest.mark.behaviour(12)
+def test_a_single_env_is_accepted_where_a_batched_one_is() -> None:
+    """Its batches have no slot dimension; everything else is that of one slot."""
+    single = make_env(gym.make("CartPole-v1"))
+    batched = make_env(gym.make_vec("CartPole-v1", 1, vectorization_mode="sync"))
+    found = []
+    for env in (single, batched):
+        torch.manual_seed(0)
+        policy = policies.actor(env)
+        collector = Collector(env, policy, frames_per_batch=60)
+        collector.set_seed(3)
+        torch.manual_seed(1)
+        found.append(next(iter(collector)).exclude("collector"))
+        assert collector.collect(episodes=2)["next", "done"].sum() == 2
+        collector.shutdown()
+    assert found[0].batch_size == (60,)
+    assert found[1].batch_size == (1, 60)
+    for key, value in found[0].items(True, True):
+        torch.testing.assert_close(found[1][key][0], value)
+
+
+# ---------------------------------------------------------------------- flat batches, and episodes
+
+
+@pytest.mark.behaviour(20)
+def test_a_flat_batch_keeps_each_slots_steps_together() -> None:
+    rules = CountingRules()
+    collector = Collector(
+        counting_env(3, rules=rules),
+        StatelessCountingPolicy(rules),
+        frames_per_batch=30,
+        postproc=flatten_time,
+    )
+    flat = next(iter(collector))
+    assert flat.batch_size == (30,)
+    assert flat["observation"][:, 2].tolist() == [0] * 10 + [1] * 10 + [2] * 10
+    inside = ~flat["next", "done"][:9].squeeze(-1)
+    assert torch.equal(flat["next", "observation"][:9][inside], flat["observation"][1:10][inside])
+
+
+@pytest.mark.behaviour(33)
+def test_returns_of_episodes_leave_a_trailing_unfinished_one_out() -> None:
+    """From a flat batch, as a list of rewards and done flags would have it."""
+    rules = CountingRules(lengths=(4, 3, 6))
+    collector = Collector(
+        counting_env(rules=rules), StatelessCountingPolicy(rules), frames_per_batch=32
+    )
+    flat = next(iter(collector))
+    assert not flat["next", "done"][-1]
+    index = TrajectoryIndex.of(flat)
+    expected, total = [], 0.0
+    for reward, done in zip(flat["next", "reward"], flat["next", "done"], strict=True):
+        total += reward.item()
+        if done:
+            expected.append(total)
+            total = 0.0
+    assert returns(flat, index)[index.complete].squeeze(-1).tolist() == expected
+    assert len(index) == len(expected) + 1

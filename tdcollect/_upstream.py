@@ -10,6 +10,9 @@ from torchrl._comm.backends import _get_service_backend as service_backend
 from torchrl.collectors._single import _CollectorMeta as CollectorMeta
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
 from torchrl.envs.utils import _make_compatible_policy as make_compatible_policy
+from torchrl.modules.utils.utils import (
+    _maybe_append_env_transforms_from_module as append_policy_transforms,
+)
 
 
 def validates_arguments() -> bool:
@@ -19,6 +22,7 @@ def validates_arguments() -> bool:
 
 __all__ = [
     "CollectorMeta",
+    "append_policy_transforms",
     "gym_space_to_spec",
     "make_compatible_policy",
     "service_backend",

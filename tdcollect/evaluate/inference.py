@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import nn
+from torchrl.data import Composite
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import RandomPolicy
+from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 
 from tdcollect import keys
 from tdcollect._upstream import make_compatible_policy
@@ -131,8 +133,11 @@ class Inference:
             and (key in program.reads_first or key not in program.writes)
         ]
 
-    def probe(self, rows: Rows) -> None:
+    def probe(self, rows: Rows) -> Rows:
         """Run the policy on rows, and refuse one whose rows are not each their own.
+
+        Returns:
+            The policy's outputs for a batch of the fixed size.
 
         Raises:
             NotReproducibleError: for a policy that couples the rows of a batch, keeps a state of
@@ -157,7 +162,7 @@ class Inference:
             "no entry of the TensorDict, or draws random numbers that torch does not know of",
         )
         if last == 0:
-            return
+            return first
         with _unchanged_buffers(self._policy):
             seeds = [0 if row in (0, last) else self._size + row for row in range(self._size)]
             alone = self._run(other, [Stream(seed) for seed in seeds])
@@ -170,6 +175,7 @@ class Inference:
             "in it: it couples rows, as batch norm in training mode does; call policy.eval(), or "
             "remove what mixes rows",
         )
+        return first
 
 
 class RandomActions:
@@ -193,6 +199,24 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     if policy is None or isinstance(policy, RandomPolicy):
         return RandomActions(env, size)
     return make_compatible_policy(policy, env.observation_spec, env=env)
+
+
+@contextmanager
+def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
+    """Have exploration modules, which hold the action spec of an env, take a batch of this size."""
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    exploring = [m for m in modules if isinstance(m, (AdditiveGaussianModule, EGreedyModule))]
+    before = [(module, module._spec) for module in exploring]
+    for module in exploring:
+        key = module.action_key
+        spec = env.full_action_spec_unbatched[key]
+        spec = spec.expand(size, *spec.shape).to(next(module.buffers()).device)
+        module._spec = Composite({key: spec}, shape=[size])
+    try:
+        yield
+    finally:
+        for module, spec in before:
+            module._spec = spec
 
 
 @contextmanager

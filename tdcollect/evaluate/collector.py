@@ -1,0 +1,362 @@
+"""The collector of test episodes: numbered, seeded, the same to the bit however they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType
+
+from tdcollect._upstream import append_policy_transforms
+from tdcollect.collect.construction import needs_state
+from tdcollect.collect.episodes import EpisodeLoop, Start
+from tdcollect.collect.loop import array_env
+from tdcollect.collect.rows import Key, Rows
+from tdcollect.collect.whole import WholeEnv
+from tdcollect.envs.make import make_env
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluate.data import Assembly, Finished
+from tdcollect.evaluate.inference import Inference, as_policy, at_batch_size
+from tdcollect.evaluate.isolation import GlobalRandomness, isolated
+from tdcollect.evaluate.probe import base_env, probe_env
+from tdcollect.evaluate.records import Episode
+from tdcollect.seeding import env_seed, policy_seed
+
+_STEPS = 64  # between checks; finished episodes come out so often
+
+Seeds = Sequence[int] | Callable[[int], int]
+
+
+class EvaluationCollector:
+    """Runs numbered test episodes; iterate to get each as a TensorDict ``[L]``.
+
+    Episode i resets its env with ``env_seed(seed, i)``, and the policy draws all its random
+    numbers in it from a stream of its own that starts from ``policy_seed(seed, i)``. Its data are
+    the same to the bit for any number of slots, any backend that seeds, and whatever other
+    episodes run. Slots take the next episode as they become free; all episodes run to their end.
+
+    Nothing outside changes: global random states, exploration type, train or eval mode, and
+    running statistics of transforms are as before, also between two episodes that are taken out.
+
+    Args:
+        env: a gymnasium id; a callable that makes a ``gymnasium.Env`` or an ``EnvBase``; or an env
+            of :func:`tdcollect.make_env`, bare or under TorchRL transforms. An env that is given
+            is reset and used, and is left unseeded; one that is made here is closed at the end.
+        policy: whatever a collector takes; None for random actions.
+        episodes: how many, numbered from 0; or the numbers to run.
+        seed: the root seed.
+        seeds: the seeds of the envs in place of the root seed's: one an episode, or a function of
+            the episode's number.
+        num_envs: how many slots are made; None for 16, or for those of the env that is given.
+        backend: of :func:`make_env`, for an id or a callable.
+        env_kwargs: for the env's constructor.
+        exploration_type: of the policy; by default its most likely action.
+        max_steps: truncate episodes at this length.
+        inference_batch_size: the batch size that the policy always runs at, whatever the number of
+            slots. Another one rounds otherwise.
+        device: where the policy runs; None for where its parameters are.
+        on_error: ``"retry"`` an episode whose env raises on a new env, or ``"raise"``.
+        retries: how often, before the episode is recorded as failed.
+        new_envs: build a new env for each episode; None to do so where the env is found to carry
+            something from one episode into the next.
+        in_order: give episodes in the order of their numbers, rather than of their ending.
+
+    Attributes:
+        episodes: the records of those that have ended, in the order of their ending.
+
+    Raises:
+        TypeError, ValueError: for arguments that cannot be honoured, before an env is made.
+        NotReproducibleError: on iterating, for an env or a policy that does not give the same
+            episode for the same seeds.
+
+    Examples:
+        >>> for episode in EvaluationCollector("CartPole-v1", policy, episodes=10, seed=0):
+        ...     print(episode["next", "reward"].sum())
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., Any] | EnvBase,
+        policy: Any = None,
+        episodes: int | Sequence[int] = 100,
+        seed: int = 0,
+        *,
+        seeds: Seeds | None = None,
+        num_envs: int | None = None,
+        backend: str | None = None,
+        env_kwargs: dict[str, Any] | None = None,
+        exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
+        max_steps: int | None = None,
+        inference_batch_size: int = 16,
+        device: torch.device | str | None = None,
+        on_error: str = "retry",
+        retries: int = 2,
+        new_envs: bool | None = None,
+        in_order: bool = False,
+    ):
+        self.numbers = _numbers(episodes)
+        _check_seed(seed)
+        for name, value in (("max_steps", max_steps), ("num_envs", num_envs)):
+            if value is not None:
+                _check_positive(name, value)
+        _check_positive("inference_batch_size", inference_batch_size)
+        if on_error not in ("retry", "raise"):
+            raise ValueError(f"expected on_error to be 'retry' or 'raise', got {on_error!r}")
+        self.seed = seed
+        self._seeds = _schedule(seed, seeds, self.numbers)
+        self.exploration_type = exploration_type
+        self.max_steps = max_steps
+        self.inference_batch_size = inference_batch_size
+        self._retries = retries if on_error == "retry" else None
+        self._new_envs = new_envs
+        self._in_order = in_order
+        self._made = not isinstance(env, EnvBase)
+        self.env = _make(env, 16 if num_envs is None else num_envs, backend, env_kwargs, num_envs)
+        try:
+            self._base = base_env(self.env)
+            if not isinstance(self._base, GymnasiumEnv):
+                raise TypeError(
+                    f"expected an env of tdcollect.make_env, bare or under transforms, got one "
+                    f"over {type(self._base).__name__}; its slots cannot be seeded one by one"
+                )
+            if needs_state(policy):
+                self.env = append_policy_transforms(self.env, policy)
+            self.policy = policy
+            with self._apart():
+                self._policy = as_policy(policy, self.env, inference_batch_size)
+            self.device = _device(policy, device)
+            self._check_new_envs()
+        except BaseException:
+            self.close()
+            raise
+        self.episodes: list[Episode] = []
+
+    def _check_new_envs(self) -> None:
+        backend = self._base.stepper.backend
+        if self._new_envs and not backend.rebuilds:
+            raise ValueError(
+                f"expected new_envs=None or False: the backend {backend.name!r} cannot build "
+                "single slots anew; use backend='serial'"
+            )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        for finished in self.run(keep=True):
+            if finished.data is not None:
+                yield finished.data
+
+    def run(self, keep: bool = False) -> Generator[Finished, None, None]:
+        """Run all episodes; gives the record of each, and its data where they are kept.
+
+        Args:
+            keep: keep the data of episodes until they are given out.
+        """
+        self.episodes = []
+        steps = self._run(keep)
+        waiting: dict[int, Finished] = {}
+        due = iter(self.numbers)
+        following = next(due, None)
+        try:
+            while True:
+                with self._apart():
+                    finished = next(steps, None)
+                if finished is None:
+                    return
+                self.episodes.append(finished.record)
+                if not self._in_order:
+                    yield finished
+                    continue
+                waiting[finished.record.index] = finished
+                while following in waiting:
+                    yield waiting.pop(following)
+                    following = next(due, None)
+        finally:
+            steps.close()
+            self._unseed()
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        size = self.inference_batch_size
+        with (
+            isolated(self.env, self.exploration_type),
+            at_batch_size(self.policy, self.env, size),
+        ):
+            yield
+
+    def _run(self, keep: bool) -> Generator[Finished, None, None]:
+        if not self.numbers:
+            return
+        new_envs = self._new_envs
+        if new_envs is None:
+            new_envs = probe_env(self._base)
+        on_arrays = array_env(self.env)
+        env = WholeEnv(self.env) if isinstance(on_arrays, str) else on_arrays
+        slots = env.batch_size.numel()
+        inference = Inference(
+            self._policy,
+            self.inference_batch_size,
+            slots,
+            bool(env.batch_size),
+            self.device,
+        )
+        assembly = Assembly(self.env, self._seeds, keep)
+        given_up: list[Finished] = []
+        remembered: list[Key] | None = None
+
+        def act(rows: Rows, active: list[int]) -> None:
+            nonlocal remembered
+            if remembered is None:
+                remembered = self._first_call(inference, rows, env.carried)
+            inference(rows, active)
+
+        def start(slot: int, start: Start) -> None:
+            inference.start(slot, self._seeds(start.number)[1])
+
+        def failed(start: Start, error: Exception) -> Start | None:
+            tries = assembly.retries.get(start.number, 0)
+            if self._retries is not None and tries < self._retries:
+                assembly.retries[start.number] = tries + 1
+                return start
+            given_up.append(assembly.failed(start.number))
+            return None
+
+        randomness = GlobalRandomness()
+        loop = EpisodeLoop(
+            env,
+            act,
+            lambda rows: remembered or [],
+            (Start(number, self._seeds(number)[0], number) for number in self.numbers),
+            steps=_STEPS,
+            max_steps=self.max_steps,
+            rebuild=new_envs,
+            started=start,
+            failed=None if self._retries is None else failed,
+        )
+        for block in loop:
+            randomness.check(f"the env {self._base.name} or the policy, at some step,")
+            inference.check()
+            yield from assembly.feed(block)
+            yield from given_up
+            given_up.clear()
+            randomness = GlobalRandomness()  # whoever took the episodes may have drawn meanwhile
+        yield from given_up
+
+    def _first_call(self, inference: Inference, rows: Rows, carried: Sequence[Key]) -> list[Key]:
+        """Look at the policy before it acts; the entries that it remembers are then there."""
+        randomness = GlobalRandomness()
+        outputs = inference.probe(rows)
+        randomness.check("the policy")
+        seen = Rows({**rows, **outputs})
+        remembered = inference.remembered(seen, carried)
+        for key in remembered:
+            if key not in rows:
+                like = outputs[key]
+                shape = (*self.env.batch_size, *like.shape[1:])
+                rows[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        return remembered
+
+    def _unseed(self) -> None:
+        """Have the env's next episodes start from fresh entropy."""
+        stepper = self._base.stepper
+        if not self._base.is_closed and stepper.backend.seeds_subset:
+            fresh = np.random.SeedSequence().generate_state(stepper.num_envs, np.uint32) >> 1
+            stepper.set_seeds([int(seed) for seed in fresh])
+
+    def close(self) -> None:
+        """Close the env if it was made here; a second call does nothing."""
+        if self._made and not self.env.is_closed:
+            self.env.close()
+
+    def __enter__(self) -> EvaluationCollector:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self.numbers)} episodes of {self._base.name}, "
+            f"seed={self.seed}, ended={len(self.episodes)}, env={self.env})"
+        )
+
+
+def _numbers(episodes: int | Sequence[int]) -> Sequence[int]:
+    if isinstance(episodes, int) and not isinstance(episodes, bool) and episodes >= 0:
+        return range(episodes)
+    if isinstance(episodes, (Sequence, np.ndarray)) and not isinstance(episodes, str):
+        numbers = [int(number) for number in episodes]
+        if all(number >= 0 for number in numbers) and len(set(numbers)) == len(numbers):
+            return numbers
+    raise ValueError(
+        f"expected episodes to be a count, or numbers that are not negative and do not recur, got "
+        f"{episodes!r}"
+    )
+
+
+def _check_seed(seed: int) -> None:
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"expected a root seed that is an int and not negative, got {seed!r}")
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"expected {name} to be a positive int, got {value!r}")
+
+
+def _schedule(
+    root: int, seeds: Seeds | None, numbers: Sequence[int]
+) -> Callable[[int], tuple[int, int]]:
+    """The seed of the env and of the policy in each episode."""
+    if seeds is None:
+        return lambda number: (env_seed(root, number), policy_seed(root, number))
+    given = seeds if callable(seeds) else list(seeds).__getitem__
+    if not callable(seeds) and len(seeds) <= max(numbers, default=-1):
+        raise ValueError(
+            f"expected a seed for each of the episodes up to number {max(numbers)}, got "
+            f"{len(seeds)} seeds"
+        )
+    chosen = {number: given(number) for number in numbers}
+    for number, value in chosen.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
+            raise ValueError(
+                f"expected seeds that are ints and not negative, got {value!r} for episode {number}"
+            )
+    return lambda number: (int(chosen[number]), policy_seed(root, number))
+
+
+def _make(
+    env: Any,
+    slots: int,
+    backend: str | None,
+    env_kwargs: dict[str, Any] | None,
+    num_envs: int | None,
+) -> EnvBase:
+    if not isinstance(env, EnvBase):
+        made = env(**(env_kwargs or {})) if callable(env) and not isinstance(env, gym.Env) else env
+        if not isinstance(made, EnvBase):
+            if isinstance(made, gym.Env) and made is not env:
+                made.close()
+            return make_env(env, num_envs=slots, backend=backend, env_kwargs=env_kwargs)
+        env, env_kwargs = made, None
+    given = {"num_envs": num_envs, "backend": backend, "env_kwargs": env_kwargs}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given:
+        raise ValueError(f"the env {env} is made already: expected no {', '.join(given)}")
+    return env
+
+
+def _device(policy: Any, device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))

@@ -1,0 +1,158 @@
+"""From blocks of steps to finished episodes: their records, digests and, if kept, their data."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torchrl.envs import EnvBase
+
+from tdcollect import keys
+from tdcollect.collect.episodes import Block, Piece
+from tdcollect.collect.rows import Key, under_next
+from tdcollect.envs.wrapper import nested
+from tdcollect.evaluate.records import COMPLETED, FAILED, Episode
+
+_FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
+_SUCCESS = ("is_success", "success")
+
+
+class Finished(NamedTuple):
+    """An episode that has ended.
+
+    Attributes:
+        record: its line in the ledger.
+        data: its steps ``[L]``, None where they are not kept or the episode failed.
+    """
+
+    record: Episode
+    data: TensorDict | None
+
+
+@dataclass
+class _Unfinished:
+    """What is held of an episode that is running."""
+
+    hashes: list[Any]
+    rewards: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    parts: list[dict[Key, torch.Tensor]] = field(default_factory=list)
+
+
+class Assembly:
+    """Puts the pieces of episodes together.
+
+    Args:
+        env: the env with its transforms.
+        seeds: gives an episode's env seed and policy seed.
+        keep: keep the episodes' data.
+
+    Attributes:
+        retries: how often each episode was started again, by index.
+    """
+
+    def __init__(self, env: EnvBase, seeds: Any, keep: bool):
+        self._dims = len(env.batch_size)
+        self._seeds = seeds
+        self._keep = keep
+        observed: list[Key] = sorted(env.observation_spec.keys(True, True), key=_path)
+        acted: list[Key] = sorted(env.action_keys, key=_path)
+        # Of each entry: whether the value after the last step belongs to it too.
+        self._digested: list[tuple[Key, bool]] = [
+            *((key, True) for key in observed),
+            *((key, False) for key in (*acted, (keys.NEXT, keys.REWARD), *_FLAGS)),
+        ]
+        self._held: dict[int, _Unfinished] = {}
+        self.retries: dict[int, int] = {}
+
+    def feed(self, block: Block) -> Iterator[Finished]:
+        """Take a block in; gives the episodes that end in it, in the order of their ending."""
+        arrays = {key: _array(block.columns[key]) for key, _ in self._digested}
+        last = {key: _array(block.columns[under_next(key)]) for key, on in self._digested if on}
+        for piece in block.pieces:
+            if piece.error is not None:
+                self._held.pop(piece.start.number, None)
+                continue
+            held = self._held.get(piece.start.number)
+            if held is None:
+                held = self._held[piece.start.number] = _Unfinished(
+                    [_hash(key, self._of(array, piece)) for key, array in arrays.items()]
+                )
+            for digest, array in zip(held.hashes, arrays.values(), strict=True):
+                digest.update(np.ascontiguousarray(self._of(array, piece)))
+            reward = self._of(arrays[keys.NEXT, keys.REWARD], piece).reshape(-1)
+            held.rewards.append(np.array(reward))
+            if self._keep:
+                held.parts.append(
+                    {key: self._of(column, piece).clone() for key, column in block.columns.items()}
+                )
+            if piece.ended:
+                for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
+                    if on:
+                        digest.update(np.ascontiguousarray(self._of(last[key], piece)[-1]))
+                yield self._finish(piece, arrays)
+
+    def _of(self, column: Any, piece: Piece) -> Any:
+        """The rows of a piece, out of a column ``[*batch, t, ...]``."""
+        if self._dims == 0:
+            return column[piece.first : piece.stop]
+        flat = column.reshape(-1, *column.shape[self._dims :])
+        return flat[piece.slot, piece.first : piece.stop]
+
+    def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
+        number = piece.start.number
+        held = self._held.pop(number)
+        terminated, truncated = (bool(self._of(arrays[flag], piece)[-1, 0]) for flag in _FLAGS)
+        env_seed, policy_seed = self._seeds(number)
+        record = Episode(
+            index=number,
+            env_seed=env_seed,
+            policy_seed=policy_seed,
+            status=COMPLETED,
+            retries=self.retries.get(number, 0),
+            episode_return=math.fsum(float(r) for part in held.rewards for r in part),
+            length=sum(map(len, held.rewards)),
+            terminated=terminated,
+            truncated=truncated,
+            success=_success(piece.info),
+            digest=hashlib.sha256(b"".join(h.digest() for h in held.hashes)).hexdigest(),
+        )
+        return Finished(record, self._data(held.parts) if self._keep else None)
+
+    def failed(self, number: int) -> Finished:
+        """The record of an episode that is given up."""
+        self._held.pop(number, None)
+        env_seed, policy_seed = self._seeds(number)
+        retries = self.retries.get(number, 0)
+        return Finished(Episode(number, env_seed, policy_seed, FAILED, retries), None)
+
+    def _data(self, parts: Sequence[Mapping[Key, torch.Tensor]]) -> TensorDict:
+        whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        data = nested(whole.items(), [len(whole[keys.NEXT_DONE])])
+        data.refine_names(keys.TIME)
+        return data
+
+
+def _success(info: Mapping[str, Any]) -> bool | None:
+    for name in _SUCCESS:
+        if name in info:
+            return bool(np.all(info[name]))
+    return None
+
+
+def _path(key: Key) -> str:
+    return key if isinstance(key, str) else "/".join(key)
+
+
+def _array(column: torch.Tensor) -> np.ndarray[Any, Any]:
+    return column.cpu().numpy()
+
+
+def _hash(key: Key, rows: np.ndarray[Any, Any]) -> Any:
+    """A hash that has taken in an entry's name, dtype and shape."""
+    return hashlib.sha256(f"{_path(key)} {rows.dtype.str} {rows.shape[1:]}\n".encode())

@@ -27,7 +27,7 @@ def test_snippets_print_what_follows_them() -> None:
 
 
 def test_the_tables_are_those_of_the_script() -> None:
-    command = [sys.executable, ROOT / "benchmarks" / "coverage.py"]
+    command = [sys.executable, ROOT / "benchmarks" / "intervals.py"]
     quick = ["--evaluations", "2", "--sizes", "10", "20"]
     done = subprocess.run(command + quick, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

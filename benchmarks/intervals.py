@@ -1,6 +1,6 @@
 """How often the intervals of tdcollect hold the truth, and what pairing finds, by simulation.
 
-    python benchmarks/coverage.py
+    python benchmarks/intervals.py
 
 Prints the tables of docs/statistics.md, the same at every run with the same versions.
 """

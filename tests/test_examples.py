@@ -80,6 +80,7 @@ def test_ppo_tests_on_the_numbered_episodes(root: int) -> None:
     assert len(set(returns)) > 1
 
 
+@pytest.mark.behaviour(22)
 def test_dqn_trains_from_its_replay_buffer(tmp_path: Path) -> None:
     done, results = run("dqn.py", tmp_path, frames=2048, episodes=3)
     assert done.returncode == 0
@@ -90,6 +91,15 @@ def test_dqn_trains_from_its_replay_buffer(tmp_path: Path) -> None:
 
 def test_recurrent_policy_trains(tmp_path: Path) -> None:
     done, results = run("recurrent.py", tmp_path, frames=2048)
+    assert done.returncode == 0
+    assert results["frames"] == 2048
+    assert results["mean return of the last 50 episodes"] >= 8
+    assert "mean return of the last 50 episodes" in done.stdout
+
+
+@pytest.mark.behaviour(22)
+def test_recurrent_dqn_trains_from_slices(tmp_path: Path) -> None:
+    done, results = run("recurrent_dqn.py", tmp_path, frames=2048)
     assert done.returncode == 0
     assert results["frames"] == 2048
     assert results["mean return of the last 50 episodes"] >= 8

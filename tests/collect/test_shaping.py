@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
@@ -245,3 +246,15 @@ def test_collecting_by_count_shapes_too(count: dict[str, int]) -> None:
     expected = shape(following["observation"], batch["action"], batch[RAW], following["done"])
     assert torch.equal(batch[REWARD], expected)
     assert not torch.equal(batch[REWARD], batch[RAW])
+
+
+@pytest.mark.behaviour(17)
+def test_statistics_tell_both_returns() -> None:
+    env = ENVS["toy"]()
+    collector = Collector(
+        env, frames_per_batch=300, reward_shaping=lambda o, a, r, d: r + 1, stats_window=7
+    )
+    next(iter(collector))
+    latest = collector.stats.latest
+    assert latest.episodes > 10
+    np.testing.assert_allclose(latest.shaped_returns, latest.returns + latest.lengths, atol=1e-4)

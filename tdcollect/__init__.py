@@ -5,16 +5,24 @@ backend (numpy, [N]) -> EnvBase wrapper -> Collector -> batch [N, T]
 
 from tdcollect.collect import Collector, SyncDataCollector
 from tdcollect.envs import GymnasiumEnv, make_env
+from tdcollect.evaluate.collector import EvaluationCollector
 from tdcollect.evaluate.comparison import compare
+from tdcollect.evaluate.errors import NotReproducibleError
+from tdcollect.evaluate.evaluation import evaluate
+from tdcollect.evaluate.result import EvaluationResult
 from tdcollect.seeding import env_seed, policy_seed
 from tdcollect.trajectories import split_trajectories
 
 __all__ = [
     "Collector",
+    "EvaluationCollector",
+    "EvaluationResult",
     "GymnasiumEnv",
+    "NotReproducibleError",
     "SyncDataCollector",
     "compare",
     "env_seed",
+    "evaluate",
     "make_env",
     "policy_seed",
     "split_trajectories",

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from tdcollect import keys
 from tdcollect.envs.spaces import Array, SpaceCodec, observation_name
@@ -56,6 +57,8 @@ class Backend(abc.ABC):
             False, a slot alone starts anew only after the env itself has ended its episode.
         seeds_subset: whether some slots can be reset with seeds while the episodes of others go on.
         rebuilds: whether a slot's env can be built anew.
+        spec: what gymnasium knows of how a slot's env is made, wrappers included; None where
+            nothing is known.
     """
 
     name: ClassVar[str]
@@ -68,6 +71,7 @@ class Backend(abc.ABC):
     resets_subset = True
     seeds_subset = True
     rebuilds = False
+    spec: EnvSpec | None = None
 
     def _set_spaces(
         self, observation: spaces.Space[Any], action: spaces.Space[Any], categorical: bool

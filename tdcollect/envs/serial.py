@@ -43,6 +43,7 @@ class SerialBackend(Backend):
             for slot, factory in enumerate(factories):
                 self._add(slot, factory())
             first = self.envs[0]
+            self.spec = first.spec
             self._set_spaces(first.observation_space, first.action_space, categorical)
         except BaseException:
             self.close()

@@ -71,6 +71,9 @@ class EvaluationCollector:
 
     Attributes:
         episodes: the records of those that have ended, in the order of their ending.
+        numbers: of the episodes to run.
+        seeds_of: gives the seed of the env and that of the policy in an episode.
+        env: the env, and ``base``, the one under its transforms.
 
     Raises:
         TypeError, ValueError: for arguments that cannot be honoured, before an env is made.
@@ -111,7 +114,8 @@ class EvaluationCollector:
         if on_error not in ("retry", "raise"):
             raise ValueError(f"expected on_error to be 'retry' or 'raise', got {on_error!r}")
         self.seed = seed
-        self._seeds = _schedule(seed, seeds, self.numbers)
+        self.seeds_are_given = seeds is not None
+        self.seeds_of = _schedule(seed, seeds, self.numbers)
         self.exploration_type = exploration_type
         self.max_steps = max_steps
         self.inference_batch_size = inference_batch_size
@@ -121,11 +125,11 @@ class EvaluationCollector:
         self._made = not isinstance(env, EnvBase)
         self.env = _make(env, 16 if num_envs is None else num_envs, backend, env_kwargs, num_envs)
         try:
-            self._base = base_env(self.env)
-            if not isinstance(self._base, GymnasiumEnv):
+            self.base = base_env(self.env)
+            if not isinstance(self.base, GymnasiumEnv):
                 raise TypeError(
                     f"expected an env of tdcollect.make_env, bare or under transforms, got one "
-                    f"over {type(self._base).__name__}; its slots cannot be seeded one by one"
+                    f"over {type(self.base).__name__}; its slots cannot be seeded one by one"
                 )
             if needs_state(policy):
                 self.env = append_policy_transforms(self.env, policy)
@@ -140,7 +144,7 @@ class EvaluationCollector:
         self.episodes: list[Episode] = []
 
     def _check_new_envs(self) -> None:
-        backend = self._base.stepper.backend
+        backend = self.base.stepper.backend
         if self._new_envs and not backend.rebuilds:
             raise ValueError(
                 f"expected new_envs=None or False: the backend {backend.name!r} cannot build "
@@ -198,7 +202,7 @@ class EvaluationCollector:
             return
         new_envs = self._new_envs
         if new_envs is None:
-            new_envs = probe_env(self._base)
+            new_envs = probe_env(self.base)
         on_arrays = array_env(self.env)
         env = WholeEnv(self.env) if isinstance(on_arrays, str) else on_arrays
         slots = env.batch_size.numel()
@@ -209,7 +213,7 @@ class EvaluationCollector:
             bool(env.batch_size),
             self.device,
         )
-        assembly = Assembly(self.env, self._seeds, keep)
+        assembly = Assembly(self.env, self.seeds_of, keep)
         given_up: list[Finished] = []
         remembered: list[Key] | None = None
 
@@ -220,7 +224,7 @@ class EvaluationCollector:
             inference(rows, active)
 
         def start(slot: int, start: Start) -> None:
-            inference.start(slot, self._seeds(start.number)[1])
+            inference.start(slot, self.seeds_of(start.number)[1])
 
         def failed(start: Start, error: Exception) -> Start | None:
             tries = assembly.retries.get(start.number, 0)
@@ -235,7 +239,7 @@ class EvaluationCollector:
             env,
             act,
             lambda rows: remembered or [],
-            (Start(number, self._seeds(number)[0], number) for number in self.numbers),
+            (Start(number, self.seeds_of(number)[0], number) for number in self.numbers),
             steps=_STEPS,
             max_steps=self.max_steps,
             rebuild=new_envs,
@@ -243,7 +247,7 @@ class EvaluationCollector:
             failed=None if self._retries is None else failed,
         )
         for block in loop:
-            randomness.check(f"the env {self._base.name} or the policy, at some step,")
+            randomness.check(f"the env {self.base.name} or the policy, at some step,")
             inference.check()
             yield from assembly.feed(block)
             yield from given_up
@@ -267,8 +271,8 @@ class EvaluationCollector:
 
     def _unseed(self) -> None:
         """Have the env's next episodes start from fresh entropy."""
-        stepper = self._base.stepper
-        if not self._base.is_closed and stepper.backend.seeds_subset:
+        stepper = self.base.stepper
+        if not self.base.is_closed and stepper.backend.seeds_subset:
             fresh = np.random.SeedSequence().generate_state(stepper.num_envs, np.uint32) >> 1
             stepper.set_seeds([int(seed) for seed in fresh])
 
@@ -285,7 +289,7 @@ class EvaluationCollector:
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({len(self.numbers)} episodes of {self._base.name}, "
+            f"{type(self).__name__}({len(self.numbers)} episodes of {self.base.name}, "
             f"seed={self.seed}, ended={len(self.episodes)}, env={self.env})"
         )
 

@@ -62,6 +62,15 @@ def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Where two manifests differ: the path of an entry, and its two values."""
+    return [
+        found
+        for key in sorted({*first, *second})
+        for found in _leaves(key, first.get(key), second.get(key))
+    ]
+
+
 def _manifest_differences(
     first: Evaluation, second: Evaluation, keys: Sequence[str], name_a: str, name_b: str
 ) -> list[str]:

@@ -1,9 +1,11 @@
-"""Packages of the `evaluate` extra, imported where they are used."""
+"""Packages of extras, imported where they are used."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
+
+_WANTED = {"pandas": "pandas", "imageio_ffmpeg": "'tdcollect[video]'"}
 
 
 def extra_module(name: str, what: str) -> Any:
@@ -22,7 +24,7 @@ def extra_module(name: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        wanted = "pandas" if package == "pandas" else "'tdcollect[evaluate]'"
+        wanted = _WANTED.get(package, "'tdcollect[evaluate]'")
         raise ModuleNotFoundError(
             f"{what} needs the {package} package: pip install {wanted}", name=package
         ) from error

@@ -1,0 +1,144 @@
+"""Run numbered test episodes to a result and its files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType
+
+from tdcollect.evaluate.collector import EvaluationCollector, Seeds
+from tdcollect.evaluate.data import Finished
+from tdcollect.evaluate.directory import Directory, check_directory
+from tdcollect.evaluate.extras import extra_module
+from tdcollect.evaluate.film import filmed
+from tdcollect.evaluate.manifest import describe
+from tdcollect.evaluate.records import Episode
+from tdcollect.evaluate.report import write_report
+from tdcollect.evaluate.result import EvaluationResult
+
+
+def evaluate(
+    env: str | Callable[..., Any] | EnvBase,
+    policy: Any = None,
+    episodes: int | Sequence[int] = 100,
+    seed: int = 0,
+    *,
+    seeds: Seeds | None = None,
+    num_envs: int | None = None,
+    backend: str | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
+    max_steps: int | None = None,
+    inference_batch_size: int = 16,
+    device: torch.device | str | None = None,
+    on_error: str = "retry",
+    retries: int = 2,
+    new_envs: bool | None = None,
+    keep: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> EvaluationResult:
+    """Run numbered test episodes, the same to the bit however they are run.
+
+    With ``out``, the ledger grows there while episodes end; run again with the same arguments, it
+    goes on where it was interrupted, or finds everything done. See
+    :class:`tdcollect.EvaluationCollector` for the arguments up to ``new_envs``.
+
+    Args:
+        keep: keep the data of episodes: in memory, or under ``out`` as memory-mapped TensorDicts.
+        out: the directory for the ledger, the statistics and the report.
+        progress: show a progress bar where there is a terminal and tqdm is installed.
+
+    Returns:
+        The result; ``result.summary()`` gives statistics, ``result.replay(i)`` runs an episode
+        again.
+
+    Raises:
+        TypeError, ValueError: for arguments that cannot be honoured, before an env is made; and
+            for a directory of another evaluation, naming the difference.
+        NotReproducibleError: for an env or a policy that does not give the same episode for the
+            same seeds.
+
+    Examples:
+        >>> result = evaluate("CartPole-v1", policy, episodes=100, seed=0, out="runs/test")
+        >>> print(result.summary())
+    """
+    if out is not None:
+        check_directory(Path(out))
+        _check_report_extras()
+    given: dict[str, Any] = {
+        "seed": seed,
+        "seeds": seeds,
+        "backend": backend,
+        "env_kwargs": env_kwargs,
+        "exploration_type": exploration_type,
+        "max_steps": max_steps,
+        "inference_batch_size": inference_batch_size,
+        "device": device,
+        "on_error": on_error,
+        "retries": retries,
+        "new_envs": new_envs,
+    }
+
+    def collector(env: Any, numbers: int | Sequence[int], slots: int | None) -> EvaluationCollector:
+        return EvaluationCollector(env, policy, numbers, num_envs=slots, **given)
+
+    def replay(index: int, video: str | os.PathLike[str] | None) -> tuple[Episode, TensorDict]:
+        slots = None if isinstance(env, EnvBase) else 1
+        with filmed(env, env_kwargs, video) as shown, collector(shown, [index], slots) as again:
+            (finished,) = again.run(keep=True)
+        if finished.data is None:
+            raise RuntimeError(f"the env raised in episode {index} again, at every try")
+        return finished.record, finished.data
+
+    with ExitStack() as stack:
+        running = stack.enter_context(collector(env, episodes, num_envs))
+        manifest = describe(running, env_kwargs or {})
+        done: list[Episode] = []
+        directory = None
+        if out is not None:
+            directory = Directory(out, manifest)
+            stack.callback(directory.close)
+            done = list(directory.episodes)
+        trajectories: dict[int, TensorDict] = {}
+        ended = {episode.index for episode in done}
+        running.numbers = [number for number in running.numbers if number not in ended]
+        started, left = time.time(), len(running.numbers)
+        for record, data in _shown(running.run(keep), left, progress):
+            done.append(record)
+            if directory is not None:
+                directory.add(record, data)
+            elif data is not None:
+                trajectories[record.index] = data
+        result = EvaluationResult(manifest, done, out, trajectories, replay)
+        if directory is not None:
+            summary = result.summary()
+            directory.finish(result.episodes, summary.to_dict())
+            write_report(directory.path, manifest, result.episodes, summary)
+            if left:
+                how = {"env": repr(running.base), "threads": torch.get_num_threads()}
+                directory.note_run(started, left, how)
+        return result
+
+
+def _shown(run: Iterable[Finished], total: int, progress: bool) -> Iterator[Finished]:
+    """The episodes, with a progress bar where there is a terminal to show it."""
+    if progress and total:
+        with suppress(ModuleNotFoundError):  # a bar is a courtesy; the extra `evaluate` brings it
+            tqdm = extra_module("tqdm", "a progress bar").tqdm
+            run = tqdm(run, "test episodes", total, disable=None, leave=False)
+    return iter(run)
+
+
+def _check_report_extras() -> None:
+    """Tell what is missing for the report before anything runs."""
+    for name in ("scipy", "matplotlib"):
+        extra_module(name, "evaluate(out=...)")

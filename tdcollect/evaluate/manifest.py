@@ -1,0 +1,128 @@
+"""The manifest: what an evaluation is of, as JSON. Equal manifests mean the same episodes."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import nn
+
+from tdcollect.collect.transforms import transforms_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluate.collector import EvaluationCollector
+from tdcollect.seeding import EVALUATION_PROTOCOL
+
+_PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
+_ENV_PACKAGES = ("ale-py", "box2d", "envpool", "mujoco")  # named where they are installed
+
+
+def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest of an evaluation that has not begun.
+
+    Nothing in it depends on the number of slots or the backend, nor on time or place.
+    """
+    numbers = list(collector.numbers)
+    seeds: dict[str, Any] = {"root": collector.seed}
+    if collector.seeds_are_given:
+        seeds["env"] = [collector.seeds_of(number)[0] for number in numbers]
+    return {
+        "protocol": EVALUATION_PROTOCOL,
+        "env": {
+            "id": collector.base.name,
+            "kwargs": {name: repr(value) for name, value in sorted(env_kwargs.items())},
+            "wrappers": list(_wrappers(collector.base)),
+            "transforms": [_transform(t) for t in transforms_of(collector.env)],
+            "observation_space": repr(collector.base.stepper.backend.observation.space),
+            "action_space": repr(collector.base.stepper.backend.action.space),
+        },
+        "episodes": len(numbers) if numbers == list(range(len(numbers))) else numbers,
+        "seeds": seeds,
+        "max_steps": collector.max_steps,
+        "policy": {
+            "class": _class(collector.policy),
+            "digest": weights_digest(collector.policy),
+            "exploration": collector.exploration_type.name.lower(),
+        },
+        "inference_batch_size": collector.inference_batch_size,
+        "device": collector.device.type,
+        "versions": _versions(),
+        "platform": {
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cpu": torch.backends.cpu.get_cpu_capability(),
+        },
+        "git": _git(),
+    }
+
+
+def weights_digest(policy: Any) -> str | None:
+    """SHA-256 of a policy's parameters and buffers; None where it has none."""
+    state = policy.state_dict() if isinstance(policy, nn.Module) else {}
+    if not state:
+        return None
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        if isinstance(value, torch.Tensor):
+            rows = value.detach().cpu().contiguous()
+            digest.update(f"{name} {rows.dtype} {tuple(rows.shape)}\n".encode())
+            digest.update(rows.flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(f"{name} {value!r}\n".encode())
+    return digest.hexdigest()
+
+
+def _class(policy: Any) -> str:
+    if policy is None:
+        return "random actions"
+    named = policy if hasattr(policy, "__qualname__") else type(policy)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _wrappers(env: GymnasiumEnv) -> Iterator[str]:
+    """gymnasium's wrappers, outermost first, then what makes the env itself."""
+    spec = env.stepper.backend.spec
+    if spec is None:
+        return
+    for wrapper in reversed(spec.additional_wrappers):
+        yield f"{wrapper.name}({wrapper.kwargs or ''})"
+    if spec.max_episode_steps is not None:
+        yield f"TimeLimit({spec.max_episode_steps})"
+    yield str(spec.entry_point)
+
+
+def _transform(transform: Any) -> str:
+    digest = weights_digest(transform)
+    name = type(transform).__name__
+    return name if digest is None else f"{name}({digest[:16]})"
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in (*_PACKAGES, *_ENV_PACKAGES):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit that is checked out here, and whether tracked files differ from it."""
+    try:
+        commit = _ask_git("rev-parse", "HEAD")
+        changed = _ask_git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def _ask_git(*arguments: str) -> str:
+    asked = subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return asked.stdout.strip()

@@ -32,6 +32,7 @@ STEP = "_step"
 STEP_COUNT = "step_count"
 EPISODE_REWARD = "episode_reward"
 IS_INIT = "is_init"
+POLICY_VERSION = "policy_version"
 
 RESERVED = frozenset(
     {

@@ -7,10 +7,12 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorDictPrimer, Transform
+from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
 from tdcollect.collect.rows import Key
 from tdcollect.collect.transforms import transforms_of
+from tdcollect.envs.env_action import EnvAction
 
 _BOOKKEEPING = (keys.STEP_COUNT, keys.EPISODE_REWARD, keys.IS_INIT)
 
@@ -113,7 +115,11 @@ class Shaper:
 
 
 def _counted(transform: Transform) -> list[Key]:
-    """What a transform writes beside the observation: counts, returns, hidden states."""
+    """What a transform writes beside the observation: counts, returns, states, actions."""
+    if isinstance(transform, EnvAction):
+        return [kept for _, kept in transform.pairs]
+    if isinstance(transform, PolicyVersion):
+        return [keys.POLICY_VERSION]
     if isinstance(transform, TensorDictPrimer):
         return list(transform.primers.keys(True, True))
     if isinstance(transform, InitTracker):

@@ -19,8 +19,6 @@ from tdcollect import keys
 from tdcollect.collect.rows import Key, Rows
 from tdcollect.envs.env_action import EnvAction
 
-_POLICY_VERSION = "policy_version"  # TorchRL's name
-
 
 class RowTransform(abc.ABC):
     """A transform on rows, in the three places where TorchRL calls it.
@@ -171,13 +169,13 @@ class _ActionScaling(RowTransform):
 class _PolicyVersion(RowTransform):
     def __init__(self, transform: PolicyVersion):
         self._transform = transform
-        self.keys = [_POLICY_VERSION]
+        self.keys = [keys.POLICY_VERSION]
 
     def step(self, rows: Rows, following: Rows) -> None:
-        following[_POLICY_VERSION] = self._now(following)
+        following[keys.POLICY_VERSION] = self._now(following)
 
     def reset(self, rows: Rows, first: torch.Tensor) -> None:
-        rows[_POLICY_VERSION] = self._now(rows)
+        rows[keys.POLICY_VERSION] = self._now(rows)
 
     def _now(self, rows: Rows) -> torch.Tensor:
         shape = rows[keys.TERMINATED].shape[:-1]

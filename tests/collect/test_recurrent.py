@@ -285,3 +285,11 @@ def test_state_on_an_env_of_torchrl() -> None:
     for _ in range(3):
         check(next(stream))
     collector.shutdown()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_random_frames_first_leave_the_state_as_torchrl_does(kind: str) -> None:
+    policy = partial(policies.recurrent, kind)
+    ours = first_batches(tdcollect.Collector, "cartpole", policy, init_random_frames=60)
+    options = {"init_random_frames": 60, "auto_register_policy_transforms": True}
+    assert_same(ours, first_batches(ParentCollector, "cartpole", policy, **options))

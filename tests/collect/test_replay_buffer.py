@@ -12,6 +12,7 @@ from torchrl.data import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
@@ -195,6 +196,12 @@ TAKEN: dict[str, tuple[Any, dict[str, Any]]] = {
         {"postproc": lambda td: td.reshape(-1)},
     ),
 }
+
+
+def test_an_ensemble_that_takes_nothing_says_so_itself() -> None:
+    parts = [ReplayBuffer(storage=LazyTensorStorage(90)) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="ReplayBufferEnsemble writes are disabled"):
+        fill(ReplayBufferEnsemble(*parts), 3)
 
 
 @pytest.mark.parametrize("case", TAKEN)

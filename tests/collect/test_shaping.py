@@ -15,6 +15,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import RenameTransform, RewardSum, StepCounter, TransformedEnv
 
 from tdcollect import Collector, make_env
+from tdcollect.envs import EnvAction
 
 from . import policies
 from .envs import ENVS
@@ -92,11 +93,14 @@ def counters(env: Any) -> Any:
     [
         partial(make_env, "CartPole-v1", 2, is_init=True, step_count=True, episode_reward=True),
         lambda: counters(make_env("CartPole-v1", 2)),
+        lambda: TransformedEnv(make_env("CartPole-v1", 2), EnvAction()),
     ],
-    ids=["make_env", "transforms"],
+    ids=["make_env", "transforms", "actions"],
 )
-def test_counts_and_returns_are_no_observation(make: Any) -> None:
-    (batch,) = collected(make, lambda o, a, r, d: r * 0 + o.shape[-1], count=1)
+def test_what_is_noted_beside_it_is_no_observation(make: Any) -> None:
+    (batch,) = collected(
+        make, lambda o, a, r, d: r * 0 + o.shape[-1], count=1, track_policy_version=True
+    )
     assert (batch[REWARD] == 4).all()
 
 

@@ -16,13 +16,13 @@ import numpy as np
 from scipy import stats
 
 from tdcollect import compare
-from tdcollect.evaluate.intervals import (
+from tdcollect.evaluation.intervals import (
     Interval,
     interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
 )
-from tdcollect.evaluate.records import Episode
+from tdcollect.evaluation.records import Episode
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000

@@ -5,11 +5,11 @@ backend (numpy, [N]) -> EnvBase wrapper -> Collector -> batch [N, T]
 
 from tdcollect.collect import Collector, SyncDataCollector
 from tdcollect.envs import GymnasiumEnv, make_env
-from tdcollect.evaluate.collector import EvaluationCollector
-from tdcollect.evaluate.comparison import compare
-from tdcollect.evaluate.errors import NotReproducibleError
-from tdcollect.evaluate.evaluation import evaluate
-from tdcollect.evaluate.result import EvaluationResult
+from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.comparison import compare
+from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.run import evaluate
 from tdcollect.seeding import env_seed, policy_seed
 from tdcollect.trajectories import split_trajectories
 

@@ -37,7 +37,7 @@ EXPORTED = {
         "Window",
     ],
     "tdcollect.envs": ["EnvAction", "GymnasiumEnv", "make_env"],
-    "tdcollect.evaluate": [
+    "tdcollect.evaluation": [
         "Comparison",
         "Difference",
         "Episode",
@@ -101,7 +101,7 @@ def test_sync_data_collector_is_the_collector() -> None:
     assert tdcollect.SyncDataCollector is tdcollect.Collector
 
 
-@pytest.mark.parametrize("name", ["tdcollect", "tdcollect.evaluate", "tdcollect.testing"])
+@pytest.mark.parametrize("name", ["tdcollect", "tdcollect.evaluation", "tdcollect.testing"])
 def test_import_brings_no_extra(name: str) -> None:
     """Nothing beside the core packages and what these import on their own."""
     code = f"""

@@ -18,8 +18,8 @@ from tdcollect import keys
 from tdcollect._upstream import make_compatible_policy
 from tdcollect.collect.policy import Op, Program
 from tdcollect.collect.rows import Key, Rows, is_next
-from tdcollect.evaluate.errors import NotReproducibleError
-from tdcollect.evaluate.streams import DrawByRow, RowNoise, Stream, Streams
+from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.streams import DrawByRow, RowNoise, Stream, Streams
 
 
 class Inference:

@@ -23,11 +23,11 @@ from tdcollect.collect.rows import Key, Rows
 from tdcollect.collect.whole import WholeEnv
 from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluate.data import Assembly, Finished
-from tdcollect.evaluate.inference import Inference, as_policy, at_batch_size
-from tdcollect.evaluate.isolation import GlobalRandomness, isolated
-from tdcollect.evaluate.probe import base_env, probe_env
-from tdcollect.evaluate.records import Episode
+from tdcollect.evaluation.data import Assembly, Finished
+from tdcollect.evaluation.inference import Inference, as_policy, at_batch_size
+from tdcollect.evaluation.isolation import GlobalRandomness, isolated
+from tdcollect.evaluation.probe import base_env, probe_env
+from tdcollect.evaluation.records import Episode
 from tdcollect.seeding import env_seed, policy_seed
 
 _STEPS = 64  # between checks; finished episodes come out so often

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tdcollect import env_seed
-from tdcollect.evaluate.comparison import Comparison, compare, episodes_needed
-from tdcollect.evaluate.intervals import Interval
+from tdcollect.evaluation.comparison import Comparison, compare, episodes_needed
+from tdcollect.evaluation.intervals import Interval
 
 from .ledgers import ENV, run
 

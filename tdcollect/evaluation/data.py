@@ -17,7 +17,7 @@ from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.rows import Key, under_next
 from tdcollect.envs.wrapper import nested
-from tdcollect.evaluate.records import COMPLETED, FAILED, Episode
+from tdcollect.evaluation.records import COMPLETED, FAILED, Episode
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
 _SUCCESS = ("is_success", "success")

@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tdcollect.evaluate import (
+from tdcollect.evaluation import (
     compare,
     summarize,
     write_comparison_report,
     write_report,
 )
-from tdcollect.evaluate import files as files_module
-from tdcollect.evaluate.figures import _edges, _running
+from tdcollect.evaluation import files as files_module
+from tdcollect.evaluation.figures import _edges, _running
 
 from .ledgers import ledger, manifest, run
 

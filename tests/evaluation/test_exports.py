@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from tdcollect.evaluate import to_pandas, write_evaluations_npz, write_marl_eval
+from tdcollect.evaluation import to_pandas, write_evaluations_npz, write_marl_eval
 
 from .ledgers import ledger
 

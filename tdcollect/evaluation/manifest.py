@@ -14,7 +14,7 @@ from torch import nn
 
 from tdcollect.collect.transforms import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluate.collector import EvaluationCollector
+from tdcollect.evaluation.collector import EvaluationCollector
 from tdcollect.seeding import EVALUATION_PROTOCOL
 
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")

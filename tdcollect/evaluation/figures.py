@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluate.extras import extra_module
-from tdcollect.evaluate.intervals import Interval, Values
-from tdcollect.evaluate.tables import number_text, percent_text
+from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.intervals import Interval, Values
+from tdcollect.evaluation.tables import number_text, percent_text
 
 SIZE = (7.0, 3.6)  # inches
 DOTS_PER_INCH = 144

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDict
 
-from tdcollect.evaluate.directory import read_directory, trajectory_path
-from tdcollect.evaluate.records import Episode, ledger_digest
-from tdcollect.evaluate.statistics import Summary, summarize
+from tdcollect.evaluation.directory import read_directory, trajectory_path
+from tdcollect.evaluation.records import Episode, ledger_digest
+from tdcollect.evaluation.statistics import Summary, summarize
 
 Replay = Callable[[int, "str | os.PathLike[str] | None"], tuple[Episode, TensorDict]]
 
@@ -73,7 +73,7 @@ class EvaluationResult:
         return np.array([e.length for e in self.episodes if e.completed], np.int64)
 
     def summary(self, **settings: Any) -> Summary:
-        """Statistics of the ledger; see :func:`tdcollect.evaluate.summarize`."""
+        """Statistics of the ledger; see :func:`tdcollect.evaluation.summarize`."""
         return summarize(self.episodes, **settings)
 
     def trajectory(self, index: int) -> TensorDict:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from tdcollect.evaluate.records import Episode
-from tdcollect.evaluate.statistics import in_order
+from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.statistics import in_order
 
 SAME = ("protocol", "env", "max_steps")
 REMARKED = ("inference_batch_size", "device", "platform", "versions", "policy.exploration")

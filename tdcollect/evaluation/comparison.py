@@ -9,23 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluate.comparable import (
+from tdcollect.evaluation.comparable import (
     Evaluation,
     check_same_episodes,
     manifest_entry,
     remarks,
 )
-from tdcollect.evaluate.extras import extra_module
-from tdcollect.evaluate.intervals import (
+from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.intervals import (
     BATCH_VALUES,
     Values,
     check_settings,
     exact_mean,
     generator,
 )
-from tdcollect.evaluate.records import Episode
-from tdcollect.evaluate.statistics import Quantity, describe, in_order
-from tdcollect.evaluate.tables import count_text, number_text, percent_text, text_table
+from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.statistics import Quantity, describe, in_order
+from tdcollect.evaluation.tables import count_text, number_text, percent_text, text_table
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.evaluate.collector import EvaluationCollector, Seeds
-from tdcollect.evaluate.data import Finished
-from tdcollect.evaluate.directory import Directory, check_directory
-from tdcollect.evaluate.extras import extra_module
-from tdcollect.evaluate.film import filmed
-from tdcollect.evaluate.manifest import describe
-from tdcollect.evaluate.records import Episode
-from tdcollect.evaluate.report import write_report
-from tdcollect.evaluate.result import EvaluationResult
+from tdcollect.evaluation.collector import EvaluationCollector, Seeds
+from tdcollect.evaluation.data import Finished
+from tdcollect.evaluation.directory import Directory, check_directory
+from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.film import filmed
+from tdcollect.evaluation.manifest import describe
+from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.report import write_report
+from tdcollect.evaluation.result import EvaluationResult
 
 
 def evaluate(

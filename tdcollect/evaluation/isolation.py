@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect.collect.transforms import transforms_of
-from tdcollect.evaluate.errors import NotReproducibleError
+from tdcollect.evaluation.errors import NotReproducibleError
 
 
 class GlobalRandomness:

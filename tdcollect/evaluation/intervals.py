@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tdcollect.evaluate.extras import extra_module
-from tdcollect.evaluate.tables import interval_text
+from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.tables import interval_text
 
 Values = npt.NDArray[np.float64]
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tdcollect.evaluate.comparable import manifest_entry
-from tdcollect.evaluate.comparison import Comparison, Difference
-from tdcollect.evaluate.figures import cumulative_mean, histogram
-from tdcollect.evaluate.files import write_atomically
-from tdcollect.evaluate.page import Column, cards, figure, page, paragraphs, section, table
-from tdcollect.evaluate.records import Episode
-from tdcollect.evaluate.statistics import Summary, in_order
-from tdcollect.evaluate.tables import count_text, number_text, percent_text
+from tdcollect.evaluation.comparable import manifest_entry
+from tdcollect.evaluation.comparison import Comparison, Difference
+from tdcollect.evaluation.figures import cumulative_mean, histogram
+from tdcollect.evaluation.files import write_atomically
+from tdcollect.evaluation.page import Column, cards, figure, page, paragraphs, section, table
+from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.statistics import Summary, in_order
+from tdcollect.evaluation.tables import count_text, number_text, percent_text
 
 REPORT = "report.html"
 COMPARISON_REPORT = "comparison.html"
@@ -39,7 +39,7 @@ def write_report(
         directory: where to; it is made where it is missing.
         manifest: how the evaluation was made: nested mappings of what JSON holds.
         episodes: its records.
-        summary: what :func:`~tdcollect.evaluate.statistics.summarize` said of them.
+        summary: what :func:`~tdcollect.evaluation.statistics.summarize` said of them.
 
     Returns:
         The files written, the page last.

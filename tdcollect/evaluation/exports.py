@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluate.extras import extra_module
-from tdcollect.evaluate.files import write_atomically
-from tdcollect.evaluate.records import Episode
-from tdcollect.evaluate.statistics import in_order
+from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.files import write_atomically
+from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.statistics import in_order
 
 Evaluations = Mapping[int, Sequence[Episode]]
 

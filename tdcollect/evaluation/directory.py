@@ -18,9 +18,9 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from tdcollect.evaluate.comparable import differences
-from tdcollect.evaluate.files import write_atomically
-from tdcollect.evaluate.records import Episode, ledger_digest
+from tdcollect.evaluation.comparable import differences
+from tdcollect.evaluation.files import write_atomically
+from tdcollect.evaluation.records import Episode, ledger_digest
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
 TRAJECTORIES = "trajectories"

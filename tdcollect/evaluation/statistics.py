@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluate.extras import extra_module
-from tdcollect.evaluate.intervals import (
+from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.intervals import (
     Interval,
     Values,
     check_settings,
@@ -20,8 +20,8 @@ from tdcollect.evaluate.intervals import (
     interquartile_mean_interval,
     mean_interval,
 )
-from tdcollect.evaluate.records import Episode
-from tdcollect.evaluate.tables import (
+from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.tables import (
     count_text,
     number_text,
     percent_text,

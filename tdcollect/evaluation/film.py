@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tdcollect.evaluate.extras import extra_module
+from tdcollect.evaluation.extras import extra_module
 
 
 class _Filming(gym.Wrapper[Any, Any, Any, Any]):

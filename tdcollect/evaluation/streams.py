@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tdcollect.collect.distributions import Noise
-from tdcollect.evaluate.errors import NotReproducibleError
+from tdcollect.evaluation.errors import NotReproducibleError
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 

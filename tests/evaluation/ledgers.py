@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tdcollect import env_seed, policy_seed
-from tdcollect.evaluate.records import FAILED, Episode
+from tdcollect.evaluation.records import FAILED, Episode
 
 ENV = {
     "id": "CartPole-v1",

@@ -7,8 +7,8 @@ from typing import Any
 from torchrl.envs import EnvBase, TransformedEnv
 
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluate.errors import NotReproducibleError
-from tdcollect.evaluate.isolation import GlobalRandomness
+from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.isolation import GlobalRandomness
 
 _STEPS = 64
 _SEEDS = (0, 1, 2, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from numbers import Integral
 from typing import Any
 
@@ -173,17 +174,18 @@ class EvaluationCollector:
         try:
             while True:
                 with self._apart():
-                    finished = next(steps, None)
-                if finished is None:
+                    ended = next(steps, None)
+                if ended is None:
                     return
-                self.episodes.append(finished.record)
-                if not self._in_order:
-                    yield finished
-                    continue
-                waiting[finished.record.index] = finished
-                while following in waiting:
-                    yield waiting.pop(following)
-                    following = next(due, None)
+                for finished in ended:
+                    self.episodes.append(finished.record)
+                    if not self._in_order:
+                        yield finished
+                        continue
+                    waiting[finished.record.index] = finished
+                    while following in waiting:
+                        yield waiting.pop(following)
+                        following = next(due, None)
         finally:
             steps.close()
             self._unseed()
@@ -197,7 +199,8 @@ class EvaluationCollector:
         ):
             yield
 
-    def _run(self, keep: bool) -> Generator[Finished, None, None]:
+    def _run(self, keep: bool) -> Generator[list[Finished], None, None]:
+        """Run all episodes; gives those that end, some at a time."""
         if not self.numbers:
             return
         new_envs = self._new_envs
@@ -249,11 +252,10 @@ class EvaluationCollector:
         for block in loop:
             randomness.check(f"the env {self.base.name} or the policy, at some step,")
             inference.check()
-            yield from assembly.feed(block)
-            yield from given_up
+            yield [*assembly.feed(block), *given_up]
             given_up.clear()
             randomness = GlobalRandomness()  # whoever took the episodes may have drawn meanwhile
-        yield from given_up
+        yield given_up
 
     def _first_call(self, inference: Inference, rows: Rows, carried: Sequence[Key]) -> list[Key]:
         """Look at the policy before it acts; the entries that it remembers are then there."""
@@ -322,7 +324,7 @@ def _schedule(
 ) -> Callable[[int], tuple[int, int]]:
     """The seed of the env and of the policy in each episode."""
     if seeds is None:
-        return lambda number: (env_seed(root, number), policy_seed(root, number))
+        return cache(lambda number: (env_seed(root, number), policy_seed(root, number)))
     given = seeds if callable(seeds) else list(seeds).__getitem__
     if not callable(seeds) and len(seeds) <= max(numbers, default=-1):
         raise ValueError(
@@ -335,7 +337,7 @@ def _schedule(
             raise ValueError(
                 f"expected seeds that are ints and not negative, got {value!r} for episode {number}"
             )
-    return lambda number: (int(chosen[number]), policy_seed(root, number))
+    return cache(lambda number: (int(chosen[number]), policy_seed(root, number)))
 
 
 def _make(

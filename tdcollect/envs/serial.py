@@ -12,6 +12,7 @@ import numpy as np
 from tdcollect.envs.backend import Backend, Frame, write_info
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array
+from tdcollect.envs.worker import check_env, check_spaces
 
 _SMALL = 4096  # bytes
 
@@ -55,31 +56,14 @@ class SerialBackend(Backend):
         self._small_shape = (self.num_envs, *leaf.shape) if small else None
 
     def _add(self, slot: int, env: Any) -> None:
-        if isinstance(env, gym.vector.VectorEnv):
-            env.close()
-            raise TypeError(
-                "expected a callable that makes a single gymnasium.Env, got one that makes the "
-                f"vector env {env}; call it and pass the vector env itself"
-            )
-        if not isinstance(env, gym.Env):
-            raise TypeError(
-                "expected a callable that makes a gymnasium.Env, got one that returned "
-                f"{type(env).__name__}"
-            )
-        for other, made in enumerate(self.envs):
-            if env is made:
-                raise ValueError(
-                    "expected a callable that makes a new env at each call, got that of slot "
-                    f"{other} for slot {slot} again"
-                )
+        check_env(slot, env, dict(enumerate(self.envs)))
         self.envs.append(env)
-        for name in ("observation_space", "action_space"):
-            expected, got = (getattr(e, name) for e in (self.envs[0], env))
-            if expected != got:
-                raise ValueError(
-                    f"expected the same {name} in every slot, got {expected} in slot 0 and {got} "
-                    f"in slot {slot}; make envs of one kind share a batch, or wrap them to agree"
-                )
+        first = self.envs[0]
+        check_spaces(
+            slot,
+            (first.observation_space, first.action_space),
+            (env.observation_space, env.action_space),
+        )
 
     def reset(
         self,

@@ -37,7 +37,7 @@ Path = tuple[str, ...]
 
 
 # torch stores these but computes with them hardly at all, and TorchRL has no spec for them.
-_WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
+WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
 
 
 def key_of(path: Path) -> str | Path:
@@ -200,7 +200,7 @@ def _check_length(value: Any, expected: int) -> None:
 
 
 def _box_leaf(space: spaces.Box, where: str) -> Leaf:
-    widened = _WIDENED.get(space.dtype.type)
+    widened = WIDENED.get(space.dtype.type)
     if widened is None:
         try:
             return _BoxLeaf(space, gym_space_to_spec(space))

@@ -1,0 +1,316 @@
+"""Worker processes as their parent sees them: how they start, answer and end.
+
+Whatever happens to the parent, no worker outlives it: each holds the read end of a pipe whose other
+end the parent alone has, and ends when that closes. Memory is shared through files without a name,
+which are gone with the last process that maps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import spawn
+from typing import Any
+
+from tdcollect.envs import worker as worker_module
+from tdcollect.envs.worker import CALL, Connection, packed
+
+START_METHODS = ("spawn", "fork")
+GRACE = 5.0
+"""Seconds that a worker has for closing its envs."""
+
+_BOOT = """
+import json, runpy, sys
+sys.path[:] = json.loads(sys.argv[1])
+runpy.run_path(sys.argv[2], run_name="__main__")
+"""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class WorkerLost(RuntimeError):
+    """A worker process ended, or was ended as it did not answer; its slots' envs are gone."""
+
+
+def shared_file(size: int) -> int:
+    """The descriptor of a file of zeros, in memory, that no name leads to."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("tdcollect")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.truncate(descriptor, max(size, 1))
+    return descriptor
+
+
+class WorkerProcess:
+    """One worker process.
+
+    Args:
+        index: its number among the workers.
+        slots: the slots whose envs it holds.
+        method: ``"spawn"`` (a fresh interpreter) or ``"fork"``.
+        factories: one callable a slot.
+        control: the memory in which it says what it is doing.
+
+    Attributes:
+        lost: how it was lost; None while it can be asked.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        slots: range,
+        method: str,
+        factories: Sequence[Callable[[], Any]],
+        control: memoryview,
+    ):
+        self.index = index
+        self.slots = slots
+        self.lost: str | None = None
+        self._control = control
+        self._number = 0
+        ours, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        self.connection = Connection(ours)
+        self._child: _Spawned | _Forked | None = None
+        _alive.add(self)
+        try:
+            if method == "spawn":
+                self._child = _Spawned(theirs, lifeline)
+            else:
+                self._child = _Forked(theirs, lifeline, factories)
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._child is not None
+        return self._child.pid
+
+    @property
+    def at_work(self) -> tuple[int, int]:
+        """The slot it last began to call, and how many calls it has begun."""
+        return self._control[2 * self.index], self._control[2 * self.index + 1]
+
+    def ask(self, kind: int, payload: bytes = b"", descriptor: int = -1) -> bool:
+        """Send a command; False where the worker has gone."""
+        self._number = (self._number + 1) % 256
+        try:
+            self.connection.send(kind, self._number, payload, descriptor)
+        except OSError:
+            return False
+        except BaseException:  # an interrupt amid a frame: what follows could not be read
+            self.lose("was ended, as sending to it was interrupted")
+            raise
+        return True
+
+    def call(self, name: str, *arguments: Any, descriptor: int = -1) -> bool:
+        """Ask for a method of the worker by name."""
+        return self.ask(CALL, packed((name, descriptor >= 0, arguments)), descriptor)
+
+    def answer(self) -> bytes | None:
+        """The answer to the latest command; None where one to an earlier command came.
+
+        That is of a call that was interrupted, and of use to nobody.
+
+        Raises:
+            EOFError: where the worker has gone.
+        """
+        try:
+            _, number, payload = self.connection.receive()
+        except OSError as error:
+            raise EOFError from error
+        except EOFError:
+            raise
+        except BaseException:
+            self.lose("was ended, as its answer was interrupted")
+            raise
+        return payload if number == self._number else None
+
+    def lose(self, reason: str | None = None) -> str:
+        """End the process, if it has not ended; return what happened to it.
+
+        Args:
+            reason: why it is ended; None where it ended by itself.
+        """
+        if self.lost is None:
+            slot, calls = self.at_work
+            code = self.end(kill=reason is not None)
+            where = f" while slot {slot} was at work" if calls else ""
+            self.lost = f"the worker of {named(self.slots)} {reason or _told(code)}{where}"
+        return self.lost
+
+    def end(self, kill: bool = True) -> int | None:
+        """Close what leads to the process and reap it; return its exit code.
+
+        Args:
+            kill: at once; else it is waited for a moment.
+        """
+        self.abandon()
+        if self._child is None:
+            return None
+        if not kill:
+            code = self._child.wait(GRACE)
+            if code is not None:
+                return code
+        return self._child.kill()
+
+    def abandon(self) -> None:
+        """Close what leads to the process, and leave it alone."""
+        _alive.discard(self)
+        self.connection.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+
+def named(slots: Sequence[int]) -> str:
+    """Consecutive slots in words."""
+    return f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
+
+
+def _told(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"
+
+
+_alive: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    """In a fork of the parent: its copies of our ends would keep workers from seeing us go."""
+    for process in list(_alive):
+        process.lost = "belongs to the process that this one was forked from"
+        process.abandon()
+        process._child = None  # not ours to end
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_abandon_all)
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back: from a parent amid a launch, and from workers before they ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Spawned:
+    """A worker in a fresh interpreter."""
+
+    def __init__(self, end: socket.socket, lifeline: int):
+        # One thread each, unless told otherwise: there are as many workers as cores.
+        threads = {name: "1" for name in _THREADS if name not in os.environ}
+        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+        executable = spawn.get_executable()
+        if isinstance(executable, bytes):
+            executable = os.fsdecode(executable)
+        descriptors = (end.fileno(), lifeline)
+        self._process = subprocess.Popen(
+            [executable, "-c", _BOOT, path, worker_module.__file__, *map(str, descriptors)],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **threads},
+        )
+        self.pid = self._process.pid
+
+    def wait(self, seconds: float) -> int | None:
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> int:
+        self._process.kill()
+        return self._process.wait()
+
+
+class _Forked:
+    """A worker in a fork of this process."""
+
+    def __init__(self, end: socket.socket, lifeline: int, factories: Sequence[Callable[[], Any]]):
+        sys.stdout.flush()  # else both would print what is buffered
+        sys.stderr.flush()
+        self._code: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            _run_fork(end, lifeline, factories)
+
+    def wait(self, seconds: float) -> int | None:
+        deadline, pause = time.monotonic() + seconds, 0.0005
+        while self._code is None and time.monotonic() < deadline:
+            self._reap(os.WNOHANG)
+            if self._code is None:
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
+        return self._code
+
+    def kill(self) -> int | None:
+        self._reap(os.WNOHANG)
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._reap(0)
+        return self._code
+
+    def _reap(self, options: int) -> None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # someone else reaped it
+                self._code = 0
+                return
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+
+
+def _run_fork(end: socket.socket, lifeline: int, factories: Sequence[Callable[[], Any]]) -> None:
+    """Be a worker, and never return into what the parent was doing."""
+    code = 1
+    try:
+        _make_own()
+        worker_module.main(end, lifeline, factories)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _make_own() -> None:
+    """What a fresh interpreter would have of its own: random numbers, and one thread."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed()
+    np.random.seed()  # noqa: NPY002 (the global state is the one that forks share)
+    torch.default_generator.seed()
+    torch.set_num_threads(1)

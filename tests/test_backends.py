@@ -37,12 +37,17 @@ from torchrl.envs import (
 )
 
 from tdcollect import GymnasiumEnv, make_env
+from tdcollect.envs.process import ProcessBackend
+from tdcollect.envs.stepper import Bookkeeping, Stepper
 
 N = 3
 SEEDS = [7, 100, 23]
 MODES = {"disabled": "DISABLED", "next-step": "NEXT_STEP", "same-step": "SAME_STEP"}
 VECTOR_KINDS = [f"{way}-{mode}" for way in ("sync", "async") for mode in MODES]
-CUSTOM_KINDS = ["unbatched", "serial", *VECTOR_KINDS]
+PROCESS_KINDS = ["process", "process-unbatched"]
+OWN_KINDS = ["unbatched", "serial", *PROCESS_KINDS]
+"""Backends that step plain gymnasium envs themselves."""
+CUSTOM_KINDS = [*OWN_KINDS, *VECTOR_KINDS]
 """Backends that take any gymnasium env."""
 ENVPOOL_KINDS = ["envpool", "envpool-unbatched"]
 KINDS = [*CUSTOM_KINDS, *ENVPOOL_KINDS]
@@ -56,11 +61,35 @@ def build(kind: str, make: Callable[..., gym.Env], **options: Any) -> GymnasiumE
     if kind == "serial":
         slots = iter(range(N))
         return make_env(lambda: make(slot=next(slots)), num_envs=N, **options)
+    if kind in PROCESS_KINDS:
+        return process_env(make, batched=kind == "process", **options)
     way, _, mode = kind.partition("-")
     vector_class = {"sync": SyncVectorEnv, "async": async_vector_env}[way]
     factories = [partial(make, slot=slot) for slot in range(N)]
     vector = vector_class(factories, autoreset_mode=AutoresetMode[MODES[mode]])
     return make_env(vector, **options)
+
+
+def process_env(
+    make: Callable[..., gym.Env],
+    batched: bool,
+    categorical_action_encoding: bool = False,
+    info_keys: Any = (),
+    seed: int | None = None,
+    time_limit: int | None = None,
+) -> GymnasiumEnv:
+    """What make_env makes, but of another callable in each slot; forked, as that is quick."""
+    factories = [partial(make, slot=slot) for slot in range(N if batched else 1)]
+    backend = ProcessBackend(
+        factories, categorical_action_encoding, num_workers=len(factories[:2]), start_method="fork"
+    )
+    if info_keys:
+        backend.read_info(info_keys)
+    stepper = Stepper(backend, Bookkeeping(time_limit=time_limit))
+    env = GymnasiumEnv(stepper, batched=batched, name="process env")
+    if seed is not None:
+        env.set_seed(seed)
+    return env
 
 
 def async_vector_env(factories: Sequence[Callable[[], gym.Env]], **options: Any) -> AsyncVectorEnv:
@@ -219,7 +248,7 @@ def test_data_of_physics_envs_are_those_of_a_plain_loop(
     assert_plays_as(batch, plain)
 
 
-@pytest.mark.parametrize("kind", ["unbatched", "serial", "sync-disabled", "sync-same-step"])
+@pytest.mark.parametrize("kind", [*OWN_KINDS, "sync-disabled", "sync-same-step"])
 @pytest.mark.parametrize("categorical", [False, True], ids=["one-hot", "categorical"])
 def test_discrete_observations_are_those_of_a_plain_loop(kind: str, categorical: bool) -> None:
     def make(slot: int = 0) -> gym.Env:
@@ -543,7 +572,7 @@ def test_a_step_of_some_slots_leaves_the_others_alone(kind: str, env: GymnasiumE
     twin.close()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("serial", "unbatched")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in OWN_KINDS])
 def test_a_step_that_would_lose_an_action_is_refused(kind: str) -> None:
     env = build_cartpole(kind, time_limit=1)
     td = env.rand_step(env.reset())

@@ -135,7 +135,9 @@ def test_info_keys_must_be_names(log: list[str], info_keys: Any) -> None:
 
 
 def test_an_unknown_backend_is_refused(log: list[str]) -> None:
-    with pytest.raises(ValueError, match="a backend of serial, gymnasium, envpool, got 'x'"):
+    with pytest.raises(
+        ValueError, match="a backend of serial, process, gymnasium, envpool, got 'x'"
+    ):
         make_env(lambda: Plain(log), backend="x")
     assert not log
 
@@ -170,6 +172,40 @@ def test_a_callable_is_for_the_serial_backend(log: list[str], backend: str) -> N
     with pytest.raises(TypeError, match=f"backend='{backend}' expects "):
         make_env(lambda: Plain(log), backend=backend)
     assert not log
+
+
+@pytest.mark.parametrize(
+    "made", [Plain([]), SyncVectorEnv([lambda: Plain([])])], ids=["env", "vec"]
+)
+def test_an_env_that_is_made_is_not_for_the_process_backend(made: Any) -> None:
+    expected = r"backend='process' expects a gymnasium id or a callable that makes a gymnasium\.Env"
+    with pytest.raises(TypeError, match=expected):
+        make_env(made, backend="process")
+
+
+@pytest.mark.parametrize("num_workers", [0, 3, -1, True, 1.5, "2"], ids=repr)
+def test_num_workers_must_be_an_int_and_no_more_than_slots(num_workers: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected num_workers to be an int from 1 to 2, .*, got"):
+        make_env("CartPole-v1", 2, backend="process", num_workers=num_workers)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, True, float("inf"), float("nan"), "2"], ids=repr)
+def test_a_timeout_must_be_seconds(timeout: Any) -> None:
+    with pytest.raises(ValueError, match="expected timeout to be seconds above 0, or None, got"):
+        make_env("CartPole-v1", 2, backend="process", timeout=timeout)
+
+
+def test_an_unknown_start_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a start_method of spawn, fork, got 'thread'"):
+        make_env("CartPole-v1", 2, backend="process", start_method="thread")
+
+
+@pytest.mark.parametrize("option", [{"num_workers": 2}, {"timeout": 1}, {"start_method": "fork"}])
+def test_options_of_workers_are_for_the_process_backend(option: dict[str, Any]) -> None:
+    (name,) = option
+    expected = f"backend='serial' takes no {name}; use backend='process'"
+    with pytest.raises(TypeError, match=expected):
+        make_env("CartPole-v1", 2, **option)
 
 
 def test_an_id_is_not_for_the_gymnasium_backend() -> None:

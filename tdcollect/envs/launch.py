@@ -155,19 +155,20 @@ class WorkerProcess:
         return self.lost
 
     def end(self, kill: bool = True) -> int | None:
-        """Close what leads to the process and reap it; return its exit code.
+        """End the process and reap it; return its exit code.
 
         Args:
-            kill: at once; else it is waited for a moment.
+            kill: at once; else it sees its socket close, closes its envs and has a moment to end.
         """
-        self.abandon()
-        if self._child is None:
-            return None
-        if not kill:
-            code = self._child.wait(GRACE)
-            if code is not None:
-                return code
-        return self._child.kill()
+        self.connection.close()
+        code = None
+        try:
+            if self._child is not None:
+                code = None if kill else self._child.wait(GRACE)
+                code = self._child.kill() if code is None else code
+        finally:
+            self.abandon()
+        return code
 
     def abandon(self) -> None:
         """Close what leads to the process, and leave it alone."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import gymnasium as gym
@@ -12,14 +13,16 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from tdcollect.envs.backend import Backend
+from tdcollect.envs.launch import START_METHODS
 from tdcollect.envs.pool import EnvPoolBackend
+from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Bookkeeping, Stepper
 from tdcollect.envs.vector import VectorBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 
-BACKENDS = ("serial", "gymnasium", "envpool")
+BACKENDS = ("serial", "process", "gymnasium", "envpool")
 
 
 def make_env(
@@ -36,6 +39,9 @@ def make_env(
     episode_reward: bool = False,
     is_init: bool = False,
     time_limit: int | None = None,
+    num_workers: int | None = None,
+    timeout: float | None = None,
+    start_method: str | None = None,
 ) -> GymnasiumEnv:
     """Make a TorchRL env of gymnasium slots.
 
@@ -44,8 +50,9 @@ def make_env(
             slot); a ``gymnasium.vector.VectorEnv``; or, with ``backend="envpool"``, an EnvPool id.
         num_envs: the number of slots N, for ``batch_size=[N]``; None for one slot with
             ``batch_size=[]``, as ``GymEnv`` has it. A vector env brings its own.
-        backend: ``"serial"`` (plain envs in this process, the default), ``"gymnasium"`` (a vector
-            env, the default for one) or ``"envpool"``.
+        backend: ``"serial"`` (plain envs in this process, the default), ``"process"`` (plain envs
+            in worker processes, several in each), ``"gymnasium"`` (a vector env, the default for
+            one) or ``"envpool"``.
         env_kwargs: passed to ``gymnasium.make``, to the callable or to ``envpool.make_gymnasium``.
         seed: for the first reset: an int, which gives slot i ``seed + i``, or one int a slot.
         device: where entries are placed. None leaves them on the CPU and the TensorDicts without a
@@ -58,6 +65,13 @@ def make_env(
         episode_reward: add ``"episode_reward"``, as ``RewardSum`` does.
         is_init: add ``"is_init"``, as ``InitTracker`` does.
         time_limit: truncate an episode after so many steps; limits of the env itself stay.
+        num_workers: of ``backend="process"``: how many processes share the slots; None for as many
+            as there are cores to use, and no more than slots.
+        timeout: of ``backend="process"``: seconds that an env may take for one call before it
+            counts as hanging and its worker is killed; None to wait for ever.
+        start_method: of ``backend="process"``: ``"spawn"`` (the default), a fresh interpreter, to
+            which the callable is sent with cloudpickle; or ``"fork"``, which takes any callable,
+            but must not be used where this process has threads or a GPU at work.
 
     Returns:
         An ``EnvBase``.
@@ -65,6 +79,7 @@ def make_env(
     Raises:
         TypeError, ValueError: for arguments that cannot be honoured, before any env is made; and
             for spaces that no TensorDict can hold, or that differ between slots.
+        WorkerLost: where a worker process ends while it makes its envs.
         gymnasium.error.Error: for an unknown id.
 
     Examples:
@@ -77,6 +92,7 @@ def make_env(
     bookkeeping = Bookkeeping(step_count, episode_reward, is_init, _check_time_limit(time_limit))
     seeds = None if seed is None else slot_seeds(seed, range(slots))
     _check_info_keys(info_keys)
+    workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
     kwargs = dict(env_kwargs or {})
     if kwargs and isinstance(env, (gym.Env, VectorEnv)):
         raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
@@ -86,6 +102,9 @@ def make_env(
         made = EnvPoolBackend(env, slots, seeds, kwargs, categorical_action_encoding)
     elif isinstance(env, VectorEnv):
         made = VectorBackend(env, categorical_action_encoding)
+    elif chosen == "process":
+        factories = _factories(_resolved(env), slots, kwargs)
+        made = ProcessBackend(factories, categorical_action_encoding, **workers)
     else:
         made = SerialBackend(_factories(env, slots, kwargs), categorical_action_encoding)
     try:
@@ -108,13 +127,17 @@ def _check_backend(env: Any, backend: str | None) -> str:
         raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, got {backend!r}")
     expected = {
         "serial": (str, gym.Env, Callable),
+        "process": (str, Callable),
         "gymnasium": (VectorEnv,),
         "envpool": (str,),
     }[backend]
-    is_vector = isinstance(env, VectorEnv)
-    if not isinstance(env, expected) or (is_vector and backend != "gymnasium"):  # type: ignore[arg-type]
+    # Envs may be callable, too.
+    is_vector, is_made = isinstance(env, VectorEnv), isinstance(env, (gym.Env, VectorEnv))
+    misplaced = (is_vector and backend != "gymnasium") or (is_made and backend == "process")
+    if not isinstance(env, expected) or misplaced:  # type: ignore[arg-type]
         wanted = {
             "serial": "a gymnasium id, a callable that makes a gymnasium.Env, or a gymnasium.Env",
+            "process": "a gymnasium id or a callable that makes a gymnasium.Env",
             "gymnasium": "a gymnasium.vector.VectorEnv (gymnasium.make_vec makes one)",
             "envpool": "an EnvPool id",
         }[backend]
@@ -160,6 +183,45 @@ def _check_info_keys(info_keys: Any) -> None:
             "expected info_keys to be a sequence of names, or a dict from names to example values, "
             f"got {info_keys!r}"
         )
+
+
+def _check_workers(
+    backend: str,
+    slots: int,
+    num_workers: int | None,
+    timeout: float | None,
+    start_method: str | None,
+) -> dict[str, Any]:
+    """The options of the process backend, as its constructor takes them."""
+    options = {"num_workers": num_workers, "timeout": timeout, "start_method": start_method}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and backend != "process":
+        raise TypeError(f"backend={backend!r} takes no {', '.join(given)}; use backend='process'")
+    if num_workers is not None and (
+        isinstance(num_workers, bool)
+        or not isinstance(num_workers, Integral)
+        or not 1 <= num_workers <= slots
+    ):
+        raise ValueError(
+            f"expected num_workers to be an int from 1 to {slots}, the number of slots, or None "
+            f"for the cores there are, got {num_workers!r}"
+        )
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, Real) or not 0 < timeout < math.inf
+    ):
+        raise ValueError(f"expected timeout to be seconds above 0, or None, got {timeout!r}")
+    if start_method is not None and start_method not in START_METHODS:
+        raise ValueError(
+            f"expected a start_method of {', '.join(START_METHODS)}, got {start_method!r}"
+        )
+    return given
+
+
+def _resolved(env: Any) -> Any:
+    """A registered id as what it stands for: a worker knows no ids that this program registered."""
+    if not isinstance(env, str) or ":" in env:
+        return env
+    return partial(gym.make, gym.spec(env))
 
 
 def _factories(

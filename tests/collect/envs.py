@@ -122,6 +122,8 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "cartpole-same-step": lambda: cartpole_vector(AutoresetMode.SAME_STEP),
     "cartpole-envpool": cartpole_envpool,
     "cartpole-envpool-unbatched": lambda: cartpole_envpool(None),
+    "cartpole-process": lambda: make_env("CartPole-v1", 3, backend="process", num_workers=2),
+    "cartpole-process-unbatched": lambda: make_env("CartPole-v1", backend="process"),
     "cartpole-books": lambda: make_env(
         "CartPole-v1", 3, step_count=True, episode_reward=True, is_init=True, time_limit=9
     ),
@@ -136,6 +138,14 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "toy-unbatched": lambda: make_env(make_toy),
     "toy-one-step-episodes": lambda: make_env(partial(make_toy, 1), 3),
     "toy-infos": lambda: make_env(make_toy, 3, info_keys=["left", "noise"]),
+    "toy-infos-process": lambda: make_env(
+        make_toy,
+        3,
+        info_keys=["left", "noise"],
+        backend="process",
+        num_workers=2,
+        start_method="fork",
+    ),
     "toy-infos-unbatched": lambda: make_env(
         make_toy, info_keys=["left"], is_init=True, step_count=True, episode_reward=True
     ),

@@ -118,6 +118,14 @@ def vector_env(task: Task, mode: AutoresetMode) -> EnvBase:
 
 BACKENDS: dict[str, Callable[[Task], EnvBase]] = {
     "serial": lambda task: make_env(task.make, SLOTS, categorical_action_encoding=True),
+    "process": lambda task: make_env(
+        task.make,
+        SLOTS,
+        backend="process",
+        num_workers=2,
+        start_method="fork",
+        categorical_action_encoding=True,
+    ),
     "disabled": lambda task: vector_env(task, AutoresetMode.DISABLED),
     "next-step": lambda task: vector_env(task, AutoresetMode.NEXT_STEP),
     "same-step": lambda task: vector_env(task, AutoresetMode.SAME_STEP),

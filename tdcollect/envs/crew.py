@@ -1,0 +1,268 @@
+"""The workers of a ``process`` backend together: asked at once, and waited for at once."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import pickle
+import select
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from tdcollect.envs.launch import (
+    GRACE,
+    WorkerLost,
+    WorkerProcess,
+    interrupts_held,
+    named,
+    shared_file,
+)
+from tdcollect.envs.worker import CALL, Failure, packed
+
+_START_SECONDS = 60.0
+"""An interpreter and its envs have at least so long to start, whatever the timeout."""
+
+
+class RemoteTraceback(Exception):
+    """Where an exception was raised in a worker, as text."""
+
+
+class Crew:
+    """Worker processes that share out N slots, each with a run of them.
+
+    Args:
+        factories: one callable a slot.
+        num_workers: how many processes.
+        timeout: seconds that an env may take for one call; None to wait for ever.
+        method: ``"spawn"`` or ``"fork"``.
+
+    Attributes:
+        processes: the workers, in the order of their slots.
+        seeds: with what each slot was last reset, for messages.
+    """
+
+    def __init__(
+        self,
+        factories: Sequence[Callable[[], Any]],
+        num_workers: int,
+        timeout: float | None,
+        method: str,
+    ):
+        self.processes: list[WorkerProcess] = []
+        self.seeds: dict[int, int | None] = {}
+        self.timeout = timeout
+        self.method = method
+        self._factories = list(factories)
+        bounds = [len(factories) * i // num_workers for i in range(num_workers + 1)]
+        runs = [range(*pair) for pair in itertools.pairwise(bounds)]
+        self._poll = select.poll()
+        self._files: list[int] = []
+        # Also where nobody closes the env: when it is forgotten, and when the program ends.
+        self.end = weakref.finalize(self, _end_all, self.processes, self._files)
+        self._control_file = self.new_file(16 * num_workers)
+        self._control = memoryview(mmap.mmap(self._control_file, 0)).cast("q")
+        try:
+            pickled = [self._pickled(slots) for slots in runs]
+            with interrupts_held():
+                for index, slots in enumerate(runs):
+                    self.processes.append(self._launch(index, slots, pickled[index]))
+        except BaseException:
+            self.end()
+            raise
+
+    def new_file(self, size: int) -> int:
+        """Memory to share, freed when the crew ends: its descriptor."""
+        self._files.append(shared_file(size))
+        return self._files[-1]
+
+    # --- starting ------------------------------------------------------------------------------
+
+    def _pickled(self, slots: range) -> bytes | None:
+        """The factories of some slots, for a worker that is not forked."""
+        if self.method == "fork":
+            return None
+        try:
+            pickled: bytes = cloudpickle.dumps(self._factories[slots.start : slots.stop])
+        except Exception as error:
+            raise TypeError(
+                "expected an env that can be sent to a worker process, got one that cannot be "
+                f"pickled ({error}); make inside the callable what it needs, or use "
+                "start_method='fork'"
+            ) from error
+        return pickled
+
+    def _launch(self, index: int, slots: range, pickled: bytes | None) -> WorkerProcess:
+        factories = self._factories[slots.start : slots.stop]
+        process = WorkerProcess(index, slots, self.method, factories, self._control)
+        process.ask(CALL, packed((index, slots.start, pickled)), self._control_file)
+        self._poll.register(process.connection, select.POLLIN)
+        return process
+
+    def relaunch(self, lost: WorkerProcess) -> WorkerProcess:
+        """A new worker in the place of one that was lost."""
+        pickled = self._pickled(lost.slots)
+        self._control[2 * lost.index + 1] = 0
+        with interrupts_held():
+            process = self._launch(lost.index, lost.slots, pickled)
+            self.processes[lost.index] = process
+        return process
+
+    def started(self, processes: Sequence[WorkerProcess]) -> list[Any]:
+        """What each worker says once it has made its envs.
+
+        Raises:
+            WorkerLost: where one is lost.
+            Exception: what the first env that failed raised.
+        """
+        timeout = None if self.timeout is None else max(self.timeout, _START_SECONDS)
+        answers = self._wait("make", processes, timeout)
+        return [self._result(process, answers.get(process)) for process in processes]
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def call(
+        self,
+        name: str,
+        *arguments: Any,
+        descriptor: int = -1,
+        processes: Sequence[WorkerProcess] | None = None,
+    ) -> list[Any]:
+        """What a method of the workers returns, worker by worker.
+
+        Raises:
+            WorkerLost: where one is lost.
+            Exception: what the first env that failed raised.
+        """
+        asked = self.processes if processes is None else processes
+        for process in asked:
+            if not process.lost and not process.call(name, *arguments, descriptor=descriptor):
+                self._lose(process)
+        answers = self._wait(name, asked, self.timeout)
+        return [self._result(process, answers.get(process)) for process in asked]
+
+    def ask(
+        self, verb: str, kind: int, payloads: Mapping[WorkerProcess, bytes]
+    ) -> tuple[dict[int, Exception], dict[int, Any]]:
+        """Have workers step or reset.
+
+        Returns:
+            What failed, by slot; and what did not fit the shared memory, by slot.
+        """
+        for process, payload in payloads.items():
+            if not process.lost and not process.ask(kind, payload):
+                self._lose(process)
+        answers = self._wait(verb, payloads, self.timeout)
+        failed: dict[int, Exception] = {}
+        odd: dict[int, Any] = {}
+        for process in payloads:
+            answer = answers.get(process)
+            if answer is None:
+                failed.update((slot, _lost(process, slot)) for slot in process.slots)
+            elif answer:
+                failures, misfits = pickle.loads(answer)
+                failed.update((slot, self._raised(slot, f)) for slot, f in failures.items())
+                odd.update(misfits)
+        return failed, odd
+
+    def _wait(
+        self, verb: str, asked: Iterable[WorkerProcess], timeout: float | None
+    ) -> dict[WorkerProcess, bytes]:
+        """The answers of the workers that were asked; one that is lost gives none."""
+        waiting = {process.connection.fileno(): process for process in asked if not process.lost}
+        answers: dict[WorkerProcess, bytes] = {}
+        limit = None if timeout is None else timeout * 1000
+        seen = {process: process.at_work for process in waiting.values()} if limit else {}
+        while waiting:
+            events = self._poll.poll(limit)
+            for descriptor, _ in events:
+                process = waiting.get(descriptor) or self._process_of(descriptor)
+                try:
+                    answer = process.answer()
+                except EOFError:
+                    self._lose(process)
+                    waiting.pop(descriptor, None)
+                    continue
+                if answer is not None:
+                    answers[process] = answer
+                    waiting.pop(descriptor, None)
+            if not events:
+                for descriptor, process in list(waiting.items()):
+                    if seen[process] == process.at_work:
+                        self._lose(process, f"was ended, as {verb}() took more than {timeout:g} s")
+                        del waiting[descriptor]
+                    seen[process] = process.at_work
+        return answers
+
+    def _process_of(self, descriptor: int) -> WorkerProcess:
+        """A worker that was not asked, yet speaks: it ends, or its answer comes late."""
+        (process,) = (
+            p for p in self.processes if not p.lost and p.connection.fileno() == descriptor
+        )
+        return process
+
+    def _lose(self, process: WorkerProcess, reason: str | None = None) -> None:
+        if not process.lost:
+            self._poll.unregister(process.connection)
+        process.lose(reason)
+
+    def _result(self, process: WorkerProcess, answer: bytes | None) -> Any:
+        if answer is None:
+            raise WorkerLost(process.lost)
+        failure, result = pickle.loads(answer)
+        if failure is not None:
+            raise self._raised(*failure)
+        return result
+
+    def _raised(self, slot: int, failure: Failure) -> Exception:
+        """What an env raised in a worker; its cause is the traceback there."""
+        pickled, summary, trace = failure
+        try:
+            error = pickle.loads(pickled) if pickled is not None else None
+        except Exception:  # an exception that does not survive its own pickling
+            error = None
+        if not isinstance(error, Exception):
+            error = RuntimeError(summary)
+        seed = self.seeds.get(slot)
+        seeded = "" if seed is None else f", last reset with seed {seed}"
+        error.__cause__ = RemoteTraceback(f"in the worker of slot {slot}{seeded}:\n\n{trace}")
+        return error
+
+    # --- ending --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the envs and end the workers; a second call does nothing.
+
+        Raises:
+            Exception: what the first env that failed to close raised, once all have ended.
+        """
+        if not self.end.alive:
+            return
+        living = [process for process in self.processes if not process.lost]
+        try:
+            asked = [process for process in living if process.call("close")]
+            answers = self._wait("close", asked, GRACE)
+        finally:
+            self.end()
+        for process, answer in answers.items():
+            self._result(process, answer)
+
+
+def _lost(process: WorkerProcess, slot: int) -> WorkerLost:
+    at_work, calls = process.at_work
+    if not calls or slot == at_work:
+        return WorkerLost(process.lost)
+    return WorkerLost(f"went with the worker of {named(process.slots)}")
+
+
+def _end_all(processes: Sequence[WorkerProcess], files: list[int]) -> None:
+    """End workers that may still run, and free the shared memory."""
+    for process in processes:
+        process.connection.close()
+    for process in processes:
+        process.end(kill=False)
+    while files:
+        os.close(files.pop())

@@ -15,9 +15,9 @@ import cloudpickle
 
 from tdcollect.envs.launch import (
     GRACE,
+    InterruptsHeld,
     WorkerLost,
     WorkerProcess,
-    interrupts_held,
     named,
     shared_file,
 )
@@ -67,7 +67,7 @@ class Crew:
         self._control = memoryview(mmap.mmap(self._control_file, 0)).cast("q")
         try:
             pickled = [self._pickled(slots) for slots in runs]
-            with interrupts_held():
+            with InterruptsHeld():
                 for index, slots in enumerate(runs):
                     self.processes.append(self._launch(index, slots, pickled[index]))
         except BaseException:
@@ -106,7 +106,7 @@ class Crew:
         """A new worker in the place of one that was lost."""
         pickled = self._pickled(lost.slots)
         self._control[2 * lost.index + 1] = 0
-        with interrupts_held():
+        with InterruptsHeld():
             process = self._launch(lost.index, lost.slots, pickled)
             self.processes[lost.index] = process
         return process
@@ -138,9 +138,10 @@ class Crew:
             Exception: what the first env that failed raised.
         """
         asked = self.processes if processes is None else processes
-        for process in asked:
-            if not process.lost and not process.call(name, *arguments, descriptor=descriptor):
-                self._lose(process)
+        with InterruptsHeld():
+            for process in asked:
+                if not process.lost and not process.call(name, *arguments, descriptor=descriptor):
+                    self._lose(process)
         answers = self._wait(name, asked, self.timeout)
         return [self._result(process, answers.get(process)) for process in asked]
 
@@ -152,9 +153,10 @@ class Crew:
         Returns:
             What failed, by slot; and what did not fit the shared memory, by slot.
         """
-        for process, payload in payloads.items():
-            if not process.lost and not process.ask(kind, payload):
-                self._lose(process)
+        with InterruptsHeld():
+            for process, payload in payloads.items():
+                if not process.lost and not process.ask(kind, payload):
+                    self._lose(process)
         answers = self._wait(verb, payloads, self.timeout)
         failed: dict[int, Exception] = {}
         odd: dict[int, Any] = {}
@@ -178,17 +180,18 @@ class Crew:
         seen = {process: process.at_work for process in waiting.values()} if limit else {}
         while waiting:
             events = self._poll.poll(limit)
-            for descriptor, _ in events:
-                process = waiting.get(descriptor) or self._process_of(descriptor)
-                try:
-                    answer = process.answer()
-                except EOFError:
-                    self._lose(process)
-                    waiting.pop(descriptor, None)
-                    continue
-                if answer is not None:
-                    answers[process] = answer
-                    waiting.pop(descriptor, None)
+            with InterruptsHeld():
+                for descriptor, _ in events:
+                    process = waiting.get(descriptor) or self._process_of(descriptor)
+                    try:
+                        answer = process.answer()
+                    except EOFError:
+                        self._lose(process)
+                        waiting.pop(descriptor, None)
+                        continue
+                    if answer is not None:
+                        answers[process] = answer
+                        waiting.pop(descriptor, None)
             if not events:
                 for descriptor, process in list(waiting.items()):
                     if seen[process] == process.at_work:
@@ -243,7 +246,8 @@ class Crew:
             return
         living = [process for process in self.processes if not process.lost]
         try:
-            asked = [process for process in living if process.call("close")]
+            with InterruptsHeld():
+                asked = [process for process in living if process.call("close")]
             answers = self._wait("close", asked, GRACE)
         finally:
             self.end()

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import spawn
 from typing import Any
 
@@ -113,9 +113,6 @@ class WorkerProcess:
             self.connection.send(kind, self._number, payload, descriptor)
         except OSError:
             return False
-        except BaseException:  # an interrupt amid a frame: what follows could not be read
-            self.lose("was ended, as sending to it was interrupted")
-            raise
         return True
 
     def call(self, name: str, *arguments: Any, descriptor: int = -1) -> bool:
@@ -134,11 +131,6 @@ class WorkerProcess:
             _, number, payload = self.connection.receive()
         except OSError as error:
             raise EOFError from error
-        except EOFError:
-            raise
-        except BaseException:
-            self.lose("was ended, as its answer was interrupted")
-            raise
         return payload if number == self._number else None
 
     def lose(self, reason: str | None = None) -> str:
@@ -208,14 +200,27 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_abandon_all)
 
 
-@contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back: from a parent amid a launch, and from workers before they ignore it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+_INTERRUPTS = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGALRM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
+
+
+class InterruptsHeld:
+    """Hold signals back whose handlers may raise: from a launch, and from amid a frame.
+
+    A worker is launched with them held, until it has said which it ignores.
+    """
+
+    def __enter__(self) -> None:
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+
+    def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 class _Spawned:

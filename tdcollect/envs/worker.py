@@ -505,10 +505,10 @@ def main(
         lifeline: the read end of a pipe that the parent holds open.
         factories: one callable an env; None to read them, pickled, from the socket.
     """
-    # Ctrl-C is for the parent, which the launch has kept from us so far.
+    # Ctrl-C is for the parent. The launch has kept it, and other signals, from us so far.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _end_with_parent(lifeline)
     connection = Connection(end)
     try:

@@ -307,6 +307,36 @@ def _monitoring(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def _workers(rows: list[dict[str, Any]]) -> list[str]:
+    """How often as fast as serial each number of workers is."""
+    numbers = list(rows[-1]["gains"])
+    body = []
+    for row in rows:
+        gains, target = row["gains"], row["target"]
+        entries = [with_spread(gains[name]) for name in numbers]
+        if target is not None:
+            best = max(gains[name]["median"] for name in numbers)
+            entries[-1] += f"; target {target:g}{'' if best >= target else ' missed'}"
+        other = "-" if "AsyncVectorEnv" not in gains else with_spread(gains["AsyncVectorEnv"])
+        body.append([row["workload"], number(row["us_per_frame"]), *entries, other])
+    return [
+        "## Worker processes\n",
+        'How often as fast as `backend="serial"`: its time a frame over that of '
+        '`backend="process"` with so many workers, and over that of gymnasium\'s '
+        "`AsyncVectorEnv`. The collector's envs do so much work a step and nothing else, under "
+        "a 64x64 tanh policy.\n",
+        table(
+            [
+                "workload",
+                "us a frame, serial",
+                *(f"{n} workers" for n in numbers),
+                "AsyncVectorEnv",
+            ],
+            body,
+        ),
+    ]
+
+
 _SECTIONS = {
     "hot-loop": _hot_loop,
     "memory": _memory,
@@ -315,4 +345,5 @@ _SECTIONS = {
     "batches": _batches,
     "variants": _variants,
     "monitoring": _monitoring,
+    "workers": _workers,
 }

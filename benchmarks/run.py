@@ -29,6 +29,7 @@ from measure import QUICK, Effort, alternate, ratios, spread
 from monitoring import monitoring
 from shares import shares
 from variants import variants
+from workers import workers
 from workloads import CELLS, OURS
 
 PEAK_TARGET = 1.25
@@ -127,6 +128,7 @@ EXTRAS = {
     "batches": flat.against_batches,
     "variants": variants,
     "monitoring": monitoring,
+    "workers": workers,
 }
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,17 @@ def test_the_cost_of_statistics_is_measured(tmp_path):
     assert set(row["ratios"]) >= {"statistics", "statistics, timers"}
     assert all(ratio["median"] > 0 for ratio in row["ratios"].values())
     assert "target at most 1.02" in (tmp_path / "README.md").read_text()
+
+
+def test_workers_are_measured_against_one_process(tmp_path):
+    need("envpool", "mujoco")
+    _, results = bench(tmp_path, "workers")
+
+    alone, collected = results["workers"]
+    cores = str(len(os.sched_getaffinity(0)))
+    assert set(alone["gains"]) == {cores, "AsyncVectorEnv"}
+    assert set(collected["gains"]) == {cores}
+    assert "us a step, N=2" in (tmp_path / "README.md").read_text()
 
 
 def test_an_unknown_cell_is_refused_with_the_names_that_there_are():

@@ -15,13 +15,12 @@ import cloudpickle
 
 from tdcollect.envs.launch import (
     GRACE,
-    InterruptsHeld,
     WorkerLost,
     WorkerProcess,
     named,
     shared_file,
 )
-from tdcollect.envs.worker import CALL, Failure, packed
+from tdcollect.envs.worker import CALL, Failure, InterruptsHeld, packed
 
 _START_SECONDS = 60.0
 """An interpreter and its envs have at least so long to start, whatever the timeout."""
@@ -138,10 +137,9 @@ class Crew:
             Exception: what the first env that failed raised.
         """
         asked = self.processes if processes is None else processes
-        with InterruptsHeld():
-            for process in asked:
-                if not process.lost and not process.call(name, *arguments, descriptor=descriptor):
-                    self._lose(process)
+        for process in asked:
+            if not process.lost and not process.call(name, *arguments, descriptor=descriptor):
+                self._lose(process)
         answers = self._wait(name, asked, self.timeout)
         return [self._result(process, answers.get(process)) for process in asked]
 
@@ -153,10 +151,9 @@ class Crew:
         Returns:
             What failed, by slot; and what did not fit the shared memory, by slot.
         """
-        with InterruptsHeld():
-            for process, payload in payloads.items():
-                if not process.lost and not process.ask(kind, payload):
-                    self._lose(process)
+        for process, payload in payloads.items():
+            if not process.lost and not process.ask(kind, payload):
+                self._lose(process)
         answers = self._wait(verb, payloads, self.timeout)
         failed: dict[int, Exception] = {}
         odd: dict[int, Any] = {}
@@ -180,18 +177,17 @@ class Crew:
         seen = {process: process.at_work for process in waiting.values()} if limit else {}
         while waiting:
             events = self._poll.poll(limit)
-            with InterruptsHeld():
-                for descriptor, _ in events:
-                    process = waiting.get(descriptor) or self._process_of(descriptor)
-                    try:
-                        answer = process.answer()
-                    except EOFError:
-                        self._lose(process)
-                        waiting.pop(descriptor, None)
-                        continue
-                    if answer is not None:
-                        answers[process] = answer
-                        waiting.pop(descriptor, None)
+            for descriptor, _ in events:
+                process = waiting.get(descriptor) or self._process_of(descriptor)
+                try:
+                    answer = process.answer()
+                except EOFError:
+                    self._lose(process)
+                    waiting.pop(descriptor, None)
+                    continue
+                if answer is not None:
+                    answers[process] = answer
+                    waiting.pop(descriptor, None)
             if not events:
                 for descriptor, process in list(waiting.items()):
                     if seen[process] == process.at_work:
@@ -246,8 +242,7 @@ class Crew:
             return
         living = [process for process in self.processes if not process.lost]
         try:
-            with InterruptsHeld():
-                asked = [process for process in living if process.call("close")]
+            asked = [process for process in living if process.call("close")]
             answers = self._wait("close", asked, GRACE)
         finally:
             self.end()

@@ -200,29 +200,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_abandon_all)
 
 
-_INTERRUPTS = {
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGALRM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-}
-
-
-class InterruptsHeld:
-    """Hold signals back whose handlers may raise: from a launch, and from amid a frame.
-
-    A worker is launched with them held, until it has said which it ignores.
-    """
-
-    def __enter__(self) -> None:
-        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
-
-    def __exit__(self, *_: object) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
-
-
 class _Spawned:
     """A worker in a fresh interpreter."""
 

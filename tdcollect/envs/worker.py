@@ -33,7 +33,10 @@ Tree = Any
 STEP, RESET, CALL = range(3)
 """Kinds of commands."""
 
-_HEADER = struct.Struct("<BBQ")  # kind, number, bytes that follow
+_HEADER = struct.Struct("<BBHQ")  # kind, number, a mark, bytes that follow
+_MARK = 0x7DC0
+_AT_ONCE = 2**15
+"""Bytes that the kernel takes in one go: no interrupt tears them apart."""
 _ZERO = np.zeros((), bool)
 
 
@@ -80,6 +83,29 @@ Failure = tuple[bytes | None, str, str]
 """What an env raised: pickled where that can be done, in a line, and with its traceback."""
 
 
+_INTERRUPTS = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGALRM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
+
+
+class InterruptsHeld:
+    """Hold signals back whose handlers may raise: from amid a launch, and from amid a frame.
+
+    A worker is launched with them held, until it has said which it ignores.
+    """
+
+    def __enter__(self) -> None:
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+
+    def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
 class Connection:
     """Frames on a socket.
 
@@ -96,18 +122,29 @@ class Connection:
 
     def send(self, kind: int, number: int, payload: bytes = b"", descriptor: int = -1) -> None:
         """Send a frame; with it, a file descriptor."""
-        self._socket.sendall(_HEADER.pack(kind, number, len(payload)) + payload)
-        if descriptor >= 0:
-            socket.send_fds(self._socket, [b"\0"], [descriptor])
+        frame = _HEADER.pack(kind, number, _MARK, len(payload)) + payload
+        if len(payload) <= _AT_ONCE and descriptor < 0:
+            self._socket.sendall(frame)
+            return
+        with InterruptsHeld():
+            self._socket.sendall(frame)
+            if descriptor >= 0:
+                socket.send_fds(self._socket, [b"\0"], [descriptor])
 
     def receive(self) -> tuple[int, int, bytes]:
         """Wait for a frame: its kind, its number and its payload.
 
         Raises:
-            EOFError: where the other side has gone.
+            EOFError: where the other side has gone; or where the rest of an earlier frame stands,
+                whose reading an interrupt cut short.
         """
-        kind, number, length = _HEADER.unpack(self._exactly(_HEADER.size))
-        return kind, number, self._exactly(length) if length else b""
+        kind, number, mark, length = _HEADER.unpack(self._exactly(_HEADER.size))
+        if mark != _MARK:
+            raise EOFError
+        if not length:
+            return kind, number, b""
+        with InterruptsHeld():
+            return kind, number, self._exactly(length)
 
     def receive_descriptor(self) -> int:
         """Wait for the descriptor that follows a frame."""

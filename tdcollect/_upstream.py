@@ -5,14 +5,20 @@ Each has a test in ``tests/test_upstream.py`` that fails when upstream changes i
 
 from __future__ import annotations
 
+import inspect
+
 from torch.distributions import Distribution
 from torchrl._comm.backends import _get_service_backend as service_backend
+from torchrl.collectors import Collector
 from torchrl.collectors._single import _CollectorMeta as CollectorMeta
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
 from torchrl.envs.utils import _make_compatible_policy as make_compatible_policy
 from torchrl.modules.utils.utils import (
     _maybe_append_env_transforms_from_module as append_policy_transforms,
 )
+
+rollout_with_gradients = inspect.unwrap(Collector.rollout)
+"""The rollout of TorchRL's collector without the ``no_grad`` that it is decorated with."""
 
 
 def validates_arguments() -> bool:

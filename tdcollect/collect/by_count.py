@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
 from typing import Any
 
@@ -40,6 +41,18 @@ def check_count(
     if layout not in LAYOUTS:
         raise ValueError(f"expected layout to be one of {', '.join(LAYOUTS)}, got {layout!r}")
     return int(frames or episodes or 0)
+
+
+def round_up(frames: int, slots: int) -> int:
+    """Steps a slot for so many frames; warns where these are more."""
+    steps = -(-frames // slots)
+    if frames % slots:
+        warnings.warn(
+            f"{frames} frames are no multiple of the {slots} slots: collecting {steps * slots}, "
+            f"{steps} a slot",
+            stacklevel=3,
+        )
+    return steps
 
 
 def whole_episodes(
@@ -101,7 +114,11 @@ def whole_episodes(
         options=options,
         whole=gradients,
     )
-    columns = gather(noted(loop), len(env.batch_size))
-    assert program is not None
-    program.check()
-    return columns
+
+    def checked() -> Iterator[Block]:
+        for block in loop:
+            if program is not None:
+                program.check()
+            yield block
+
+    return gather(noted(checked()), env.batch_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,11 +13,13 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper
-from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.envs.utils import exploration_type as present_exploration_type
 
 from tdcollect import keys
+from tdcollect._upstream import rollout_with_gradients
 from tdcollect.collect.buffers import check_replay_buffer
-from tdcollect.collect.by_count import check_count, whole_episodes
+from tdcollect.collect.by_count import check_count, round_up, whole_episodes
 from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
 from tdcollect.collect.explain import Explanation, explanation
 from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames
@@ -265,14 +267,14 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self._carrier.update(self.env.reset())
             self._start_new_trajectories()
         with set_exploration_type(self.exploration_type):
-            batch = self._go_on(env, self._program, self.frames_per_batch, record)
+            batch = self._on_arrays(env, self._program, self.frames_per_batch, record)
         if self.return_same_td and self._use_buffers:
             return self._final_rollout.update_(batch)
         return batch
 
-    def _go_on(
+    def _on_arrays(
         self,
-        env: ArrayEnv | WholeEnv,
+        env: ArrayEnv,
         lower: Callable[[Rows], Program],
         steps: int,
         record: Record,
@@ -288,24 +290,29 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
             self._left_out,
             self._place,
-            partial(setattr, self, "_carrier"),
+            self._keep,
             whole=gradients,
         )
-        if gradients:
-            self._carrier = self._carrier.detach()
         record.take(columns, self.env.reward_keys)
         return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
+
+    def _keep(self, carrier: TensorDictBase, stale: bool) -> None:
+        self._carrier, self._stale = carrier, stale
 
     @property
     def _left_out(self) -> frozenset[Key]:
         left_out = frozenset(self._compact_next_keys)
         return left_out if self.track_traj_ids else left_out | {keys.TRAJ_IDS}
 
+    @property
+    def _template(self) -> TensorDictBase:
+        """Shows the devices and empty entries of the parent's batch, and dtypes of its buffers."""
+        return self._final_rollout if self._use_buffers else self._carrier
+
     def _assemble(self, columns: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
         """The entries of a batch as the TensorDict that the parent makes of them."""
-        template = self._final_rollout if self._use_buffers else self._carrier
-        batch = nested(columns.items(), shape, self.storing_device or template.device)
-        shaped_like(template, batch, cast=self._use_buffers)
+        batch = nested(columns.items(), shape, self.storing_device or self._template.device)
+        shaped_like(self._template, batch, cast=self._use_buffers)
         if self._use_buffers or self.replay_buffer is None or self._ignore_rb:
             batch.refine_names(..., keys.TIME)
         return batch
@@ -388,59 +395,119 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             RuntimeError: where the collector is shut down.
         """
         count = check_count(frames, episodes, max_steps, layout)
-        if self.closed:
-            raise RuntimeError("the collector is shut down; make a new one to collect")
-        policy = RandomPolicy(self.env.full_action_spec) if random else None
-        lower: Callable[[Rows], Program] = partial(self._program, policy=policy)
-        given = {"seed": seed, "options": options}
-        given = {name: value for name, value in given.items() if value is not None}
-        exploration = exploration_type or self.exploration_type
+        self._check_open()
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
+        chosen = exploration_type or self.exploration_type
         with (
             torch.set_grad_enabled(gradients),
-            set_exploration_type(exploration),
+            set_exploration_type(chosen),
             self._monitor.collection() as record,
         ):
-            if episodes is not None:
-                env, lower = record.timed(self._rows_env(), lower)
-                self._monitor.drop()
-                self._stale = True  # from here on the carried row does not say where the envs are
-                columns = whole_episodes(
-                    env,
-                    lower,
-                    count,
-                    self._traj_pool.get_traj_and_increment,
-                    max_steps=max_steps,
-                    left_out=self._left_out,
-                    place=self._place,
-                    first_seeds=None if seed is None else slot_seeds(seed, range(self.n_env)),
-                    options=options,
-                    gradients=gradients,
-                    noted=record.noting,
-                )
-                record.take(columns, self.env.reward_keys)
-                batch = self._assemble(columns, (len(columns[keys.NEXT_DONE]),))
+            if episodes is None:
+                if reset or seed is not None or options is not None or self.reset_at_each_iter:
+                    self._restart(seed, options)
+                elif self._stale:
+                    self.reset()
+                batch = self._go_on(round_up(count, self.n_env), record, random, gradients)
             else:
-                if reset or given or self._stale:
-                    self.reset(**given)
-                batch = self._go_on(
-                    self._rows_env(), lower, self._steps_of(count), record, gradients
-                )
+                batch = self._episodes(count, record, seed, options, random, gradients, max_steps)
         batch = self._postproc(batch)
-        return batch if layout == "flat" else split_trajectories(batch, layout=layout)
+        if layout != "flat":
+            batch = split_trajectories(batch, layout=layout)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        return batch
 
-    def _rows_env(self) -> ArrayEnv | WholeEnv:
-        env = array_env(self.env) if RUN_ON_ARRAYS else ""
-        return WholeEnv(self.env) if isinstance(env, str) else env
-
-    def _steps_of(self, frames: int) -> int:
-        steps = -(-frames // self.n_env)
-        if frames % self.n_env:
-            warnings.warn(
-                f"{frames} frames are no multiple of the {self.n_env} slots: collecting "
-                f"{steps * self.n_env}, {steps} a slot",
-                stacklevel=3,
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("the collector is shut down; make a new one to collect")
+        if self._frames >= self.total_frames:
+            raise RuntimeError(
+                f"the collector has yielded its total_frames={self.total_frames} and closed its "
+                "env; make a new one, without total_frames, to collect"
             )
-        return steps
+
+    def _go_on(self, steps: int, record: Record, random: bool, gradients: bool) -> TensorDictBase:
+        """Go on for ``steps`` steps of every slot, on arrays or as TorchRL does: ``[N, steps]``."""
+        env = array_env(self.env) if RUN_ON_ARRAYS else ""
+        if isinstance(env, ArrayEnv):
+            batch = self._on_arrays(env, self._lower(random, gradients), steps, record, gradients)
+        else:
+            with (
+                self._settings(
+                    frames_per_batch=steps,
+                    exploration_type=present_exploration_type(),
+                    init_random_frames=math.inf if random else 0,
+                    reset_at_each_iter=False,
+                    pre_collect_hook=None,
+                    interruptor=None,
+                    replay_buffer=None,
+                    _use_buffers=False,
+                ),
+                self._policy_on_rows(),
+                record.watching(self),
+            ):
+                batch = rollout_with_gradients(self)
+            if self._use_buffers:
+                shaped_like(self._final_rollout, batch, cast=True)
+        if gradients:
+            self._carrier = self._carrier.detach()
+        return batch
+
+    def _episodes(
+        self,
+        episodes: int,
+        record: Record,
+        seed: int | None,
+        options: dict[str, Any] | None,
+        random: bool,
+        gradients: bool,
+        max_steps: int | None,
+    ) -> TensorDictBase:
+        """Whole episodes from a fresh start: ``[sum of lengths]``."""
+        env = array_env(self.env) if RUN_ON_ARRAYS else ""
+        rows_env, lower = record.timed(
+            env if isinstance(env, ArrayEnv) else WholeEnv(self.env),
+            self._lower(random, gradients),
+        )
+        first_seeds = None
+        if seed is not None:
+            super().set_seed(seed)
+            if self._seeds_too_early:
+                first_seeds = slot_seeds(seed, range(self.n_env))
+        self._monitor.drop()
+        self._stale = True  # from here on the carried row does not say where the envs are
+        columns = whole_episodes(
+            rows_env,
+            lower,
+            episodes,
+            self._traj_pool.get_traj_and_increment,
+            max_steps=max_steps,
+            left_out=self._left_out,
+            place=self._place,
+            first_seeds=first_seeds,
+            options=options,
+            gradients=gradients,
+            noted=record.noting,
+        )
+        record.take(columns, self.env.reward_keys)
+        return self._assemble(columns, (len(columns[keys.NEXT_DONE]),))
+
+    def _lower(self, random: bool, gradients: bool) -> Callable[[Rows], Program]:
+        # Gradients are those of the distributions' own classes.
+        policy = self.env.rand_action if random else None
+        return partial(self._program, checked=gradients, policy=policy)
+
+    @contextmanager
+    def _settings(self, **settings: Any) -> Iterator[None]:
+        """Other settings for the parent's loop, for a while."""
+        before = {name: getattr(self, name) for name in settings}
+        self.__dict__.update(settings)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the envs and restart them.
@@ -457,10 +524,27 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         Returns:
             The seed for the next env, as TorchRL computes it.
         """
-        next_seed = super().set_seed(seed, static_seed=static_seed)
-        # A gym wrapper has drawn its seeded episode inside set_seed already: seed it once more.
-        self.reset(**({"seed": seed} if isinstance(base_of(self.env), GymWrapper) else {}))
-        return next_seed
+        return self._restart(seed, static_seed=static_seed)
+
+    @property
+    def _seeds_too_early(self) -> bool:
+        """Whether the env's ``set_seed`` has drawn the seeded episode when a reset comes."""
+        return isinstance(base_of(self.env), GymWrapper)
+
+    def _restart(
+        self,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        static_seed: bool = False,
+    ) -> Any:
+        """Reset every slot; the seed for the next env."""
+        given: dict[str, Any] = {} if options is None else {"options": options}
+        if seed is not None:
+            seed, first = super().set_seed(seed, static_seed=static_seed), seed
+            if self._seeds_too_early:
+                given["seed"] = first
+        self.reset(**given)
+        return seed
 
 
 SyncDataCollector = Collector

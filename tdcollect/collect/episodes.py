@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torchrl.envs import TransformedEnv
 
 from tdcollect import keys
 from tdcollect.collect.loop import ArrayEnv, Batch, next_row
 from tdcollect.collect.placement import Placement
-from tdcollect.collect.rows import Key, Rows, is_next
+from tdcollect.collect.rows import Key, Rows, by_slot, is_next
+from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv, reset_all
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -75,8 +76,7 @@ class Block(NamedTuple):
 @dataclass
 class _Running:
     start: Start
-    length: int = 0
-    first: int = 0
+    first: int
 
 
 Act = Callable[[Rows, list[int]], None]
@@ -141,19 +141,27 @@ class EpisodeLoop:
         self._rebuild = rebuild
         self._started = started
         self._failed = failed
-        base = env.whole.base_env if isinstance(env.whole, TransformedEnv) else env.whole
+        base = base_of(env.whole)
         self._stepper = base.stepper if isinstance(base, GymnasiumEnv) else None
         backend = None if self._stepper is None else self._stepper.backend
         # Where seeds cannot be given singly, episodes with seeds start all at once, in waves.
         self._seeds_singly = backend is None or backend.seeds_subset
         # Slots without an episode wait where the env lets them; else they run on, unseen.
         self._waits = isinstance(env, ArrayEnv) and env.env.stepper.backend.steps_subset
-        if max_steps is not None and not (backend is None or backend.resets_subset):
+        resets_singly = backend is None or backend.resets_subset
+        for name, value in (("max_steps", max_steps), ("options", options)):
+            if value is not None and not resets_singly:
+                raise ValueError(
+                    f"expected no {name}: this vector env cannot reset single slots, which {name} "
+                    "by episodes ask for; make the env itself so, or use backend='serial'"
+                )
+        if max_steps is not None and keys.TRUNCATED not in env.whole.done_keys:
             raise ValueError(
-                "expected no max_steps: this vector env cannot reset single slots, which a limit "
-                "asks for; make the env itself with one, or use backend='serial'"
+                f"expected no max_steps: the env has no {keys.TRUNCATED!r} flag to mark the limit "
+                "with; put it under TorchRL's StepCounter(max_steps=...)"
             )
         self._slots = list(range(env.batch_size.numel()))
+        self._lengths = np.zeros(len(self._slots), np.int64)
         self._singly = True
         self._running: dict[int, _Running] = {}
         self._rows = Rows()
@@ -210,10 +218,11 @@ class EpisodeLoop:
         """Have episodes run from a column on."""
         ids = self._rows[keys.TRAJ_IDS] = self._rows[keys.TRAJ_IDS].clone()
         for slot, start in starts.items():
-            self._running[slot] = _Running(start, first=column)
+            self._running[slot] = _Running(start, column)
             ids.view(-1)[slot] = start.traj_id
             if self._started is not None:
                 self._started(slot, start)
+        self._lengths[list(starts)] = 0
 
     def _step(self, batch: Batch, frame: Any, pieces: list[Piece], column: int) -> int:
         """Step once; returns how many steps the batch has grown by."""
@@ -233,41 +242,45 @@ class EpisodeLoop:
         batch.append(rows, following)
         if error is not None:
             self._stop([slot for slot in error.causes if slot in running], error, pieces, column)
-        done = self._ends(following)
         column += 1
-        for slot in active:
-            if done[slot] and slot in running:
+        ended = self._ends(following)
+        if not ended and error is None:  # nothing to start or to reset
+            self._rows = next_row(rows, following, self._env, self._next_keys)
+            return 1
+        for slot in ended:
+            if slot in running:
                 lane = running.pop(slot)
                 info = {} if self._stepper is None else self._stepper.backend.latest_info(slot)
                 pieces.append(Piece(lane.start, slot, lane.first, column, True, info=info))
-        begun, starts = self._start_free(following, done)
+        begun, starts = self._start_free(following, ended)
         self._rows = next_row(rows, begun or following, self._env, self._next_keys)
         if starts:
             started = list(starts)
             for key in self._zeroed:
-                value = self._rows[key] = self._rows[key].clone()
-                value.view(len(self._slots), -1)[started] = 0
+                value = self._rows[key] = self._rows[key].clone(
+                    memory_format=torch.contiguous_format
+                )
+                by_slot(value, self._env.batch_size)[started] = 0
             self._note(starts, column)
         return 1
 
-    def _ends(self, following: Rows) -> Any:
-        """Which slots end with this step, bool ``[N]``; those at the time limit are marked so."""
-        done = following[keys.DONE].cpu().numpy().reshape(-1)
-        if self._max_steps is None:
-            return done
-        late = []
-        for slot, lane in self._running.items():
-            lane.length += 1
-            if lane.length >= self._max_steps:
-                late.append(slot)
-        if late:
-            for key in (keys.TRUNCATED, keys.DONE):
-                following[key] = following[key].clone()
-                following[key].view(-1)[late] = True
-            done = following[keys.DONE].cpu().numpy().reshape(-1)
-        return done
+    def _ends(self, following: Rows) -> list[int]:
+        """The slots whose flags say that they have ended; those at the limit are marked so."""
+        if self._max_steps is not None:
+            self._lengths += 1
+            reached = np.flatnonzero(self._lengths >= self._max_steps).tolist()
+            late = [slot for slot in reached if slot in self._running]
+            if late:
+                for key in (keys.TRUNCATED, keys.DONE):
+                    following[key] = following[key].clone()
+                    following[key].view(-1)[late] = True
+        done = following[keys.DONE].cpu().numpy()
+        ended: list[int] = np.flatnonzero(done).tolist() if np.count_nonzero(done) else []
+        return ended
 
-    def _start_free(self, following: Rows, done: Any) -> tuple[Rows | None, dict[int, Start]]:
+    def _start_free(
+        self, following: Rows, ended: list[int]
+    ) -> tuple[Rows | None, dict[int, Start]]:
         """Start episodes in the slots that are free.
 
         Returns:
@@ -280,7 +293,7 @@ class EpisodeLoop:
                 if slot not in starts and (start := self._next()) is not None:
                     starts[slot] = start
             # Slots that run on unseen are reset where they end, as their env asks for.
-            unseen = () if self._waits else (slot for slot in free if done[slot])
+            unseen = () if self._waits else (slot for slot in free if slot in ended)
             reset = sorted({*starts, *unseen})
             if not reset:
                 return None, {}

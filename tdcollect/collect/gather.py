@@ -7,15 +7,15 @@ from collections.abc import Iterable
 import torch
 
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.rows import Key
+from tdcollect.collect.rows import Key, by_slot
 
 
-def gather(blocks: Iterable[Block], batch_dims: int) -> dict[Key, torch.Tensor]:
+def gather(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, torch.Tensor]:
     """The steps of all episodes, contiguous, in the order of their numbers.
 
     Args:
         blocks: of a loop that ran to its end.
-        batch_dims: the env's batch dimensions.
+        batch_size: the env's.
 
     Returns:
         The entries, ``[sum of lengths, ...]`` each.
@@ -29,7 +29,7 @@ def gather(blocks: Iterable[Block], batch_dims: int) -> dict[Key, torch.Tensor]:
         slots = _each(pieces, [piece.slot for piece in pieces])
         numbers.append(_each(pieces, [piece.start.number for piece in pieces]))
         parts.append(
-            {key: _rows(column, batch_dims, slots, steps) for key, column in columns.items()}
+            {key: _rows(column, batch_size, slots, steps) for key, column in columns.items()}
         )
     order = torch.cat(numbers).argsort(stable=True)
     return {
@@ -38,10 +38,10 @@ def gather(blocks: Iterable[Block], batch_dims: int) -> dict[Key, torch.Tensor]:
 
 
 def _rows(
-    column: torch.Tensor, batch_dims: int, slots: torch.Tensor, steps: torch.Tensor
+    column: torch.Tensor, batch_size: torch.Size, slots: torch.Tensor, steps: torch.Tensor
 ) -> torch.Tensor:
     """The steps of the slots, out of an entry ``[*batch, t, ...]``."""
-    flat = column.flatten(0, batch_dims - 1) if batch_dims else column.unsqueeze(0)
+    flat = by_slot(column, batch_size)
     return flat[_on(slots, flat), _on(steps, flat)]
 
 

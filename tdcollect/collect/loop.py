@@ -35,7 +35,7 @@ _STEPPING = ("_step", "_reset", "step", "reset", "step_and_maybe_reset", "maybe_
 
 
 class Steps(Protocol):
-    """Slots on rows, as the loops drive them: an :class:`ArrayEnv` or its like."""
+    """Slots on rows, as a batch sees them: an :class:`ArrayEnv` or its like."""
 
     batch_size: torch.Size
     carried: list[Key]
@@ -43,11 +43,6 @@ class Steps(Protocol):
 
     def frames(self, count: int, pinned: bool = False) -> list[Any]:
         """What so many steps write."""
-
-    def step(
-        self, rows: Rows, next_keys: list[Key], frame: Any
-    ) -> tuple[Rows, Rows | None, list[int]]:
-        """Step all slots, and start an episode in those that end."""
 
 
 NewIds = Callable[[int], torch.Tensor]
@@ -186,14 +181,14 @@ def array_env(env: EnvBase) -> ArrayEnv | str:
 
 
 def collect_frames(
-    env: Steps,
+    env: ArrayEnv,
     lower: Callable[[Rows], Program],
     carrier: TensorDictBase,
     steps: int,
     new_ids: NewIds | None,
     left_out: frozenset[Key],
     place: Placement | None,
-    keep: Callable[[TensorDict], None],
+    keep: Callable[[TensorDict, bool], None],
     whole: bool = False,
 ) -> dict[Key, torch.Tensor]:
     """Collect ``steps`` steps of every slot.
@@ -206,7 +201,8 @@ def collect_frames(
         new_ids: gives so many new trajectory ids; None where they are not tracked.
         left_out: entries that the batch does without.
         place: moves tensors between devices; None where all is on the CPU.
-        keep: is given the row that follows, also where a step raises.
+        keep: is given the row that follows, and whether the env has raised since: it is then no
+            longer where the row says.
         whole: stack the batch in one go, which gradients pass through.
 
     Returns:
@@ -226,7 +222,9 @@ def collect_frames(
             if next_keys is None:
                 next_keys = [key for key in rows if is_next(key)]
                 forgotten = forgotten_entries(rows, env, program)
+            stepping = True
             following, begun, ended = env.step(rows, next_keys, frame)
+            stepping = False
             batch.append(rows, following)
             advanced = next_row(rows, following if begun is None else begun, env, next_keys)
             if ended and new_ids is not None:
@@ -242,7 +240,7 @@ def collect_frames(
         # Also where the policy or the env raised: what comes next goes on from the last whole step.
         if place is not None:
             rows = place.leave(rows, env.carried)
-        keep(nested(rows.items(), env.batch_size, carrier.device))
+        keep(nested(rows.items(), env.batch_size, carrier.device), stepping)
     return batch.columns
 
 
@@ -327,6 +325,8 @@ class Batch:
 
     def _flush(self) -> None:
         """Move the steps held into columns ``[N, T, ...]``."""
+        if not self._rows:
+            return
         if self._kept is None:
             first, after = self._rows[0], self._following[0]
             self._kept = [key for key in first if not (is_next(key) or key in self._left_out)]

@@ -78,6 +78,11 @@ def from_next(key: Key) -> Key:
     return key[1] if len(key) == 2 else tuple(key[1:])
 
 
+def by_slot(value: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
+    """An entry ``[*batch, ...]`` as ``[N, ...]``, sharing its memory where that is contiguous."""
+    return value.flatten(0, len(batch_size) - 1) if batch_size else value.unsqueeze(0)
+
+
 def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> None:
     """Give a batch what TorchRL's has beyond its entries.
 

@@ -14,41 +14,37 @@ from tdcollect.envs.wrapper import nested
 
 
 class WholeEnv:
-    """An env that cannot be taken apart into arrays, with the methods of :class:`ArrayEnv`.
+    """An env that cannot be taken apart into arrays, with the methods of :class:`ArrayEnv`
+    that the loop by episodes calls.
 
     Args:
         whole: the env with its transforms.
 
     Raises:
-        ValueError: where its slots do not end one by one, each with a flag of its own.
+        ValueError: where its slots do not end one by one, each with a flag of its own, or show
+            something else than tensors of fixed shapes.
     """
 
     def __init__(self, whole: EnvBase):
         if keys.DONE not in whole.done_keys or len(whole.done_keys_groups) > 1:
             raise ValueError(
                 f"expected an env with one {keys.DONE!r} flag a slot, got the flags "
-                f"{list(whole.done_keys)}; collect by frames"
+                f"{list(whole.done_keys)}; collect by frames, and split the batch"
+            )
+        leaves = list(whole.observation_spec.values(True, True))
+        if any(leaf.dtype is None or -1 in leaf.shape for leaf in leaves):
+            raise ValueError(
+                "expected an env whose observations are tensors of fixed shapes, got "
+                f"{whole.observation_spec}; collect by frames"
             )
         self.whole = whole
         self.carried = carried_entries(whole)
         self.batch_size = whole.batch_size
-        spec = whole.observation_spec
-        self.row_bytes = sum(
-            leaf.shape.numel() * leaf.dtype.itemsize for leaf in spec.values(True, True)
-        )
+        self.row_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
 
     def frames(self, count: int, pinned: bool = False) -> list[Any]:
         """Nothing to write into, so many times."""
         return [None] * count
-
-    def step(
-        self, rows: Rows, next_keys: list[Key], frame: Any
-    ) -> tuple[Rows, Rows | None, list[int]]:
-        """Step all slots, and start an episode in those that end; see :meth:`ArrayEnv.step`."""
-        following, _ = self.advance(rows, next_keys, frame)
-        done = following[keys.DONE]
-        ended: list[int] = done.reshape(-1).nonzero().reshape(-1).tolist()
-        return following, self.begin(following, done, ended) if ended else None, ended
 
     def advance(
         self, rows: Rows, next_keys: list[Key], frame: Any, slots: list[int] | None = None

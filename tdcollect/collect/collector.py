@@ -400,6 +400,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self.pre_collect_hook()
         chosen = exploration_type or self.exploration_type
         with (
+            self._settings(replay_buffer=None),
             torch.set_grad_enabled(gradients),
             set_exploration_type(chosen),
             self._monitor.collection() as record,
@@ -442,7 +443,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                     reset_at_each_iter=False,
                     pre_collect_hook=None,
                     interruptor=None,
-                    replay_buffer=None,
                     _use_buffers=False,
                 ),
                 self._policy_on_rows(),
@@ -503,11 +503,13 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     def _settings(self, **settings: Any) -> Iterator[None]:
         """Other settings for the parent's loop, for a while."""
         before = {name: getattr(self, name) for name in settings}
-        self.__dict__.update(settings)
         try:
+            for name, value in settings.items():
+                setattr(self, name, value)
             yield
         finally:
-            self.__dict__.update(before)
+            for name, value in before.items():
+                setattr(self, name, value)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the envs and restart them.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from tdcollect import keys
 
@@ -91,6 +91,8 @@ def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> 
         batch: is changed in place.
         cast: give entries the template's dtypes (where a policy runs under autocast, say).
     """
+    if isinstance(template, LazyStackedTensorDict):
+        return  # rows unlike each other are stacked as they are
     for name, part in template.items():
         inner = batch.get(name, None)
         if isinstance(part, TensorDictBase):

@@ -31,16 +31,17 @@ class WholeEnv:
                 f"expected an env with one {keys.DONE!r} flag a slot, got the flags "
                 f"{list(whole.done_keys)}; collect by frames, and split the batch"
             )
-        leaves = list(whole.observation_spec.values(True, True))
-        if any(leaf.dtype is None or -1 in leaf.shape for leaf in leaves):
+        leaves = dict(whole.observation_spec.items(True, True))
+        odd = [key for key, leaf in leaves.items() if leaf.dtype is None or -1 in leaf.shape]
+        if odd:
             raise ValueError(
-                "expected an env whose observations are tensors of fixed shapes, got "
-                f"{whole.observation_spec}; collect by frames"
+                "expected an env whose observations are tensors of fixed shapes, got other ones "
+                f"in {odd}; collect by frames"
             )
         self.whole = whole
         self.carried = carried_entries(whole)
         self.batch_size = whole.batch_size
-        self.row_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
+        self.row_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves.values())
 
     def frames(self, count: int, pinned: bool = False) -> list[Any]:
         """Nothing to write into, so many times."""
@@ -68,15 +69,18 @@ class WholeEnv:
         entries = {key: value for key, value in following.items() if key != keys.REWARD}
         given = nested(entries.items(), self.batch_size, self.whole.device)
         given.set(keys.RESET, first.to(given.device) if given.device else first)
-        arguments = _reset_arguments(seeds, options)
+        arguments = _reset_arguments(self.whole, seeds, options)
         return flat(self.whole.reset(given, select_reset_only=True, **arguments))
 
 
 def reset_all(whole: EnvBase, seeds: list[int] | None, options: dict[str, Any] | None) -> Rows:
     """Start an episode in every slot."""
-    return flat(whole.reset(**_reset_arguments(seeds, options)))
+    return flat(whole.reset(**_reset_arguments(whole, seeds, options)))
 
 
-def _reset_arguments(seeds: list[int] | None, options: dict[str, Any] | None) -> dict[str, Any]:
-    given = {"seed": seeds, "options": options}
+def _reset_arguments(
+    whole: EnvBase, seeds: list[int] | None, options: dict[str, Any] | None
+) -> dict[str, Any]:
+    seed = seeds if seeds is None or whole.batch_size else seeds[0]
+    given = {"seed": seed, "options": options}
     return {name: value for name, value in given.items() if value is not None}

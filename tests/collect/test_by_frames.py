@@ -1,0 +1,479 @@
+"""``collect(frames=...)``: what iterating gives, on request and with other settings for once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl.collectors import Collector as ParentCollector
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import EnvBase, ExplorationType, RewardSum, StepCounter, TransformedEnv
+
+from tdcollect import Collector, make_env
+from tdcollect.envs.errors import SlotError
+from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, counting_env
+
+from . import policies
+from .envs import ENVS, Toy, box, make_toy
+from .oracle import (
+    UPSTREAM,
+    Script,
+    assert_same,
+    assert_same_record,
+    batches,
+    run,
+    seed_everything,
+)
+from .policies import POLICIES
+
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
+
+SLOTS = 3
+
+
+def iterate(count: int = 3) -> Script:
+    def script(collector: Any) -> Iterator[Any]:
+        stream = iter(collector)
+        for _ in range(count):
+            yield next(stream)
+
+    return script
+
+
+def by_frames(count: int = 3, **options: Any) -> Script:
+    def script(collector: Any) -> Iterator[Any]:
+        for _ in range(count):
+            yield collector.collect(frames=collector.requested_frames_per_batch, **options)
+
+    return script
+
+
+def cartpole(**options: Any) -> EnvBase:
+    return make_env("CartPole-v1", SLOTS, **options)
+
+
+def counting() -> Collector:
+    return Collector(counting_env(SLOTS), StatelessCountingPolicy(), frames_per_batch=SLOTS * 4)
+
+
+# ------------------------------------------------------------------------------- the same batches
+
+
+@pytest.mark.behaviour(1)
+@pytest.mark.parametrize("env", ENVS)
+def test_batches_are_those_of_torchrls_collector(env: str) -> None:
+    policy = policies.random_policy if env == "mock-agents" else policies.actor
+    theirs = run(ParentCollector, ENVS[env], policy, iterate())
+    assert_same_record(run(Collector, ENVS[env], policy, by_frames()), theirs)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_batches_of_any_policy_are_those_of_torchrls_collector(policy: str) -> None:
+    make_env, make_policy = policies.case(policy)
+    theirs = run(
+        ParentCollector,
+        make_env,
+        make_policy,
+        iterate(),
+    )
+    ours = run(
+        Collector,
+        make_env,
+        make_policy,
+        by_frames(),
+    )
+    assert_same_record(ours, theirs)
+
+
+def double(batch: Any) -> Any:
+    return batch.set("twice", batch["next", "reward"] * 2)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "compact": {"compact_obs": True},
+    "no-ids": {"track_traj_ids": False},
+    "no-buffers": {"use_buffers": False},
+    "storing-device": {"storing_device": "cpu"},
+    "devices": {"policy_device": "cpu", "env_device": "cpu"},
+    "resets": {"reset_at_each_iter": True},
+    "split": {"split_trajs": True},
+    "postproc": {"postproc": double},
+    "max-frames": {"max_frames_per_traj": 4},
+    "truncated": {"set_truncated": True},
+    "version": {"track_policy_version": True},
+    "same-td": {"return_same_td": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_batches_under_any_option_are_those_of_torchrls_collector(options: str) -> None:
+    arguments = (cartpole, policies.actor)
+    theirs = run(ParentCollector, *arguments, iterate(), lambda: OPTIONS[options])
+    ours = run(Collector, *arguments, by_frames(), lambda: OPTIONS[options])
+    assert_same_record(ours, theirs)
+
+
+@pytest.mark.behaviour(1)
+@pytest.mark.parametrize("options", ["no-ids", "same-td", "max-frames"])
+def test_collecting_and_iterating_take_turns(options: str) -> None:
+    def in_turns(collector: Any) -> Iterator[Any]:
+        stream = iter(collector)
+        yield next(stream)
+        yield collector.collect(frames=30)
+        yield next(stream)
+        yield collector.collect(frames=30)
+
+    arguments = (cartpole, policies.actor)
+    theirs = run(ParentCollector, *arguments, batches(4), lambda: OPTIONS[options])[:-1]
+    assert_same_record(run(Collector, *arguments, in_turns, lambda: OPTIONS[options]), theirs)
+
+
+@pytest.mark.behaviour(1)
+def test_any_number_of_frames_goes_on_in_the_middle_of_episodes() -> None:
+    collector = counting()
+    parts = [collector.collect(frames=SLOTS * steps) for steps in (1, 5, 2, 70)]
+    assert [part.shape for part in parts] == [(SLOTS, 1), (SLOTS, 5), (SLOTS, 2), (SLOTS, 70)]
+    check_counting_batch(torch.cat(parts, 1))
+
+
+def test_a_batch_by_frames_is_not_changed_by_later_ones() -> None:
+    collector = Collector(cartpole(), policies.actor(cartpole()), frames_per_batch=30)
+    first = collector.collect(frames=30)
+    copy = first.clone()
+    collector.collect(frames=30)
+    next(iter(collector))
+    collector.set_seed(3)
+    assert_same(first, copy)
+
+
+# ------------------------------------------------------------------------------------- what counts
+
+
+@pytest.mark.behaviour(4)
+def test_frames_are_rounded_up_to_the_slots_with_a_warning() -> None:
+    told = r"^7 frames are no multiple of the 3 slots: collecting 9, 3 a slot$"
+    with pytest.warns(UserWarning, match=told):
+        assert counting().collect(frames=7).shape == (SLOTS, 3)
+
+
+@pytest.mark.behaviour(12)
+def test_a_single_env_serves_where_a_batched_one_does() -> None:
+    collector = Collector(counting_env(), StatelessCountingPolicy(), frames_per_batch=4)
+    batch = collector.collect(frames=11)
+    assert batch.shape == (11,)
+    check_counting_batch(batch)
+    assert collector.collect(episodes=3)["next", "done"].sum() == 3
+
+
+def test_frames_on_request_count_for_neither_total_frames_nor_the_buffer() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=1))
+    collector = Collector(cartpole(), frames_per_batch=6, total_frames=12, replay_buffer=buffer)
+    for _ in range(5):
+        assert collector.collect(frames=6).names == [None, "time"]
+    assert len(buffer) == 0
+    assert len(list(collector)) == 2
+    assert len(buffer) == 6
+
+
+def test_the_users_hooks_are_called() -> None:
+    told: list[Any] = []
+    collector = Collector(
+        cartpole(),
+        frames_per_batch=6,
+        pre_collect_hook=lambda: told.append("before"),
+        post_collect_hook=lambda batch: told.append(tuple(batch.shape)),
+    )
+    collector.collect(frames=6)
+    assert told == ["before", (3, 2)]
+
+
+# ------------------------------------------------------------------------------- other settings
+
+
+@pytest.mark.behaviour(5)
+@pytest.mark.parametrize("policy", [policies.actor, policies.random_policy])
+def test_random_actions_come_from_the_action_spec(policy: Callable[[EnvBase], Any]) -> None:
+    """As TorchRL draws its init_random_frames; without a policy there are no others."""
+    theirs = run(ParentCollector, cartpole, policy, iterate(), lambda: {"init_random_frames": 90})
+    ours = run(Collector, cartpole, policy, by_frames(random=True))
+    for (_, batch, state), (_, expected, expected_state) in zip(ours[1:], theirs[1:], strict=True):
+        assert_same(batch, expected.select(*batch.keys(True, True)))
+        assert_same(state, expected_state)
+
+
+@pytest.mark.behaviour(5)
+def test_random_actions_leave_the_policy_alone() -> None:
+    calls: list[Any] = []
+    policy = StatelessCountingPolicy()
+    policy.register_forward_hook(lambda *call: calls.append(call))
+    env = counting_env(SLOTS, wrong_action="record")
+    collector = Collector(env, policy, frames_per_batch=6)
+    calls.clear()
+    collector.collect(frames=60, random=True)
+    assert not calls
+    collector.collect(frames=60)
+    assert calls
+
+
+@pytest.mark.behaviour(6)
+def test_exploration_is_set_for_one_call() -> None:
+    env = ENVS["pendulum"]()
+    policy = policies.actor(env)
+    collector = Collector(env, policy, frames_per_batch=20)
+    for kind in (ExplorationType.DETERMINISTIC, None, ExplorationType.RANDOM):
+        batch = collector.collect(frames=20, exploration_type=kind)
+        mode = policy.get_dist(batch.flatten()).deterministic_sample
+        same = torch.allclose(batch["action"].flatten(0, 1), mode, atol=1e-5)
+        assert same == (kind is ExplorationType.DETERMINISTIC)
+
+
+@pytest.mark.behaviour(6)
+def test_the_policys_action_and_the_one_sent_can_both_be_kept() -> None:
+    env = ENVS["pendulum"]()
+    clip = TensorDictModule(lambda raw: raw.clamp(-2, 2), in_keys=["raw"], out_keys=["action"])
+    policy = TensorDictSequential(policies.network(env, 1, ["raw"]), clip)
+    batch = Collector(env, policy, frames_per_batch=20).collect(frames=20)
+    assert_same(batch["action"], batch["raw"].clamp(-2, 2))
+
+
+def outputs(policy: Any, env: EnvBase, batch: Any) -> Any:
+    """What the policy's network makes of the observations of a flat batch."""
+    shown = batch.select(*policies.observation_keys(env))
+    if env.batch_size:
+        return policy.module[0](shown)
+    return torch.stack([policy.module[0](row) for row in shown.unbind(0)])
+
+
+@pytest.mark.behaviour(7)
+@pytest.mark.parametrize("env", ["toy", "pendulum", "toy-unbatched", "torchrl-gym"])
+@pytest.mark.parametrize("count", ["frames", "episodes"])
+def test_gradients_are_those_of_the_policy_on_the_batch(env: str, count: str) -> None:
+    seed_everything(0)
+    instance = ENVS[env]()
+    policy = policies.actor(instance)
+    collector = Collector(instance, policy, frames_per_batch=20 * instance.batch_size.numel())
+    number = {"frames": 20 * instance.batch_size.numel(), "episodes": 5}[count]
+    batch = collector.collect(**{count: number}, gradients=True)
+    parameters = list(policy.parameters())
+    head = "logits" if "logits" in batch.keys() else "loc"  # noqa: SIM118
+    batch = batch.flatten()
+    again = outputs(policy, instance, batch.detach())[head]
+    direction = torch.randn_like(again)
+    ours = torch.autograd.grad((batch[head] * direction).sum(), parameters, retain_graph=True)
+    theirs = torch.autograd.grad((again * direction).sum(), parameters)
+    for got, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.behaviour(7)
+def test_no_gradients_unless_asked_for() -> None:
+    collector = Collector(cartpole(), policies.actor(cartpole()), frames_per_batch=30)
+    assert not collector.collect(frames=30)["logits"].requires_grad
+    assert collector.collect(frames=30, gradients=True)["logits"].requires_grad
+    assert not any(value.requires_grad for value in next(iter(collector)).values(True, True))
+
+
+# -------------------------------------------------------------------------------------- restarting
+
+
+class Starting(Toy):
+    """Shows the options of its reset."""
+
+    def __init__(self) -> None:
+        super().__init__(box(1), gym.spaces.Discrete(2), longest=4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        _, info = super().reset(seed=seed)
+        return np.array([(options or {}).get("start", 0)], np.float32), info
+
+
+@pytest.mark.behaviour(8)
+def test_a_reset_can_be_forced() -> None:
+    collector = counting()
+    before = collector.collect(frames=SLOTS * 2)
+    after = collector.collect(frames=SLOTS * 2, reset=True)
+    assert (after["observation"][:, 0, 0] == 0).all()
+    assert after["collector", "traj_ids"].min() > before["collector", "traj_ids"].max()
+
+
+@pytest.mark.behaviour(8)
+@pytest.mark.parametrize("env", ["cartpole", "cartpole-unbatched", "torchrl-gym", "torchrl-vector"])
+@pytest.mark.parametrize("count", [{"frames": 6}, {"episodes": 3}])
+def test_slot_i_starts_from_seed_plus_i(env: str, count: dict[str, int]) -> None:
+    instance = ENVS[env]()
+    slots = instance.batch_size.numel()
+    collector = Collector(instance, frames_per_batch=slots)
+    collector.collect(frames=2 * slots)
+    batch = collector.collect(**count, seed=5)
+    ids = batch["collector", "traj_ids"].flatten()
+    starts = batch["observation"].reshape(-1, 4)
+    for slot in range(slots):
+        expected, _ = gym.make("CartPole-v1").reset(seed=5 + slot)
+        first = starts[ids == ids.unique()[slot]][0]
+        assert torch.equal(first, torch.from_numpy(expected))
+
+
+@pytest.mark.behaviour(8)
+@pytest.mark.parametrize("env", ["torchrl-serial", "mock-counting-batched"])
+def test_other_envs_are_seeded_as_set_seed_does(env: str) -> None:
+    def data(**count: Any) -> Any:
+        collector = Collector(ENVS[env](), frames_per_batch=20)
+        collector.collect(frames=6)
+        torch.manual_seed(0)
+        if not count:
+            collector.set_seed(4)
+            return collector.collect(frames=20).exclude("collector")
+        return collector.collect(**count, seed=4).exclude("collector")
+
+    assert_same(data(frames=20), data())
+
+
+@pytest.mark.behaviour(8)
+@pytest.mark.parametrize("count", [{"frames": 30}, {"episodes": 9}])
+def test_reset_options_reach_the_env(count: dict[str, int]) -> None:
+    collector = Collector(make_env(Starting, SLOTS), frames_per_batch=30)
+    batch = collector.collect(**count, options={"start": 2.0})
+    ids = batch["collector", "traj_ids"].flatten()
+    starts = torch.stack(
+        [batch["observation"].flatten(0, -2)[ids == i][0, 0] for i in ids.unique()]
+    )
+    # By frames, the first reset alone is the caller's.
+    expected = 9 if "episodes" in count else SLOTS
+    assert (starts == 2).sum() == expected
+
+
+# ------------------------------------------------------------------------------------------ faults
+
+
+class Failing(Toy):
+    """Raises at a step of its life."""
+
+    at = 5
+
+    def __init__(self) -> None:
+        super().__init__(box(1), gym.spaces.Discrete(2), longest=100)
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        _, info = super().reset(seed=seed)
+        self.left, self.count = 100, 0
+        return np.zeros(1, np.float32), info
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == self.at:
+            raise ValueError("out of fuel")
+        self.count += 1
+        return (np.full(1, self.count, np.float32), *super().step(action)[1:])
+
+
+def test_what_follows_an_env_that_raised_starts_afresh() -> None:
+    """The other slots may have taken the step that was lost."""
+    made: list[Failing] = []
+
+    def make() -> Failing:
+        made.append(Failing())
+        made[-1].at = 5 if len(made) == 2 else -1
+        return made[-1]
+
+    collector = Collector(make_env(make, SLOTS), frames_per_batch=30)
+    with pytest.raises(SlotError, match=r"raised in step\(\) of slot 1: ValueError: out of fuel"):
+        collector.collect(frames=30)
+    if collector._array_env.__class__ is str:
+        collector.reset()  # on TorchRL's own loop, it is for the user to do
+    batch = collector.collect(frames=30)
+    assert_same(batch["observation"][..., 0] + 1, batch["next", "observation"][..., 0])
+    assert (batch["observation"][:, 0] == 0).all()
+
+
+def test_a_policy_that_raises_loses_no_step() -> None:
+    calls = iter(range(100))
+    right = StatelessCountingPolicy()
+
+    def policy(tensordict: Any) -> Any:
+        if next(calls) == 7:
+            raise ValueError("tired")
+        return right(tensordict)
+
+    collector = Collector(counting_env(SLOTS), policy, frames_per_batch=SLOTS)
+    with pytest.raises(ValueError, match="tired"):
+        collector.collect(frames=SLOTS * 10)
+    check_counting_batch(collector.collect(frames=SLOTS * 20))
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "both": (
+        {"frames": 3, "episodes": 2},
+        r"^expected either frames or episodes, got frames=3 and episodes=2$",
+    ),
+    "neither": ({}, r"^expected either frames or episodes, got frames=None and episodes=None$"),
+    "zero": ({"frames": 0}, r"^expected frames to be a positive int, got 0$"),
+    "negative": ({"episodes": -1}, r"^expected episodes to be a positive int, got -1$"),
+    "bool": ({"episodes": True}, r"^expected episodes to be a positive int, got True$"),
+    "float": ({"frames": 6.0}, r"^expected frames to be a positive int, got 6\.0$"),
+    "string": ({"frames": "6"}, r"^expected frames to be a positive int, got '6'$"),
+    "max-steps": (
+        {"episodes": 1, "max_steps": 0},
+        r"^expected max_steps to be a positive int, got 0$",
+    ),
+    "frames-layout": ({"frames": 6, "layout": "list"}, r"layout are for collecting by episodes"),
+    "frames-max-steps": ({"frames": 6, "max_steps": 2}, r"by frames use make_env's time_limit"),
+    "layout": (
+        {"episodes": 1, "layout": "square"},
+        r"^expected layout to be one of .*padded.*, got 'square'$",
+    ),
+}
+
+
+@pytest.mark.behaviour(3)
+@pytest.mark.parametrize("case", REFUSED)
+def test_counts_that_make_no_sense_are_refused_before_anything_runs(case: str) -> None:
+    arguments, told = REFUSED[case]
+    collector = counting()
+    collector.collect(frames=SLOTS * 2)
+    with pytest.raises(ValueError, match=told):
+        collector.collect(**arguments)
+    check_counting_batch(collector.collect(frames=SLOTS * 3))
+
+
+@pytest.mark.behaviour(3)
+@pytest.mark.parametrize("seed", [-1, True, "4", 2.0])
+@pytest.mark.parametrize("count", [{"frames": 3}, {"episodes": 3}])
+def test_seeds_that_cannot_be_honoured_are_refused(seed: Any, count: dict[str, int]) -> None:
+    with pytest.raises((TypeError, ValueError), match="expected"):
+        counting().collect(**count, seed=seed)
+
+
+def test_numpy_ints_are_ints() -> None:
+    assert counting().collect(frames=np.int64(6)).shape == (SLOTS, 2)
+
+
+def test_a_collector_that_is_shut_down_says_so() -> None:
+    collector = counting()
+    collector.shutdown()
+    with pytest.raises(RuntimeError, match="shut down; make a new one to collect"):
+        collector.collect(frames=6)
+
+
+def test_a_collector_that_gave_its_total_frames_says_so() -> None:
+    collector = Collector(cartpole(), frames_per_batch=6, total_frames=6)
+    list(collector)
+    with pytest.raises(RuntimeError, match="total_frames=6 and closed its env; make a new one"):
+        collector.collect(frames=6)
+
+
+def test_transforms_stand_around_it_as_in_iteration() -> None:
+    env = TransformedEnv(make_env(make_toy, SLOTS), RewardSum())
+    env.append_transform(StepCounter())
+    collector = Collector(env, frames_per_batch=30)
+    batch = torch.cat([collector.collect(frames=9), collector.collect(frames=60)], 1)
+    ended = batch["next", "done"].squeeze(-1)
+    restarted = batch["step_count"].squeeze(-1)[:, 1:] == 0
+    assert torch.equal(restarted, ended[:, :-1])

@@ -213,6 +213,7 @@ def collect_frames(
     batch = Batch(env, steps, left_out, place, whole)
     next_keys: list[Key] | None = None
     slots = env.batch_size.numel()
+    stepping = False
     try:
         for frame in batch.frames():
             if place is None:

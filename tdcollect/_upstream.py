@@ -31,6 +31,7 @@ __all__ = [
     "append_policy_transforms",
     "gym_space_to_spec",
     "make_compatible_policy",
+    "rollout_with_gradients",
     "service_backend",
     "validates_arguments",
 ]

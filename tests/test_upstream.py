@@ -9,14 +9,23 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict.nn import TensorDictModule
+from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.data import Bounded, Categorical, OneHot, Unbounded
+from torchrl.envs import GymEnv
 
 from tdcollect import _upstream
 
 
 def test_every_name_has_a_test() -> None:
-    tested = {"CollectorMeta", "gym_space_to_spec", "service_backend", "validates_arguments"}
+    tested = {
+        "CollectorMeta",
+        "gym_space_to_spec",
+        "rollout_with_gradients",
+        "service_backend",
+        "validates_arguments",
+    }
     assert set(_upstream.__all__) == tested
 
 
@@ -61,6 +70,13 @@ def test_gym_space_to_spec_converts_leaves(space: Any, categorical: bool, spec: 
 def test_gym_space_to_spec_knows_no_dtype_that_torch_lacks() -> None:
     with pytest.raises((KeyError, TypeError)):
         _upstream.gym_space_to_spec(spaces.Box(0, 1, (2,), np.uint16))
+
+
+def test_rollout_with_gradients_keeps_the_graph_that_rollout_drops() -> None:
+    net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action"])
+    collector = TorchRLCollector(GymEnv("CartPole-v1"), net, frames_per_batch=3, use_buffers=False)
+    assert not collector.rollout()["action"].requires_grad
+    assert _upstream.rollout_with_gradients(collector)["action"].requires_grad
 
 
 def test_validates_arguments_follows_torchs_default() -> None:

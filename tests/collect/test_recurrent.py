@@ -103,7 +103,9 @@ def test_collecting_by_count_carries_and_starts_it_too(pipeline: str, slots: int
 
 @pytest.mark.behaviour(16)
 @pytest.mark.parametrize("pipeline", PIPELINES)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     steps=st.lists(
         st.one_of(

@@ -1,0 +1,574 @@
+"""``collect(episodes=...)``: exactly so many whole episodes, chosen by the order of starting."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
+from torchrl.objectives.value import GAE
+
+from tdcollect import Collector, make_env, split_trajectories
+from tdcollect.envs.errors import SlotError
+from tdcollect.keys import FLAGS
+from tdcollect.testing import (
+    CountingEnv,
+    CountingRules,
+    StatelessCountingPolicy,
+    TorchCountingEnv,
+    check_counting_batch,
+    counting_env,
+    make_counting_envs,
+)
+
+from . import policies
+from .envs import ENVS, make_toy
+from .oracle import UPSTREAM, assert_same
+
+pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
+
+SEED = 21
+
+
+def episodes_of(batch: TensorDictBase) -> list[TensorDictBase]:
+    """A flat batch cut behind each ``done``."""
+    ends = batch["next", "done"].reshape(-1).nonzero().reshape(-1) + 1
+    assert not len(batch) or ends[-1] == len(batch)
+    return list(batch.split(ends.diff(prepend=torch.zeros(1, dtype=torch.long)).tolist()))
+
+
+# --------------------------------------------------------------------------------- a plain loop
+
+
+def by_sign(tensordict: TensorDictBase) -> TensorDictBase:
+    return tensordict.set("action", (tensordict["observation"][..., 0] > 0).long())
+
+
+def plain_loop(make: Callable[[], Any], slots: int, episodes: int) -> list[list[dict[str, Any]]]:
+    """Whole episodes with gymnasium alone, in the order of starting."""
+    envs = [make() for _ in range(slots)]
+    shown = [env.reset(seed=SEED + slot)[0] for slot, env in enumerate(envs)]
+    rows: list[list[dict[str, Any]]] = [[] for _ in range(episodes)]
+    running = {slot: slot for slot in range(min(slots, episodes))}
+    started = len(running)
+    while running:
+        for slot, number in list(running.items()):
+            action = int(shown[slot][0] > 0)
+            following, reward, terminated, truncated, _ = envs[slot].step(action)
+            row = {"observation": shown[slot], "action": action, "next": following}
+            row |= {"reward": np.float32(reward), "flags": (terminated, truncated)}
+            rows[number].append(row)
+            shown[slot] = following
+            if terminated or truncated:
+                del running[slot]
+        for slot in set(range(slots)) - set(running):
+            if started < episodes:
+                shown[slot], _ = envs[slot].reset()
+                running[slot] = started
+                started += 1
+    return rows
+
+
+def short_cartpole() -> Any:
+    return TimeLimit(gym.make("CartPole-v1"), 13)
+
+
+def vector(make: Callable[[], Any], slots: int, mode: AutoresetMode) -> EnvBase:
+    envs = SyncVectorEnv([make] * slots, autoreset_mode=mode)
+    return make_env(envs, categorical_action_encoding=True)
+
+
+BACKENDS: dict[str, Callable[[Callable[[], Any], int], EnvBase]] = {
+    "serial": lambda make, slots: make_env(make, slots, categorical_action_encoding=True),
+    "disabled": partial(vector, mode=AutoresetMode.DISABLED),
+    "next-step": partial(vector, mode=AutoresetMode.NEXT_STEP),
+    "same-step": partial(vector, mode=AutoresetMode.SAME_STEP),
+}
+
+
+@pytest.mark.behaviour(2)
+@pytest.mark.parametrize("make", [make_toy, short_cartpole])
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_episodes_are_those_of_a_plain_loop(
+    make: Callable[[], Any], slots: int, backend: str
+) -> None:
+    collector = Collector(BACKENDS[backend](make, slots), by_sign, frames_per_batch=slots * 4)
+    collector.collect(frames=slots * 5)
+    batch = collector.collect(episodes=7, seed=SEED)
+    expected = plain_loop(make, slots, 7)
+    found = episodes_of(batch)
+    assert [len(one) for one in found] == [len(rows) for rows in expected]
+    for one, rows in zip(found, expected, strict=True):
+        for key in ("observation", "action"):
+            assert np.array_equal(one[key], [row[key] for row in rows])
+        assert np.array_equal(one["next", "observation"], [row["next"] for row in rows])
+        assert np.array_equal(one["next", "reward"][:, 0], [row["reward"] for row in rows])
+        flags = torch.cat([one["next", "terminated"], one["next", "truncated"]], 1)
+        assert np.array_equal(flags, [row["flags"] for row in rows])
+
+
+# ------------------------------------------------------------------- order, refilling, and waiting
+
+
+def schedule(rules: CountingRules, slots: int, episodes: int) -> list[tuple[int, int, int]]:
+    """(slot, episode, length), where the slot that is free first takes the next one.
+
+    Seeded with i, slot i shows its first episode as number i.
+    """
+    free = [(0, slot, slot) for slot in range(slots)]
+    found = []
+    for _ in range(episodes):
+        time, slot, number = heapq.heappop(free)
+        length = rules.length(slot, number)
+        found.append((slot, number, length))
+        heapq.heappush(free, (time + length, slot, number + 1))
+    return found
+
+
+MODES = {
+    "serial": {},
+    "disabled": {"backend": "sync"},
+    "next-step": {"backend": "sync", "autoreset_mode": AutoresetMode.NEXT_STEP},
+    "same-step": {"backend": "sync", "autoreset_mode": AutoresetMode.SAME_STEP},
+}
+
+
+@pytest.mark.behaviour(2)
+@pytest.mark.parametrize("mode", MODES)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7),
+    slots=st.integers(1, 5),
+    counts=st.lists(st.integers(1, 13), min_size=1, max_size=3),
+    block=st.integers(1, 8),
+)
+def test_no_slot_idles_while_an_episode_is_to_start(
+    mode: str, lengths: list[int], slots: int, counts: list[int], block: int
+) -> None:
+    rules = CountingRules(lengths)
+    env = counting_env(slots, rules=rules, **MODES[mode])
+    collector = Collector(env, StatelessCountingPolicy(rules), frames_per_batch=slots)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tdcollect.collect.by_count._BLOCK_STEPS", block)
+        for episodes in counts:
+            batch = collector.collect(episodes=episodes, seed=0)
+            found = []
+            for one in episodes_of(batch):
+                steps, numbers, places = one["observation"].int().T.tolist()
+                assert steps == list(range(len(one)))
+                assert len({*numbers}) == len({*places}) == 1
+                found.append((places[0], numbers[0], len(one)))
+            assert found == schedule(rules, slots, episodes)
+    collector.shutdown()
+
+
+def counted(num_envs: int, rules: CountingRules) -> tuple[EnvBase, list[CountingEnv]]:
+    envs = [make() for make in make_counting_envs(num_envs, rules)]
+    left = iter(envs)
+    return make_env(lambda: next(left), num_envs), envs
+
+
+@pytest.mark.behaviour(4)
+def test_fewer_episodes_than_slots_step_only_so_many(arrays: bool) -> None:
+    if not arrays:
+        pytest.skip("TorchRL's own env steps all slots")
+    env, envs = counted(5, CountingRules(4))
+    collector = Collector(env, StatelessCountingPolicy(CountingRules(4)), frames_per_batch=5)
+    batch = collector.collect(episodes=2)
+    assert len(batch) == 8
+    assert [env._count for env in envs] == [4, 4, 0, 0, 0]
+
+
+@pytest.mark.behaviour(4)
+def test_a_slot_without_a_further_episode_waits(arrays: bool) -> None:
+    if not arrays:
+        pytest.skip("TorchRL's own env steps all slots")
+    rules = CountingRules([2, 9])  # slot 0: 2, 9; slot 1: 9, 2
+    env, envs = counted(2, rules)
+    collector = Collector(env, StatelessCountingPolicy(rules), frames_per_batch=2)
+    batch = collector.collect(episodes=2, seed=0)
+    assert len(batch) == 2 + 2  # seeded with 1, slot 1 shows its second length
+    assert [env._count for env in envs] == [2, 2]
+
+
+# ----------------------------------------------------------------------------------- no favourites
+
+
+class TwoLengths(gym.Env[Any, Any]):
+    """Episodes of 10 or 200 steps with equal chance."""
+
+    observation_space = spaces.Box(0, 1, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.choice([10, 200]))
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return np.zeros(1, np.float32), 1.0, self.left == 0, False, {}
+
+
+MEAN, DEVIATION = 105, 95
+FINISHED = 400
+"""Episodes to average over, in repetitions of so many as are asked for."""
+
+
+def constant(tensordict: TensorDictBase) -> TensorDictBase:
+    return tensordict.set("action", torch.zeros(tensordict.batch_size, dtype=torch.int64))
+
+
+def two_lengths(slots: int) -> Collector:
+    env = make_env(TwoLengths, slots, categorical_action_encoding=True)
+    return Collector(env, constant, frames_per_batch=slots)
+
+
+def check_unbiased(means: Sequence[float], episodes: int) -> None:
+    error = DEVIATION / np.sqrt(episodes * len(means))
+    assert abs(np.mean(means) - MEAN) < 3.5 * error
+
+
+@pytest.mark.behaviour(2)
+@pytest.mark.parametrize("slots", [1, 8, 32])
+@pytest.mark.parametrize("episodes", [8, 32, 100])
+def test_short_episodes_are_not_favoured(slots: int, episodes: int, arrays: bool) -> None:
+    if not arrays:
+        pytest.skip("the rule is the same, and slow there")
+    collector = two_lengths(slots)
+    means = []
+    for repetition in range(FINISHED // episodes):
+        batch = collector.collect(episodes=episodes, seed=1000 * repetition)
+        assert batch["next", "done"].sum() == episodes
+        means.append(len(batch) / episodes)
+    check_unbiased(means, episodes)
+
+
+@pytest.mark.parametrize(("slots", "episodes"), [(8, 8), (32, 8), (32, 32), (32, 100)])
+def test_the_first_to_finish_are_short(slots: int, episodes: int, arrays: bool) -> None:
+    """The naive rule fails the same check."""
+    if not arrays:
+        pytest.skip("the rule is the same, and slow there")
+    collector = two_lengths(slots)
+    means = []
+    for repetition in range(FINISHED // episodes):
+        frames = slots * 200 * -(-episodes // slots)
+        batch = collector.collect(frames=frames, seed=1000 * repetition)
+        slot_of, ends = batch["next", "done"].squeeze(-1).nonzero().T
+        lengths = ends - torch.where(slot_of.diff(prepend=slot_of[:1] - 1) == 0, ends.roll(1), -1)
+        means.append(lengths[ends.argsort(stable=True)][:episodes].float().mean().item())
+    with pytest.raises(AssertionError):
+        check_unbiased(means, episodes)
+    assert np.mean(means) < MEAN
+
+
+# --------------------------------------------------------------------------------- following calls
+
+
+@pytest.mark.behaviour(2)
+def test_iteration_starts_afresh_after_episodes() -> None:
+    collector = Collector(counting_env(3), StatelessCountingPolicy(), frames_per_batch=12)
+    stream = iter(collector)
+    batches = [next(stream), collector.collect(episodes=4), next(stream)]
+    assert torch.equal(batches[2]["observation"][:, :, 0], steps_of(batches[2]))
+    ids = [batch["collector", "traj_ids"] for batch in batches]
+    assert ids[0].max() < ids[1].min() <= ids[1].max() < ids[2].min()
+    collector.shutdown()
+
+
+def steps_of(batch: TensorDictBase) -> torch.Tensor:
+    """Step counts from the done flags, for a batch that starts with episodes."""
+    count = torch.zeros(batch.shape[0])
+    rows = []
+    for done in batch["next", "done"].squeeze(-1).unbind(1):
+        rows.append(count)
+        count = torch.where(done, 0, count + 1)
+    return torch.stack(rows, 1)
+
+
+@pytest.mark.behaviour(2)
+def test_each_call_starts_afresh() -> None:
+    rules = CountingRules(50)
+    collector = Collector(
+        counting_env(2, rules=rules), StatelessCountingPolicy(rules), frames_per_batch=4
+    )
+    for _ in range(3):
+        batch = collector.collect(episodes=1)
+        assert batch["observation"][:, 0].tolist() == list(range(50))
+
+
+def test_trajectory_ids_go_on_in_the_order_of_starting() -> None:
+    collector = Collector(counting_env(3), StatelessCountingPolicy(), frames_per_batch=3)
+    first, second = collector.collect(episodes=5), collector.collect(episodes=4)
+    ids = [one["collector", "traj_ids"].unique_consecutive() for one in (first, second)]
+    assert [len(one) for one in ids] == [5, 4]
+    together = torch.cat(ids)
+    assert torch.equal(together, torch.arange(9) + together[0])
+
+
+def test_a_policy_that_raises_leaves_a_collector_that_starts_afresh() -> None:
+    calls = iter(range(1000))
+    right = StatelessCountingPolicy()
+
+    def policy(tensordict: Any) -> Any:
+        if next(calls) == 9:
+            raise ValueError("tired")
+        return right(tensordict)
+
+    collector = Collector(counting_env(3), policy, frames_per_batch=6)
+    with pytest.raises(ValueError, match="tired"):
+        collector.collect(episodes=50)
+    batch = next(iter(collector))
+    assert (batch["observation"][:, 0, 0] == 0).all()
+    assert collector.collect(episodes=5)["next", "done"].sum() == 5
+
+
+def test_an_env_that_raises_is_named() -> None:
+    fuel = iter([ValueError("out of fuel")])
+
+    class Broken(CountingEnv):
+        def step(self, action: Any) -> Any:
+            if self.slot == 1 and self._count == 2 and (error := next(fuel, None)):
+                raise error
+            return super().step(action)
+
+    slots = iter(range(3))
+    rules = CountingRules(5)
+    env = make_env(lambda: Broken(next(slots), rules), 3)
+    collector = Collector(env, StatelessCountingPolicy(rules), frames_per_batch=3)
+    with pytest.raises(SlotError, match=r"step\(\) of slot 1: ValueError: out of fuel"):
+        collector.collect(episodes=5)
+    assert collector.collect(episodes=1)["next", "done"].sum() == 1
+
+
+# --------------------------------------------------------------------------------------- max_steps
+
+LIMITED: dict[str, Callable[[CountingRules], EnvBase]] = {
+    "serial": lambda rules: counting_env(3, rules=rules),
+    "unbatched": lambda rules: counting_env(rules=rules),
+    "next-step": lambda rules: counting_env(3, rules=rules, **MODES["next-step"]),
+    "same-step": lambda rules: counting_env(3, rules=rules, **MODES["same-step"]),
+    "torchrl": lambda rules: TorchCountingEnv([2, 2], rules),
+}
+
+
+@pytest.mark.behaviour(10)
+@pytest.mark.parametrize("env", LIMITED)
+def test_max_steps_truncates(env: str) -> None:
+    rules = CountingRules([4, 9, 2], ends="terminated")
+    instance = TransformedEnv(LIMITED[env](rules), RewardSum())
+    instance.append_transform(StepCounter())
+    collector = Collector(instance, StatelessCountingPolicy(rules), frames_per_batch=12)
+    batch = collector.collect(episodes=11, max_steps=4)
+    assert collector.collect(episodes=3, max_steps=4)["next", "done"].sum() == 3
+    found = episodes_of(batch)
+    assert len(found) == 11
+    assert {len(one) for one in found} == {2, 4}
+    for one in found:
+        last = one[-1]["next"]
+        slot, number = int(last["observation"][2]), int(last["observation"][1])
+        assert bool(last["terminated"]) == (rules.length(slot, number) <= 4)
+        assert bool(last["truncated"]) == (len(one) == 4)
+        # The true final observation, and counts that start with the episode.
+        assert last["observation"][0] == len(one) == last["step_count"]
+        assert last["episode_reward"] == one["next", "reward"].sum()
+        assert not one[:-1]["next", "done"].any()
+
+
+# ----------------------------------------------------------------------------------------- any env
+
+
+@pytest.mark.behaviour(2, 12)
+@pytest.mark.parametrize(
+    "env",
+    [
+        name
+        for name in ENVS
+        if name.startswith(("cartpole", "frozen", "toy", "pendulum"))
+        or name
+        in (
+            "torchrl-gym",
+            "torchrl-wrapper",
+            "torchrl-vector",
+            "torchrl-serial",
+            "torchrl-serial-of-ours",
+            "mock-counting",
+            "mock-counting-batched",
+        )
+    ],
+)
+def test_any_env_gives_whole_episodes(env: str) -> None:
+    instance = ENVS[env]()
+    collector = Collector(instance, policies.actor(instance), frames_per_batch=30)
+    like = collector.collect(frames=instance.batch_size.numel())
+    batch = collector.collect(episodes=5)
+    assert batch.names == ["time"]
+    assert batch["next", "done"].sum() == 5
+    assert set(batch.keys(True, True)) == set(like.keys(True, True))
+    ids = batch["collector", "traj_ids"]
+    assert torch.equal(ids.unique_consecutive(), ids.unique())
+    for key, value in like.items(True, True):
+        assert batch[key].dtype == value.dtype
+        assert batch[key].shape[1:] == value.shape[len(instance.batch_size) + 1 :]
+    inside = ~batch["next", "done"].reshape(-1)[:-1]
+    for key in instance.observation_keys:
+        following, shown = batch["next"].get(key)[:-1], batch.get(key)[1:]
+        assert torch.equal(following[inside].float(), shown[inside].float()), key
+    collector.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ("mock-nested", r"one 'done' flag a slot, got the flags .*; collect by frames, and split"),
+        ("mock-agents", r"one 'done' flag a slot"),
+        ("mock-strings", r"tensors of fixed shapes, got other ones in \['string'\]"),
+        ("mock-dynamic", r"tensors of fixed shapes, got other ones in \['observation'\]"),
+    ],
+)
+def test_envs_whose_slots_have_no_episodes_of_their_own_are_refused(env: str, told: str) -> None:
+    collector = Collector(ENVS[env](), frames_per_batch=30)
+    with pytest.raises(ValueError, match=told):
+        collector.collect(episodes=2)
+
+
+class Own(gym.vector.VectorEnv[Any, Any, Any]):
+    """A vector env of one's own in SAME_STEP mode; it knows no reset of single slots."""
+
+    def __init__(self, slots: int, rules: CountingRules):
+        self.envs = SyncVectorEnv(
+            make_counting_envs(slots, rules), autoreset_mode=AutoresetMode.SAME_STEP
+        )
+        self.num_envs = slots
+        self.single_observation_space = self.envs.single_observation_space
+        self.single_action_space = self.envs.single_action_space
+        self.metadata = self.envs.metadata
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        assert not options
+        return self.envs.reset(seed=seed)
+
+    def step(self, actions: Any) -> Any:
+        return self.envs.step(actions)
+
+    def close(self, **kwargs: Any) -> None:
+        self.envs.close()
+
+
+def own() -> Collector:
+    rules = CountingRules([3, 1, 4])
+    return Collector(make_env(Own(3, rules)), StatelessCountingPolicy(rules), frames_per_batch=3)
+
+
+@pytest.mark.behaviour(2)
+def test_slots_that_cannot_be_reset_singly_take_the_episodes_that_their_env_starts() -> None:
+    collector = own()
+    for seed in (0, None, 0):
+        batch = collector.collect(episodes=8, seed=seed)
+        found = episodes_of(batch)
+        assert len(found) == 8
+        assert all(one["observation"][:, 0].tolist() == [*range(len(one))] for one in found)
+        check_counting_batch(collector.collect(frames=30), CountingRules([3, 1, 4]))
+
+
+@pytest.mark.parametrize("asked", [{"max_steps": 2}, {"options": {"start": 1}}])
+def test_what_asks_for_single_resets_is_refused_there(asked: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match=f"expected no {next(iter(asked))}: this vector env cannot"
+    ):
+        own().collect(episodes=2, **asked)
+
+
+# ----------------------------------------------------------------------------- layouts and options
+
+
+@pytest.mark.parametrize("layout", ["padded", "jagged", "list"])
+def test_layouts_are_those_of_split_trajectories(layout: Any) -> None:
+    def collected(**options: Any) -> Any:
+        collector = Collector(counting_env(3), StatelessCountingPolicy(), frames_per_batch=3)
+        return collector.collect(episodes=5, seed=0, **options)
+
+    flat = collected()
+    expected, got = split_trajectories(flat, layout=layout), collected(layout=layout)
+    assert len(got) == 5
+    if layout == "jagged":
+        expected, got = ([*one["observation"].unbind()] for one in (expected, got))
+    assert_same(got, expected)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "compact": {"compact_obs": True},
+    "no-ids": {"track_traj_ids": False},
+    "no-buffers": {"use_buffers": False},
+    "storing-device": {"storing_device": "cpu"},
+    "devices": {"policy_device": "cpu", "env_device": "cpu"},
+    "resets": {"reset_at_each_iter": True},
+    "truncated": {"set_truncated": True},
+    "same-td": {"return_same_td": True},
+    "version": {"track_policy_version": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_mean_what_they_mean_in_iteration(options: str) -> None:
+    """The same steps, and the same entries as a batch of iteration."""
+
+    def collected(**given: Any) -> tuple[Collector, Any]:
+        collector = Collector(
+            counting_env(3), StatelessCountingPolicy(), frames_per_batch=12, **given
+        )
+        return collector, collector.collect(episodes=5, seed=0)
+
+    _, plain = collected()
+    collector, batch = collected(**OPTIONS[options])
+    like = collector.collect(frames=12)
+    assert set(batch.keys(True, True)) == set(like.keys(True, True))
+    assert batch.device == like.device
+    shared = set(plain.keys(True, True)) & set(batch.keys(True, True)) - {("collector", "traj_ids")}
+    for key in shared:
+        assert_same(batch[key], plain[key])
+
+
+def test_split_trajs_pads_them() -> None:
+    collector = Collector(
+        counting_env(3), StatelessCountingPolicy(), frames_per_batch=12, split_trajs=True
+    )
+    batch = collector.collect(episodes=5)
+    assert batch.shape[0] == 5
+    assert batch["collector", "mask"].sum(1).min() >= 1
+
+
+def test_advantages_are_those_of_each_episode_alone() -> None:
+    env = counting_env(3)
+    value = policies.ValueOperator(torch.nn.Linear(3, 1), in_keys=["observation"])
+    gae = GAE(gamma=0.9, lmbda=0.8, value_network=value, average_gae=False)
+    collector = Collector(env, StatelessCountingPolicy(), frames_per_batch=12, postproc=gae)
+    batch = collector.collect(episodes=6)
+    inputs = ["observation", *(("next", key) for key in ("observation", "reward", *FLAGS))]
+    for one in episodes_of(batch):
+        alone = gae(one.select(*inputs))
+        torch.testing.assert_close(one["advantage"], alone["advantage"])
+
+
+@pytest.mark.behaviour(5)
+def test_random_actions_take_no_policy() -> None:
+    collector = Collector(make_env("CartPole-v1", 3), frames_per_batch=3)
+    torch.manual_seed(0)
+    with_random = collector.collect(episodes=20, seed=0, random=True)
+    torch.manual_seed(0)
+    assert_same(collector.collect(episodes=20, seed=0)["action"], with_random["action"])

@@ -22,6 +22,7 @@ from torchrl.envs import EnvBase, GymEnv, SerialEnv
 
 import tdcollect
 from tdcollect import Collector, keys
+from tdcollect.envs.errors import SlotError
 from tdcollect.testing import (
     CountingEnv,
     CountingPolicy,
@@ -171,8 +172,9 @@ def test_a_hidden_state_that_is_not_reset_shows_in_the_env() -> None:
             return tensordict
 
     env = counting_env(3, rules=RULES)
-    with pytest.raises(AssertionError, match="slot 0, episode 1, step 0: expected 0, got 4"):
+    with pytest.raises(SlotError, match="slot 0, episode 1, step 0: expected 0, got 4") as caught:
         env.rollout(10, Forgetful(RULES), break_when_any_done=False)
+    assert isinstance(caught.value.causes[0], AssertionError)
 
 
 # --- the check of a batch --------------------------------------------------------------------

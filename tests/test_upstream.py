@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.data import Bounded, Categorical, OneHot, Unbounded
 from torchrl.envs import GymEnv
+from torchrl.modules import LSTMModule
 
 from tdcollect import _upstream
 
@@ -21,7 +23,9 @@ from tdcollect import _upstream
 def test_every_name_has_a_test() -> None:
     tested = {
         "CollectorMeta",
+        "append_policy_transforms",
         "gym_space_to_spec",
+        "make_compatible_policy",
         "rollout_with_gradients",
         "service_backend",
         "validates_arguments",
@@ -106,3 +110,30 @@ def test_envpools_flat_state_is_what_its_step_gives() -> None:
     assert (state["trunc"] == truncated).all()
     assert (state["info:env_id"] == info["env_id"]).all()
     assert (flat._to(received, True, True)[0] == observation).all()
+
+
+def test_make_compatible_policy_takes_tensordicts_tensors_and_modules() -> None:
+    class Plain(nn.Linear):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return super().forward(observation)
+
+    env = GymEnv("Pendulum-v1")
+    given = TensorDict({"observation": torch.ones(5, 3)}, [5])
+    plain = Plain(3, 1)
+    known = TensorDictModule(plain, in_keys=["observation"], out_keys=["action"])
+    make = _upstream.make_compatible_policy
+    assert make(known, env.observation_spec, env=env) is known
+    for policy in (plain, lambda tensordict: tensordict.set("action", plain(given["observation"]))):
+        made = make(policy, env.observation_spec, env=env)
+        assert torch.equal(made(given.clone())["action"], plain(given["observation"]))
+
+
+def test_append_policy_transforms_adds_what_a_recurrent_policy_reads_and_only_once() -> None:
+    env = GymEnv("Pendulum-v1")
+    lstm = LSTMModule(3, 4, in_key="observation", out_key="action")
+    appended = _upstream.append_policy_transforms(env, lstm)
+    added = [type(transform).__name__ for transform in appended.transform]
+    assert sorted(added) == ["InitTracker", "TensorDictPrimer"]
+    assert set(lstm.in_keys) <= set(appended.reset().keys())
+    assert _upstream.append_policy_transforms(appended, lstm) is appended
+    assert len(appended.transform) == 2

@@ -1,4 +1,4 @@
-"""What statistics cost: collectors with and without them, in turns."""
+"""What statistics and hooks cost: collectors with and without them, in turns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,30 @@ from measure import QUICK, Effort, Program, alternate, ratios, spread
 import tdcollect
 
 TARGET = 1.02
+
+
+class Ends(tdcollect.Hooks):
+    """Is told of episodes' ends."""
+
+    def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
+        """Nothing."""
+
+
+class Steps(tdcollect.Hooks):
+    """Is told of steps."""
+
+    def stepped(self, slots: Any, step: Any) -> None:
+        """Nothing."""
+
+
 OFF = "nothing"
 OPTIONS: dict[str, dict[str, Any]] = {
     OFF: {"statistics": False},
     "statistics": {},
     "statistics, timers": {"timers": True},
+    "hooks that override nothing": {"statistics": False, "hooks": tdcollect.Hooks()},
+    "a hook on episode ends": {"statistics": False, "hooks": Ends()},
+    "a hook on steps": {"statistics": False, "hooks": Steps()},
 }
 
 

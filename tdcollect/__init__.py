@@ -3,7 +3,7 @@
 backend (numpy, [N]) -> EnvBase wrapper -> Collector -> batch [N, T]
 """
 
-from tdcollect.collect import Collector, SyncDataCollector
+from tdcollect.collect import Collector, Hooks, LogStatistics, Render, SyncDataCollector, log_stats
 from tdcollect.envs import GymnasiumEnv, make_env
 from tdcollect.evaluation.collector import EvaluationCollector
 from tdcollect.evaluation.comparison import compare
@@ -18,11 +18,15 @@ __all__ = [
     "EvaluationCollector",
     "EvaluationResult",
     "GymnasiumEnv",
+    "Hooks",
+    "LogStatistics",
     "NotReproducibleError",
+    "Render",
     "SyncDataCollector",
     "compare",
     "env_seed",
     "evaluate",
+    "log_stats",
     "make_env",
     "policy_seed",
     "split_trajectories",

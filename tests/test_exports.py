@@ -18,6 +18,10 @@ ROOT = Path(__file__).parent.parent
 EXPORTED = {
     "tdcollect": [
         "Collector",
+        "Hooks",
+        "LogStatistics",
+        "Render",
+        "log_stats",
         "GymnasiumEnv",
         "SyncDataCollector",
         "compare",
@@ -29,7 +33,11 @@ EXPORTED = {
     "tdcollect.collect": [
         "Collection",
         "Collector",
+        "Hooks",
         "Life",
+        "LogStatistics",
+        "Render",
+        "log_stats",
         "RewardShaping",
         "Spread",
         "Statistics",

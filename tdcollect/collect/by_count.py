@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tdcollect.collect.episodes import Block, EpisodeLoop, Start
+from tdcollect.collect.episodes import Block, EpisodeLoop, EpisodeWatch, Start
 from tdcollect.collect.gather import gather
 from tdcollect.collect.loop import ArrayEnv, NewIds, forgotten_entries
 from tdcollect.collect.placement import Placement
@@ -68,6 +68,7 @@ def whole_episodes(
     options: dict[str, Any] | None = None,
     gradients: bool = False,
     noted: Callable[[Iterable[Block]], Iterable[Block]] = iter,
+    watch: EpisodeWatch | None = None,
 ) -> dict[Key, torch.Tensor]:
     """Collect episodes from the start of each to its end; every slot starts afresh.
 
@@ -83,6 +84,7 @@ def whole_episodes(
         options: gymnasium's reset options, for each reset.
         gradients: keep the graph through the policy.
         noted: is handed the blocks, and hands them on.
+        watch: is told of each step; None for nobody.
 
     Returns:
         The entries, ``[sum of lengths, ...]`` each: episodes in the order of starting.
@@ -113,6 +115,7 @@ def whole_episodes(
         first_seeds=first_seeds,
         options=options,
         whole=gradients,
+        watch=watch,
     )
 
     def checked() -> Iterator[Block]:

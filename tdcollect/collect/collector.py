@@ -22,11 +22,13 @@ from tdcollect.collect.buffers import check_replay_buffer
 from tdcollect.collect.by_count import check_count, round_up, whole_episodes
 from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
 from tdcollect.collect.explain import Explanation, explanation
+from tdcollect.collect.hooks import AnyHooks
 from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames
 from tdcollect.collect.monitor import Monitor, StatsAttribute
 from tdcollect.collect.options import extends
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
+from tdcollect.collect.progress import check_tqdm, with_progress
 from tdcollect.collect.record import Record
 from tdcollect.collect.rows import Key, Rows, flat, shaped_like
 from tdcollect.collect.shaping import RewardShaping, Shaper
@@ -60,6 +62,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             :class:`tdcollect.collect.Statistics`.
         stats_window: K, how many of the latest episodes ``stats.window`` holds.
         timers: also time the env's steps and the policy's calls, which costs a little at each step.
+        hooks: one :class:`tdcollect.Hooks`, or several, told of steps, episodes and collections.
+        progress: show a progress bar while iterating (needs tqdm).
         **kwargs: as the parent has them.
 
     Attributes:
@@ -86,14 +90,23 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         statistics: bool = True,
         stats_window: int = 100,
         timers: bool = False,
+        hooks: AnyHooks = None,
+        progress: bool = False,
         **kwargs: Any,
     ):
         self._reward_shaping = reward_shaping
         self._shaper: Shaper | None = None
         self._splits = bool(kwargs.get("split_trajs"))
-        self._monitor = Monitor(statistics, stats_window, timers)
+        self._monitor = Monitor(statistics, stats_window, timers, hooks)
+        self._progress = progress
+        if progress:
+            check_tqdm()
         super().__init__(*args, **kwargs)
-        self._monitor.attach(self)
+        try:
+            self._monitor.attach(self)
+        except BaseException:
+            self.shutdown(close_env=self._made_env)
+            raise
 
     stats = StatsAttribute()
 
@@ -244,7 +257,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     def rollout(self) -> TensorDictBase | None:
         """Collect one batch ``[N, T]``; see the parent's method."""
         with self._monitor.collection() as record:
-            return self._rollout(record)
+            record.batch = self._rollout(record)
+        return record.batch
 
     def _rollout(self, record: Record) -> TensorDictBase | None:
         if self._stale:
@@ -282,6 +296,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     ) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``."""
         env, lower = record.timed(env, lower)
+        if record.watch is not None:
+            record.watch.begin(self._carrier)
         columns = collect_frames(
             env,
             lower,
@@ -292,6 +308,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self._place,
             self._keep,
             whole=gradients,
+            watch=None if record.watch is None else record.watch.stepped_rows,
         )
         record.take(columns, self.env.reward_keys)
         return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
@@ -319,6 +336,10 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Iterate over batches; see the parent's method."""
+        batches = self._batches()
+        return with_progress(batches, self) if self._progress else batches
+
+    def _batches(self) -> Iterator[TensorDictBase]:
         if self.return_same_td or self.replay_buffer is not None:
             yield from super().iterator()
             return
@@ -413,6 +434,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 batch = self._go_on(round_up(count, self.n_env), record, random, gradients)
             else:
                 batch = self._episodes(count, record, seed, options, random, gradients, max_steps)
+            record.batch = batch
         batch = self._postproc(batch)
         if layout != "flat":
             batch = split_trajectories(batch, layout=layout)
@@ -490,6 +512,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             options=options,
             gradients=gradients,
             noted=record.noting,
+            watch=record.watch,
         )
         record.take(columns, self.env.reward_keys)
         return self._assemble(columns, (len(columns[keys.NEXT_DONE]),))

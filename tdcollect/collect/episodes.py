@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 
 from tdcollect import keys
 from tdcollect.collect.loop import ArrayEnv, Batch, next_row
@@ -22,7 +23,7 @@ from tdcollect.collect.rows import Key, Rows, by_slot, is_next
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv, reset_all
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.envs.wrapper import GymnasiumEnv, nested
 
 
 class Start(NamedTuple):
@@ -82,6 +83,24 @@ class _Running:
 Act = Callable[[Rows, list[int]], None]
 
 
+class EpisodeWatch(Protocol):
+    """Is told of steps and of episodes."""
+
+    def started(self, slots: list[int], row: Callable[[], TensorDictBase]) -> None:
+        """Episodes start in these slots, with the row given."""
+
+    def stepped_rows(
+        self,
+        rows: Rows,
+        following: Rows,
+        advanced: Rows,
+        ended: list[int],
+        slots: list[int] | None = None,
+        begun: list[int] | None = None,
+    ) -> None:
+        """Slots took a step; in some an episode ended, in some one starts."""
+
+
 class EpisodeLoop:
     """Runs episodes; iterate to get blocks of steps.
 
@@ -125,6 +144,7 @@ class EpisodeLoop:
         rebuild: bool = False,
         started: Callable[[int, Start], None] | None = None,
         failed: Callable[[Start, Exception], Start | None] | None = None,
+        watch: EpisodeWatch | None = None,
     ):
         self._env = env
         self._act = act
@@ -141,6 +161,7 @@ class EpisodeLoop:
         self._rebuild = rebuild
         self._started = started
         self._failed = failed
+        self._watch = watch
         base = base_of(env.whole)
         self._stepper = base.stepper if isinstance(base, GymnasiumEnv) else None
         backend = None if self._stepper is None else self._stepper.backend
@@ -212,6 +233,10 @@ class EpisodeLoop:
             self._rows = rows
             self._singly = starts[0].seed is None or self._seeds_singly
             self._note(starts, 0)
+            if self._watch is not None:
+                self._watch.started(
+                    list(starts), lambda: nested(self._rows.items(), self._env.batch_size)
+                )
             return True
 
     def _note(self, starts: dict[int, Start], column: int) -> None:
@@ -243,16 +268,19 @@ class EpisodeLoop:
         if error is not None:
             self._stop([slot for slot in error.causes if slot in running], error, pieces, column)
         column += 1
-        ended = self._ends(following)
-        if not ended and error is None:  # nothing to start or to reset
+        done = self._ends(following)
+        if not done and error is None:  # nothing to start or to reset
             self._rows = next_row(rows, following, self._env, self._next_keys)
+            if self._watch is not None:
+                self._watch.stepped_rows(rows, following, self._rows, [], active)
             return 1
+        whole = [slot for slot in active if slot in running]
+        ended = [slot for slot in done if slot in running]
         for slot in ended:
-            if slot in running:
-                lane = running.pop(slot)
-                info = {} if self._stepper is None else self._stepper.backend.latest_info(slot)
-                pieces.append(Piece(lane.start, slot, lane.first, column, True, info=info))
-        begun, starts = self._start_free(following, ended)
+            lane = running.pop(slot)
+            info = {} if self._stepper is None else self._stepper.backend.latest_info(slot)
+            pieces.append(Piece(lane.start, slot, lane.first, column, True, info=info))
+        begun, starts = self._start_free(following, done)
         self._rows = next_row(rows, begun or following, self._env, self._next_keys)
         if starts:
             started = list(starts)
@@ -262,6 +290,8 @@ class EpisodeLoop:
                 )
                 by_slot(value, self._env.batch_size)[started] = 0
             self._note(starts, column)
+        if self._watch is not None:
+            self._watch.stepped_rows(rows, following, self._rows, ended, whole, list(starts))
         return 1
 
     def _ends(self, following: Rows) -> list[int]:

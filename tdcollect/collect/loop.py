@@ -47,6 +47,9 @@ class Steps(Protocol):
 
 NewIds = Callable[[int], torch.Tensor]
 
+StepWatch = Callable[[Rows, Rows, Rows, list[int]], None]
+"""Is told of a step: its row, what followed, the next row, and the slots whose episodes ended."""
+
 
 class ArrayEnv:
     """A tdcollect env, its transforms included, on rows.
@@ -190,6 +193,7 @@ def collect_frames(
     place: Placement | None,
     keep: Callable[[TensorDict, bool], None],
     whole: bool = False,
+    watch: StepWatch | None = None,
 ) -> dict[Key, torch.Tensor]:
     """Collect ``steps`` steps of every slot.
 
@@ -204,6 +208,7 @@ def collect_frames(
         keep: is given the row that follows, and whether the env has raised since: it is then no
             longer where the row says.
         whole: stack the batch in one go, which gradients pass through.
+        watch: is told of each step; None for nobody.
 
     Returns:
         The entries of the batch, ``[N, T, ...]`` each.
@@ -235,7 +240,9 @@ def collect_frames(
                 for key in forgotten:
                     value = advanced[key] = advanced[key].clone()
                     value[ended] = 0
-            rows = advanced
+            stepped, rows = rows, advanced
+            if watch is not None:
+                watch(stepped, following, rows, ended)
         program.check()
     finally:
         # Also where the policy or the env raised: what comes next goes on from the last whole step.

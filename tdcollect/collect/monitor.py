@@ -14,26 +14,29 @@ from typing import Any
 import torch
 from torchrl.collectors import Collector as TorchRLCollector
 
+from tdcollect.collect.hooks import AnyHooks, Watch, as_hooks
 from tdcollect.collect.record import Record, as_array, summed
 from tdcollect.collect.statistics import Bools, Collection, Statistics, Tally
 
 
 class Monitor:
-    """Keeps a collector's statistics.
+    """Keeps a collector's statistics, and tells its hooks.
 
     Args:
         statistics: whether to keep any.
         window: K, how many episodes to smooth over.
         timers: whether to time the env and the policy.
+        hooks: are told of what the collector does.
 
     Attributes:
         stats: what the user sees.
 
     Raises:
+        TypeError: for hooks that are none.
         ValueError: for a window that is not positive, and for timers without statistics.
     """
 
-    def __init__(self, statistics: bool, window: int, timers: bool):
+    def __init__(self, statistics: bool, window: int, timers: bool, hooks: AnyHooks = None):
         if window < 1:
             raise ValueError(f"expected stats_window to be positive, got {window}")
         if timers and not statistics:
@@ -43,6 +46,8 @@ class Monitor:
             )
         self.stats = Statistics(window, statistics, self._counters)
         self._timers = timers
+        listed = as_hooks(hooks)
+        self._watch = Watch(listed) if listed else None
         self._collector: Callable[[], Any] = lambda: None
         self._ended: float | None = None
         self._unshaped: tuple[Bools, bool] | None = None  # done flags, and whether by episodes
@@ -53,6 +58,8 @@ class Monitor:
         self._batch_size = collector.env.batch_size
         self._tally = Tally(self._batch_size.numel())
         self._shaped = Tally(self._batch_size.numel())
+        if self._watch is not None:
+            self._watch.attach(collector.env)
 
     def _counters(self) -> dict[str, Any]:
         collector = self._collector()
@@ -65,17 +72,22 @@ class Monitor:
         if index is None:
             self._tally.drop()
             self._shaped.drop()
+            if self._watch is not None:
+                self._watch.drop()
             return
         marked = torch.zeros((*self._batch_size, 1), dtype=torch.bool)
         marked[index] = True  # as TorchRL's reset() reads an index
         slots = marked.reshape(-1).numpy()
         self._tally.drop(slots)
         self._shaped.drop(slots)
+        if self._watch is not None:
+            self._watch.drop(slots)
 
     @contextmanager
     def collection(self) -> Iterator[Record]:
         """Around one collection, which tells the record what it collects."""
-        record = Record(self._batch_size, self.stats.on, self._timers)
+        watch = self._watch if self._watch is not None and self._watch.steps else None
+        record = Record(self._batch_size, self.stats.on, self._timers, watch)
         start = time.perf_counter()
         try:
             yield record
@@ -85,6 +97,8 @@ class Monitor:
             raise
         if self.stats.on:
             self._count(record, start)
+        if self._watch is not None:
+            self._watch.collected(record.batch, self.stats)
 
     def _count(self, record: Record, start: float) -> None:
         reward, done = record.arrays()

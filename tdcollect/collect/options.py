@@ -6,7 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-HERE_ONLY: dict[str, Any] = {"statistics": True, "stats_window": 100, "timers": False}
+HERE_ONLY: dict[str, Any] = {
+    "statistics": True,
+    "stats_window": 100,
+    "timers": False,
+    "hooks": None,
+    "progress": False,
+}
 """Options of a collector that runs in the user's own process, with their defaults."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
+from tdcollect.collect.hooks import Watch
 from tdcollect.collect.loop import ArrayEnv
 from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows, under_next
@@ -32,15 +32,21 @@ class Record:
         batch_size: the env's.
         wanted: whether to note anything.
         timers: whether to time the env and the policy.
+        watch: is told of each step; None for nobody.
 
     Attributes:
+        batch: what was collected; to be set.
         env_seconds: time in the env's steps and resets; None without timers.
         policy_seconds: time in calls of the policy; None without timers.
     """
 
-    def __init__(self, batch_size: torch.Size, wanted: bool, timers: bool):
+    def __init__(
+        self, batch_size: torch.Size, wanted: bool, timers: bool, watch: Watch | None = None
+    ):
         self.env_seconds = 0.0 if timers else None
         self.policy_seconds = 0.0 if timers else None
+        self.batch: TensorDictBase | None = None
+        self.watch = watch
         self._slots = batch_size.numel()
         self._time_dim = len(batch_size)
         self._wanted = wanted
@@ -77,9 +83,9 @@ class Record:
             self._done = columns[keys.NEXT_DONE]
 
     @contextmanager
-    def watching(self, collector: TorchRLCollector) -> Iterator[None]:
+    def watching(self, collector: Any) -> Iterator[None]:
         """Note the steps that TorchRL's loop takes: it may end early, and may keep no batch."""
-        if not self._wanted:
+        if not self._wanted and self.watch is None:
             yield
             return
         env = collector.env
@@ -89,8 +95,14 @@ class Record:
             step = self._timing("env_seconds", step)
 
         def noting(tensordict: TensorDictBase) -> Any:
+            if self.watch is not None:
+                self.watch.begin(tensordict)
             given = step(tensordict)
-            self._note(given[0].get(keys.NEXT), env)
+            try:
+                self._note(given, env)
+            except BaseException:
+                collector._stale = True  # it has yet to go on to the row that the env is at
+                raise
             return given
 
         env.__dict__["step_and_maybe_reset"] = noting
@@ -102,10 +114,20 @@ class Record:
             if own is not None:
                 env.__dict__["step_and_maybe_reset"] = own
 
-    def _note(self, following: TensorDictBase, env: EnvBase) -> None:
-        self._rewards.append([following.get(key) for key in env.reward_keys])
+    def _note(self, given: tuple[TensorDictBase, TensorDictBase], env: EnvBase) -> None:
+        following = given[0].get(keys.NEXT)
+        rewards = [following.get(key) for key in env.reward_keys]
         flags = [following.get(key, None) for key in env.done_keys]
-        self._dones.append([flag for flag in flags if flag is not None])
+        flags = [flag.reshape(self._slots, -1) for flag in flags if flag is not None]
+        if self._wanted:
+            self._rewards.append(rewards)
+            self._dones.append(flags)
+        if self.watch is not None:
+            done = torch.cat(flags, -1).any(-1)
+            ended: list[int] = done.nonzero().reshape(-1).tolist()
+            self.watch.stepped(None, ended, lambda: given[0], rewards)
+            if ended:
+                self.watch.started(ended, lambda: given[1])
 
     @contextmanager
     def _timing_policy(self, collector: Any) -> Iterator[None]:

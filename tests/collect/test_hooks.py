@@ -1,0 +1,453 @@
+"""Hooks: told of everything once, in order, with the slots that it concerns."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import EnvBase
+
+from tdcollect import Collector, Hooks, make_env
+
+from .envs import ENVS, make_toy
+from .oracle import UPSTREAM, assert_same, seed_everything
+
+pytestmark = [pytest.mark.filterwarnings(UPSTREAM)]
+
+both_ways = pytest.mark.usefixtures("arrays")
+
+
+def lean(tensordict: TensorDictBase) -> TensorDictBase:
+    right = (tensordict["observation"][..., 0] > 0).long()
+    return tensordict.set("action", nn.functional.one_hot(right, 2))
+
+
+def cartpole(num_envs: int | None = 3, **options: Any) -> EnvBase:
+    return make_env("CartPole-v1", num_envs, **options)
+
+
+def toy(num_envs: int | None = 3) -> EnvBase:
+    return make_env(partial(make_toy, 6), num_envs)
+
+
+class Log(Hooks):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.steps: list[TensorDictBase] = []
+        self.first_rows: list[TensorDictBase] = []
+        self.batches: list[TensorDictBase | None] = []
+
+    def env_created(self, env: EnvBase) -> None:
+        self.events.append(("env", env))
+
+    def episodes_started(self, slots: Any, row: TensorDictBase) -> None:
+        assert slots.dtype == np.int64
+        self.events.append(("started", slots.tolist()))
+        self.first_rows.append(row.clone())
+
+    def stepped(self, slots: Any, step: TensorDictBase) -> None:
+        assert slots.dtype == np.int64
+        self.events.append(("stepped", slots.tolist()))
+        self.steps.append(step.clone())
+
+    def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
+        assert returns.dtype == np.float64
+        assert slots.dtype == lengths.dtype == np.int64
+        self.events.append(("ended", slots.tolist(), returns.tolist(), lengths.tolist()))
+
+    def collection_ended(self, batch: TensorDictBase | None, stats: Any) -> None:
+        self.events.append(("collection", stats.life.collections if stats.on else None))
+        self.batches.append(None if batch is None else batch.clone())
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        return [event for event in self.events if event[0] == name]
+
+
+# ------------------------------------------------------------------------------------ what is told
+
+
+@both_ways
+@pytest.mark.behaviour(28)
+def test_events_in_order() -> None:
+    log = Log()
+    env = cartpole(2, time_limit=2)
+    collector = Collector(env, lean, frames_per_batch=2 * 3, hooks=log)
+    assert log.events == [("env", collector.env)]
+    collector.set_seed(0)
+    stream = iter(collector)
+    next(stream)
+    both, ended = [0, 1], ("ended", [0, 1], [2.0, 2.0], [2, 2])
+    told = [("started", both), ("stepped", both), ("stepped", both), ended, ("started", both)]
+    assert log.events[1:] == [*told, ("stepped", both), ("collection", 1)]
+    log.events.clear()
+    next(stream)
+    stepped = ("stepped", both)
+    assert log.events == [
+        stepped,
+        ended,
+        ("started", both),
+        stepped,
+        stepped,
+        ended,
+        ("started", both),
+        ("collection", 2),
+    ]
+
+
+@both_ways
+@pytest.mark.behaviour(28)
+@pytest.mark.parametrize("name", ["toy", "toy-unbatched", "cartpole-books", "torchrl-vector"])
+def test_steps_and_rows_are_those_of_the_batch(name: str) -> None:
+    log = Log()
+    seed_everything(0)
+    collector = Collector(
+        ENVS[name](), frames_per_batch=ENVS[name]().batch_size.numel() * 20, hooks=log
+    )
+    batches = list(itertools.islice(collector, 2))
+    batch = torch.cat(batches, -1)
+    assert len(log.steps) == batch.shape[-1]
+    for t, step in enumerate(log.steps):
+        assert step.batch_size == collector.env.batch_size
+        found = step.select(*batch.keys(True, True))
+        assert (found == batch[..., t]).all()
+    for got, expected in zip(log.batches, batches, strict=True):
+        assert (got == expected).all()
+    slots = collector.env.batch_size.numel()
+    # A start at the first step, and after each done one.
+    done = batch["next", "done"].reshape(slots, -1)
+    expected_starts = slots + int(done.sum())
+    assert sum(len(slots) for _, slots in log.of("started")) == expected_starts
+
+
+@both_ways
+@pytest.mark.behaviour(28)
+def test_the_first_rows_of_episodes() -> None:
+    log = Log()
+    collector = Collector(toy(), lean, frames_per_batch=3 * 40, hooks=log)
+    batch = next(iter(collector))
+    starts = iter(zip(log.of("started"), log.first_rows, strict=True))
+    (_, slots), row = next(starts)
+    assert slots == [0, 1, 2]
+    assert (row["observation"] == batch["observation"][:, 0]).all()
+    ends = batch["next", "done"][..., 0]
+    for t in range(39):
+        if ends[:, t].any():
+            (_, slots), row = next(starts)
+            assert slots == ends[:, t].nonzero().flatten().tolist()
+            assert (row["observation"][slots] == batch["observation"][slots, t + 1]).all()
+
+
+@both_ways
+@pytest.mark.behaviour(28)
+@pytest.mark.parametrize("statistics", [True, False])
+def test_returns_and_lengths_are_those_of_the_statistics(statistics: bool) -> None:
+    log, found = Log(), []
+    seed_everything(0)
+    collector = Collector(toy(), lean, frames_per_batch=3 * 7, hooks=log, statistics=statistics)
+    collector.set_seed(3)
+    counted = Collector(toy(), lean, frames_per_batch=3 * 7)
+    counted.set_seed(3)
+    for _ in zip(range(6), collector, counted, strict=False):
+        latest = counted.stats.latest
+        found += zip(latest.slots, latest.returns, latest.lengths, strict=True)
+    told = [episode for _, *arrays in log.of("ended") for episode in zip(*arrays, strict=True)]
+    assert told == found
+    assert len(told) > 10
+
+
+@both_ways
+def test_whole_episodes() -> None:
+    log = Log()
+    collector = Collector(toy(), lean, frames_per_batch=3 * 7, hooks=log)
+    batch = collector.collect(episodes=7)
+    told = [episode for _, *arrays in log.of("ended") for episode in zip(*arrays, strict=True)]
+    latest = collector.stats.latest
+    assert sorted(told) == sorted(
+        zip(latest.slots.tolist(), latest.returns.tolist(), latest.lengths.tolist(), strict=True)
+    )
+    assert sum(len(slots) for _, slots in log.of("started")) == 7
+    assert sum(len(slots) for _, slots in log.of("stepped")) == len(batch)
+    assert (log.batches[-1] == batch).all()
+    log.events.clear()
+    collector.collect(frames=3)
+    assert log.events[:2] == [("started", [0, 1, 2]), ("stepped", [0, 1, 2])]
+
+
+@both_ways
+def test_fewer_episodes_than_slots() -> None:
+    log = Log()
+    Collector(cartpole(time_limit=2), lean, frames_per_batch=3, hooks=log).collect(episodes=2)
+    assert log.events[1:] == [
+        ("started", [0, 1]),
+        ("stepped", [0, 1]),
+        ("stepped", [0, 1]),
+        ("ended", [0, 1], [2.0, 2.0], [2, 2]),
+        ("collection", 1),
+    ]
+
+
+@both_ways
+def test_episodes_that_a_reset_cuts_short_have_no_end() -> None:
+    log = Log()
+    collector = Collector(cartpole(time_limit=5), lean, frames_per_batch=3 * 4, hooks=log)
+    collector.rollout()
+    collector.reset()
+    collector.reset(1)
+    collector.rollout()
+    assert log.of("started") == [("started", [0, 1, 2])] * 2
+    assert log.of("ended") == []
+    collector.reset(1)
+    log.events.clear()
+    collector.rollout()
+    assert log.of("started") == [("started", [1]), ("started", [0, 2])]
+    assert log.of("ended") == [("ended", [0, 2], [5.0, 5.0], [5, 5])]
+
+
+def buffered(**options: Any) -> dict[str, Any]:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
+    return {"replay_buffer": buffer, **options}
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"init_random_frames": 12},
+        {"reset_at_each_iter": True},
+        {"track_traj_ids": False},
+        {"return_same_td": True},
+        {"timers": True},
+        buffered(),
+        buffered(extend_buffer=False),
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_options(options: dict[str, Any]) -> None:
+    log = Log()
+    env = cartpole(time_limit=3)
+    collector = Collector(env, lean, frames_per_batch=3 * 4, hooks=log, **options)
+    for _ in itertools.islice(collector, 2):
+        pass
+    assert len(log.of("stepped")) == 8
+    assert len(log.of("ended")) == 2
+    assert len(log.of("collection")) == 2
+
+
+# ----------------------------------------------------------------------------------- the collector
+
+
+@both_ways
+def test_several_hooks_are_called_in_their_order() -> None:
+    calls: list[str] = []
+
+    class Named(Hooks):
+        def __init__(self, name: str):
+            self.name = name
+
+        def stepped(self, slots: Any, step: Any) -> None:
+            calls.append(self.name)
+
+    hooks = [Named("a"), Named("b")]
+    Collector(cartpole(), lean, frames_per_batch=3 * 2, hooks=hooks).rollout()
+    assert calls == ["a", "b"] * 2
+
+
+@both_ways
+def test_torchrls_own_hooks_are_called_as_ever() -> None:
+    calls: list[str] = []
+    log = Log()
+    collector = Collector(
+        cartpole(),
+        lean,
+        frames_per_batch=3 * 2,
+        hooks=log,
+        pre_collect_hook=lambda: calls.append("pre"),
+        post_collect_hook=lambda batch: calls.append("post"),
+    )
+    for _ in itertools.islice(collector, 2):
+        calls.append("batch")
+    assert calls == ["pre", "post", "batch"] * 2
+    assert len(log.of("collection")) == 2
+
+
+@both_ways
+@pytest.mark.parametrize("name", ["toy", "toy-unbatched", "mock-nested", "mock-unlike"])
+def test_hooks_change_no_batch(name: str) -> None:
+    found = []
+    for hooks in (None, Log(), Hooks()):
+        seed_everything(0)
+        env = ENVS[name]()
+        env.set_seed(0)
+        collector = Collector(env, frames_per_batch=20 * env.batch_size.numel(), hooks=hooks)
+        found.append([batch.clone() for batch in itertools.islice(collector, 2)])
+        assert "step_and_maybe_reset" not in collector.env.__dict__
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
+
+
+def test_what_is_not_overridden_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anything prepared for it: the loop is given nobody to tell."""
+    given = []
+
+    def spy(*args: Any, watch: Any = None, **kwargs: Any) -> Any:
+        given.append(watch)
+        return collect_frames(*args, watch=watch, **kwargs)
+
+    from tdcollect.collect.loop import collect_frames
+
+    monkeypatch.setattr("tdcollect.collect.collector.collect_frames", spy)
+
+    class AtTheEnd(Hooks):
+        def collection_ended(self, batch: Any, stats: Any) -> None:
+            pass
+
+    for hooks in (None, [], Hooks(), AtTheEnd()):
+        Collector(cartpole(), lean, frames_per_batch=3, hooks=hooks).rollout()
+    assert given == [None] * 4
+    Collector(cartpole(), lean, frames_per_batch=3, hooks=Log()).rollout()
+    assert given[-1] is not None
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+class Fails(Hooks):
+    """Raises in one event, the first time."""
+
+    def __init__(self, event: str):
+        self.failed = False
+        self.event = event
+
+    def _maybe(self, event: str) -> None:
+        if event == self.event and not self.failed:
+            self.failed = True
+            raise ZeroDivisionError("no more")
+
+    def env_created(self, env: Any) -> None:
+        self._maybe("env_created")
+
+    def episodes_started(self, slots: Any, row: Any) -> None:
+        self._maybe("episodes_started")
+
+    def stepped(self, slots: Any, step: Any) -> None:
+        self._maybe("stepped")
+
+    def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
+        self._maybe("episodes_ended")
+
+    def collection_ended(self, batch: Any, stats: Any) -> None:
+        self._maybe("collection_ended")
+
+
+@both_ways
+@pytest.mark.behaviour(28)
+@pytest.mark.parametrize(
+    "event", ["episodes_started", "stepped", "episodes_ended", "collection_ended"]
+)
+def test_an_error_names_its_hook_and_keeps_its_cause(event: str) -> None:
+    collector = Collector(
+        cartpole(time_limit=2), lean, frames_per_batch=3 * 4, hooks=[Log(), Fails(event)]
+    )
+    message = rf"the hook Fails.{event} raised ZeroDivisionError: no more"
+    with pytest.raises(RuntimeError, match=message) as raised:
+        collector.rollout()
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    collector.rollout()  # and goes on
+
+
+def test_after_an_error_the_loop_goes_on_from_the_step_told_of() -> None:
+    """On arrays: the step is taken, the batch is lost."""
+    log = Log()
+    collector = Collector(cartpole(), lean, frames_per_batch=3 * 4, hooks=[log, Fails("stepped")])
+    collector.set_seed(0)
+    with pytest.raises(RuntimeError, match=r"Fails\.stepped"):
+        collector.rollout()
+    batch = collector.rollout()
+    plain = Collector(cartpole(), lean, frames_per_batch=3 * 5)
+    plain.set_seed(0)
+    expected = plain.rollout()[:, 1:]
+    for key in ("observation", "action", ("next", "observation"), ("next", "done")):
+        assert (batch[key] == expected[key]).all()
+
+
+def test_after_an_error_in_torchrls_loop_slots_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tdcollect.collect.collector.RUN_ON_ARRAYS", False)
+    env = cartpole(step_count=True)
+    collector = Collector(env, lean, frames_per_batch=3 * 4, hooks=Fails("stepped"))
+    with pytest.raises(RuntimeError, match=r"Fails\.stepped"):
+        collector.rollout()
+    assert (collector.rollout()["step_count"][:, 0] == 0).all()
+
+
+def test_an_error_at_the_start_closes_an_env_that_the_collector_made() -> None:
+    made: list[EnvBase] = []
+
+    def make() -> EnvBase:
+        made.append(cartpole())
+        return made[0]
+
+    with pytest.raises(RuntimeError, match=r"Fails\.env_created raised ZeroDivisionError"):
+        Collector(make, lean, frames_per_batch=30, hooks=Fails("env_created"))
+    assert made[0].is_closed
+    own = cartpole()
+    with pytest.raises(RuntimeError, match=r"Fails\.env_created"):
+        Collector(own, lean, frames_per_batch=30, hooks=Fails("env_created"))
+    assert not own.is_closed
+
+
+@pytest.mark.parametrize("hooks", [print, [print], "hooks", Hooks], ids=repr)
+def test_what_is_no_hook_is_refused_before_the_env_is_made(hooks: Any) -> None:
+    def make() -> EnvBase:
+        raise AssertionError("made")
+
+    with pytest.raises(TypeError, match=r"an instance of a subclass of tdcollect.Hooks.*got"):
+        Collector(make, frames_per_batch=30, hooks=hooks)
+
+
+def test_hooks_stay_in_their_process() -> None:
+    with pytest.raises(ValueError, match=r"expected no hooks with backend='process'"):
+        Collector(cartpole, frames_per_batch=30, num_collectors=2, hooks=Log())
+
+
+# --------------------------------------------------------------------- what subclasses once changed
+
+
+@both_ways
+@pytest.mark.behaviour(11)
+def test_the_three_hooks_of_a_runner() -> None:
+    """How the env is made from a seed, how actions are computed, how transitions are processed."""
+    made: list[int] = []
+
+    def make(seed: int) -> EnvBase:
+        made.append(seed)
+        env = cartpole()
+        env.set_seed(seed)
+        return env
+
+    def act(tensordict: TensorDictBase) -> TensorDictBase:
+        return lean(tensordict).set("side", tensordict["observation"][..., :1].sign())
+
+    def process(batch: TensorDictBase) -> TensorDictBase:
+        return batch.set(("next", "squared"), batch["next", "reward"] ** 2 + batch["side"])
+
+    collector = Collector(
+        make, act, frames_per_batch=3 * 5, create_env_kwargs={"seed": 7}, postproc=process
+    )
+    batch = next(iter(collector))
+    assert made == [7]
+    plain = Collector(cartpole(), lean, frames_per_batch=3 * 5)
+    plain.set_seed(7)
+    expected = next(iter(plain))
+    assert (batch["observation"] == expected["observation"]).all()
+    assert (batch["next", "squared"] == 1 + expected["observation"][..., :1].sign()).all()
+    assert isinstance(batch, TensorDict)

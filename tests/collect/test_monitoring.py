@@ -1,0 +1,351 @@
+"""Loggers, the progress bar, rendering."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import EnvBase, GymEnv, StepCounter, TransformedEnv
+from torchrl.record.loggers import CSVLogger, TensorboardLogger
+
+from tdcollect import Collector, LogStatistics, Render, log_stats, make_env
+
+from .oracle import UPSTREAM
+
+pytestmark = [pytest.mark.filterwarnings(UPSTREAM)]
+
+both_ways = pytest.mark.usefixtures("arrays")
+
+
+def cartpole(num_envs: int | None = 3, **options: Any) -> EnvBase:
+    return make_env("CartPole-v1", num_envs, **options)
+
+
+# ---------------------------------------------------------------------------------------- loggers
+
+
+def logged(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What a CSVLogger wrote: (step, value) by name."""
+    files = folder.glob("*/scalars/**/*.csv")
+    return {
+        f"{file.parent.name}/{file.stem}": [
+            (int(step), float(value)) for step, value in csv.reader(file.open())
+        ]
+        for file in files
+    }
+
+
+@pytest.mark.behaviour(24)
+def test_statistics_to_a_csv_logger(tmp_path: Path) -> None:
+    logger = CSVLogger("run", log_dir=str(tmp_path))
+    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4, timers=True)
+    for _ in itertools.islice(collector, 2):
+        log_stats(logger, collector.stats)
+    written = logged(tmp_path)
+    for name in ("return", "length"):
+        for figure, value in (("mean", 5), ("sd", 0), ("min", 5), ("max", 5)):
+            assert written[f"collect/{name}_{figure}"] == [(24, value)]  # none ended before
+    assert written["collect/steps"] == [(12, 12), (24, 24)]
+    assert written["collect/episodes"] == [(12, 0), (24, 3)]
+    assert written["collect/window_return_mean"] == [(24, 5)]
+    for name in ("seconds", "steps_per_second", "env_seconds", "policy_seconds"):
+        values = [value for _, value in written[f"collect/{name}"]]
+        assert len(values) == 2
+        assert min(values) > 0
+    assert [step for step, _ in written["collect/seconds_between"]] == [24]
+
+
+def test_step_and_names_of_ones_own(tmp_path: Path) -> None:
+    logger = CSVLogger("run", log_dir=str(tmp_path))
+    collector = Collector(cartpole(), frames_per_batch=3 * 4)
+    collector.rollout()
+    log_stats(logger, collector.stats, step=7, prefix="train")
+    assert logged(tmp_path)["train/steps"] == [(7, 12)]
+
+
+def double(observation: Any, action: Any, reward: Any, done: Any) -> Any:
+    return 2 * reward
+
+
+def test_shaped_returns_are_logged_beside_the_envs(tmp_path: Path) -> None:
+    logger = CSVLogger("run", log_dir=str(tmp_path))
+    collector = Collector(cartpole(time_limit=4), frames_per_batch=3 * 4, reward_shaping=double)
+    next(iter(collector))
+    log_stats(logger, collector.stats)
+    assert logged(tmp_path)["collect/return_mean"] == [(12, 4)]
+    assert logged(tmp_path)["collect/shaped_return_mean"] == [(12, 8)]
+
+
+def test_statistics_to_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = TensorboardLogger("run", log_dir=str(tmp_path))
+    hooks = LogStatistics(logger)
+    collector = Collector(cartpole(time_limit=4), frames_per_batch=3 * 4, hooks=hooks)
+    for _ in itertools.islice(collector, 3):
+        pass
+    logger.experiment.flush()
+    (folder,) = {file.parent for file in tmp_path.rglob("events*")}
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("collect/return_mean")]
+    assert found == [(12, 4), (24, 4), (36, 4)]
+
+
+@both_ways
+def test_a_hook_logs_every_so_many_collections(tmp_path: Path) -> None:
+    hooks = LogStatistics(CSVLogger("run", log_dir=str(tmp_path)), every=2, prefix="c")
+    collector = Collector(cartpole(), frames_per_batch=3 * 4, hooks=hooks)
+    for _ in itertools.islice(collector, 5):
+        pass
+    assert logged(tmp_path)["c/steps"] == [(24, 24), (48, 48)]
+
+
+def test_nothing_to_log(tmp_path: Path) -> None:
+    logger = CSVLogger("run", log_dir=str(tmp_path))
+    collector = Collector(cartpole(), frames_per_batch=3 * 4)
+    with pytest.raises(RuntimeError, match="expected a collector that has collected something"):
+        log_stats(logger, collector.stats)
+    with pytest.raises(ValueError, match="expected every to be positive, got 0"):
+        LogStatistics(logger, every=0)
+
+
+# --------------------------------------------------------------------------------------- progress
+
+
+class Bar:
+    """In the place of tqdm's."""
+
+    made: list[Bar]
+
+    def __init__(self, total: int | None, initial: int, unit: str):
+        self.total, self.n, self.unit, self.closed = total, initial, unit, False
+        self.shown: list[tuple[int, dict[str, str]]] = []
+        self.postfix: dict[str, str] = {}
+        Bar.made.append(self)
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.closed = True
+
+    def set_postfix(self, postfix: dict[str, str], refresh: bool) -> None:
+        self.postfix = postfix
+
+    def update(self, more: int) -> None:
+        self.n += more
+        self.shown.append((self.n, self.postfix))
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
+    """The bars that are made."""
+    Bar.made = []
+    monkeypatch.setattr("tdcollect.collect.progress._tqdm", lambda: Bar)
+    return Bar.made
+
+
+@both_ways
+def test_the_bar_counts_frames_and_shows_the_latest_mean_return(bars: list[Bar]) -> None:
+    collector = Collector(
+        cartpole(time_limit=5), frames_per_batch=12, total_frames=36, progress=True
+    )
+    assert len(list(collector)) == 3
+    (bar,) = bars
+    assert (bar.total, bar.unit, bar.closed) == (36, "frames", True)
+    five = {"return": "5"}
+    assert bar.shown == [(12, {}), (24, five), (36, five)]
+
+
+def test_the_bar_of_endless_collection(bars: list[Bar]) -> None:
+    collector = Collector(cartpole(), frames_per_batch=12, total_frames=-1, progress=True)
+    stream = iter(collector)
+    next(stream)
+    assert (bars[0].total, bars[0].n, bars[0].closed) == (None, 12, False)
+    stream.close()
+    assert bars[0].closed
+
+
+def test_the_bar_goes_on_where_iteration_had_stopped(bars: list[Bar]) -> None:
+    collector = Collector(cartpole(), frames_per_batch=12, total_frames=36, progress=True)
+    for _ in collector:
+        break
+    for _ in collector:
+        pass
+    assert [(bar.shown[0][0], bar.shown[-1][0], bar.closed) for bar in bars] == [
+        (12, 12, True),
+        (24, 36, True),
+    ]
+
+
+@both_ways
+def test_the_bar_closes_on_an_error(bars: list[Bar]) -> None:
+    calls = itertools.count()
+
+    def fails(tensordict: Any) -> Any:
+        if next(calls) == 6:
+            raise OSError("gone")
+        return tensordict.set("action", env.action_spec.rand())
+
+    env = cartpole()
+    collector = Collector(env, fails, frames_per_batch=12, progress=True)
+    with pytest.raises(OSError, match="gone"):
+        for _ in collector:
+            pass
+    assert bars[0].closed
+    assert bars[0].n == 12
+
+
+@pytest.mark.parametrize("extend", [True, False])
+def test_the_bar_with_a_replay_buffer(bars: list[Bar], extend: bool) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+    collector = Collector(
+        cartpole(),
+        frames_per_batch=12,
+        total_frames=24,
+        replay_buffer=buffer,
+        extend_buffer=extend,
+        statistics=False,
+        progress=True,
+    )
+    assert list(collector) == [None, None]
+    assert bars[0].n == 24
+    assert bars[0].closed
+
+
+def test_tqdms_own_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    for progress in (False, True):
+        collector = Collector(
+            cartpole(time_limit=5), frames_per_batch=15, total_frames=30, progress=progress
+        )
+        assert len(list(collector)) == 2
+        printed = capsys.readouterr().err
+        assert ("30/30" in printed) == progress
+        assert ("return=5" in printed) == progress
+
+
+def test_tqdm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    expected = r"progress=True needs the tqdm package: pip install 'tdcollect\[evaluate\]'"
+    with pytest.raises(ModuleNotFoundError, match=expected):
+        Collector(cartpole(), frames_per_batch=12, progress=True)
+    Collector(cartpole(), frames_per_batch=12)
+
+
+# -------------------------------------------------------------------------------------- rendering
+
+
+class Clock:
+    """A clock that goes on while somebody sleeps, or as told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = 100.0
+        monkeypatch.setattr("tdcollect.collect.render.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("tdcollect.collect.render.time.sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+def rendered(num_envs: int | None = 2, mode: str = "rgb_array") -> EnvBase:
+    return cartpole(num_envs, time_limit=5, env_kwargs={"render_mode": mode})
+
+
+@both_ways
+@pytest.mark.behaviour(9)
+def test_frames_are_kept_step_by_step() -> None:
+    pytest.importorskip("pygame")
+    env = rendered()
+    render = Render(keep=True)
+    collector = Collector(env, frames_per_batch=2 * 3, hooks=render)
+    collector.rollout()
+    assert len(render.frames) == 3
+    for slots in render.frames:
+        assert [frame.shape for frame in slots] == [(400, 600, 3)] * 2
+        assert {frame.dtype for frame in slots} == {np.dtype("uint8")}
+    # The latest shows where the slots are now.
+    for kept, now in zip(render.frames[-1], env.render(), strict=True):
+        assert (kept == now).all()
+    assert (render.frames[0][0] != render.frames[2][0]).any()
+
+
+@pytest.mark.behaviour(9)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: rendered(None), lambda: GymEnv("CartPole-v1", render_mode="rgb_array")],
+    ids=["ours", "torchrl"],
+)
+def test_an_unbatched_env_renders_one_frame(make: Any) -> None:
+    pytest.importorskip("pygame")
+    render = Render(keep=True)
+    env = TransformedEnv(make(), StepCounter())
+    Collector(env, frames_per_batch=3, hooks=render).rollout()
+    assert [frame.shape for frame in render.frames] == [(400, 600, 3)] * 3
+
+
+@both_ways
+@pytest.mark.behaviour(9)
+def test_the_frame_rate_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    clock = Clock(monkeypatch)
+    times: list[float] = []
+
+    def policy(tensordict: Any) -> Any:
+        times.append(clock.now)
+        clock.now += 0.02  # a policy that takes less than a frame
+        return tensordict.set("action", env.action_spec.rand())
+
+    env = rendered()
+    collector = Collector(env, policy, frames_per_batch=2 * 6, hooks=Render(fps=10))
+    start = len(times)  # the collector tries the policy at construction
+    collector.rollout()
+    assert np.diff(times[start:])[1:] == pytest.approx([0.1] * 4)
+
+
+@pytest.mark.behaviour(9)
+def test_a_slow_policy_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    clock = Clock(monkeypatch)
+
+    def policy(tensordict: Any) -> Any:
+        clock.now += 0.5
+        return tensordict.set("action", env.action_spec.rand())
+
+    env = rendered()
+    collector = Collector(env, policy, frames_per_batch=2 * 6, hooks=Render(fps=10))
+    start = clock.now
+    collector.rollout()
+    assert clock.now - start == pytest.approx(6 * 0.5)
+
+
+@pytest.mark.behaviour(9)
+def test_without_a_rate_nobody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    clock = Clock(monkeypatch)
+    render = Render()
+    Collector(rendered(), frames_per_batch=2 * 6, hooks=render).rollout()
+    assert clock.now == 100
+    assert render.frames == []
+
+
+@pytest.mark.parametrize("fps", [0, -1.0])
+def test_a_rate_that_is_not_positive(fps: float) -> None:
+    with pytest.raises(ValueError, match=f"expected fps to be positive, or None, got {fps}"):
+        Render(fps=fps)
+
+
+def test_an_env_that_does_not_render() -> None:
+    with pytest.raises(RuntimeError, match=r"Render.env_created raised ValueError.*'rgb_array'"):
+        Collector(cartpole(), frames_per_batch=30, hooks=Render())
+    with pytest.raises(RuntimeError, match=r"'rgb_array', got render_mode='human'"):
+        Collector(rendered(mode="human"), frames_per_batch=30, hooks=Render(keep=True))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictModule
+from tensordict.nn.probabilistic import InteractionType
 from torch import Tensor, distributions
 from torchrl.modules import IndependentNormal, OneHotCategorical, TanhNormal
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
@@ -82,6 +83,22 @@ class _Categorical(Sampler):
             )
 
 
+class _CategoricalMode(Sampler):
+    def __init__(self, module: ProbabilisticTensorDictModule, noise: Noise, one_hot: bool):
+        super().__init__(module, noise)
+        self._one_hot = one_hot
+
+    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        logits = logits - logits.logsumexp(dim=-1, keepdim=True)
+        if self._one_hot:
+            mode = (logits == logits.max(-1, True)[0]).to(torch.long)
+            index = mode.argmax(dim=-1, keepdim=True) if self._scores else mode
+        else:
+            index = torch.softmax(logits, dim=-1).argmax(dim=-1, keepdim=True)
+            mode = index.squeeze(-1)
+        return mode, logits.gather(-1, index).squeeze(-1) if self._scores else None
+
+
 class _Normal(Sampler):
     def __init__(self, module: ProbabilisticTensorDictModule, noise: Noise, event_dims: int):
         super().__init__(module, noise)
@@ -116,15 +133,23 @@ class _TanhNormal(Sampler):
         return drawn, log_prob - _sum_rightmost(jacobian, event_dims)
 
 
-def sampler(module: ProbabilisticTensorDictModule, noise: Noise) -> Sampler | None:
-    """A sampler for random interaction that equals the module's, or None where there is none."""
+def sampler(
+    module: ProbabilisticTensorDictModule, noise: Noise, interaction: InteractionType
+) -> Sampler | None:
+    """A sampler that equals the module's under an interaction, or None where there is none."""
     names, kwargs = tuple(module.dist_keys), module.distribution_kwargs
     kind = module.distribution_class
     if validates_arguments():
         return None
     categorical = kind in (distributions.Categorical, OneHotCategorical)
     if categorical and names == ("logits",) and not kwargs:
-        return _Categorical(module, noise, one_hot=kind is OneHotCategorical)
+        one_hot = kind is OneHotCategorical
+        if interaction is InteractionType.RANDOM:
+            return _Categorical(module, noise, one_hot)
+        if interaction in (InteractionType.DETERMINISTIC, InteractionType.MODE):
+            return _CategoricalMode(module, noise, one_hot)
+    if interaction is not InteractionType.RANDOM:
+        return None
     if names != ("loc", "scale"):
         return None
     if not kwargs and kind in (distributions.Normal, IndependentNormal):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from tensordict.nn.probabilistic import InteractionType, interaction_type
 from torch import nn
 from torch.nn import functional
 from torchrl.modules import (
+    MLP,
     AdditiveGaussianModule,
     EGreedyModule,
     GRUModule,
@@ -129,8 +130,8 @@ class Program:
     def _lower_distribution(self, module: ProbabilisticTensorDictModule) -> None:
         draw = None
         interaction = interaction_type() or module.default_interaction_type
-        if interaction is InteractionType.RANDOM and not self._checked:
-            draw = sampler(module, self._noise)
+        if interaction is not None and not self._checked:
+            draw = sampler(module, self._noise, interaction)
         if draw is None:
             self.ops.append(_distribution_op(module))
             self.described.append((_label(module), "called straight"))
@@ -138,7 +139,7 @@ class Program:
             self.ops.append(_sampler_op(module, draw))
             self.samplers.append(draw)
             self.sampling.add(self.ops[-1])
-            self.described.append((_label(module), "sampled straight, checked once a batch"))
+            self.described.append((_label(module), "computed straight, checked once a batch"))
 
     def _call_as_it_is(self, module: Any, reason: str, select: list[Key] | None = None) -> None:
         self.straight = False
@@ -373,15 +374,19 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
         # Looking its parameters up through the module costs as much as a small product.
         parameters: dict[str, Any] = module._parameters
         return lambda value: functional.linear(value, parameters["weight"], parameters["bias"])
-    if type(module) is not nn.Sequential:
+    plain_mlp = type(module) is MLP and not module._reshape_out
+    if not plain_mlp and type(module) is not nn.Sequential:
         return module.forward
-    calls = [_direct(child) for child in module]
+    # Not children(), which leaves out a module that comes twice.
+    calls = [_direct(child) for child in cast(nn.Sequential, module)]
 
     def run(value: Any) -> Any:
         for call in calls:
             value = call(value)
         return value
 
+    if plain_mlp:  # which joins several inputs
+        return lambda value, *more: run(torch.cat([value, *more], -1) if more else value)
     return run
 
 

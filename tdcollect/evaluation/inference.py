@@ -62,6 +62,9 @@ class Inference:
 
     def __call__(self, rows: Rows, active: Sequence[int]) -> None:
         """Run the policy; its outputs join the rows. Only those of the slots ``active`` matter."""
+        if self._batched and self._slots == self._size and self._device.type == "cpu":
+            rows.update(self._run(rows, self._of_slot))
+            return
         groups = []
         for first in range(0, self._slots, self._size):
             stop = min(first + self._size, self._slots)

@@ -106,7 +106,7 @@ def test_distributions_are_used_themselves_where_validation_is_asked_for() -> No
     torch.distributions.Distribution.set_default_validate_args(True)
     try:
         collector = tdcollect.Collector(cartpole(), nothing_but(0.0), frames_per_batch=30)
-        assert "sampled straight" not in repr(collector.explain())
+        assert "computed straight" not in repr(collector.explain())
     finally:
         torch.distributions.Distribution.set_default_validate_args(False)
 

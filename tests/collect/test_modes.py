@@ -1,0 +1,74 @@
+"""The most likely actions of categorical policies are TorchRL's, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import distributions, nn
+from torchrl.envs.utils import ExplorationType
+from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
+
+from tdcollect import Collector, make_env
+from tests.collect.oracle import UPSTREAM, batches, check_same
+
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+
+
+class TwoInputs(nn.Module):
+    """An MLP that is given two entries, and joins them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = MLP(8, 2, num_cells=[8])
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.mlp(observation, observation.neg())
+
+
+SHARED = nn.Tanh()
+NETS = {
+    "MLP": lambda: MLP(4, 2, num_cells=[16, 16]),
+    "MLP of one layer": lambda: MLP(4, 2, depth=0),
+    "MLP with norm": lambda: MLP(
+        4, 2, num_cells=[16], norm_class=nn.LayerNorm, norm_kwargs=[{"normalized_shape": 16}]
+    ),
+    "MLP of two inputs": TwoInputs,
+    "a module that comes twice": lambda: nn.Sequential(
+        nn.Linear(4, 8), SHARED, nn.Linear(8, 8), SHARED, nn.Linear(8, 2)
+    ),
+    "ties": lambda: _zeroed(nn.Linear(4, 2)),
+}
+
+
+def _zeroed(layer: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize("scored", [True, False], ids=["scored", "not scored"])
+@pytest.mark.parametrize("one_hot", [True, False], ids=["one-hot", "integers"])
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("kind", [ExplorationType.DETERMINISTIC, ExplorationType.MODE])
+def test_modes(kind: ExplorationType, net: str, one_hot: bool, scored: bool) -> None:
+    def policy(env: Any) -> Any:
+        return ProbabilisticActor(
+            TensorDictModule(NETS[net](), in_keys=["observation"], out_keys=["logits"]),
+            in_keys=["logits"],
+            spec=env.action_spec,
+            distribution_class=OneHotCategorical if one_hot else distributions.Categorical,
+            return_log_prob=scored,
+        )
+
+    def env() -> Any:
+        return make_env("CartPole-v1", num_envs=3, categorical_action_encoding=not one_hot)
+
+    check_same(env, policy, batches(2), lambda: {"exploration_type": kind, **FRAMES})
+    collector = Collector(env(), policy(env()), exploration_type=kind, **FRAMES)
+    assert "computed straight" in repr(collector.explain())
+
+
+FRAMES = {"frames_per_batch": 30, "total_frames": 90}

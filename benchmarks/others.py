@@ -32,7 +32,7 @@ def stable_baselines3(env_id: str, num_envs: int, net: nn.Module, steps: int) ->
         policy_kwargs={"net_arch": {"pi": [64, 64], "vf": []}, "activation_fn": nn.Tanh},
         device="cpu",
     )
-    _copy_linears(net, [*model.policy.mlp_extractor.policy_net, model.policy.action_net])
+    copy_linears(net, [*model.policy.mlp_extractor.policy_net, model.policy.action_net])
     model.rollout_buffer.compute_returns_and_advantage = lambda *_, **__: None
     _, callback = model._setup_learn(total_timesteps=10**9)
 
@@ -42,7 +42,7 @@ def stable_baselines3(env_id: str, num_envs: int, net: nn.Module, steps: int) ->
     return Program(run, steps * num_envs, model.env.close)
 
 
-def _copy_linears(net: nn.Module, target: list[nn.Module]) -> None:
+def copy_linears(net: nn.Module, target: list[nn.Module]) -> None:
     sources = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
     targets = [layer for layer in target if isinstance(layer, nn.Linear)]
     with torch.no_grad():

@@ -24,6 +24,7 @@ import memory
 import report
 import torch
 import workloads
+from evaluating import evaluating
 from hot_loop import hot_loop
 from measure import QUICK, Effort, alternate, ratios, spread
 from monitoring import monitoring
@@ -129,6 +130,7 @@ EXTRAS = {
     "variants": variants,
     "monitoring": monitoring,
     "workers": workers,
+    "evaluating": evaluating,
 }
 
 

@@ -57,6 +57,15 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
     assert [row["N"] for row in results["hot-loop"]] == [1, 8, 64]
 
 
+def test_evaluators_are_compared(tmp_path):
+    need("stable_baselines3")
+    _, results = bench(tmp_path, "evaluating")
+    compared = {(row["policy"], row["other"]) for row in results["evaluating"]}
+    others = ("Stable-Baselines3", "TorchRL Evaluator")
+    assert compared == {(p, o) for p in ("deterministic", "stochastic") for o in others}
+    assert "## Test episodes" in (tmp_path / "README.md").read_text()
+
+
 def test_each_library_takes_its_turn_in_a_cell(tmp_path):
     need("envpool", "stable_baselines3", "tianshou")
     _, results = bench(tmp_path, "cartpole-1")

@@ -63,7 +63,11 @@ class Inference:
     def __call__(self, rows: Rows, active: Sequence[int]) -> None:
         """Run the policy; its outputs join the rows. Only those of the slots ``active`` matter."""
         if self._batched and self._slots == self._size and self._device.type == "cpu":
-            rows.update(self._run(rows, self._of_slot))
+            if self._program is not None and not any(self._drawing.values()):
+                self._streams.current = self._of_slot
+                self._program(rows)
+            else:
+                rows.update(self._run(rows, self._of_slot))
             return
         groups = []
         for first in range(0, self._slots, self._size):

@@ -18,7 +18,7 @@ from torchrl.envs import DoubleToFloat, EnvBase, ObservationNorm, TransformedEnv
 from torchrl.modules import OneHotCategorical, ValueOperator
 
 import tdcollect
-from tdcollect.collect import collector as collector_module
+from tdcollect.collect import base as loop_choice
 
 CARTPOLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 
@@ -144,11 +144,11 @@ def _off_arrays(steps: int) -> Program:
 
 @contextmanager
 def _arrays_off() -> Iterator[None]:
-    collector_module.RUN_ON_ARRAYS = False
+    loop_choice.RUN_ON_ARRAYS = False
     try:
         yield
     finally:
-        collector_module.RUN_ON_ARRAYS = True
+        loop_choice.RUN_ON_ARRAYS = True
 
 
 def _vector_env() -> Any:

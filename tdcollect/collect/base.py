@@ -1,0 +1,206 @@
+"""TorchRL's collector with the means to run its loop on rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs.utils import exploration_type
+
+from tdcollect import keys
+from tdcollect._upstream import rollout_with_gradients
+from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames
+from tdcollect.collect.placement import Placement
+from tdcollect.collect.policy import Program
+from tdcollect.collect.record import Record
+from tdcollect.collect.rows import Key, Rows, flat, shaped_like
+from tdcollect.envs.wrapper import nested
+
+RUN_ON_ARRAYS = True
+"""Whether collectors may run on arrays; their batches are the same either way."""
+
+
+class RowsCollector(TorchRLCollector):
+    """What the collector is made of below its options: its parts on rows, and batches of them."""
+
+    _carrier: TensorDictBase
+    _final_rollout: TensorDictBase
+    _stale = False  # whether the slots must be reset before anything else is collected
+
+    @property
+    def _array_env(self) -> ArrayEnv | str:
+        """The env on arrays, or the reason why iteration collects as TorchRL does."""
+        if self.interruptor is not None:
+            return "an interruptor may end a batch early"
+        if self.replay_buffer is not None and not self.extend_buffer:
+            return "every step goes to the replay buffer by itself (extend_buffer=False)"
+        return self._env_on_arrays
+
+    @property
+    def _env_on_arrays(self) -> ArrayEnv | str:
+        return array_env(self.env) if RUN_ON_ARRAYS else "RUN_ON_ARRAYS is off"
+
+    @property
+    def _place(self) -> Placement | None:
+        """Moves tensors between devices; None where all is on the CPU."""
+        devices = (self.policy_device, self.env.device, self.storing_device)
+        if all(device is None or device.type == "cpu" for device in devices):
+            return None
+        return Placement(*devices)
+
+    def _go_on(self, steps: int, record: Record, random: bool, gradients: bool) -> TensorDictBase:
+        """Go on for ``steps`` steps of every slot, on arrays or as TorchRL does: ``[N, steps]``."""
+        env = self._env_on_arrays
+        if isinstance(env, ArrayEnv):
+            batch = self._on_arrays(env, self._lower(random, gradients), steps, record, gradients)
+        else:
+            with (
+                self._settings(
+                    frames_per_batch=steps,
+                    exploration_type=exploration_type(),
+                    init_random_frames=math.inf if random else 0,
+                    reset_at_each_iter=False,
+                    pre_collect_hook=None,
+                    interruptor=None,
+                    _use_buffers=False,
+                ),
+                self._policy_on_rows(),
+                record.watching(self),
+            ):
+                batch = rollout_with_gradients(self)
+            if self._use_buffers:
+                shaped_like(self._final_rollout, batch, cast=True)
+        if gradients:
+            self._carrier = self._carrier.detach()
+        return batch
+
+    def _on_arrays(
+        self,
+        env: ArrayEnv,
+        lower: Callable[[Rows], Program],
+        steps: int,
+        record: Record,
+        gradients: bool = False,
+    ) -> TensorDictBase:
+        """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``."""
+        env, lower = record.timed(env, lower)
+        if record.watch is not None:
+            record.watch.begin(self._carrier)
+        columns = collect_frames(
+            env,
+            lower,
+            self._carrier,
+            steps,
+            self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
+            self._left_out,
+            self._place,
+            self._keep,
+            whole=gradients,
+            watch=None if record.watch is None else record.watch.stepped_rows,
+        )
+        record.take(columns, self.env.reward_keys)
+        return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
+
+    def _keep(self, carrier: TensorDictBase, stale: bool) -> None:
+        self._carrier, self._stale = carrier, stale
+
+    @property
+    def _left_out(self) -> frozenset[Key]:
+        left_out = frozenset(self._compact_next_keys)
+        return left_out if self.track_traj_ids else left_out | {keys.TRAJ_IDS}
+
+    @property
+    def _template(self) -> TensorDictBase:
+        """Shows the devices and empty entries of the parent's batch, and dtypes of its buffers."""
+        return self._final_rollout if self._use_buffers else self._carrier
+
+    def _assemble(self, columns: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
+        """The entries of a batch as the TensorDict that the parent makes of them."""
+        batch = nested(columns.items(), shape, self.storing_device or self._template.device)
+        shaped_like(self._template, batch, cast=self._use_buffers)
+        if self._use_buffers or self.replay_buffer is None or self._ignore_rb:
+            batch.refine_names(..., keys.TIME)
+        return batch
+
+    def _program(
+        self, rows: Rows, checked: bool = False, policy: Callable[..., Any] | None = None
+    ) -> Program:
+        """The policy, or another in its place, on rows."""
+        compiled = self.compiled_policy or self.cudagraphed_policy
+        cast = self._cast_to_policy_device and self.policy_device is not None
+        return Program(
+            policy or self._wrapped_policy,
+            rows,
+            self.env.batch_size,
+            self.policy_device if cast else self._carrier.device,
+            self._policy_output_keys if compiled and policy is None else None,
+            checked,
+        )
+
+    @contextmanager
+    def _policy_on_rows(self) -> Iterator[None]:
+        """Let the parent's loop call the policy without the bookkeeping between its modules."""
+        policy = self._wrapped_policy
+        plain = type(self._carrier) is TensorDict and isinstance(policy, TensorDictModuleBase)
+        if not plain or self.compiled_policy or self.cudagraphed_policy:
+            yield
+            return
+        program: Program | None = None
+
+        def run(tensordict: TensorDictBase) -> TensorDictBase:
+            nonlocal program
+            rows = flat(tensordict)
+            given = dict(rows)
+            if program is None:
+                self._wrapped_policy_maybe_compiled = policy
+                program = self._program(rows, checked=True)
+                self._wrapped_policy_maybe_compiled = run if program.straight else policy
+            if not program.straight:
+                return policy(tensordict)
+            program(rows)
+            for key, value in rows.items():
+                if given.get(key) is not value:
+                    tensordict.set(key, value)
+            return tensordict
+
+        self._wrapped_policy_maybe_compiled = run
+        try:
+            yield
+        finally:
+            self._wrapped_policy_maybe_compiled = policy
+
+    def _shrink_buffer(self) -> None:
+        """Let go of the memory of the parent's preallocated batch, which arrays do without."""
+        if self._use_buffers and self._final_rollout.is_contiguous():
+            shape = self._final_rollout.shape
+            one = self._final_rollout[..., :1].clone()
+            self._final_rollout = one.expand(shape).refine_names(..., keys.TIME)
+
+    def _restore_buffer(self) -> None:
+        """Give the parent's preallocated batch memory of its own again."""
+        if self._use_buffers and not self._final_rollout.is_contiguous():
+            self._final_rollout = self._final_rollout.clone()
+
+    def _lower(self, random: bool, gradients: bool) -> Callable[[Rows], Program]:
+        # Gradients are those of the distributions' own classes.
+        policy = self.env.rand_action if random else None
+        return partial(self._program, checked=gradients, policy=policy)
+
+    @contextmanager
+    def _settings(self, **settings: Any) -> Iterator[None]:
+        """Other settings for the parent's loop, for a while."""
+        before = {name: getattr(self, name) for name in settings}
+        try:
+            for name, value in settings.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)

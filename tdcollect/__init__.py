@@ -1,17 +1,30 @@
 """Collect and evaluate for TorchRL.
 
-backend (numpy, [N]) -> EnvBase wrapper -> Collector -> batch [N, T]
+backend (numpy, [N]) -> EnvBase wrapper -> Collector -> batch [N, T] -> test episodes -> report
 """
 
-from tdcollect.collect import Collector, Hooks, LogStatistics, Render, SyncDataCollector, log_stats
-from tdcollect.envs import GymnasiumEnv, make_env
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.comparison import compare
-from tdcollect.evaluation.errors import NotReproducibleError
-from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.run import evaluate
-from tdcollect.seeding import env_seed, policy_seed
-from tdcollect.trajectories import split_trajectories
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tdcollect.collect import (
+        Collector,
+        Hooks,
+        LogStatistics,
+        Render,
+        SyncDataCollector,
+        log_stats,
+    )
+    from tdcollect.envs import GymnasiumEnv, make_env
+    from tdcollect.evaluation.collector import EvaluationCollector
+    from tdcollect.evaluation.comparison import compare
+    from tdcollect.evaluation.errors import NotReproducibleError
+    from tdcollect.evaluation.result import EvaluationResult
+    from tdcollect.evaluation.run import evaluate
+    from tdcollect.seeding import env_seed, policy_seed
+    from tdcollect.trajectories import split_trajectories
 
 __all__ = [
     "Collector",
@@ -31,3 +44,40 @@ __all__ = [
     "policy_seed",
     "split_trajectories",
 ]
+
+# Imported when they are asked for: torch takes seconds, and the command line should not make
+# someone wait for it who wants to read its help.
+_MODULES = {
+    "Collector": "collect",
+    "EvaluationCollector": "evaluation.collector",
+    "EvaluationResult": "evaluation.result",
+    "GymnasiumEnv": "envs",
+    "Hooks": "collect",
+    "LogStatistics": "collect",
+    "NotReproducibleError": "evaluation.errors",
+    "Render": "collect",
+    "SyncDataCollector": "collect",
+    "compare": "evaluation.comparison",
+    "env_seed": "seeding",
+    "evaluate": "evaluation.run",
+    "log_stats": "collect",
+    "make_env": "envs",
+    "policy_seed": "seeding",
+    "split_trajectories": "trajectories",
+}
+_PACKAGES = ("collect", "envs", "evaluation", "keys", "seeding", "testing", "trajectories")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        found = getattr(import_module(f"tdcollect.{_MODULES[name]}"), name)
+    elif name in _PACKAGES:
+        found = import_module(f"tdcollect.{name}")
+    else:
+        raise AttributeError(f"module 'tdcollect' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

@@ -63,6 +63,7 @@ EXPORTED = {
         "write_marl_eval",
         "write_report",
     ],
+    "tdcollect.evaluation.sb3": ["SB3Policy", "load_policy"],
     "tdcollect.testing": [
         "CountingEnv",
         "CountingPolicy",
@@ -109,6 +110,12 @@ def test_exported_objects_have_docstrings(module: str, name: str) -> None:
     assert (own or "").strip()
 
 
+def test_names_that_are_imported_when_they_are_asked_for_are_listed() -> None:
+    assert {*EXPORTED["tdcollect"], "trajectories"} <= {*dir(tdcollect)}
+    with pytest.raises(AttributeError, match="module 'tdcollect' has no attribute 'nothing'"):
+        tdcollect.nothing  # noqa: B018
+
+
 def test_sync_data_collector_is_the_collector() -> None:
     assert tdcollect.SyncDataCollector is tdcollect.Collector
 
@@ -121,7 +128,7 @@ import sys
 import gymnasium, gymnasium.vector, numpy, torch, tensordict.nn
 import torchrl.collectors, torchrl.data, torchrl.envs, torchrl.modules
 before = set(sys.modules)
-import {name}
+from {name} import *
 new = {{module.partition(".")[0] for module in set(sys.modules) - before}}
 print(*sorted(new - sys.stdlib_module_names))
 """

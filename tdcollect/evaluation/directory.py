@@ -7,12 +7,12 @@ lines that are whole, and the files are byte for byte those of a run that was ne
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,24 @@ class Directory:
         self.path = Path(path)
         check_directory(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._journal = (self.path / EPISODES).open("a+b")
-        try:
-            self._claim()
+        with ExitStack() as opened:
+            self._claim(opened)
+            # The first file there is: by it check_directory knows an evaluation.
+            self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
             self._sweep()
             self._check_manifest(manifest)
             self.episodes = self._read_journal()
-        except BaseException:
-            self._journal.close()
-            raise
+            self._opened = opened.pop_all()
 
-    def _claim(self) -> None:
+    def _claim(self, opened: ExitStack) -> None:
+        """Lock the directory itself: the files in it are replaced while it is in use."""
+        import fcntl  # not on Windows, where nothing but this needs it
+
+        handle = os.open(self.path, os.O_RDONLY)
+        opened.callback(os.close, handle)
         try:
-            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise RuntimeError(f"another process is writing to {self.path}; wait for it") from error
 
     def _sweep(self) -> None:
@@ -86,11 +90,11 @@ class Directory:
         whole, lines = 0, []
         for line in self._journal:
             if not line.endswith(b"\n"):
+                self._journal.truncate(whole)
                 break
             lines.append(line)
             whole += len(line)
-        self._journal.truncate(whole)
-        return [Episode.from_json(line.decode()) for line in lines]
+        return _records(lines, self.path / EPISODES)
 
     def add(self, episode: Episode, data: TensorDict | None = None) -> None:
         """Keep an episode: its data first, then its line."""
@@ -122,7 +126,7 @@ class Directory:
 
     def close(self) -> None:
         """Let go of the directory."""
-        self._journal.close()
+        self._opened.close()
 
 
 def check_directory(path: Path) -> None:
@@ -146,9 +150,22 @@ def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[E
     if not (root / MANIFEST).exists():
         raise FileNotFoundError(f"expected the directory of an evaluation, got {root}")
     manifest = json.loads((root / MANIFEST).read_text())
-    lines = (root / EPISODES).read_text().splitlines(keepends=True)
-    episodes = [Episode.from_json(line) for line in lines if line.endswith("\n")]
+    lines = (root / EPISODES).read_bytes().splitlines(keepends=True)
+    episodes = _records([line for line in lines if line.endswith(b"\n")], root / EPISODES)
     return manifest, sorted(episodes, key=lambda episode: episode.index)
+
+
+def _records(lines: Sequence[bytes], file: Path) -> list[Episode]:
+    episodes = []
+    for number, line in enumerate(lines, 1):
+        try:
+            episodes.append(Episode.from_json(line.decode()))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"expected a record of an episode, got something else in line {number} of {file}: "
+                "remove the line, and the episode is run again"
+            ) from error
+    return episodes
 
 
 def trajectory_path(root: Path, index: int) -> Path:

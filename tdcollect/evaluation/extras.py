@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WANTED = {"pandas": "pandas", "imageio_ffmpeg": "'tdcollect[video]'"}
+_WANTED = {
+    "pandas": "pandas",
+    "imageio_ffmpeg": "'tdcollect[video]'",
+    "stable_baselines3": "stable-baselines3",
+}
 
 
 def extra_module(name: str, what: str) -> Any:

@@ -9,8 +9,11 @@ from pathlib import Path
 def write_atomically(path: Path, data: bytes) -> Path:
     """Write ``data`` beside ``path`` and move it there; returns ``path``.
 
-    A reader, and who comes after a crash, sees the old file or the new one, never a part.
+    A reader, and who comes after a crash, sees the old file or the new one, never a part. A file
+    that holds the data already is left as it is.
     """
+    if path.is_file() and path.read_bytes() == data:
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

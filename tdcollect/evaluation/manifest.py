@@ -45,6 +45,7 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
         "max_steps": collector.max_steps,
         "policy": {
             "class": _class(collector.policy),
+            "structure": structure_digest(collector.policy),
             "digest": weights_digest(collector.policy),
             "exploration": collector.exploration_type.name.lower(),
         },
@@ -73,6 +74,23 @@ def weights_digest(policy: Any) -> str | None:
             digest.update(rows.flatten().view(torch.uint8).numpy().tobytes())
         else:
             digest.update(f"{name} {value!r}\n".encode())
+    return digest.hexdigest()
+
+
+def structure_digest(policy: Any) -> str | None:
+    """SHA-256 of what a policy is made of, beside its weights: its modules, and what they call.
+
+    Of layers of torch it holds their settings too, of other modules and functions their names.
+    None for a policy that is no module.
+    """
+    if not isinstance(policy, nn.Module):
+        return None
+    digest = hashlib.sha256()
+    for name, module in policy.named_modules():
+        settings = module.extra_repr() if type(module).__module__.startswith("torch.nn.") else ""
+        called = vars(module).get("module")  # a TensorDictModule around a function
+        of = "" if called is None else _class(called)
+        digest.update(f"{name} {_class(module)} {settings} {of}\n".encode())
     return digest.hexdigest()
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tensordict import TensorDict
+from torchrl.envs import EnvBase
 
+from tdcollect.evaluation.comparable import differences
 from tdcollect.evaluation.directory import read_directory, trajectory_path
 from tdcollect.evaluation.records import Episode, ledger_digest
+from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of
 from tdcollect.evaluation.statistics import Summary, summarize
 
-Replay = Callable[[int, "str | os.PathLike[str] | None"], tuple[Episode, TensorDict]]
+# Of a manifest: what may change what an episode is. The env's id changes where it is filmed.
+_MATTERS = ("env", "policy", "inference_batch_size", "device", "versions", "platform", "git")
 
 
 class EvaluationResult:
@@ -48,14 +54,46 @@ class EvaluationResult:
         self._replay = replay
 
     @classmethod
-    def load(cls, directory: str | os.PathLike[str]) -> EvaluationResult:
+    def load(
+        cls,
+        directory: str | os.PathLike[str],
+        env: str | Callable[..., Any] | EnvBase | None = None,
+        policy: Any = None,
+        *,
+        env_kwargs: dict[str, Any] | None = None,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> EvaluationResult:
         """The result that a directory holds; it may be unfinished.
+
+        With an env, it can replay its episodes: with this policy, None for random actions, and
+        the settings that are in the directory.
+
+        Args:
+            directory: the ``out`` of the evaluation.
+            env: as :func:`tdcollect.evaluate` took it, and so the arguments after it.
+            policy: whose episodes these are.
+            env_kwargs: for the env's constructor.
+            backend: of :func:`tdcollect.make_env`.
+            device: where the policy runs.
 
         Raises:
             FileNotFoundError: where the directory is none of an evaluation.
         """
         manifest, episodes = read_directory(directory)
-        return cls(manifest, episodes, directory)
+        replay = None
+        if env is not None:
+            settings = {**settings_of(manifest, episodes), "backend": backend, "device": device}
+            replay = replayer(env, policy, env_kwargs, settings)
+        return cls(manifest, episodes, directory, replay=replay)
+
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of the episodes that are not in the ledger: it is unfinished."""
+        numbers = self.manifest["episodes"]
+        there = {episode.index for episode in self.episodes}
+        asked = range(numbers) if isinstance(numbers, int) else numbers
+        return [number for number in asked if number not in there]
 
     @property
     def digest(self) -> str:
@@ -112,17 +150,26 @@ class EvaluationResult:
             raise KeyError(f"episode {index} is not among the {len(self.episodes)} of this ledger")
         if self._replay is None:
             raise RuntimeError(
-                "a result that was loaded has no env and no policy to run; evaluate again with "
-                "the same arguments and out=, which finds it complete, and replay that"
+                "a result that was loaded has no env and no policy to run: give them to "
+                "EvaluationResult.load(directory, env, policy)"
             )
-        episode, data = self._replay(index, video)
-        if episode.digest != recorded.digest:
-            raise RuntimeError(
-                f"episode {index} is not what it was: digest {episode.digest} and return "
-                f"{episode.episode_return}, in the ledger {recorded.digest} and "
-                f"{recorded.episode_return}; something that the manifest does not hold has changed"
-            )
-        return data
+        again = self._replay(index, video)
+        if again.record.digest != recorded.digest:
+            raise RuntimeError(self._unequal(recorded, again, filmed=video is not None))
+        return again.data
+
+    def _unequal(self, recorded: Episode, again: Replayed, filmed: bool) -> str:
+        """Why an episode is not what it was, as far as the manifests tell."""
+        then = {key: self.manifest[key] for key in _MATTERS[filmed:]}
+        now = {key: again.manifest[key] for key in _MATTERS[filmed:]}
+        changed = differences(then, json.loads(json.dumps(now)))
+        told = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
+        told = told or "something that the manifest does not hold"
+        return (
+            f"episode {recorded.index} is not what it was: return {again.record.episode_return} "
+            f"and digest {again.record.digest}, in the ledger {recorded.episode_return} and "
+            f"{recorded.digest}. What has changed: {told}"
+        )
 
     def __repr__(self) -> str:
         failed = len(self.episodes) - len(self.returns)

@@ -18,9 +18,9 @@ from tdcollect.evaluation.collector import EvaluationCollector, Seeds
 from tdcollect.evaluation.data import Finished
 from tdcollect.evaluation.directory import Directory, check_directory
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.film import filmed
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.report import write_report
 from tdcollect.evaluation.result import EvaluationResult
 
@@ -78,7 +78,6 @@ def evaluate(
         "seed": seed,
         "seeds": seeds,
         "backend": backend,
-        "env_kwargs": env_kwargs,
         "exploration_type": exploration_type,
         "max_steps": max_steps,
         "inference_batch_size": inference_batch_size,
@@ -88,19 +87,12 @@ def evaluate(
         "new_envs": new_envs,
     }
 
-    def collector(env: Any, numbers: int | Sequence[int], slots: int | None) -> EvaluationCollector:
-        return EvaluationCollector(env, policy, numbers, num_envs=slots, **given)
-
-    def replay(index: int, video: str | os.PathLike[str] | None) -> tuple[Episode, TensorDict]:
-        slots = None if isinstance(env, EnvBase) else 1
-        with filmed(env, env_kwargs, video) as shown, collector(shown, [index], slots) as again:
-            (finished,) = again.run(keep=True)
-        if finished.data is None:
-            raise RuntimeError(f"the env raised in episode {index} again, at every try")
-        return finished.record, finished.data
-
     with ExitStack() as stack:
-        running = stack.enter_context(collector(env, episodes, num_envs))
+        running = stack.enter_context(
+            EvaluationCollector(
+                env, policy, episodes, num_envs=num_envs, env_kwargs=env_kwargs, **given
+            )
+        )
         manifest = describe(running, env_kwargs or {})
         done: list[Episode] = []
         directory = None
@@ -118,6 +110,7 @@ def evaluate(
                 directory.add(record, data)
             elif data is not None:
                 trajectories[record.index] = data
+        replay = replayer(env, policy, env_kwargs, given)
         result = EvaluationResult(manifest, done, out, trajectories, replay)
         if directory is not None:
             summary = result.summary()

@@ -1,0 +1,94 @@
+"""Objects by name: ``module:name``, or ``path/to/file.py:name``."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def is_named(text: str) -> bool:
+    """Whether a text names an object so; ids of gymnasium, ``ale_py:ALE/Pong-v5`` say, do not."""
+    module, colon, name = text.rpartition(":")
+    return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
+
+
+def absolute(text: str) -> str:
+    """The same name, with a file in it by its absolute path."""
+    where, _, name = text.rpartition(":")
+    return f"{Path(where).absolute()}:{name}" if where.endswith(".py") else text
+
+
+def load_named(text: str, directory: Path) -> Any:
+    """The object that a text names.
+
+    Args:
+        text: ``module:name`` or ``path/to/file.py:name``; the name may have dots in it.
+        directory: where modules are looked for first, and relative paths start from.
+
+    Raises:
+        ValueError: for a text of another form.
+        FileNotFoundError, ModuleNotFoundError, AttributeError: where there is no such thing.
+    """
+    if not is_named(text):
+        raise ValueError(
+            f"expected module:name or path/to/file.py:name, got {text!r} (for example "
+            "examples/policies.py:cartpole)"
+        )
+    where, _, name = text.rpartition(":")
+    found: Any = _module_of_file(directory / where) if where.endswith(".py") else None
+    if found is None:
+        found = _module(where, directory)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise AttributeError(f"expected {where} to have {name!r}, which it has not")
+        found = getattr(found, part)
+    return found
+
+
+def _module(name: str, directory: Path) -> ModuleType:
+    _look_in(directory)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; what it imports is not
+        raise ModuleNotFoundError(
+            f"there is no module {name} in {directory} or where Python looks; name a module, or a "
+            "file by its path with .py at the end",
+            name=error.name,
+        ) from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a Python file, got {path}, which is none")
+    imported = sys.modules.get(path.stem)
+    if imported is not None:
+        if getattr(imported, "__file__", None) == str(path):
+            return imported
+        raise ValueError(
+            f"the name of {path} is that of a module which is imported already ({path.stem}); "
+            "give the file another name"
+        )
+    _look_in(path.parent)  # for the modules beside it, as Python does for a script
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module
+
+
+def _look_in(directory: Path) -> None:
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))

@@ -1,0 +1,87 @@
+"""One episode of an evaluation, run again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tensordict import TensorDict
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType
+
+from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.film import filmed
+from tdcollect.evaluation.manifest import describe
+from tdcollect.evaluation.records import Episode
+
+
+class Replayed(NamedTuple):
+    """An episode that ran again.
+
+    Attributes:
+        record: of this run.
+        data: its steps ``[L]``.
+        manifest: how it was run this time.
+    """
+
+    record: Episode
+    data: TensorDict
+    manifest: dict[str, Any]
+
+
+Replay = Callable[[int, "str | os.PathLike[str] | None"], Replayed]
+
+
+def replayer(
+    env: str | Callable[..., Any] | EnvBase,
+    policy: Any,
+    env_kwargs: dict[str, Any] | None,
+    settings: Mapping[str, Any],
+) -> Replay:
+    """What runs an episode again, given its index and where a video of it goes, if anywhere.
+
+    Args:
+        env: as :func:`tdcollect.evaluate` takes it; and the policy.
+        policy: likewise.
+        env_kwargs: for the env's constructor.
+        settings: the other arguments of :class:`tdcollect.EvaluationCollector`.
+    """
+
+    def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
+        slots = _slots(env, env_kwargs)
+        with (
+            filmed(env, env_kwargs, video) as shown,
+            EvaluationCollector(
+                shown, policy, [index], num_envs=slots, env_kwargs=env_kwargs, **settings
+            ) as again,
+        ):
+            manifest = describe(again, env_kwargs or {})
+            (finished,) = again.run(keep=True)
+        if finished.data is None:
+            raise RuntimeError(f"the env raised in episode {index} again, at every try")
+        return Replayed(finished.record, finished.data, manifest)
+
+    return replay
+
+
+def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, Any]:
+    """The settings that an evaluation's episodes were run with, from what it wrote."""
+    return {
+        "seed": manifest["seeds"]["root"],
+        "seeds": {episode.index: episode.env_seed for episode in episodes}.__getitem__,
+        "max_steps": manifest["max_steps"],
+        "inference_batch_size": manifest["inference_batch_size"],
+        "exploration_type": ExplorationType[manifest["policy"]["exploration"].upper()],
+    }
+
+
+def _slots(env: Any, env_kwargs: dict[str, Any] | None) -> int | None:
+    """One, or None where the env brings its own."""
+    if isinstance(env, EnvBase):
+        return None
+    if isinstance(env, str):
+        return 1
+    made = env(**(env_kwargs or {}))
+    made.close()
+    return None if isinstance(made, EnvBase) else 1

@@ -1,0 +1,231 @@
+"""Models of Stable-Baselines3 as policies to evaluate."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, exploration_type
+
+from tdcollect.envs.spaces import key_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.probe import base_env
+
+
+def load_policy(
+    model: str | os.PathLike[str] | Any,
+    env: EnvBase,
+    *,
+    normalization: str | os.PathLike[str] | Any = None,
+) -> SB3Policy:
+    """A model of Stable-Baselines3 as a policy for :func:`tdcollect.evaluate`.
+
+    Its actions are those of ``model.predict(observation, deterministic=...)``: deterministic for
+    every exploration type but ``RANDOM``.
+
+    Args:
+        model: a file that ``model.save`` wrote, of PPO, A2C, DQN, SAC, TD3, DDPG, or another
+            algorithm whose policy acts on the observation alone; or a model.
+        env: of :func:`tdcollect.make_env`, bare or under transforms; for its spaces and keys.
+        normalization: the ``VecNormalize`` that the model was trained under, or the file that its
+            ``save`` wrote. Its statistics stay as they are.
+
+    Raises:
+        ModuleNotFoundError: without Stable-Baselines3.
+        FileNotFoundError: where there is no such file.
+        ValueError: for a model of other spaces than the env's, or one that keeps a hidden state.
+
+    Note:
+        Stable-Baselines3's files hold pickled objects: load only files that you trust.
+
+    Examples:
+        >>> env = tdcollect.make_env("CartPole-v1", num_envs=16)
+        >>> result = tdcollect.evaluate(env, load_policy("ppo.zip", env), episodes=100)
+    """
+    extra_module("stable_baselines3", "a model of Stable-Baselines3")
+    if isinstance(model, (str, os.PathLike)):
+        if not Path(model).is_file():
+            raise FileNotFoundError(
+                f"expected a model of Stable-Baselines3, got {model}, which is no file"
+            )
+        policy, settings = _read(model)
+    else:
+        file = io.BytesIO()
+        model.save(file)  # a copy, which later training leaves as it is
+        file.seek(0)
+        policy, settings = _read(file)
+    if isinstance(normalization, (str, os.PathLike)):
+        normalization = _read_normalization(Path(normalization))
+    elif normalization is not None:
+        # A copy without its envs: it may learn further.
+        normalization = pickle.loads(pickle.dumps(normalization))
+    return SB3Policy(policy, env, normalization, _epsilon(policy, settings))
+
+
+class SB3Policy(TensorDictModuleBase):
+    """Reads observations and writes actions, as the env's specs have them.
+
+    Args:
+        policy: of a model.
+        env: whose spaces and keys.
+        normalization: ``VecNormalize``, or None.
+        epsilon: the share of random actions where it explores.
+    """
+
+    def __init__(self, policy: Any, env: EnvBase, normalization: Any = None, epsilon: float = 0.0):
+        super().__init__()
+        base = base_env(env)
+        if not isinstance(base, GymnasiumEnv):
+            raise TypeError(f"expected an env of tdcollect.make_env, got {env}")
+        backend = base.stepper.backend
+        self._observation, self._action = backend.observation, backend.action
+        _check_spaces(policy, self._observation.space, self._action.space)
+        self.in_keys = [key_of(path) for path in self._observation.paths]
+        self.out_keys = list(base.action_keys)
+        self._noise_is_fixed = bool(getattr(policy, "use_sde", False))
+        # Parameters and statistics are part of this module, so that a manifest holds their digest.
+        self.policy = policy
+        self._normalization = normalization
+        for name, value in _statistics(normalization).items():
+            self.register_buffer(name, value)
+        self.register_buffer("exploration_rate", torch.tensor(epsilon))
+        self._epsilon = epsilon
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the actions for observations ``[B, ...]``."""
+        explores = exploration_type() is ExplorationType.RANDOM
+        if explores and self._noise_is_fixed:
+            raise ValueError(
+                "the noise of gSDE is drawn at each rollout, and no model file holds it; evaluate "
+                "with a deterministic exploration type"
+            )
+        given = [_array(tensordict.get(key)) for key in self.in_keys]
+        observation = self._observation.read(given)
+        if self._normalization is not None:
+            observation = self._normalization.normalize_obs(observation)
+        action, _ = self.policy.predict(observation, deterministic=not explores)
+        if explores and self._epsilon:
+            action = self._explored(action)
+        encoded = self._action.empty(len(action))
+        self._action.write(action, encoded)
+        for key, entry in zip(self.out_keys, encoded, strict=True):
+            tensordict.set(key, torch.from_numpy(entry).to(tensordict.get(self.in_keys[0]).device))
+        return tensordict
+
+    def _explored(self, action: Any) -> Any:
+        """DQN's: random actions instead, each with a chance of epsilon."""
+        rows = (len(action),)
+        instead = torch.rand(rows) < self._epsilon
+        drawn = torch.randint(int(self._action.space.n), rows)  # type: ignore[attr-defined]
+        return np.where(instead.numpy(), drawn.numpy() + self._action.space.start, action)  # type: ignore[attr-defined]
+
+
+def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The policy of a model's file, and the settings of its algorithm."""
+    from stable_baselines3.common.policies import ActorCriticPolicy
+    from stable_baselines3.common.save_util import load_from_zip_file
+
+    settings, parameters, _ = load_from_zip_file(file, device="cpu")
+    if settings is None or "policy_class" not in settings or "policy" not in parameters:
+        raise ValueError(f"expected a model of Stable-Baselines3, got {file}, which holds none")
+    with torch.random.fork_rng(devices=[]):  # weights are drawn before they are loaded
+        made = settings["policy_class"]
+        options = dict(settings["policy_kwargs"])
+        if issubclass(made, ActorCriticPolicy):  # the one that its algorithm tells apart from these
+            options["use_sde"] = settings["use_sde"]
+        both = settings["observation_space"], settings["action_space"]
+        policy = made(*both, lambda _: 0.0, **options)
+    policy.load_state_dict(parameters["policy"])
+    return policy, settings
+
+
+def _read_normalization(file: Path) -> Any:
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    if not file.is_file():
+        raise FileNotFoundError(f"expected a file of VecNormalize, got {file}, which is no file")
+    normalization = pickle.loads(file.read_bytes())  # as VecNormalize.load does, without its envs
+    if not isinstance(normalization, VecNormalize):
+        raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
+            f"expected a file of VecNormalize, got {file}, which holds another object"
+        )
+    return normalization
+
+
+def _epsilon(policy: Any, settings: Mapping[str, Any]) -> float:
+    """How often DQN's ``predict`` draws a random action; other algorithms' never does."""
+    from stable_baselines3.dqn.policies import DQNPolicy
+
+    return float(settings["exploration_rate"]) if isinstance(policy, DQNPolicy) else 0.0
+
+
+def _statistics(normalization: Any) -> dict[str, torch.Tensor]:
+    """The numbers that observations are normalized with, as tensors."""
+    if normalization is None or not normalization.norm_obs:
+        return {}
+    of = normalization.obs_rms
+    found = of if isinstance(of, dict) else {"observation": of}
+    statistics = {
+        f"{key.replace('.', '_')}_{name}": torch.as_tensor(np.asarray(getattr(rms, name))).clone()
+        for key, rms in found.items()
+        for name in ("mean", "var")
+    }
+    return statistics | {
+        name: torch.tensor(getattr(normalization, name)) for name in ("clip_obs", "epsilon")
+    }
+
+
+def _check_spaces(policy: Any, observation: Any, action: Any) -> None:
+    from stable_baselines3.common.vec_env import VecTransposeImage
+
+    if hasattr(policy, "lstm_actor"):
+        raise ValueError(
+            "expected a policy that acts on the observation alone, got a recurrent one "
+            f"({type(policy).__name__})"
+        )
+    shown = _form(observation)
+    wanted = _form(policy.observation_space)
+    if wanted not in (shown, _form(observation, VecTransposeImage.transpose_space)):
+        raise ValueError(
+            f"expected the observation space that the model was trained on, "
+            f"{policy.observation_space}, got an env with {observation}; evaluate it on the env, "
+            "with the wrappers, that it was trained on"
+        )
+    if policy.action_space != action:
+        raise ValueError(
+            f"expected the action space that the model was trained on, {policy.action_space}, got "
+            f"an env with {action}"
+        )
+
+
+def _form(space: Any, transpose: Any = None) -> Any:
+    """What a model is bound to in an observation space; bounds are not, normalizing moves them.
+
+    With ``transpose``, images have their channels in front, where ``predict`` puts them.
+    """
+    from stable_baselines3.common.preprocessing import is_image_space
+
+    if isinstance(space, spaces.Dict):
+        return {name: _form(part, transpose) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Box):
+        channels_last = is_image_space(space) and space.shape[0] not in (1, 3, 4)
+        return (transpose(space) if transpose and channels_last else space).shape
+    return space
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return tensor.detach().cpu().numpy()
+
+
+__all__ = ["SB3Policy", "load_policy"]

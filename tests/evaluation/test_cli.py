@@ -1,0 +1,437 @@
+"""The command line, as it is typed; and what it prints, writes and answers with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tdcollect
+from tdcollect.cli import main
+from tdcollect.evaluation.named import is_named
+
+ROOT = Path(__file__).parents[2]
+POLICIES = r"""
+import gymnasium as gym
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+print("read")
+
+
+def lean():
+    print("made")
+    def push(observation):
+        return torch.nn.functional.one_hot((observation[..., 2] > 0).long(), 2)
+    return TensorDictModule(push, in_keys=["observation"], out_keys=["action"])
+
+
+class Net(nn.Module):
+    def __init__(self, env):
+        super().__init__()
+        self.layer = nn.Linear(env.observation_spec["observation"].shape[-1], 2)
+
+    def forward(self, observation):
+        return torch.nn.functional.one_hot(self.layer(observation).argmax(-1), 2)
+
+
+def net(env, hidden=None):
+    return TensorDictModule(Net(env), in_keys=["observation"], out_keys=["action"])
+
+
+class Falling(gym.Wrapper):
+    # Raises in long episodes; in none where actions are random.
+    def reset(self, **kwargs):
+        self.steps = 0
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 45:
+            raise RuntimeError("the env fell over")
+        return super().step(action)
+
+
+def short(length=9, **kwargs):
+    return gym.make("CartPole-v1", max_episode_steps=length, **kwargs)
+
+
+def falling():
+    return Falling(gym.make("CartPole-v1"))
+
+
+def breaks():
+    raise ZeroDivisionError("in the factory\\nof the user")
+
+
+def nothing():
+    return None
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with policies, of a name that no other test imports."""
+    name = f"policies_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(POLICIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.fixture
+def typed(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str, str]]:
+    """Type a command; ``@`` stands for the module of policies. Its status, stdout and stderr."""
+
+    def run(command: str) -> tuple[int, str, str]:
+        (file,) = here.glob("policies_*.py")
+        status = main(command.replace("@", file.stem).split())
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_evaluate_prints_the_statistics_and_writes_the_report(typed, here) -> None:
+    status, out, _ = typed("evaluate CartPole-v1 --policy @.py:lean --episodes 6 --out run")
+    result = tdcollect.EvaluationResult.load("run")
+    assert status == 0
+    assert str(result.summary()) in out
+    assert result.digest in out
+    assert "report run/report.html" in out
+    assert (here / "run" / "report.html").exists()
+
+
+def test_the_ledger_is_that_of_the_function(typed) -> None:
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 6 --seed 4 --num-envs 3 --out run")
+
+    def push(td: Any) -> Any:
+        right = (td["observation"][..., 2] > 0).long()
+        return td.set("action", torch.nn.functional.one_hot(right, 2))
+
+    expected = tdcollect.evaluate("CartPole-v1", push, 6, seed=4, progress=False)
+    assert tdcollect.EvaluationResult.load("run").digest == expected.digest
+
+
+def test_each_option_reaches_the_evaluation(typed) -> None:
+    command = (
+        "evaluate @:short --policy random --seeds 5,7,9 --num-envs 2 --max-steps 8 --retries 1 "
+        '--env-kwargs {"length":12} --inference-batch-size 4 --exploration random --backend serial '
+        "--device cpu --keep --out run --quiet"
+    )
+    assert typed(command)[:2] == (0, "")
+    result = tdcollect.EvaluationResult.load("run")
+    assert [episode.env_seed for episode in result.episodes] == [5, 7, 9]
+    assert result.manifest["max_steps"] == 8
+    assert result.manifest["inference_batch_size"] == 4
+    assert result.manifest["policy"]["exploration"] == "random"
+    assert result.manifest["env"]["kwargs"] == {"length": "12"}
+    assert len(result.trajectory(0)) == 8
+
+
+def test_json_is_all_that_is_printed(typed) -> None:
+    status, out, err = typed("evaluate CartPole-v1 --policy @:lean --episodes 3 --json --out run")
+    assert status == 0
+    told = json.loads(out)
+    result = tdcollect.EvaluationResult.load("run")
+    assert told["ledger"] == result.digest
+    assert told["returns"]["mean"] == result.summary().returns.mean
+    assert told["report"] == "run/report.html"
+    assert err == "read\nmade\n"  # what the user's own module prints
+
+
+def test_without_a_directory_nothing_is_written(typed, here) -> None:
+    before = sorted(here.iterdir())
+    assert typed("evaluate CartPole-v1 --policy random --episodes 2")[0] == 0
+    assert sorted(here.iterdir()) == before
+
+
+def test_a_checkpoint_is_loaded_into_the_policy(typed, here) -> None:
+    weights = {"module.layer.weight": torch.tensor([[0, 0, 0, 0.0], [0, 0, 1, 0]])}
+    torch.save({**weights, "module.layer.bias": torch.zeros(2)}, here / "net.pt")
+    typed("evaluate CartPole-v1 --policy @:net --checkpoint net.pt --episodes 4 --out net --quiet")
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --out lean --quiet")
+    net, lean = (tdcollect.EvaluationResult.load(name) for name in ("net", "lean"))
+    assert net.digest == lean.digest
+
+
+def test_weights_that_a_factory_draws_are_the_same_each_time(typed) -> None:
+    for number in range(2):
+        torch.manual_seed(number)
+        typed(f"evaluate CartPole-v1 --policy @:net --episodes 2 --out {number} --quiet")
+    first, second = (tdcollect.EvaluationResult.load(name) for name in "01")
+    assert first.manifest["policy"]["digest"] == second.manifest["policy"]["digest"]
+
+
+def test_the_same_command_again_changes_nothing(typed, here) -> None:
+    command = "evaluate CartPole-v1 --policy @:lean --episodes 4 --keep --out run --json"
+    first = typed(command)
+
+    def state() -> dict[Path, tuple[bytes, int]]:
+        files = (path for path in (here / "run").rglob("*") if path.is_file())
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+    before = state()
+    assert typed(command)[:2] == first[:2]
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ("--policy random", "policy.class is"),
+        ("--policy @:lean --seed 1", "seeds.root is 0 there and 1 here"),
+        ("--policy @:lean --episodes 5", "episodes is 4 there and 5 here"),
+        ("--policy @:lean --max-steps 7", "max_steps is None there and 7 here"),
+        ("--policy @:net", "policy.structure is"),
+    ],
+)
+def test_a_directory_of_another_evaluation_is_refused(typed, changed: str, difference: str) -> None:
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --out run --quiet")
+    status, out, err = typed(f"evaluate CartPole-v1 --episodes 4 {changed} --out run")
+    assert (status, out) == (1, "")
+    assert "tdcollect: run holds another evaluation: " in err
+    assert difference in err
+    assert "remove this one to start anew\n" in err
+
+
+def test_failed_episodes_are_told_and_counted(typed) -> None:
+    status, out, err = typed("evaluate @:falling --policy @:lean --episodes 5 --json --out run")
+    told = json.loads(out)
+    assert status == 1
+    assert told["failed"] > 0
+    assert f"tdcollect: {told['failed']} of 5 episodes failed" in err
+
+
+# Refusals: one line, and the status
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("evaluate CartPole-v1 --policy @:breaks", "ZeroDivisionError: in the factory of the user"),
+        ("evaluate CartPole-v1 --policy @:nothing", "to give a policy, got None"),
+        ("evaluate CartPole-v1 --policy @:number", "to be callable and to give a policy, got 3"),
+        ("evaluate CartPole-v1 --policy @:other", "to have 'other', which it has not"),
+        ("evaluate CartPole-v1 --policy lean", "expected module:name or path/to/file.py:name"),
+        ("evaluate CartPole-v1 --policy none.py:lean", "none.py, which is none"),
+        ("evaluate CartPole-v1 --policy not_there:lean", "there is no module not_there in"),
+        ("evaluate CartPole-v0x --policy random", "CartPole"),
+        ("evaluate CartPole-v1 --policy random --num-envs 0", "expected num_envs to be a positive"),
+        ("evaluate CartPole-v1 --policy random --checkpoint a.pt", "have no checkpoint"),
+        ("evaluate CartPole-v1 --policy @:net --checkpoint a.pt", "a.pt, which is no file"),
+        ("evaluate CartPole-v1 --policy @:net --checkpoint @.py", "is no state_dict of TensorDict"),
+        ("evaluate CartPole-v1 --policy sb3", "needs the model's file: --checkpoint model.zip"),
+        ("evaluate CartPole-v1 --policy random --vecnormalize a", "goes with --policy sb3"),
+        ("evaluate CartPole-v1 --policy random --out .", "to be empty, or the directory of an"),
+        ("compare one two", "expected the directory of an evaluation, got one"),
+        ("replay one 3", "expected the directory of an evaluation, got one"),
+    ],
+)
+def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -> None:
+    status, out, err = typed(command)
+    assert (status, out) == (1, "")
+    told = [line for line in err.splitlines() if line.startswith("tdcollect: ")]
+    assert len(told) == 1
+    assert reason in told[0]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("evaluate CartPole-v1", "Missing option '--policy'"),
+        ("evaluate CartPole-v1 --policy random --episodes many", "'many' is not a valid integer"),
+        ("evaluate CartPole-v1 --policy random --env-kwargs [1]", "expected a JSON object, got"),
+        ("evaluate CartPole-v1 --policy random --env-kwargs {", "expected a JSON object, got '{'"),
+        ("evaluate CartPole-v1 --policy random --seeds 1;2", "expected ints with commas between"),
+        ("evaluate CartPole-v1 --policy random --keep", "--keep needs a directory: --out DIR"),
+        ("evaluate CartPole-v1 --policy random --exploration mad", "'mad' is not one of"),
+        ("compare one", "expected two directories or more"),
+        ("replay one x", "'x' is not a valid integer"),
+        ("dance", "No such command 'dance'"),
+    ],
+)
+def test_what_is_not_understood_has_the_status_2(typed, command: str, reason: str) -> None:
+    status, out, err = typed(command)
+    assert (status, out) == (2, "")
+    assert reason in err
+
+
+def test_a_traceback_is_shown_on_request(typed) -> None:
+    with pytest.raises(ZeroDivisionError):
+        typed("--traceback evaluate CartPole-v1 --policy @:breaks")
+
+
+# compare
+
+
+def test_compare_prints_the_comparison(typed, here) -> None:
+    for name, policy in [("lean", "@:lean"), ("random", "random")]:
+        typed(f"evaluate CartPole-v1 --policy {policy} --episodes 8 --out runs/{name} --quiet")
+    status, out, _ = typed("compare runs/random runs/lean --out report")
+    results = [tdcollect.EvaluationResult.load(f"runs/{name}") for name in ("random", "lean")]
+    found = tdcollect.compare(*results, names=["random", "lean"])
+    assert status == 0
+    assert str(found) in out
+    assert "report report/comparison.html" in out
+    assert (here / "report" / "comparison.html").exists()
+    status, out, _ = typed("compare runs/random runs/lean --json")
+    assert status == 0
+    assert json.loads(out) == {"report": None, **json.loads(json.dumps(found.to_dict()))}
+
+
+def test_compare_refuses_other_episodes(typed) -> None:
+    for seed in range(2):
+        typed(f"evaluate CartPole-v1 --policy random --episodes 3 --seed {seed} --out {seed}")
+    status, out, err = typed("compare 0 1")
+    assert (status, out) == (1, "")
+    assert "expected evaluations on the same episodes, but 0 and 1 differ: env_seed" in err
+
+
+def test_compare_refuses_an_unfinished_evaluation(typed, here) -> None:
+    for name in "ab":
+        typed(f"evaluate CartPole-v1 --policy random --episodes 3 --out {name} --quiet")
+        file = here / name / "episodes.jsonl"
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    status, _, err = typed("compare a b")
+    assert status == 1
+    assert "a is unfinished: it lacks 1 of its episodes" in err
+
+
+# replay
+
+
+def test_replay_runs_the_episode_again(typed) -> None:
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --seed 3 --out run --quiet")
+    status, out, _ = typed("replay run 2")
+    record = tdcollect.EvaluationResult.load("run").episodes[2]
+    assert status == 0
+    assert f"return {record.episode_return:.6g}, {record.length} steps; the same to the bit" in out
+    status, out, _ = typed("replay run 2 --json")
+    assert json.loads(out) == {**json.loads(record.to_json()), "same": True, "video": None}
+
+
+def test_replay_works_as_the_report_says_it(typed, here, monkeypatch) -> None:
+    """From within the directory; the paths of policy and checkpoint were relative."""
+    torch.save({"module.layer.weight": torch.eye(2, 4), "module.layer.bias": torch.ones(2)}, "w.pt")
+    typed("evaluate CartPole-v1 --policy @.py:net --checkpoint w.pt --episodes 2 --out run --quiet")
+    assert "<code>tdcollect replay . 1</code>" in (here / "run" / "report.html").read_text()
+    monkeypatch.chdir(here / "run")
+    assert main(["replay", ".", "1"]) == 0
+
+
+def test_replay_keeps_the_settings_of_the_evaluation(typed) -> None:
+    typed(
+        'evaluate @:short --policy random --seeds 5,7 --max-steps 8 --env-kwargs {"length":12} '
+        "--exploration random --inference-batch-size 3 --out run --quiet"
+    )
+    assert typed("replay run 1")[0] == 0
+
+
+def test_replay_films(typed, here) -> None:
+    pytest.importorskip("pygame")
+    typed("evaluate CartPole-v1 --policy random --episodes 2 --out run --quiet")
+    status, out, _ = typed("replay run 1 --video run/1.mp4")
+    assert status == 0
+    assert "video run/1.mp4" in out
+    assert (here / "run" / "1.mp4").read_bytes()[4:8] == b"ftyp"
+
+
+def test_replay_tells_what_has_changed(typed, here) -> None:
+    for value in (0.0, 1.0):
+        weights = {"module.layer.weight": torch.zeros(2, 4)}
+        torch.save({**weights, "module.layer.bias": torch.tensor([0.5, value])}, here / "w.pt")
+        if not value:
+            command = "evaluate CartPole-v1 --policy @:net --checkpoint w.pt --episodes 2 --out run"
+            typed(command)
+    status, out, err = typed("replay run 0")
+    assert (status, out) == (1, "")
+    assert "episode 0 is not what it was: return " in err
+    assert "What has changed: policy.digest was " in err
+
+
+def test_replay_of_a_directory_that_names_no_policy_takes_it_from_the_command(typed) -> None:
+    (kept, other) = (tdcollect.evaluate("CartPole-v1", None, 2, out=name) for name in "ab")
+    assert kept.digest == other.digest
+    status, _, err = typed("replay a 0")
+    assert status == 1
+    assert "say it: --env ENV --policy MODULE:FACTORY" in err
+    assert typed("replay a 0 --env CartPole-v1 --policy random")[0] == 0
+
+
+def test_replay_refuses_an_episode_that_is_not_there(typed) -> None:
+    typed("evaluate CartPole-v1 --policy random --episodes 2 --out run --quiet")
+    status, _, err = typed("replay run 2")
+    assert status == 1
+    assert "episode 2 is not among the 2 of this ledger" in err
+
+
+# The program
+
+
+def test_help_comes_at_once() -> None:
+    """torch, which takes seconds, is not imported for it."""
+    code = (
+        "import sys; from tdcollect.cli import main; status = main(['evaluate', '--help']);"
+        "sys.exit(status or ('torch' in sys.modules))"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - started < 5
+    assert "Usage: tdcollect evaluate [OPTIONS] ENV" in done.stdout
+
+
+def test_the_package_is_the_program_too() -> None:
+    command = [sys.executable, "-m", "tdcollect", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("tdcollect, version ")
+
+
+def test_the_script_is_named() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert '\n[project.scripts]\ntdcollect = "tdcollect.cli:main"\n' in text
+
+
+def test_missing_click_is_named(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "click", None)
+    assert main([]) == 1
+    expected = (
+        "tdcollect: the command line needs the click package: pip install 'tdcollect[evaluate]'"
+    )
+    assert capsys.readouterr().err == expected + "\n"
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt])
+def test_an_interrupt_says_how_to_go_on(typed, monkeypatch, exception) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise exception
+
+    monkeypatch.setattr(tdcollect, "evaluate", interrupted)
+    status, _, err = typed("evaluate CartPole-v1 --policy random --out run")
+    assert status == 130
+    assert "interrupted; the same command goes on from here" in err
+
+
+@pytest.mark.parametrize("text", ["a:b", "a.b:c.d", "dir/file.py:name", "/x y/f.py:Class"])
+def test_names_of_objects(text: str) -> None:
+    assert is_named(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["CartPole-v1", "ale_py:ALE/Pong-v5", "module:Id-v0", "random", ":a"]
+)
+def test_names_of_registered_envs(text: str) -> None:
+    assert not is_named(text)

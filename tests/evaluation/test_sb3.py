@@ -1,0 +1,266 @@
+"""Models of Stable-Baselines3 as policies: the oracle is their own ``predict``, in a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torchrl.envs import ExplorationType
+
+import tdcollect
+from tdcollect.evaluation.sb3 import load_policy
+
+sb3 = pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3 (extra dev)")
+
+
+class Shown(gym.Env[Any, Any]):
+    """Shows samples of an observation space; the reward is the mean of the action, as numbers."""
+
+    def __init__(self, observation: spaces.Space[Any], action: spaces.Space[Any]):
+        self.observation_space, self.action_space = observation, action
+
+    def _observe(self) -> Any:
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = 5
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.left -= 1
+        return self._observe(), float(np.mean(action)), False, self.left == 0, {}
+
+
+UNIT, IMAGE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(0, 255, (40, 48, 3), np.uint8)
+SHOWN = {
+    "a discrete observation": (spaces.Discrete(4), spaces.Discrete(3)),
+    "an image": (IMAGE, spaces.Discrete(3)),
+    "a dict": (spaces.Dict(a=UNIT, of=spaces.Discrete(2), pixels=IMAGE), spaces.Discrete(3)),
+    "discrete choices": (UNIT, spaces.MultiDiscrete([2, 5])),
+    "bits": (UNIT, spaces.MultiBinary(3)),
+    "numbers from a start": (UNIT, spaces.Box(np.float32([-1, 0]), np.float32([1, 0.2]))),
+}
+
+
+def shown(name: str) -> Callable[[], gym.Env[Any, Any]]:
+    return lambda: Shown(*SHOWN[name])
+
+
+def pendulum() -> gym.Env[Any, Any]:
+    return gym.make("Pendulum-v1", max_episode_steps=20)
+
+
+def make(env: Any) -> gym.Env[Any, Any]:
+    return gym.make(env) if isinstance(env, str) else env()
+
+
+def model(algorithm: str, env: Any, policy: str = "MlpPolicy", **options: Any) -> Any:
+    """Not trained: its weights are drawn from a seed."""
+    if algorithm in ("PPO", "A2C"):
+        options = {"n_steps": 8, **options}
+    return getattr(sb3, algorithm)(policy, make(env), seed=3, device="cpu", **options)
+
+
+def by_predict(model: Any, env: Any, count: int, deterministic: bool) -> list[list[Any]]:
+    """The actions of test episodes, as ``model.predict`` has them."""
+    made, episodes = make(env), []
+    for i in range(count):
+        observation, _ = made.reset(seed=tdcollect.env_seed(0, i))
+        torch.manual_seed(tdcollect.policy_seed(0, i))
+        actions, ended = [], False
+        while not ended:
+            action, _ = model.predict(observation, deterministic=deterministic)
+            observation, _, terminated, truncated, _ = made.step(action)
+            actions.append(action)
+            ended = terminated or truncated
+        episodes.append(np.array(actions))
+    return episodes
+
+
+def by_evaluate(model: Any, env: Any, count: int, deterministic: bool, **options: Any) -> Any:
+    """The same of :func:`tdcollect.evaluate`; and its result."""
+    made = tdcollect.make_env(env, num_envs=2)
+    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    normalization = options.pop("normalization", None)
+    policy = load_policy(model, made, normalization=normalization)
+    result = tdcollect.evaluate(
+        made, policy, count, exploration_type=kind, keep=True, progress=False, **options
+    )
+    codec = made.stepper.backend.action
+    episodes = [
+        codec.read([result.trajectory(i)[key].numpy() for key in made.action_keys])
+        for i in range(count)
+    ]
+    made.close()
+    return episodes, result
+
+
+CASES = [
+    ("PPO", "CartPole-v1", "MlpPolicy"),
+    ("A2C", "CartPole-v1", "MlpPolicy"),
+    ("DQN", "CartPole-v1", "MlpPolicy"),
+    ("PPO", pendulum, "MlpPolicy"),
+    ("SAC", pendulum, "MlpPolicy"),
+    ("TD3", pendulum, "MlpPolicy"),
+    ("DDPG", pendulum, "MlpPolicy"),
+    ("PPO", shown("a discrete observation"), "MlpPolicy"),
+    ("PPO", shown("an image"), "CnnPolicy"),
+    ("PPO", shown("a dict"), "MultiInputPolicy"),
+    ("PPO", shown("discrete choices"), "MlpPolicy"),
+    ("PPO", shown("bits"), "MlpPolicy"),
+    ("SAC", shown("numbers from a start"), "MlpPolicy"),
+]
+NAMES = [
+    "ppo",
+    "a2c",
+    "dqn",
+    "ppo-box",
+    "sac",
+    "td3",
+    "ddpg",
+    *(k.replace(" ", "-") for k in SHOWN),
+]
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "stochastic"])
+@pytest.mark.parametrize(("algorithm", "env", "policy"), CASES, ids=NAMES)
+def test_actions_are_those_of_predict(
+    algorithm: str, env: Any, policy: str, deterministic: bool, tmp_path: Path
+) -> None:
+    if algorithm == "DQN" and not deterministic:
+        pytest.skip("DQN's predict draws from NumPy's global numbers; see the tests of its epsilon")
+    of = model(algorithm, env, policy)
+    of.save(tmp_path / "model.zip")
+    expected = by_predict(of, env, 3, deterministic)
+    # One row at a time, as the plain loop has it: the same to the bit.
+    found, _ = by_evaluate(tmp_path / "model.zip", env, 3, deterministic, inference_batch_size=1)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "stochastic"])
+@pytest.mark.parametrize(("algorithm", "env", "policy"), CASES, ids=NAMES)
+def test_rows_of_a_batch_are_not_coupled(
+    algorithm: str, env: Any, policy: str, deterministic: bool
+) -> None:
+    """The evaluation's probe refuses a policy whose rows are; and slots do not matter."""
+    of = model(algorithm, env, policy)
+    _, two = by_evaluate(of, env, 5, deterministic)
+    made = tdcollect.make_env(env, num_envs=5)
+    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    five = tdcollect.evaluate(made, load_policy(of, made), 5, exploration_type=kind, progress=False)
+    assert two.digest == five.digest
+
+
+def test_mean_returns_are_those_of_evaluate_policy() -> None:
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.monitor import Monitor
+
+    class Seeded(gym.Wrapper[Any, Any, Any, Any]):
+        started = 0
+
+        def reset(self, **_: Any) -> Any:
+            self.started += 1
+            return super().reset(seed=tdcollect.env_seed(0, self.started - 1))
+
+    of = model("PPO", "CartPole-v1")
+    env = Monitor(Seeded(gym.make("CartPole-v1")))
+    returns, lengths = evaluate_policy(of, env, 10, return_episode_rewards=True)
+    _, result = by_evaluate(of, "CartPole-v1", 10, True)
+    assert result.returns.tolist() == returns
+    assert result.lengths.tolist() == lengths
+
+
+def test_observations_are_normalized_as_the_model_was_trained(tmp_path: Path) -> None:
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    venv = VecNormalize(DummyVecEnv([pendulum]), clip_obs=2.0)
+    of = sb3.PPO("MlpPolicy", venv, n_steps=64, seed=0, device="cpu").learn(64)
+    venv.save(tmp_path / "stats.pkl")
+
+    class Normalized:
+        def predict(self, observation: Any, **options: Any) -> Any:
+            return of.predict(venv.normalize_obs(observation), **options)
+
+    expected = by_predict(Normalized(), pendulum, 2, True)
+    for given in (venv, tmp_path / "stats.pkl"):
+        found, result = by_evaluate(
+            of, pendulum, 2, True, inference_batch_size=1, normalization=given
+        )
+        np.testing.assert_array_equal(expected, found)
+    _, without = by_evaluate(of, pendulum, 2, True)
+    assert without.manifest["policy"]["digest"] != result.manifest["policy"]["digest"]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_dqn_explores_with_its_epsilon(epsilon: float) -> None:
+    of = model("DQN", shown("a discrete observation"))
+    of.exploration_rate = epsilon
+    greedy, _ = by_evaluate(of, shown("a discrete observation"), 100, True)
+    found, _ = by_evaluate(of, shown("a discrete observation"), 100, False)
+    changed = np.mean(np.concatenate(greedy) != np.concatenate(found))
+    assert changed == pytest.approx(epsilon * 2 / 3, abs=0.085)  # of three actions, two are others
+
+
+def test_the_model_is_left_as_it_is() -> None:
+    of = model("PPO", "CartPole-v1")
+    of.policy.train(True)
+    before = torch.get_rng_state()
+    made = tdcollect.make_env("CartPole-v1", 2)
+    policy = load_policy(of, made)
+    tdcollect.evaluate(made, policy, 2, progress=False)
+    assert of.policy.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_reading_a_file_draws_no_random_numbers(tmp_path: Path) -> None:
+    model("PPO", "CartPole-v1").save(tmp_path / "model.zip")
+    before = torch.get_rng_state()
+    load_policy(tmp_path / "model.zip", tdcollect.make_env("CartPole-v1"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_another_observation_space_is_refused() -> None:
+    of = model("PPO", pendulum)
+    with pytest.raises(ValueError, match=r"the observation space that the model was trained on.*3"):
+        load_policy(of, tdcollect.make_env("CartPole-v1"))
+
+
+def test_another_action_space_is_refused() -> None:
+    of = model("PPO", shown("a discrete observation"))
+    other = tdcollect.make_env(lambda: Shown(spaces.Discrete(4), spaces.Discrete(2)))
+    with pytest.raises(ValueError, match=r"the action space that the model was trained on, Disc"):
+        load_policy(of, other)
+
+
+def test_noise_that_no_file_holds_is_refused() -> None:
+    of = model("PPO", pendulum, use_sde=True)
+    by_evaluate(of, pendulum, 1, True, max_steps=5)
+    with pytest.raises(ValueError, match="gSDE is drawn at each rollout"):
+        by_evaluate(of, pendulum, 1, False)
+
+
+def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
+    env = tdcollect.make_env("CartPole-v1")
+    with pytest.raises(FileNotFoundError, match="expected a model of Stable-Baselines3"):
+        load_policy(tmp_path / "none.zip", env)
+    (tmp_path / "text.zip").write_text("text")
+    with pytest.raises(ValueError, match=r"holds none|wasn't a zip-file"):
+        load_policy(tmp_path / "text.zip", env)
+
+
+def test_missing_sb3_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install stable-baselines3"):
+        load_policy("model.zip", tdcollect.make_env("CartPole-v1"))

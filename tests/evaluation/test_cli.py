@@ -69,7 +69,7 @@ def falling():
 
 
 def breaks():
-    raise ZeroDivisionError("in the factory\\nof the user")
+    raise ZeroDivisionError("in the factory\nof the user")
 
 
 def nothing():

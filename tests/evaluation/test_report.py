@@ -227,7 +227,7 @@ def test_the_same_evaluation_gives_the_same_bytes_in_another_process(whole) -> N
     code = """
 import sys, hashlib, matplotlib
 matplotlib.rcParams.update({"font.size": 20, "axes.grid": True, "savefig.dpi": 50})
-from tests.evaluate.test_report import report
+from tests.evaluation.test_report import report
 from pathlib import Path
 files, _ = report(Path(sys.argv[1]))
 print(*[hashlib.sha256(path.read_bytes()).hexdigest() for path in files])

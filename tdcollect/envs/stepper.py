@@ -7,6 +7,7 @@ wait for their reset, and the checks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from tdcollect import keys
 from tdcollect.envs.backend import Backend, Frame
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array, Path
+
+_ALIGNMENT = 64  # bytes
 
 
 class Bookkeeping(NamedTuple):
@@ -101,7 +104,7 @@ class Stepper:
         """
 
         def zeros(shape: Sequence[int], dtype: Any) -> Array:
-            array = np.zeros((count, self.num_envs, *shape), dtype)
+            array = _aligned_zeros((count, self.num_envs, *shape), dtype)
             return torch.from_numpy(array).pin_memory().numpy() if pinned else array
 
         entries = [zeros(entry.shape, entry.dtype) for entry in self.entries]
@@ -263,6 +266,15 @@ class Stepper:
     def close(self) -> None:
         """Close the backend."""
         self.backend.close()
+
+
+def _aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
+    """Zeros that begin where torch's own tensors would: products round by it."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    aligned: Array = memory[first : first + size].view(dtype).reshape(shape)
+    return aligned
 
 
 def _observation_entries(backend: Backend) -> list[Entry]:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from numbers import Integral
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import nn
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect._upstream import append_policy_transforms
@@ -21,19 +17,27 @@ from tdcollect.collect.construction import needs_state
 from tdcollect.collect.episodes import EpisodeLoop, Start
 from tdcollect.collect.loop import array_env
 from tdcollect.collect.rows import Key, Rows
+from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
-from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.arguments import (
+    Seeds,
+    check_positive,
+    check_seed,
+    check_transforms,
+    device_of,
+    episode_numbers,
+    is_count,
+    made_env,
+    seed_schedule,
+)
 from tdcollect.evaluation.data import Assembly, Finished
 from tdcollect.evaluation.inference import Inference, as_policy, at_batch_size
 from tdcollect.evaluation.isolation import GlobalRandomness, isolated
-from tdcollect.evaluation.probe import base_env, probe_env
+from tdcollect.evaluation.probe import probe_env
 from tdcollect.evaluation.records import Episode
-from tdcollect.seeding import env_seed, policy_seed
 
 _STEPS = 64  # between checks; finished episodes come out so often
-
-Seeds = Sequence[int] | Callable[[int], int]
 
 
 class EvaluationCollector:
@@ -56,7 +60,8 @@ class EvaluationCollector:
         seed: the root seed.
         seeds: the seeds of the envs in place of the root seed's: one an episode, or a function of
             the episode's number.
-        num_envs: how many slots are made; None for 16, or for those of the env that is given.
+        num_envs: how many slots are made, though no more than there are episodes; None for 16, or
+            for those of the env that is given.
         backend: of :func:`make_env`, for an id or a callable.
         env_kwargs: for the env's constructor.
         exploration_type: of the policy; by default its most likely action.
@@ -106,17 +111,24 @@ class EvaluationCollector:
         new_envs: bool | None = None,
         in_order: bool = False,
     ):
-        self.numbers = _numbers(episodes)
-        _check_seed(seed)
+        self.numbers = episode_numbers(episodes)
+        check_seed(seed)
         for name, value in (("max_steps", max_steps), ("num_envs", num_envs)):
             if value is not None:
-                _check_positive(name, value)
-        _check_positive("inference_batch_size", inference_batch_size)
+                check_positive(name, value)
+        check_positive("inference_batch_size", inference_batch_size)
         if on_error not in ("retry", "raise"):
             raise ValueError(f"expected on_error to be 'retry' or 'raise', got {on_error!r}")
+        if not is_count(retries):
+            raise ValueError(f"expected retries to be an int and not negative, got {retries!r}")
+        if not isinstance(exploration_type, ExplorationType):
+            raise TypeError(
+                "expected exploration_type to be one of torchrl's ExplorationType, got "
+                f"{exploration_type!r}"
+            )
         self.seed = seed
         self.seeds_are_given = seeds is not None
-        self.seeds_of = _schedule(seed, seeds, self.numbers)
+        self.seeds_of = seed_schedule(seed, seeds, self.numbers)
         self.exploration_type = exploration_type
         self.max_steps = max_steps
         self.inference_batch_size = inference_batch_size
@@ -124,20 +136,24 @@ class EvaluationCollector:
         self._new_envs = new_envs
         self._in_order = in_order
         self._made = not isinstance(env, EnvBase)
-        self.env = _make(env, 16 if num_envs is None else num_envs, backend, env_kwargs, num_envs)
+        self.env, self.makes_slots = made_env(env, num_envs, backend, env_kwargs, len(self.numbers))
         try:
-            self.base = base_env(self.env)
+            self.base = base_of(self.env)
             if not isinstance(self.base, GymnasiumEnv):
                 raise TypeError(
                     f"expected an env of tdcollect.make_env, bare or under transforms, got one "
                     f"over {type(self.base).__name__}; its slots cannot be seeded one by one"
                 )
+            check_transforms(self.env)
+            self._check_open()
             if needs_state(policy):
-                self.env = append_policy_transforms(self.env, policy)
+                # Transforms are appended in place: to an env of ours, not to the one given.
+                own = TransformedEnv(self.env, auto_unwrap=True)
+                self.env = append_policy_transforms(own, policy)
             self.policy = policy
             with self._apart():
                 self._policy = as_policy(policy, self.env, inference_batch_size)
-            self.device = _device(policy, device)
+            self.device = device_of(policy, device)
             self._check_new_envs()
         except BaseException:
             self.close()
@@ -151,6 +167,10 @@ class EvaluationCollector:
                 f"expected new_envs=None or False: the backend {backend.name!r} cannot build "
                 "single slots anew; use backend='serial'"
             )
+
+    def _check_open(self) -> None:
+        if self.base.is_closed:
+            raise RuntimeError(f"the env {self.base.name} is closed; make a new one to evaluate")
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -166,13 +186,20 @@ class EvaluationCollector:
         Args:
             keep: keep the data of episodes until they are given out.
         """
-        self.episodes = []
+        self._check_open()
+        episodes: list[Episode] = []
+        self.episodes = episodes
         steps = self._run(keep)
         waiting: dict[int, Finished] = {}
         due = iter(self.numbers)
         following = next(due, None)
         try:
             while True:
+                if self.episodes is not episodes:
+                    raise RuntimeError(
+                        "another run of this collector has begun since, on the same env; make a "
+                        "collector with an env of its own for each"
+                    )
                 with self._apart():
                     ended = next(steps, None)
                 if ended is None:
@@ -203,9 +230,7 @@ class EvaluationCollector:
         """Run all episodes; gives those that end, some at a time."""
         if not self.numbers:
             return
-        new_envs = self._new_envs
-        if new_envs is None:
-            new_envs = probe_env(self.base)
+        new_envs = probe_env(self.base, self._new_envs)
         on_arrays = array_env(self.env)
         env = WholeEnv(self.env) if isinstance(on_arrays, str) else on_arrays
         slots = env.batch_size.numel()
@@ -274,7 +299,7 @@ class EvaluationCollector:
     def _unseed(self) -> None:
         """Have the env's next episodes start from fresh entropy."""
         stepper = self.base.stepper
-        if not self.base.is_closed and stepper.backend.seeds_subset:
+        if not self.base.is_closed:
             fresh = np.random.SeedSequence().generate_state(stepper.num_envs, np.uint32) >> 1
             stepper.set_seeds([int(seed) for seed in fresh])
 
@@ -294,75 +319,3 @@ class EvaluationCollector:
             f"{type(self).__name__}({len(self.numbers)} episodes of {self.base.name}, "
             f"seed={self.seed}, ended={len(self.episodes)}, env={self.env})"
         )
-
-
-def _numbers(episodes: int | Sequence[int]) -> Sequence[int]:
-    if isinstance(episodes, int) and not isinstance(episodes, bool) and episodes >= 0:
-        return range(episodes)
-    if isinstance(episodes, (Sequence, np.ndarray)) and not isinstance(episodes, str):
-        numbers = [int(number) for number in episodes]
-        if all(number >= 0 for number in numbers) and len(set(numbers)) == len(numbers):
-            return numbers
-    raise ValueError(
-        f"expected episodes to be a count, or numbers that are not negative and do not recur, got "
-        f"{episodes!r}"
-    )
-
-
-def _check_seed(seed: int) -> None:
-    if not isinstance(seed, Integral) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"expected a root seed that is an int and not negative, got {seed!r}")
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"expected {name} to be a positive int, got {value!r}")
-
-
-def _schedule(
-    root: int, seeds: Seeds | None, numbers: Sequence[int]
-) -> Callable[[int], tuple[int, int]]:
-    """The seed of the env and of the policy in each episode."""
-    if seeds is None:
-        return cache(lambda number: (env_seed(root, number), policy_seed(root, number)))
-    given = seeds if callable(seeds) else list(seeds).__getitem__
-    if not callable(seeds) and len(seeds) <= max(numbers, default=-1):
-        raise ValueError(
-            f"expected a seed for each of the episodes up to number {max(numbers)}, got "
-            f"{len(seeds)} seeds"
-        )
-    chosen = {number: given(number) for number in numbers}
-    for number, value in chosen.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 0:
-            raise ValueError(
-                f"expected seeds that are ints and not negative, got {value!r} for episode {number}"
-            )
-    return cache(lambda number: (int(chosen[number]), policy_seed(root, number)))
-
-
-def _make(
-    env: Any,
-    slots: int,
-    backend: str | None,
-    env_kwargs: dict[str, Any] | None,
-    num_envs: int | None,
-) -> EnvBase:
-    if not isinstance(env, EnvBase):
-        made = env(**(env_kwargs or {})) if callable(env) and not isinstance(env, gym.Env) else env
-        if not isinstance(made, EnvBase):
-            if isinstance(made, gym.Env) and made is not env:
-                made.close()
-            return make_env(env, num_envs=slots, backend=backend, env_kwargs=env_kwargs)
-        env, env_kwargs = made, None
-    given = {"num_envs": num_envs, "backend": backend, "env_kwargs": env_kwargs}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given:
-        raise ValueError(f"the env {env} is made already: expected no {', '.join(given)}")
-    return env
-
-
-def _device(policy: Any, device: torch.device | str | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))

@@ -72,8 +72,10 @@ class Assembly:
 
     def feed(self, block: Block) -> Iterator[Finished]:
         """Take a block in; gives the episodes that end in it, in the order of their ending."""
-        arrays = {key: _array(block.columns[key]) for key, _ in self._digested}
-        last = {key: _array(block.columns[under_next(key)]) for key, on in self._digested if on}
+        # Where the env raised at once, there are no columns, and pieces without steps alone.
+        digested = self._digested if block.columns else []
+        arrays = {key: _array(block.columns[key]) for key, _ in digested}
+        last = {key: _array(block.columns[under_next(key)]) for key, on in digested if on}
         for piece in block.pieces:
             if piece.error is not None:
                 self._held.pop(piece.start.number, None)

@@ -19,14 +19,19 @@ from tdcollect._upstream import make_compatible_policy
 from tdcollect.collect.policy import Op, Program
 from tdcollect.collect.rows import Key, Rows, is_next
 from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.places import LikeRows, example
 from tdcollect.evaluation.streams import DrawByRow, RowNoise, Stream, Streams
+
+_EXAMPLES = 8
+_ALIGNMENT = 64  # bytes, of the memory that torch gives
 
 
 class Inference:
     """Runs a policy on rows ``[N]``, in batches of a fixed size.
 
     A matrix product rounds differently at another batch size. So the slots are taken in groups of
-    ``size``, and the last group is filled up.
+    ``size``, and the last group is filled up. For a policy some of whose operations round a row
+    otherwise at another place in the batch, each slot is a group, filled up with copies.
 
     Args:
         policy: what a collector would call on a TensorDict.
@@ -55,6 +60,8 @@ class Inference:
         self._program: Program | None = None
         # Operations that draw, outside samplers, and those of which it is not known yet.
         self._drawing: dict[Op, bool] = {}
+        self._group = size  # how many slots run together
+        self._index: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def start(self, slot: int, seed: int) -> None:
         """Have the episode that starts in a slot draw from a stream of its own."""
@@ -62,16 +69,17 @@ class Inference:
 
     def __call__(self, rows: Rows, active: Sequence[int]) -> None:
         """Run the policy; its outputs join the rows. Only those of the slots ``active`` matter."""
-        if self._batched and self._slots == self._size and self._device.type == "cpu":
-            if self._program is not None and not any(self._drawing.values()):
+        if self._fits(rows):
+            program = self._program
+            if program is not None and not any(self._drawing.values()):
                 self._streams.current = self._of_slot
-                self._program(rows)
+                program(rows)
             else:
                 rows.update(self._run(rows, self._of_slot))
             return
         groups = []
-        for first in range(0, self._slots, self._size):
-            stop = min(first + self._size, self._slots)
+        for first in range(0, self._slots, self._group):
+            stop = min(first + self._group, self._slots)
             if any(first <= slot < stop for slot in active):
                 groups.append((first, stop))
         outputs = [(first, stop, self._run_group(rows, first, stop)) for first, stop in groups]
@@ -84,23 +92,59 @@ class Inference:
                 whole[first:stop] = out[key]
             rows[key] = whole
 
+    def _fits(self, rows: Rows) -> bool:
+        """Whether the policy can run on rows as they are, with what :meth:`_filled_up` makes."""
+        program = self._program
+        if program is None or not program.straight or self._device.type != "cpu":
+            return False
+        return (
+            self._batched
+            and self._slots == self._size == self._group
+            and all(
+                value.ndim < 4  # whose strides say more than that they are contiguous
+                and value.is_contiguous()
+                and value.data_ptr() % _ALIGNMENT == 0
+                for value in map(rows.get, program.reads_first)
+                if value is not None
+            )
+        )
+
     def _run_group(self, rows: Rows, first: int, stop: int) -> Rows:
         """The policy's outputs ``[stop - first, ...]`` for a group of slots."""
         count = stop - first
-        given = Rows()
-        for key, value in rows.items():
-            part = value[first:stop] if self._batched else value.unsqueeze(0)
-            if count < self._size:
-                filling = part[-1:].expand(self._size - count, *part.shape[1:])
-                part = torch.cat([part, filling])
-            given[key] = part if part.device == self._device else part.to(self._device)
         streams = [*self._of_slot[first:stop], *[None] * (self._size - count)]
-        outputs = self._run(given, streams)
+        outputs = self._run(self._filled_up(rows, first, stop), streams)
         if not self._batched:
             return Rows((key, value[0]) for key, value in outputs.items())
         return Rows((key, value[:count]) for key, value in outputs.items())
 
-    def _run(self, given: Rows, streams: Sequence[Stream | None]) -> Rows:
+    def _filled_up(self, rows: Rows, first: int, stop: int) -> Rows:
+        """The rows of a group of slots, the last one repeated up to the fixed size.
+
+        The copy lies in memory as torch places it: a matrix product rounds differently by the
+        alignment and the strides of its inputs.
+        """
+        program = self._program
+        needed = rows.keys() if program is None or not program.straight else program.reads_first
+        given = Rows()
+        for key in needed:
+            value = rows.get(key)
+            if value is None:
+                continue
+            index = self._index.get((first, value.device))
+            if index is None:
+                slots = torch.arange(first, first + self._size).clamp(max=stop - 1)
+                index = self._index[first, value.device] = slots.to(value.device)
+            part = value if self._batched else value.unsqueeze(0)
+            given[key] = part.index_select(0, index).to(self._device)
+        return given
+
+    def _run(
+        self,
+        given: Rows,
+        streams: Sequence[Stream | None],
+        watching: LikeRows | None = None,
+    ) -> Rows:
         """The policy's outputs for a batch of the fixed size."""
         if self._program is None:
             self._program = Program(
@@ -113,6 +157,11 @@ class Inference:
         self._streams.current = streams
         rows = Rows(given)
         for op in self._program.ops:
+            if watching is not None and op not in self._program.sampling:
+                watching.follow(rows.values())
+                with watching, self._mode:
+                    op(rows)
+                continue
             if op in self._program.sampling or not self._drawing.get(op, True):
                 op(rows)
                 continue
@@ -150,39 +199,59 @@ class Inference:
             NotReproducibleError: for a policy that couples the rows of a batch, keeps a state of
                 its own, or draws random numbers where they cannot be seen.
         """
-        one = Rows((k, (v[:1] if self._batched else v.unsqueeze(0))) for k, v in rows.items())
+        one = Rows((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
         one = Rows((key, value.to(self._device)) for key, value in one.items())
-        last = self._size - 1
-        batch = Rows((k, v.expand(self._size, *v.shape[1:]).clone()) for k, v in one.items())
-        other = Rows((key, torch.zeros_like(value)) for key, value in batch.items())
-        for key, value in one.items():
-            other[key][[0, last]] = value
+        size = self._size
+        batch = Rows((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
         with _unchanged_buffers(self._policy):
-            first = self._run(batch, [Stream(row) for row in range(self._size)])
-            again = self._run(batch, [Stream(row) for row in range(self._size)])
+            first = self._run(batch, [Stream(row) for row in range(size)])
+            again = self._run(batch, [Stream(row) for row in range(size)])
         _check_same(
             first,
             again,
-            range(self._size),
-            range(self._size),
+            range(size),
+            range(size),
             "gives other outputs {} for the same rows and random streams: it keeps a state that is "
             "no entry of the TensorDict, or draws random numbers that torch does not know of",
         )
-        if last == 0:
-            return first
         with _unchanged_buffers(self._policy):
-            seeds = [0 if row in (0, last) else self._size + row for row in range(self._size)]
-            alone = self._run(other, [Stream(seed) for seed in seeds])
-        _check_same(
-            first,
-            alone,
-            [0, 0],
-            [0, last],
-            "gives a row other outputs {} where the rest of the batch differs, or at another place "
-            "in it: it couples rows, as batch norm in training mode does; call policy.eval(), or "
-            "remove what mixes rows",
-        )
+            alike = size == 1 or self._rows_are_alike(batch)
+        self._group = size if alike else 1
+        for place in {0, self._group - 1} if size > 1 else ():
+            others = Rows((key, _unlike(value)) for key, value in batch.items())
+            for key, value in one.items():
+                others[key][place] = value[0]
+            streams = [Stream(0 if row == place else size + row) for row in range(size)]
+            with _unchanged_buffers(self._policy):
+                alone = self._run(others, streams)
+            _check_same(
+                first,
+                alone,
+                [0],
+                [place],
+                "gives a row other outputs {} where the rest of the batch differs, or at another "
+                "place in it: it couples rows, as batch norm in training mode or noise on the "
+                "weights does; call policy.eval(), or remove what mixes rows",
+            )
         return first
+
+    def _rows_are_alike(self, batch: Rows) -> bool:
+        """Whether like rows come out alike; the same answer whatever the episodes are."""
+        for seed in range(_EXAMPLES):
+            given = Rows()
+            for key, value in batch.items():
+                row = example(key, value[:1], seed)
+                given[key] = row.expand_as(value).clone()
+            watching = LikeRows(self._size)
+            try:
+                self._run(given, [Stream(seed) for _ in range(self._size)], watching)
+            except NotReproducibleError:
+                raise
+            except Exception:  # it takes no made-up rows, so nothing is known of them
+                return False
+            if watching.unlike:
+                return False
+        return True
 
 
 class RandomActions:
@@ -230,16 +299,29 @@ def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
 def _unchanged_buffers(policy: Any) -> Iterator[None]:
     buffers = dict(policy.named_buffers()) if isinstance(policy, nn.Module) else {}
     before = {name: value.clone() for name, value in buffers.items()}
-    yield
-    changed = [name for name, value in buffers.items() if _bits(value) != _bits(before[name])]
-    for name in changed:
-        buffers[name].copy_(before[name])
+    changed = []
+    try:
+        yield
+    finally:
+        for name, value in buffers.items():
+            if _bits(value) != _bits(before[name]):
+                changed.append(name)
+                value.copy_(before[name])
     if changed:
         raise NotReproducibleError(
             f"the policy changes its own buffers {changed} as it runs, so that an episode would "
             "depend on those before it (batch norm in training mode, say); call policy.eval(), or "
             "freeze what it keeps"
         )
+
+
+def _unlike(value: torch.Tensor) -> torch.Tensor:
+    """Another value in every element, of the kind that a policy may find there."""
+    if value.dtype == torch.bool:
+        return ~value
+    if value.is_floating_point():
+        return value * 0.5 + 0.25
+    return torch.where(value > 0, value - 1, value + 1)
 
 
 def _check_same(

@@ -49,12 +49,9 @@ def replayer(
     """
 
     def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
-        slots = _slots(env, env_kwargs)
         with (
             filmed(env, env_kwargs, video) as shown,
-            EvaluationCollector(
-                shown, policy, [index], num_envs=slots, env_kwargs=env_kwargs, **settings
-            ) as again,
+            EvaluationCollector(shown, policy, [index], env_kwargs=env_kwargs, **settings) as again,
         ):
             manifest = describe(again, env_kwargs or {})
             (finished,) = again.run(keep=True)
@@ -74,14 +71,3 @@ def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dic
         "inference_batch_size": manifest["inference_batch_size"],
         "exploration_type": ExplorationType[manifest["policy"]["exploration"].upper()],
     }
-
-
-def _slots(env: Any, env_kwargs: dict[str, Any] | None) -> int | None:
-    """One, or None where the env brings its own."""
-    if isinstance(env, EnvBase):
-        return None
-    if isinstance(env, str):
-        return 1
-    made = env(**(env_kwargs or {}))
-    made.close()
-    return None if isinstance(made, EnvBase) else 1

@@ -14,7 +14,8 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.evaluation.collector import EvaluationCollector, Seeds
+from tdcollect.evaluation.arguments import Seeds
+from tdcollect.evaluation.collector import EvaluationCollector
 from tdcollect.evaluation.data import Finished
 from tdcollect.evaluation.directory import Directory, check_directory
 from tdcollect.evaluation.extras import extra_module

@@ -17,10 +17,10 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 
+from tdcollect.collect.transforms import base_of
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.probe import base_env
 
 
 def load_policy(
@@ -85,7 +85,7 @@ class SB3Policy(TensorDictModuleBase):
 
     def __init__(self, policy: Any, env: EnvBase, normalization: Any = None, epsilon: float = 0.0):
         super().__init__()
-        base = base_env(env)
+        base = base_of(env)
         if not isinstance(base, GymnasiumEnv):
             raise TypeError(f"expected an env of tdcollect.make_env, got {env}")
         backend = base.stepper.backend

@@ -126,20 +126,24 @@ class DrawByRow(TorchDispatchMode):
         return torch.cat(results)
 
     def _split(self, func: Any, given: dict[str, Any]) -> dict[str, list[Any]]:
-        """The arguments that have the batch in front, one a row."""
+        """The arguments that have the batch in front, one a row.
+
+        Several elements a row, one after the other, are a batch that was made flat.
+        """
         rows = self._streams.rows
         tensors = {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}
         most = max((value.ndim for value in tensors.values()), default=0)
         split: dict[str, list[Any]] = {
-            name: list(value.split(1))
+            name: list(value.split(len(value) // rows))
             for name, value in tensors.items()
-            if value.ndim == most > 0 and len(value) == rows
+            if value.ndim == most > 0 and len(value) > 0 and len(value) % rows == 0
         }
         size = given.get("size")
-        if not tensors and size and size[0] == rows:
-            split["size"] = [[1, *size[1:]]] * rows
+        if size and size[0] and size[0] % rows == 0:
+            split["size"] = [[size[0] // rows, *size[1:]]] * rows
         if not split:
-            shape = list(size if size is not None else next(iter(tensors.values())).shape)
+            shapes = [list(value.shape) for value in tensors.values()]
+            shape = list(size) if size is not None else next(iter(shapes), "unknown")
             raise NotReproducibleError(
                 f"the policy draws random numbers of shape {shape} ({func}), which cannot be told "
                 f"row from row: expected a batch of {rows} rows in front, one a test episode. "

@@ -1,0 +1,202 @@
+"""Envs for tests of evaluation: well-behaved ones, and one for each way to be none."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Walk(gym.Env[Any, Any]):
+    """A random walk with noise from its own generator; ends at a random time, or truncates.
+
+    Observations are float32 ``[size]``; rewards depend on the action, the state and the noise.
+    """
+
+    def __init__(self, actions: spaces.Space[Any] | None = None, longest: int = 12, size: int = 3):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.action_space = spaces.Discrete(2) if actions is None else actions
+        self.longest = longest
+
+    def noise(self) -> Any:
+        """Standard normal numbers ``[size]``."""
+        return self.np_random.normal(size=self.observation_space.shape)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.noise()
+        self.left = int(self.np_random.integers(1, self.longest + 1))
+        return self.place.astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        flat = np.asarray(spaces.flatten(self.action_space, action), np.float64)
+        self.place = 0.9 * self.place + 0.1 * self.noise() + 0.1 * (flat @ np.arange(flat.size))
+        self.left -= 1
+        reward = float(self.place.sum())
+        success = bool(reward > 0)
+        ended = self.left == 0
+        return (
+            self.place.astype(np.float32),
+            reward,
+            ended and success,
+            ended and not success,
+            {"is_success": success} if ended else {},
+        )
+
+
+class Pictures(Walk):
+    """The walk, shown as an 8 x 8 picture with the channels last."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(3), size=8)
+        self.observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+    def noise(self) -> Any:
+        return self.np_random.normal(size=8)
+
+    def _shown(self) -> Any:
+        rows = np.outer(self.place, np.arange(24)) * 20
+        return (np.abs(rows).reshape(8, 8, 3) % 256).astype(np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self._after(super().reset(seed=seed))
+
+    def step(self, action: Any) -> Any:
+        return self._after(super().step(action))
+
+    def _after(self, told: Any) -> Any:
+        return self._shown(), *told[1:]
+
+
+class TenOrTwoHundred(gym.Env[Any, Any]):
+    """Episodes of 10 or of 200 steps with equal chance, and a reward of 1 a step."""
+
+    observation_space = spaces.Box(0, 200, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.choice([10, 200]))
+        return np.array([self.left], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return np.array([self.left], np.float32), 1.0, self.left == 0, False, {}
+
+
+class Unseeded(Walk):
+    """Takes no notice of its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset()
+
+
+class GlobalNumpy(Walk):
+    """Draws from NumPy's global random numbers."""
+
+    def noise(self) -> Any:
+        return np.random.normal(size=3)  # noqa: NPY002
+
+
+class GlobalPython(Walk):
+    """Draws from Python's global random numbers."""
+
+    def noise(self) -> Any:
+        return np.array([random.random() for _ in range(3)])
+
+
+class GlobalTorch(Walk):
+    """Draws from torch's global random numbers."""
+
+    def noise(self) -> Any:
+        import torch
+
+        return torch.randn(3).numpy()
+
+
+class SeedsGlobal(GlobalNumpy):
+    """Seeds NumPy's global random numbers with its seed, and draws from them."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            np.random.seed(seed)  # noqa: NPY002
+        return super().reset(seed=seed)
+
+
+class Leaking(Walk):
+    """Carries something from one episode into the next; a new one starts without."""
+
+    drift = 0.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.place + self.drift
+        self.drift += 1.0
+        return self.place.astype(np.float32), {}
+
+
+class Sharing(Walk):
+    """Carries something from every env's episodes into those of the others."""
+
+    drift: ClassVar[list[float]] = [0.0]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.place = self.place + self.drift[0]
+        self.drift[0] += 1.0
+        return self.place.astype(np.float32), {}
+
+
+class Touching(Walk):
+    """What one env does shows in the others, but not in a later episode of its own."""
+
+    latest: ClassVar[dict[str, Any]] = {}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        self.latest["place"] = self.place
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self.latest["place"] = self.place = 0.5 * (self.place + self.latest["place"])
+        return self.place.astype(np.float32), *result[1:]
+
+
+class Failing(Walk):
+    """Raises at the third step of episodes with some seeds: ``times`` times each.
+
+    Args:
+        seeds: of the episodes; None for those of no seed.
+        times: how often; counted over all envs.
+        at_reset: raise at the reset instead.
+    """
+
+    failures: ClassVar[dict[int, int]] = {}
+
+    def __init__(self, seeds: tuple[int, ...] = (), times: int = 10**6, at_reset: bool = False):
+        super().__init__(longest=12)
+        self.seeds, self.times, self.at_reset = seeds, times, at_reset
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        self.left += 3
+        self.steps, self.seed = 0, seed
+        if self.at_reset:
+            self._fail()
+        return result
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 3 and not self.at_reset:
+            self._fail()
+        return super().step(action)
+
+    def _fail(self) -> None:
+        if self.seed in self.seeds:
+            failed = self.failures[self.seed] = self.failures.get(self.seed, 0) + 1
+            if failed <= self.times:
+                raise RuntimeError(f"broken by seed {self.seed}")

@@ -1,0 +1,222 @@
+"""Policies for tests of evaluation, with fixed weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from torch import nn
+from torch.nn import functional
+from torchrl.data import Bounded, OneHot
+from torchrl.modules import (
+    AdditiveGaussianModule,
+    EGreedyModule,
+    OneHotCategorical,
+    ProbabilisticActor,
+    QValueActor,
+    TanhNormal,
+)
+
+OBSERVATION, ACTION, LOGITS = "observation", "action", "logits"
+
+
+def net(ins: int, outs: int, seed: int = 0) -> nn.Sequential:
+    """Two layers of 32, with weights of their own whatever was drawn before."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(ins, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, outs)
+        )
+
+
+class OneHotOfBest(nn.Module):
+    """The greatest output as a one-hot action."""
+
+    def __init__(self, network: nn.Module, actions: int):
+        super().__init__()
+        self.network, self.actions = network, actions
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return functional.one_hot(self.network(observation).argmax(-1), self.actions)
+
+
+def deterministic(ins: int = 3, actions: int = 2) -> TensorDictModule:
+    return TensorDictModule(OneHotOfBest(net(ins, actions), actions), [OBSERVATION], [ACTION])
+
+
+def categorical(
+    ins: int = 3, actions: int = 2, kind: Any = OneHotCategorical, network: Any = None
+) -> ProbabilisticActor:
+    logits = TensorDictModule(network or net(ins, actions), [OBSERVATION], [LOGITS])
+    return ProbabilisticActor(
+        logits, [LOGITS], [ACTION], distribution_class=kind, return_log_prob=True
+    )
+
+
+def tanh_normal(ins: int = 3, actions: int = 1) -> ProbabilisticActor:
+    network = nn.Sequential(net(ins, 2 * actions), NormalParamExtractor())
+    return ProbabilisticActor(
+        TensorDictModule(network, [OBSERVATION], ["loc", "scale"]),
+        ["loc", "scale"],
+        [ACTION],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+
+
+def recurrent(kind: type, ins: int = 3, actions: int = 2) -> TensorDictSequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        memory = kind(
+            input_size=ins, hidden_size=8, in_key=OBSERVATION, out_key="features", device="cpu"
+        )
+    logits = TensorDictModule(net(8, actions), ["features"], [LOGITS])
+    actor = ProbabilisticActor(logits, [LOGITS], [ACTION], distribution_class=OneHotCategorical)
+    return TensorDictSequential(memory, actor)
+
+
+class Convolutions(nn.Module):
+    """Pixels ``[..., 8, 8, 3]``, channels last, to numbers."""
+
+    def __init__(self, outs: int):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(
+                nn.Conv2d(3, 8, 3),
+                nn.ReLU(),
+                nn.Conv2d(8, 8, 3),
+                nn.Flatten(),
+                nn.Linear(128, outs),
+            )
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.layers(pixels.permute(0, 3, 1, 2) / 255)
+
+
+def convolutional() -> ProbabilisticActor:
+    logits = TensorDictModule(Convolutions(3), ["pixels"], [LOGITS])
+    return ProbabilisticActor(logits, [LOGITS], [ACTION], distribution_class=OneHotCategorical)
+
+
+def epsilon_greedy(ins: int = 3, actions: int = 2) -> TensorDictSequential:
+    spec = OneHot(actions)
+    greedy = QValueActor(net(ins, actions), in_keys=[OBSERVATION], spec=spec)
+    return TensorDictSequential(greedy, EGreedyModule(spec, eps_init=0.5, eps_end=0.5))
+
+
+def gaussian_noise(ins: int = 3, actions: int = 1) -> TensorDictSequential:
+    spec = Bounded(-1, 1, (actions,))
+    loc = TensorDictModule(nn.Sequential(net(ins, actions), nn.Tanh()), [OBSERVATION], [ACTION])
+    return TensorDictSequential(loc, AdditiveGaussianModule(spec, sigma_init=0.3, sigma_end=0.3))
+
+
+class Plain(nn.Module):
+    """No TensorDict module: its argument is named after the observation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = OneHotOfBest(net(3, 2), 2)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.inner(observation)
+
+
+def on_tensordicts() -> Callable[[TensorDictBase], TensorDictBase]:
+    inner = OneHotOfBest(net(3, 2), 2)
+
+    def policy(tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set(ACTION, inner(tensordict[OBSERVATION]))
+
+    return policy
+
+
+class Drawing(nn.Module):
+    """Actions of logits that an operation has made random."""
+
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__()
+        self.network, self.draw = net(3, 2), draw
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return functional.one_hot(self.draw(self.network(observation)).argmax(-1), 2)
+
+
+def drawing(draw: Callable[[torch.Tensor], torch.Tensor]) -> TensorDictModule:
+    return TensorDictModule(Drawing(draw), [OBSERVATION], [ACTION])
+
+
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "randn_like": lambda x: x + torch.randn_like(x),
+    "rand": lambda x: x + torch.rand(len(x), 2),
+    "rand-out": lambda x: x + torch.rand(len(x), 2, out=torch.empty(len(x), 2)),
+    "randint": lambda x: x + torch.randint(0, 3, (len(x), 2)),
+    "bernoulli": lambda x: x + torch.bernoulli(torch.full_like(x, 0.5)),
+    "multinomial": lambda x: functional.one_hot(torch.multinomial(x.softmax(-1), 1)[:, 0], 2),
+    "in-place": lambda x: x + torch.zeros_like(x).uniform_(),
+    "normal": lambda x: torch.normal(x, torch.ones(2)),
+    "flattened": lambda x: x + torch.rand(len(x) * 2).view(-1, 2),
+    "gamma": lambda x: torch.distributions.Gamma(x.exp(), 1.0).sample(),
+    "beta": lambda x: torch.distributions.Beta(x.exp(), 1.0).sample(),
+    "dirichlet": lambda x: torch.distributions.Dirichlet(x.exp()).sample(),
+    "gumbel": lambda x: functional.gumbel_softmax(x),
+    "dropout": lambda x: functional.dropout(x.exp(), 0.5),
+    "generator": lambda x: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1)),
+}
+
+
+class Counter(nn.Module):
+    """Keeps a count that is in no TensorDict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network, self.calls = net(3, 2), 0
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.network(observation) + self.calls
+
+
+def _own_numpy() -> Callable[[torch.Tensor], torch.Tensor]:
+    generator = np.random.default_rng(0)
+    return lambda x: x + torch.from_numpy(generator.normal(size=x.shape))
+
+
+UNFIT: dict[str, Callable[[], nn.Module]] = {
+    "batch-norm": lambda: nn.Sequential(net(3, 2), nn.BatchNorm1d(2)),
+    "batch-norm-without-statistics": lambda: nn.Sequential(
+        net(3, 2), nn.BatchNorm1d(2, track_running_stats=False)
+    ),
+    "counter": Counter,
+    "own-numpy-generator": lambda: Drawing(_own_numpy()),
+    "python-random": lambda: Drawing(lambda x: x + random.random() * torch.arange(2)),
+    "numpy-global": lambda: Drawing(lambda x: x + torch.from_numpy(np.random.normal(size=x.shape))),  # noqa: NPY002
+    "minus-mean": lambda: Drawing(lambda x: x - x.mean(0)),
+    "minus-first": lambda: Drawing(lambda x: x - x[0]),
+    "reversed": lambda: Drawing(lambda x: x + x.flip(0)),
+    "weight-noise": lambda: Drawing(lambda x: x.repeat(1, 8) @ torch.randn(16, 2)),
+    "odd-draw": lambda: Drawing(lambda x: x + torch.randn(3).sum()),
+    "permutation": lambda: Drawing(lambda x: x[torch.randperm(len(x))]),
+}
+
+
+class Logits(nn.Module):
+    """What an unfit network makes of the observation, to be seen in the TensorDict."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.network, Drawing):
+            return self.network.draw(self.network.network(observation)).float()
+        return self.network(observation)
+
+
+def unfit(name: str) -> ProbabilisticActor:
+    return categorical(network=Logits(UNFIT[name]()))

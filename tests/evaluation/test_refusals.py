@@ -1,0 +1,305 @@
+"""What does not give the same episode for the same seeds is found out, and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict.nn import TensorDictModule
+from torchrl.envs import EnvBase, ExplorationType, GymEnv, TransformedEnv
+from torchrl.envs import transforms as T
+
+from tdcollect import make_env
+from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.errors import NotReproducibleError
+
+from .envs import (
+    GlobalNumpy,
+    GlobalPython,
+    GlobalTorch,
+    Leaking,
+    SeedsGlobal,
+    Sharing,
+    Touching,
+    Unseeded,
+    Walk,
+)
+from .ledger import digest, records
+from .policies import UNFIT, deterministic, drawing, net, unfit
+
+torch.set_num_threads(1)
+
+COUPLES = "gives a row other outputs .* couples rows, as batch norm in training mode .* policy.eval"
+KEEPS = "gives other outputs .* for the same rows and random streams: it keeps a state that is no"
+WHY = {
+    "batch-norm": "changes its own buffers .*running_mean.*batch norm in training.*policy.eval",
+    "batch-norm-without-statistics": COUPLES,
+    "counter": KEEPS,
+    "own-numpy-generator": KEEPS,
+    "python-random": KEEPS,
+    "numpy-global": KEEPS,
+    "minus-mean": COUPLES,
+    "minus-first": COUPLES,
+    "reversed": COUPLES,
+    "weight-noise": COUPLES,
+    "odd-draw": r"draws random numbers of shape \[3\] .* which cannot be told row from row: "
+    "expected a batch of 16 rows in front.*Draw for each row",
+    "permutation": "draws random numbers .* which cannot be told row from row",
+}
+
+
+class Watched:
+    """Makes envs of a kind, and knows which are still open."""
+
+    def __init__(self, kind: Callable[[], gym.Env[Any, Any]]):
+        self.kind = kind
+        self.open: list[Any] = []
+        self.made = 0
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        env = self.kind()
+        self.made += 1
+        self.open.append(env)
+        env.close = lambda: self.open.remove(env) if env in self.open else None  # type: ignore[method-assign]
+        return env
+
+
+def test_each_unfit_policy_has_its_reason() -> None:
+    assert WHY.keys() == UNFIT.keys()
+
+
+@pytest.mark.parametrize("name", UNFIT)
+@pytest.mark.parametrize("slots", [1, 16])
+def test_a_policy_whose_rows_are_not_each_their_own_is_refused(name: str, slots: int) -> None:
+    make = Watched(Walk)
+    with pytest.raises(NotReproducibleError, match=f"(?s)the policy.*{WHY[name]}"):
+        records(make, unfit(name).train(), 20, num_envs=slots)
+    assert make.made
+    assert not make.open
+
+
+def test_a_first_observation_of_zeros_hides_nothing() -> None:
+    class Zeros(Walk):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            observation, info = super().reset(seed=seed)
+            self.place = 0 * self.place
+            return 0 * observation, info
+
+    with pytest.raises(NotReproducibleError, match=COUPLES):
+        records(Zeros, unfit("minus-mean"))
+
+
+@pytest.mark.parametrize("name", ["batch-norm"])
+def test_a_refused_policy_is_as_it_was(name: str) -> None:
+    policy = unfit(name).train()
+    before = {key: value.clone() for key, value in policy.state_dict().items()}
+    with pytest.raises(NotReproducibleError):
+        records(Walk, policy)
+    assert all(torch.equal(value, before[key]) for key, value in policy.state_dict().items())
+    assert policy.training
+
+
+def test_batch_norm_in_eval_mode_is_taken() -> None:
+    assert digest(Walk, unfit("batch-norm").eval(), num_envs=2) == digest(
+        Walk, unfit("batch-norm").eval(), num_envs=9
+    )
+
+
+def test_draws_that_begin_late_are_refused() -> None:
+    """Operations that did not draw at first are not watched again."""
+
+    policy = drawing(lambda x: x)
+    with EvaluationCollector(Walk, policy, 200) as collector:
+        run = collector.run()
+        next(run)
+        policy.module.draw = lambda x: x + torch.randn_like(x)
+        with pytest.raises(NotReproducibleError, match=r"drew from the global random .* of torch"):
+            list(run)
+
+
+SEEDLESS = "differ from step 0 .*observation.* on: the env draws random numbers that reset"
+GLOBAL = "the env {} drew from the global random numbers of {}, .*Draw from env.np_random"
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize(
+    "env", [Unseeded, GlobalNumpy, GlobalPython, GlobalTorch, SeedsGlobal, Sharing, Touching]
+)
+def test_an_env_whose_seed_does_not_decide_is_refused(env: Any, backend: str) -> None:
+    make = Watched(env) if backend == "serial" else env
+    settings = {"backend": backend, "num_envs": 4}
+    with pytest.raises(NotReproducibleError, match=r"the env .* drew from|episodes .* differ from"):
+        records(make, deterministic(), **settings)
+    if backend == "serial":
+        assert make.made
+        assert not make.open
+
+
+def test_the_reason_says_where_and_what_to_do() -> None:
+    with pytest.raises(NotReproducibleError, match=f"episodes on new envs of Unseeded.*{SEEDLESS}"):
+        records(Unseeded, None)
+    with pytest.raises(NotReproducibleError, match=GLOBAL.format("SeedsGlobal", "numpy")):
+        records(SeedsGlobal, None)
+
+
+@pytest.mark.parametrize("new_envs", [None, True])
+def test_an_env_that_carries_something_on_is_made_anew(new_envs: bool | None) -> None:
+    fresh = digest(Walk, deterministic())
+    assert digest(Leaking, deterministic(), num_envs=3, new_envs=new_envs) == fresh
+
+
+def test_an_env_that_carries_something_on_is_refused_where_it_cannot_be_made_anew() -> None:
+    for env, settings in (
+        (Leaking, {"new_envs": False}),
+        (lambda: make_env(SyncVectorEnv([Leaking] * 2, autoreset_mode=AutoresetMode.DISABLED)), {}),
+    ):
+        with pytest.raises(NotReproducibleError, match=r"episodes of .* keeps something from one"):
+            records(env, deterministic(), **settings)
+
+
+def test_new_envs_do_not_make_up_for_a_seed_without_effect() -> None:
+    with pytest.raises(NotReproducibleError, match="episodes on new envs of Unseeded"):
+        records(Unseeded, None, new_envs=True)
+
+
+def test_a_transform_that_draws_is_refused() -> None:
+    class Noise(T.ObservationTransform):
+        def _apply_transform(self, observation: torch.Tensor) -> torch.Tensor:
+            return observation + torch.randn_like(observation)
+
+        def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
+            return self._call(tensordict_reset)
+
+    env = TransformedEnv(make_env(Walk, 3), Noise(["observation"], ["observation"]))
+    with pytest.raises(NotReproducibleError, match="drew from the global random numbers of torch"):
+        records(env, deterministic())
+
+
+def test_transforms_by_slot_are_refused() -> None:
+    env = TransformedEnv(make_env(Walk, 3), T.VecNormV2(in_keys=["observation"]))
+    with pytest.raises(NotReproducibleError, match=r"VecNormV2 keeps .* make it with reduce_batch"):
+        records(env, deterministic())
+
+
+def test_transforms_with_networks_are_refused() -> None:
+    class Features(T.ObservationTransform):
+        def __init__(self) -> None:
+            super().__init__(in_keys=["observation"], out_keys=["observation"])
+            self.network = net(3, 3)
+
+    env = TransformedEnv(make_env(Walk, 3), Features())
+    with pytest.raises(NotReproducibleError, match=r"Features runs a network.*into the policy"):
+        records(env, deterministic())
+
+
+def test_an_env_of_others_is_refused() -> None:
+    env = GymEnv("CartPole-v1")
+    with pytest.raises(TypeError, match=r"expected an env of tdcollect.make_env.*over GymEnv"):
+        EvaluationCollector(env, None)
+    assert not env.is_closed
+    made: list[EnvBase] = []
+
+    def make() -> EnvBase:
+        made.append(GymEnv("CartPole-v1"))
+        return made[-1]
+
+    with pytest.raises(TypeError, match="over GymEnv"):
+        EvaluationCollector(make, None)
+    assert made[0].is_closed
+
+
+def test_a_gymnasium_env_that_is_made_is_refused() -> None:
+    for env in (Walk(), SyncVectorEnv([Walk])):
+        with pytest.raises(TypeError, match=r"made already goes through tdcollect.make_env"):
+            EvaluationCollector(env, None)
+
+
+def test_a_closed_env_is_refused() -> None:
+    env = make_env(Walk, 2)
+    env.close()
+    with pytest.raises(RuntimeError, match="the env Walk is closed; make a new one"):
+        EvaluationCollector(env, None)
+    collector = EvaluationCollector(Walk, None)
+    collector.close()
+    with pytest.raises(RuntimeError, match="the env Walk is closed; make a new one"):
+        next(collector.run())
+
+
+def test_two_runs_at_a_time_are_refused() -> None:
+    with EvaluationCollector(Walk, None, 40) as collector:
+        first = collector.run()
+        next(first)
+        next(collector.run())
+        with pytest.raises(RuntimeError, match="another run of this collector has begun since"):
+            list(first)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "episodes-negative": ({"episodes": -1}, "expected episodes to be a count, or numbers"),
+    "episodes-float": ({"episodes": [1.5]}, "expected episodes to be a count, or numbers"),
+    "episodes-twice": ({"episodes": [1, 1]}, "do not recur"),
+    "episodes-bool": ({"episodes": True}, "expected episodes to be a count"),
+    "seed": ({"seed": -1}, "expected a root seed that is an int and not negative, got -1"),
+    "seed-kind": ({"seed": 0.5}, "expected a root seed"),
+    "seeds-few": ({"seeds": [1, 2]}, "expected a seed for each .* up to number 4, got 2 seeds"),
+    "seeds-kind": ({"seeds": 5}, "expected seeds to be one int an episode, or a function"),
+    "seeds-negative": ({"seeds": [0, 1, -1, 3, 4]}, "got -1 for episode 2"),
+    "seeds-function": ({"seeds": lambda i: i / 2}, "got 0.0 for episode 0"),
+    "max_steps": ({"max_steps": 0}, "expected max_steps to be a positive int, got 0"),
+    "num_envs": ({"num_envs": 0}, "expected num_envs to be a positive int, got 0"),
+    "batch": ({"inference_batch_size": 0}, "expected inference_batch_size to be a positive int"),
+    "on_error": ({"on_error": "ignore"}, "expected on_error to be 'retry' or 'raise'"),
+    "retries": ({"retries": -1}, "expected retries to be an int and not negative, got -1"),
+    "backend": ({"backend": "threads"}, "expected a backend of serial, process"),
+    "exploration": ({"exploration_type": "random"}, "expected exploration_type to be one of"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_told_before_an_env_is_made(name: str) -> None:
+    given, text = BAD[name]
+    make = Watched(Walk)
+    with pytest.raises((ValueError, TypeError), match=text):
+        EvaluationCollector(make, deterministic(), **{"episodes": 5, **given})
+    assert make.made == 0
+
+
+@pytest.mark.parametrize("given", [{"num_envs": 4}, {"backend": "serial"}, {"env_kwargs": {}}])
+def test_settings_of_an_env_that_is_made_are_refused(given: dict[str, Any]) -> None:
+    env = make_env(Walk, 2)
+    with pytest.raises(ValueError, match=f"is made already: expected no {next(iter(given))}"):
+        EvaluationCollector(env, None, **given)
+    if given == {"num_envs": 4}:
+        made: list[EnvBase] = []
+        make = lambda: made.append(make_env(Walk, 2)) or made[-1]  # noqa: E731
+        with pytest.raises(ValueError, match="the callable makes an env whose slots are settled"):
+            EvaluationCollector(make, None, **given)
+        assert made[0].is_closed
+
+
+def test_new_envs_on_a_backend_that_cannot_are_refused() -> None:
+    env = make_env(SyncVectorEnv([Walk] * 2))
+    with pytest.raises(ValueError, match="the backend 'gymnasium' cannot build single slots anew"):
+        EvaluationCollector(env, None, new_envs=True)
+
+
+def test_a_policy_without_an_action_is_told() -> None:
+    policy = TensorDictModule(net(3, 2), ["observation"], ["value"])
+    with pytest.raises(KeyError, match="expected the entry 'action'"):
+        records(Walk, policy, exploration_type=ExplorationType.RANDOM)
+
+
+def test_a_policy_that_raises_is_let_through_and_the_env_closed() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("broken")
+
+    make = Watched(partial(Walk))
+    with pytest.raises(ArithmeticError, match="broken"):
+        records(make, drawing(broken))
+    assert make.made
+    assert not make.open

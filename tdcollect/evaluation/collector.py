@@ -136,7 +136,7 @@ class EvaluationCollector:
         self._new_envs = new_envs
         self._in_order = in_order
         self._made = not isinstance(env, EnvBase)
-        self.env, self.makes_slots = made_env(env, num_envs, backend, env_kwargs, len(self.numbers))
+        self.env = made_env(env, num_envs, backend, env_kwargs, len(self.numbers))
         try:
             self.base = base_of(self.env)
             if not isinstance(self.base, GymnasiumEnv):

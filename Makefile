@@ -13,6 +13,7 @@ export OMP_NUM_THREADS := 1
 	touch $@
 
 demo: .venv/installed
+	rm -rf runs/demo
 	$(BIN)/python examples/ppo.py --out runs/demo
 
 lint: .venv/installed

@@ -1,15 +1,14 @@
-"""Train PPO on CartPole-v1, then test it on 100 episodes whose seeds were fixed beforehand.
+"""Train PPO on CartPole-v1, test it on 100 numbered episodes, and compare it with random actions.
 
     python examples/ppo.py --out runs/demo
 
-Prints a table and writes results.json, learning_curve.png and return_histogram.png. The exit status
-is 1 where the mean test return misses the goal.
+Prints the statistics and writes the weights, the learning curve, and a report each of the trained
+policy, of random actions and of their comparison. The exit status is 1 where the mean test return
+misses the goal.
 """
 
 import argparse
-import json
 import sys
-import time
 from pathlib import Path
 
 import matplotlib
@@ -19,29 +18,34 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from tensordict.nn import TensorDictModule
-from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 from tqdm import tqdm
 
 import tdcollect
+from tdcollect.evaluation import write_comparison_report
 
 ENV, MOST, GOAL = "CartPole-v1", 500, 475
 NUM_ENVS, FRAMES_PER_BATCH, EPOCHS, LEARNING_RATE = 8, 256, 20, 1e-3
 
 
-def train(seed, frames):
-    """Returns the trained policy, and a pair (frames so far, return) for each training episode."""
-    torch.manual_seed(seed)
-    env = tdcollect.make_env(ENV, NUM_ENVS, episode_reward=True)
-    policy = ProbabilisticActor(
+def actor(env):
+    """The policy, with new weights."""
+    return ProbabilisticActor(
         TensorDictModule(MLP(4, 2, num_cells=[64, 64]), ["observation"], ["logits"]),
         in_keys=["logits"],
         spec=env.action_spec,
         distribution_class=OneHotCategorical,
         return_log_prob=True,
     )
+
+
+def train(seed, frames):
+    """Returns the trained policy, and a pair (frames so far, return) for each training episode."""
+    torch.manual_seed(seed)
+    env = tdcollect.make_env(ENV, NUM_ENVS, episode_reward=True)
+    policy = actor(env)
     critic = ValueOperator(MLP(4, 1, num_cells=[64, 64]), in_keys=["observation"])
     advantage = GAE(gamma=0.98, lmbda=0.8, value_network=critic)
     loss_module = ClipPPOLoss(policy, critic, entropy_coeff=0.0, normalize_advantage=True)
@@ -73,30 +77,8 @@ def train(seed, frames):
     return policy, episodes
 
 
-def test(policy, root, count):
-    """Returns of the test episodes 0 .. count - 1 under ``root``, each in a slot of its own.
-
-    The policy takes its most probable action; a policy that draws its actions would draw those of
-    episode i from a generator started with ``tdcollect.policy_seed(root, i)``.
-    """
-    env = tdcollect.make_env(ENV, count, episode_reward=True)
-    start = env.reset(seed=[tdcollect.env_seed(root, i) for i in range(count)])
-    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        # A slot whose episode has ended waits, and repeats its last row, until all have ended.
-        rollout = env.rollout(
-            MOST,
-            policy,
-            tensordict=start,
-            auto_reset=False,
-            break_when_any_done=False,
-            break_when_all_done=True,
-        )
-    env.close()
-    return rollout["next", "episode_reward"][:, -1, 0].tolist()
-
-
-def draw(out, episodes, returns):
-    """Write the two pictures."""
+def draw(file, episodes):
+    """Draw the learning curve."""
     frames, training = np.array(episodes).T
     window = min(20, len(training))
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -108,16 +90,7 @@ def draw(out, episodes, returns):
     axes.set(xlim=(0, frames[-1]), ylim=(0, MOST * 1.05))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend(loc="lower right")
-    figure.savefig(out / "learning_curve.png", dpi=150)
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.hist(returns, bins=np.linspace(0, MOST, 21), edgecolor="white")
-    axes.axvline(np.mean(returns), color="C1", label=f"mean {np.mean(returns):.1f}")
-    axes.axvline(GOAL, color="0.4", linestyle="--", linewidth=1, label=f"goal of {GOAL}")
-    axes.set(xlabel="return", ylabel="episodes", xlim=(0, MOST * 1.05))
-    axes.set(title=f"PPO on {ENV}: {len(returns)} test episodes")
-    axes.legend(loc="upper left")
-    figure.savefig(out / "return_histogram.png", dpi=150)
+    figure.savefig(file, dpi=150)
 
 
 def main(argv=None):
@@ -131,35 +104,26 @@ def main(argv=None):
     torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
     args.out.mkdir(parents=True, exist_ok=True)
 
-    started = time.perf_counter()
-    policy, episodes = train(args.seed, args.frames)
-    returns = test(policy, args.root, args.episodes)
-    summary = {
-        "mean": float(np.mean(returns)),
-        "standard deviation": float(np.std(returns)),
-        "minimum": min(returns),
-        "maximum": max(returns),
-        "root seed": args.root,
-    }
-    results = {
-        "env": ENV,
-        "goal": GOAL,
-        **summary,
-        "training seed": args.seed,
-        "frames": args.frames,
-        "seconds": round(time.perf_counter() - started, 1),
-        "test returns": returns,
-        "training episodes": episodes,
-    }
-    (args.out / "results.json").write_text(json.dumps(results) + "\n")
-    draw(args.out, episodes, returns)
+    policy, training = train(args.seed, args.frames)
+    torch.save(policy.state_dict(), args.out / "policy.pt")
+    draw(args.out / "learning_curve.png", training)
 
-    print(f"\nReturn over {args.episodes} test episodes of {ENV}")
-    for name, value in summary.items():
-        print(f"  {name:<20}{value:>8.{0 if isinstance(value, int) else 1}f}")
-    print(f"Written to {args.out}: results.json, learning_curve.png, return_histogram.png")
-    if summary["mean"] < GOAL:
-        return f"the mean return of {summary['mean']:.1f} misses the goal of {GOAL}"
+    # The same numbered episodes for both, so that they are compared one by one. For the policy,
+    # its most likely actions.
+    trained, by_chance = (
+        tdcollect.evaluate(ENV, tested, args.episodes, seed=args.root, out=args.out / name)
+        for name, tested in [("trained", policy), ("random", None)]
+    )
+    comparison = tdcollect.compare(by_chance, trained, names=["random", "trained"])
+    report = write_comparison_report(args.out / "comparison", comparison)[-1]
+
+    print(f"\nThe trained policy on {ENV}\n\n{trained.summary()}\n\n{comparison}\n")
+    for file in ("learning_curve.png", "trained/report.html", "random/report.html"):
+        print(args.out / file)
+    print(report)
+    mean = trained.summary().returns.mean
+    if mean < GOAL:
+        return f"the mean return of {mean:.1f} misses the goal of {GOAL}"
     return None
 
 

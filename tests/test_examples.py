@@ -5,79 +5,94 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 
 import tdcollect
+from tdcollect import cli
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
-README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+README = (ROOT / "README.md").read_text()
+README_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+README_COMMANDS = re.findall(r"^tdcollect (.*)$", README, re.MULTILINE)
 
 
-def run(name: str, out: Path, **flags: int) -> tuple[subprocess.CompletedProcess[str], Any]:
-    """Run an example in a process of its own; its result, and what it wrote to results.json."""
+def start(name: str, out: Path, **flags: int) -> subprocess.CompletedProcess[str]:
+    """Run an example in a process of its own."""
     arguments = [f"--{flag}={value}" for flag, value in flags.items()]
     command = [sys.executable, str(EXAMPLES / name), f"--out={out}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=out, timeout=240)
     assert "Warning" not in done.stderr
     assert "Traceback" not in done.stderr
+    return done
+
+
+def run(name: str, out: Path, **flags: int) -> tuple[subprocess.CompletedProcess[str], Any]:
+    """The same; with what it wrote to results.json."""
+    done = start(name, out, **flags)
     return done, json.loads((out / "results.json").read_text())
 
 
-def test_ppo_learns_and_writes_its_figures(tmp_path: Path) -> None:
-    done, results = run("ppo.py", tmp_path, frames=12_288, episodes=5)
-    for picture in ("learning_curve.png", "return_histogram.png"):
-        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    for row in ("mean", "standard deviation", "minimum", "maximum", "root seed"):
-        assert re.search(rf"^  {row} +[\d.]+$", done.stdout, re.MULTILINE)
-        assert row in results
-    assert len(results["test returns"]) == 5
-    assert results["mean"] == pytest.approx(np.mean(results["test returns"]))
-    frames, returns = np.array(results["training episodes"]).T
-    assert (np.diff(frames) > 0).all()
-    assert frames[-1] <= 12_288
-    assert returns[-20:].mean() > 2 * returns[:20].mean()
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    out = tmp_path_factory.mktemp("ppo")
+    return start("ppo.py", out, frames=12_288, episodes=5, root=3), out
+
+
+def test_ppo_learns(ppo) -> None:
+    _, out = ppo
+    trained, by_chance = (tdcollect.EvaluationResult.load(out / n) for n in ("trained", "random"))
+    assert trained.returns.mean() > 2 * by_chance.returns.mean()
+
+
+def test_ppo_prints_the_statistics_and_the_comparison(ppo) -> None:
+    done, out = ppo
+    trained, by_chance = (tdcollect.EvaluationResult.load(out / n) for n in ("trained", "random"))
+    assert str(trained.summary()) in done.stdout
+    compared = tdcollect.compare(by_chance, trained, names=["random", "trained"])
+    assert str(compared) in done.stdout
+
+
+def test_ppo_prints_where_its_files_are(ppo) -> None:
+    done, out = ppo
+    printed = [Path(line) for line in done.stdout.splitlines() if line.startswith(str(out))]
+    assert [path.name for path in printed] == [
+        "learning_curve.png",
+        "report.html",
+        "report.html",
+        "comparison.html",
+    ]
+    assert all(path.is_file() for path in printed)
+    assert printed[0].read_bytes().startswith(b"\x89PNG")
+
+
+def test_ppo_tests_on_the_numbered_episodes(ppo) -> None:
+    _, out = ppo
+    for name in ("trained", "random"):
+        episodes = tdcollect.EvaluationResult.load(out / name).episodes
+        assert [e.env_seed for e in episodes] == [tdcollect.env_seed(3, i) for i in range(5)]
+
+
+def test_ppo_leaves_weights_that_the_command_line_reads(ppo, capsys) -> None:
+    _, out = ppo
+    again = ["--env=CartPole-v1", f"--policy={EXAMPLES}/ppo.py:actor"]
+    again.append(f"--checkpoint={out}/policy.pt")
+    assert cli.main(["replay", f"{out}/trained", "2", *again]) == 0
+    assert "the same to the bit" in capsys.readouterr().out
 
 
 def test_ppo_fails_where_it_misses_the_goal(tmp_path: Path) -> None:
-    done, results = run("ppo.py", tmp_path, frames=512, episodes=2)
+    done = start("ppo.py", tmp_path, frames=512, episodes=2)
+    mean = tdcollect.EvaluationResult.load(tmp_path / "trained").returns.mean()
     assert done.returncode == 1
-    assert f"the mean return of {results['mean']:.1f} misses the goal of 475" in done.stderr
-
-
-@pytest.mark.parametrize("root", [0, 7])
-def test_ppo_tests_on_the_numbered_episodes(root: int) -> None:
-    """As a plain loop over the seeds has it."""
-
-    def push(observation: torch.Tensor) -> torch.Tensor:
-        """To the side that the pole leans to: balances it for a while."""
-        return (observation[..., 2] > 0).long()
-
-    def policy(td: Any) -> Any:
-        return td.set("action", torch.nn.functional.one_hot(push(td["observation"]), 2))
-
-    returns = []
-    for i in range(4):
-        env = gym.make("CartPole-v1")
-        observation, _ = env.reset(seed=tdcollect.env_seed(root, i))
-        total, ended = 0.0, False
-        while not ended:
-            action = int(push(torch.from_numpy(observation)))
-            observation, reward, terminated, truncated, _ = env.step(action)
-            total += float(reward)
-            ended = terminated or truncated
-        returns.append(total)
-    example = runpy.run_path(str(EXAMPLES / "ppo.py"))
-    assert example["test"](policy, root, 4) == returns
-    assert len(set(returns)) > 1
+    assert f"the mean return of {mean:.1f} misses the goal of 475" in done.stderr
 
 
 @pytest.mark.behaviour(22)
@@ -107,9 +122,30 @@ def test_recurrent_dqn_trains_from_slices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", range(len(README_BLOCKS)))
-def test_readme_code_runs(block: int) -> None:
+def test_readme_code_runs(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     exec(compile(README_BLOCKS[block], f"README.md, block {block}", "exec"), {})
 
 
-def test_readme_has_code() -> None:
-    assert README_BLOCKS
+def test_readme_has_code_and_commands() -> None:
+    assert len(README_BLOCKS) >= 2
+    assert len(README_COMMANDS) >= 5
+
+
+def test_readme_commands_run_as_they_are_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In their order, from a clone in which `make demo` has run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    actor = runpy.run_path(str(EXAMPLES / "ppo.py"))["actor"]
+    weights = actor(tdcollect.make_env("CartPole-v1", 8)).state_dict()
+    torch.save(weights, tmp_path / "runs" / "demo" / "policy.pt")
+    for command in README_COMMANDS:
+        assert cli.main(shlex.split(command)) == 0, capsys.readouterr().err
+    for page in ("lean/report.html", "random/report.html", "comparison/comparison.html"):
+        assert (tmp_path / "runs" / page).is_file()
+    lean = tdcollect.EvaluationResult.load("runs/lean")
+    assert (len(lean.episodes), lean.manifest["seeds"]) == (100, {"root": 0})

@@ -1,0 +1,216 @@
+"""What moves the bits of a test episode, and what does not, on this machine.
+
+    python benchmarks/reproducibility.py
+
+Prints the tables of docs/reproducibility.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.envs import ExplorationType
+from torchrl.modules import NormalParamExtractor, OneHotCategorical, ProbabilisticActor, TanhNormal
+
+import tdcollect
+from tdcollect.evaluation.probe import probe_env
+
+STOCHASTIC = ExplorationType.RANDOM
+
+
+def policy(env_id: str, cells: int = 64) -> ProbabilisticActor:
+    """An actor with weights that are the same each time, not trained."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        env = tdcollect.make_env(env_id)
+        spec, inputs = env.action_spec, env.observation_spec["observation"].shape[-1]
+        env.close()
+        continuous = spec.dtype.is_floating_point
+        outputs = spec.shape[-1] * (2 if continuous else 1)
+        layers = [nn.Linear(inputs, cells), nn.Tanh(), nn.Linear(cells, cells), nn.Tanh()]
+        net = nn.Sequential(*layers, nn.Linear(cells, outputs))
+    keys = ["loc", "scale"] if continuous else ["logits"]
+    if continuous:
+        net.append(NormalParamExtractor())
+    return ProbabilisticActor(
+        TensorDictModule(net, ["observation"], keys),
+        in_keys=keys,
+        spec=spec,
+        distribution_class=TanhNormal if continuous else OneHotCategorical,
+    )
+
+
+def evaluate(env: Any, tested: Any, episodes: Any, **options: Any) -> tdcollect.EvaluationResult:
+    return tdcollect.evaluate(env, tested, episodes, progress=False, **options)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(map(str, row)) + " |")
+    print(flush=True)
+
+
+def ways(env_id: str, tested: Any, count: int, exploration: ExplorationType) -> list[str]:
+    """The digests of the same episodes, run in every way that must not matter."""
+    run = partial(evaluate, tested=tested, exploration_type=exploration, max_steps=300)
+    found = [run(env_id, episodes=count, num_envs=slots).digest for slots in (1, 2, 7, 16, 64)]
+    found.append(run(env_id, episodes=list(reversed(range(count)))).digest)
+    for kind in ("sync", "async"):
+        mode = {"autoreset_mode": gym.vector.AutoresetMode.DISABLED}
+        vector = gym.make_vec(env_id, 4, kind, vector_kwargs=mode)
+        env = tdcollect.make_env(vector)
+        found.append(run(env, episodes=count).digest)
+        env.close()
+    found.append(run(env_id, episodes=count, backend="process", num_envs=4).digest)
+    return found
+
+
+def invariance(count: int) -> None:
+    rows = []
+    for env_id in ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5"):
+        for name, exploration in [("most likely", ExplorationType.MODE), ("drawn", STOCHASTIC)]:
+            if env_id == "HalfCheetah-v5" and exploration is ExplorationType.MODE:
+                exploration = ExplorationType.DETERMINISTIC
+            found = ways(env_id, policy(env_id), count, exploration)
+            rows.append((env_id, name, len(found), len(set(found))))
+    table(["env", "actions", f"ways to run {count} episodes", "different ledgers"], rows)
+
+
+def changed(first: tdcollect.EvaluationResult, other: tdcollect.EvaluationResult) -> str:
+    pairs = list(zip(first.episodes, other.episodes, strict=True))
+    bits = sum(a.digest != b.digest for a, b in pairs)
+    most = max(abs((a.episode_return or 0) - (b.episode_return or 0)) for a, b in pairs)
+    return f"{bits} of {len(pairs)} | {most:.2g}"
+
+
+def batch_sizes(count: int) -> None:
+    rows = []
+    for env_id in ("CartPole-v1", "HalfCheetah-v5"):
+        tested = policy(env_id)
+        run = partial(evaluate, env_id, tested, count, max_steps=300)
+        reference = run()
+        for size in (1, 4, 8, 32, 64):
+            rows.append((env_id, size, changed(reference, run(inference_batch_size=size))))
+    table(["env", "batch size", "episodes of other bits than at 16", "return moves by"], rows)
+
+
+def outputs(cells: int, rows: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    net = policy("HalfCheetah-v5", cells)[0].module
+    with torch.no_grad():
+        return net(torch.randn(64, 17, generator=generator)[:rows])[0]
+
+
+def rounding() -> None:
+    rows = []
+    for cells in (64, 256, 1024):
+        whole = outputs(cells, 16)
+        sizes = max((outputs(cells, n) - whole[:n]).abs().max().item() for n in (1, 2, 4, 8, 15))
+        before, threads = torch.get_num_threads(), 0.0
+        for number in (1, 2, 4):
+            torch.set_num_threads(number)
+            threads = max(threads, (outputs(cells, 16) - whole).abs().max().item())
+        torch.set_num_threads(before)
+        rows.append((f"{cells} x {cells}", f"{sizes:.1g}", f"{threads:.1g}"))
+    table(["network", "largest difference at other batch sizes", "with 1, 2, 4 threads"], rows)
+
+
+def instructions(count: int) -> None:
+    """Other instruction sets of this CPU, which stand for other CPUs."""
+    found = {}
+    for name, settings in [
+        ("all of this CPU's", {}),
+        (
+            "torch: none, oneDNN and MKL: AVX2",
+            {
+                "ATEN_CPU_CAPABILITY": "default",
+                "ONEDNN_MAX_CPU_ISA": "AVX2",
+                "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+            },
+        ),
+    ]:
+        code = [sys.executable, __file__, "--one", str(count)]
+        done = subprocess.run(code, capture_output=True, text=True, env={**os.environ, **settings})
+        found[name] = json.loads(done.stdout)
+    first, *others = found.items()
+    rows = []
+    for name, ledgers in others:
+        for env_id, digests in ledgers.items():
+            same = sum(a == b for a, b in zip(digests, first[1][env_id], strict=True))
+            rows.append((env_id, name, f"{len(digests) - same} of {len(digests)}"))
+    table(["env", "instructions", "episodes of other bits"], rows)
+
+
+def one(count: int) -> None:
+    """The digests of a few evaluations, for another process to read."""
+    found = {}
+    for env_id in ("CartPole-v1", "HalfCheetah-v5"):
+        result = evaluate(env_id, policy(env_id), count, max_steps=300)
+        found[env_id] = [episode.digest for episode in result.episodes]
+    print(json.dumps(found))
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def probes() -> None:
+    rows = []
+    for env_id in ("CartPole-v1", "LunarLander-v3", "BipedalWalker-v3", "HalfCheetah-v5"):
+        env = tdcollect.make_env(env_id, 16)
+        carries = probe_env(env)
+        took = min(seconds(lambda env=env: probe_env(env)) for _ in range(5))
+        env.close()
+        rows.append((env_id, "a new env for each episode" if carries else "none", f"{took:.3f}"))
+    table(["env", "what the probe asks for", "seconds"], rows)
+
+
+def leak(count: int) -> None:
+    rows = []
+    tested = policy("BipedalWalker-v3")
+    for new_envs in (False, None):
+        found = [
+            evaluate(
+                "BipedalWalker-v3", tested, count, num_envs=n, new_envs=new_envs, max_steps=200
+            )
+            for n in (1, 4, 16)
+        ]
+        digests = [[episode.digest for episode in result.episodes] for result in found]
+        moved = sum(len(set(of_episode)) > 1 for of_episode in zip(*digests, strict=True))
+        rows.append((f"new_envs={new_envs}", f"{moved} of {count}"))
+    table(["", "episodes that differ between 1, 4 and 16 slots"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--one", type=int, metavar="EPISODES", help="print digests as JSON")
+    given = parser.parse_args()
+    if given.one:
+        one(given.one)
+        return
+    invariance(given.episodes)
+    batch_sizes(given.episodes)
+    rounding()
+    instructions(given.episodes)
+    probes()
+    leak(given.episodes)
+
+
+if __name__ == "__main__":
+    main()

@@ -30,6 +30,13 @@ from tdcollect.evaluation.probe import probe_env
 STOCHASTIC = ExplorationType.RANDOM
 
 
+class Float(nn.Module):
+    """MuJoCo's observations are float64."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value.float()
+
+
 def policy(env_id: str, cells: int = 64) -> ProbabilisticActor:
     """An actor with weights that are the same each time, not trained."""
     with torch.random.fork_rng(devices=[]):
@@ -39,7 +46,7 @@ def policy(env_id: str, cells: int = 64) -> ProbabilisticActor:
         env.close()
         continuous = spec.dtype.is_floating_point
         outputs = spec.shape[-1] * (2 if continuous else 1)
-        layers = [nn.Linear(inputs, cells), nn.Tanh(), nn.Linear(cells, cells), nn.Tanh()]
+        layers = [Float(), nn.Linear(inputs, cells), nn.Tanh(), nn.Linear(cells, cells), nn.Tanh()]
         net = nn.Sequential(*layers, nn.Linear(cells, outputs))
     keys = ["loc", "scale"] if continuous else ["logits"]
     if continuous:
@@ -65,7 +72,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def ways(env_id: str, tested: Any, count: int, exploration: ExplorationType) -> list[str]:
     """The digests of the same episodes, run in every way that must not matter."""
-    run = partial(evaluate, tested=tested, exploration_type=exploration, max_steps=300)
+    run = partial(evaluate, tested=tested, exploration_type=exploration, max_steps=200)
     found = [run(env_id, episodes=count, num_envs=slots).digest for slots in (1, 2, 7, 16, 64)]
     found.append(run(env_id, episodes=list(reversed(range(count)))).digest)
     for kind in ("sync", "async"):
@@ -100,7 +107,7 @@ def batch_sizes(count: int) -> None:
     rows = []
     for env_id in ("CartPole-v1", "HalfCheetah-v5"):
         tested = policy(env_id)
-        run = partial(evaluate, env_id, tested, count, max_steps=300)
+        run = partial(evaluate, env_id, tested, count, max_steps=200)
         reference = run()
         for size in (1, 4, 8, 32, 64):
             rows.append((env_id, size, changed(reference, run(inference_batch_size=size))))
@@ -158,7 +165,7 @@ def one(count: int) -> None:
     """The digests of a few evaluations, for another process to read."""
     found = {}
     for env_id in ("CartPole-v1", "HalfCheetah-v5"):
-        result = evaluate(env_id, policy(env_id), count, max_steps=300)
+        result = evaluate(env_id, policy(env_id), count, max_steps=200)
         found[env_id] = [episode.digest for episode in result.episodes]
     print(json.dumps(found))
 

@@ -1,0 +1,229 @@
+"""Records, data and results beside a plain loop over one episode at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+from torchrl.envs import ExplorationType
+from torchrl.modules import LSTMModule
+
+from tdcollect import evaluate
+from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.seeding import env_seed, policy_seed
+
+from .envs import Walk
+from .ledger import episodes_of, records
+from .policies import categorical, deterministic, recurrent, tanh_normal
+
+torch.set_num_threads(1)
+
+RANDOM = {"exploration_type": ExplorationType.RANDOM}
+push = partial(Walk, spaces.Box(-1, 1, (1,)))
+cartpole = partial(gym.make, "CartPole-v1")
+
+
+class Played(NamedTuple):
+    """One episode of the plain loop."""
+
+    observations: list[torch.Tensor]
+    actions: list[torch.Tensor]
+    rewards: list[float]
+    terminated: bool
+    truncated: bool
+
+
+Act = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
+
+
+@torch.no_grad()
+def play(
+    make: Any, act: Act, index: int, root: int = 0, most: int = 10**6, seed: Any = None
+) -> Played:
+    """Episode ``index``, in a new gymnasium env; ``act`` is given a batch of 16 like rows."""
+    env = make()
+    generator = torch.Generator().manual_seed(policy_seed(root, index))
+    shown, _ = env.reset(seed=env_seed(root, index) if seed is None else seed)
+    played = Played([torch.as_tensor(shown)], [], [], False, False)
+    while True:
+        action = act(played.observations[-1].expand(16, -1).clone(), generator)
+        choice = int(action.argmax()) if isinstance(env.action_space, spaces.Discrete) else action
+        choice = choice if isinstance(choice, int) else choice.numpy()
+        shown, reward, terminated, truncated, _ = env.step(choice)
+        played.observations.append(torch.as_tensor(shown))
+        played.actions.append(action)
+        played.rewards.append(float(np.float32(reward)))
+        truncated = truncated or len(played.rewards) == most
+        if terminated or truncated:
+            return played._replace(terminated=terminated, truncated=truncated)
+
+
+def greedy(policy: Any) -> Act:
+    network = policy.module
+    return lambda rows, generator: network(rows)[0]
+
+
+def sampled(policy: Any) -> Act:
+    network: nn.Module = policy[0].module
+
+    def act(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        logits = network(rows)
+        logits = logits - logits.logsumexp(-1, keepdim=True)
+        drawn = torch.multinomial(logits.softmax(-1)[:1], 1, generator=generator)
+        return nn.functional.one_hot(drawn[0, 0], logits.shape[-1])
+
+    return act
+
+
+def squashed(policy: Any) -> Act:
+    network: nn.Module = policy[0].module
+
+    def act(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        loc, scale = network(rows)
+        drawn = loc[:1] + torch.randn(1, loc.shape[-1], generator=generator) * scale[:1]
+        most = 1 - torch.finfo(drawn.dtype).resolution
+        return drawn[0].tanh().clamp(-most, most)
+
+    return act
+
+
+CASES: dict[str, tuple[Any, Any, Callable[[Any], Act], dict[str, Any]]] = {
+    "deterministic": (Walk, deterministic(), greedy, {}),
+    "categorical": (Walk, categorical(), sampled, RANDOM),
+    "tanh-normal": (push, tanh_normal(), squashed, RANDOM),
+    "cartpole": (cartpole, categorical(4), sampled, RANDOM),
+}
+
+
+@pytest.mark.behaviour(32)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("most", [None, 5])
+def test_an_episode_is_that_of_a_plain_loop(name: str, most: int | None) -> None:
+    make, policy, loop, settings = CASES[name]
+    found = episodes_of(make, policy, 20, seed=3, num_envs=6, max_steps=most, **settings)
+    with EvaluationCollector(make, policy, 20, 3, num_envs=6, max_steps=most, **settings) as run:
+        ledger = {record.index: record for record, _ in run.run()}
+    for index, data in found.items():
+        expected = play(make, loop(policy), index, 3, most or 10**6)
+        shown = torch.stack(expected.observations)
+        record = ledger[index]
+        assert torch.equal(data["observation"], shown[:-1])
+        assert torch.equal(data["next", "observation"], shown[1:])
+        assert torch.equal(data["action"], torch.stack(expected.actions))
+        assert data["next", "reward"].squeeze(-1).tolist() == expected.rewards
+        assert data["next", "terminated"].sum() == data["next", "terminated"][-1]
+        assert bool(data["next", "terminated"][-1]) is record.terminated is expected.terminated
+        assert bool(data["next", "truncated"][-1]) is record.truncated is expected.truncated
+        assert data["next", "done"].flatten().tolist() == [False] * (len(data) - 1) + [True]
+        assert data.names == ["time"]
+        assert record.length == len(expected.rewards) == len(data)
+        assert record.episode_return == math.fsum(expected.rewards)
+        assert (record.env_seed, record.policy_seed) == (env_seed(3, index), policy_seed(3, index))
+
+
+def test_a_recurrent_policy_starts_each_episode_from_nothing() -> None:
+    policy = recurrent(LSTMModule)
+    lstm, network = policy[0].lstm, policy[1][0].module
+
+    for index, data in episodes_of(Walk, policy, 12, num_envs=5).items():
+        hidden = None
+
+        def act(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+            nonlocal hidden
+            out, hidden = lstm(rows.unsqueeze(1), hidden)
+            logits = network(out.squeeze(1))
+            return nn.functional.one_hot(logits.argmax(-1), 2)[0]
+
+        expected = play(Walk, act, index)
+        assert torch.equal(data["action"], torch.stack(expected.actions))
+
+
+@pytest.mark.parametrize("seeds", [[7, 7, 123, 0], lambda i: 5 * (i + 1), np.arange(4)])
+def test_seeds_can_be_given(seeds: Any) -> None:
+    given = [int(seeds(i) if callable(seeds) else seeds[i]) for i in range(4)]
+    found = records(Walk, deterministic(), 4, seeds=seeds, in_order=True)
+    assert [record.env_seed for record in found] == given
+    for index, seed in enumerate(given):
+        expected = play(Walk, greedy(deterministic()), index, seed=seed)
+        assert found[index].episode_return == math.fsum(expected.rewards)
+
+
+@pytest.mark.behaviour(32)
+def test_zero_episodes_give_an_empty_result(tmp_path: Path) -> None:
+    result = evaluate(Walk, deterministic(), 0, out=tmp_path / "run", progress=False)
+    assert result.episodes == []
+    assert len(result.returns) == len(result.lengths) == 0
+    assert EvaluationResult.load(tmp_path / "run").digest == result.digest
+    with EvaluationCollector(Walk, None, 0) as collector:
+        assert len(collector) == 0
+        assert list(collector) == []
+
+
+def test_success_is_what_the_last_info_says() -> None:
+    for record in records(Walk, deterministic(), 12):
+        assert record.success is record.terminated
+    assert {record.success for record in records(cartpole, None, 3)} == {None}
+
+
+def test_one_bit_of_any_entry_changes_the_digest() -> None:
+    class Off(Walk):
+        """As Walk, but for one bit in one entry of the last step of each episode."""
+
+        entry = ""
+
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, info = super().step(action)
+            if terminated or truncated:
+                if self.entry == "observation":
+                    observation[-1] = np.nextafter(observation[-1], np.float32(np.inf))
+                elif self.entry == "reward":
+                    reward = float(np.nextafter(np.float32(reward), np.float32(np.inf)))
+                elif self.entry == "flags":
+                    terminated, truncated = True, True
+            return observation, reward, terminated, truncated, info
+
+    def digests(entry: str, policy: Any = None) -> list[Any]:
+        env = type("Off", (Off,), {"entry": entry})
+        ended = records(env, policy or deterministic(), 5, in_order=True)
+        return [record.digest for record in ended]
+
+    plain = digests("")
+    assert plain == [r.digest for r in records(Walk, deterministic(), 5, in_order=True)]
+    for entry in ("observation", "reward", "flags"):
+        assert not set(digests(entry)) & set(plain)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_result_holds_what_was_asked_for(stored: bool, tmp_path: Path) -> None:
+    out = tmp_path / "run" if stored else None
+    settings: dict[str, Any] = {"num_envs": 4, "out": out, "progress": False, **RANDOM}
+    result = evaluate(Walk, categorical(), 10, keep=True, **settings)
+    data = episodes_of(Walk, categorical(), 10, num_envs=3, **RANDOM)
+    assert result.returns.dtype == np.float64
+    assert result.lengths.tolist() == [len(data[index]) for index in range(10)]
+    expected = [math.fsum(data[i]["next", "reward"].flatten().tolist()) for i in range(10)]
+    assert result.returns.tolist() == expected
+    for index in range(10):
+        assert (result.trajectory(index) == data[index]).all()
+        assert (result.replay(index) == data[index]).all()
+    if out is not None:
+        loaded = EvaluationResult.load(out)
+        assert loaded.digest == result.digest
+        assert loaded.episodes == result.episodes
+        assert (loaded.trajectory(3) == data[3]).all()
+
+
+def test_data_are_kept_on_request_only() -> None:
+    result = evaluate(Walk, deterministic(), 3, progress=False)
+    with pytest.raises(KeyError, match=r"the data of episode 1 were not kept: evaluate with keep"):
+        result.trajectory(1)

@@ -1,0 +1,129 @@
+"""Episodes whose env raises: tried again, and told; and no favour to short episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
+from torchrl.envs import transforms as T
+
+from tdcollect import evaluate, make_env
+from tdcollect.envs.errors import SlotError
+from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.records import Episode
+
+from .envs import Failing, TenOrTwoHundred
+from .ledger import records
+from .policies import categorical
+
+torch.set_num_threads(1)
+
+RANDOM = {"exploration_type": ExplorationType.RANDOM}
+SEEDS = range(1000, 1020)
+BROKEN = (1003, 1004, 1017)
+
+
+@pytest.fixture(autouse=True)
+def _unbroken() -> Iterator[None]:
+    Failing.failures.clear()
+    yield
+    Failing.failures.clear()
+
+
+def by_index(env: Any, slots: int | None, **settings: Any) -> dict[int, Episode]:
+    given = {"seeds": SEEDS, "num_envs": slots, **RANDOM, **settings}
+    return {record.index: record for record in records(env, categorical(), 20, **given)}
+
+
+def not_on_rows(make: Any, slots: int) -> EnvBase:
+    return TransformedEnv(make_env(make, slots), T.TimeMaxPool(["observation"], T=1))
+
+
+@pytest.mark.parametrize("slots", [1, 4, 20])
+@pytest.mark.parametrize("at_reset", [False, True])
+@pytest.mark.parametrize("transformed", [False, True])
+def test_what_always_fails_is_in_the_ledger_and_the_rest_as_without(
+    slots: int, at_reset: bool, transformed: bool
+) -> None:
+    whole = by_index(Failing, 5)
+    make = partial(Failing, BROKEN, at_reset=at_reset)
+    env, slots_given = (not_on_rows(make, slots), None) if transformed else (make, slots)
+    found = by_index(env, slots_given)
+    assert sorted(found) == list(range(20))
+    for index, record in found.items():
+        if SEEDS[index] in BROKEN:
+            assert (record.status, record.retries) == ("failed", 2)
+            assert record.digest is record.episode_return is record.length is None
+            assert record.env_seed == SEEDS[index]
+        else:
+            assert record == whole[index]
+
+
+@pytest.mark.parametrize("slots", [1, 4, 20])
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_fails_at_first_is_tried_again_and_counted(slots: int, times: int) -> None:
+    whole = by_index(Failing, 5)
+    found = by_index(partial(Failing, BROKEN, times), slots)
+    for index, record in found.items():
+        broken = SEEDS[index] in BROKEN
+        assert record.status == "completed"
+        assert record.retries == (times if broken else 0)
+        assert record.digest == whole[index].digest
+
+
+def test_retries_are_bounded() -> None:
+    found = by_index(partial(Failing, BROKEN), 4, retries=0)
+    assert [found[3].status, found[3].retries] == ["failed", 0]
+    assert Failing.failures == dict.fromkeys(BROKEN, 1)
+
+
+def test_worker_processes_try_again_too() -> None:
+    found = by_index(partial(Failing, BROKEN), 4, backend="process")
+    assert {SEEDS[i] for i, record in found.items() if not record.completed} == set(BROKEN)
+
+
+def test_raise_names_the_slot_and_the_error() -> None:
+    with pytest.raises(SlotError, match=r"raised in step\(\) of slot 3: .*broken by seed 1003"):
+        by_index(partial(Failing, BROKEN), 4, on_error="raise")
+    with pytest.raises(SlotError, match=r"raised in reset\(\) of slot 3: .*broken by seed 1003"):
+        by_index(partial(Failing, BROKEN, at_reset=True), 4, on_error="raise")
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_what_cannot_be_made_anew_raises(mode: AutoresetMode) -> None:
+    env = make_env(SyncVectorEnv([partial(Failing, BROKEN)] * 4, autoreset_mode=mode))
+    with pytest.raises(RuntimeError, match="broken by seed 1003"):
+        by_index(env, None)
+
+
+def test_an_env_that_fails_in_the_first_steps_of_seeds_that_are_looked_at_is_evaluated() -> None:
+    """The seeds 0 to 3 are those that every env is looked at with before."""
+    found = by_index(partial(Failing, (0, 1, 2, 3)), 4, seeds=range(20))
+    assert [i for i, record in sorted(found.items()) if not record.completed] == [0, 1, 2, 3]
+
+
+def test_failures_are_in_the_result_and_its_statistics() -> None:
+    env = partial(Failing, BROKEN)
+    result = evaluate(env, categorical(), 20, seeds=SEEDS, num_envs=4, progress=False)
+    assert len(result.episodes) == 20
+    assert len(result.returns) == len(result.lengths) == 17
+    assert "3 failed" in repr(result)
+    with pytest.raises(RuntimeError, match="the env raised in episode 3 again, at every try"):
+        result.replay(3)
+
+
+@pytest.mark.parametrize("slots", [1, 8, 32])
+def test_short_episodes_are_not_favoured(slots: int) -> None:
+    """With the first to finish, 32 slots would report a mean length of 17, for 105."""
+    with EvaluationCollector(TenOrTwoHundred, None, 40, num_envs=slots) as collector:
+        seeds = [collector.seeds_of(number)[0] for number in range(40)]
+        found = {record.index: record.length for record, _ in collector.run()}
+    expected = [int(np.random.default_rng(seed).choice([10, 200])) for seed in seeds]
+    assert [found[number] for number in range(40)] == expected
+    assert 70 < np.mean(expected) < 140

@@ -1,0 +1,232 @@
+"""Nothing outside an evaluation changes by it, and nothing outside changes it."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+from torchrl.envs import ExplorationType, TransformedEnv, exploration_type, set_exploration_type
+from torchrl.envs import transforms as T
+from torchrl.modules import LSTMModule
+
+from tdcollect import Collector, make_env
+from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.records import ledger_digest
+
+from .envs import Failing, Walk
+from .ledger import digest, records
+from .policies import categorical, epsilon_greedy, gaussian_noise, recurrent, tanh_normal
+
+torch.set_num_threads(1)
+
+RANDOM = {"exploration_type": ExplorationType.RANDOM}
+
+
+def outside() -> dict[str, Any]:
+    """What the rest of a program could notice."""
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": np.random.get_state()[1:3],  # noqa: NPY002
+        "python": random.getstate(),
+        "exploration": exploration_type(),
+        "gradients": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return repr(one) == repr(other)
+
+
+@pytest.fixture(params=["finished", "left", "raised"])
+def ending(request: pytest.FixtureRequest) -> str:
+    """How the loop over the episodes ends."""
+    return str(request.param)
+
+
+def play(collector: EvaluationCollector, ending: str) -> None:
+    """Take episodes out, looking at the outside between them."""
+    before = outside()
+    try:
+        for count, _ in enumerate(collector):
+            assert same(outside(), before)
+            if count == 5 and ending == "left":
+                break
+            if count == 5 and ending == "raised":
+                raise ArithmeticError
+    except ArithmeticError:
+        pass
+    assert same(outside(), before)
+
+
+@pytest.mark.parametrize("make", [categorical, epsilon_greedy, gaussian_noise, tanh_normal])
+def test_global_states_are_as_before(make: Any, ending: str) -> None:
+    action = spaces.Box(-1, 1, (1,)) if make in (gaussian_noise, tanh_normal) else None
+    with (
+        set_exploration_type(ExplorationType.MEAN),
+        EvaluationCollector(partial(Walk, action), make(), 40, **RANDOM) as collector,
+    ):
+        play(collector, ending)
+
+
+def test_draws_of_the_user_between_episodes_change_nothing() -> None:
+    with EvaluationCollector(Walk, categorical(), 60, num_envs=3, **RANDOM) as collector:
+        undisturbed = ledger_digest(record for record, _ in collector.run())
+        for _ in collector.run():
+            torch.randn(3)
+            np.random.normal()  # noqa: NPY002
+            random.random()
+        assert ledger_digest(collector.episodes) == undisturbed
+
+
+def test_draws_of_the_user_go_on_as_if_nothing_had_been() -> None:
+    def drawn(collector: EvaluationCollector | None) -> list[float]:
+        torch.manual_seed(0)
+        values = [float(torch.rand(()))]
+        for _ in collector or range(30):
+            values.append(float(torch.rand(())))
+        return values
+
+    with EvaluationCollector(Walk, categorical(), 30, **RANDOM) as collector:
+        assert drawn(collector) == drawn(None)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_and_exploration_modules_are_as_before(training: bool, ending: str) -> None:
+    policy = epsilon_greedy().train(training)
+    specs = [getattr(module, "_spec", None) for module in policy.modules()]
+    state = {name: value.clone() for name, value in policy.state_dict().items()}
+    with EvaluationCollector(Walk, policy, 40, **RANDOM) as collector:
+        for count, _ in enumerate(collector):
+            assert [getattr(m, "_spec", None) for m in policy.modules()] == specs
+            if count == 5 and ending != "finished":
+                break
+    after = [getattr(module, "_spec", None) for module in policy.modules()]
+    assert all(one is other for one, other in zip(specs, after, strict=True))
+    assert all(module.training is training for module in policy.modules())
+    assert all(torch.equal(value, state[name]) for name, value in policy.state_dict().items())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_running_statistics_are_as_before(frozen: bool) -> None:
+    norm = T.VecNormV2(in_keys=["observation"], reduce_batch_dims=True)
+    env = TransformedEnv(make_env(Walk, 3), norm)
+    env.rollout(20, break_when_any_done=False)
+    if frozen:
+        norm.freeze()
+    before = {name: repr(value) for name, value in norm.state_dict().items()}
+    collector = EvaluationCollector(env, categorical(), 20)
+    for _ in collector:
+        assert norm.frozen is frozen
+    assert {name: repr(value) for name, value in norm.state_dict().items()} == before
+    env.rollout(20, break_when_any_done=False)
+    after = {name: repr(value) for name, value in norm.state_dict().items()}
+    assert (after == before) is frozen
+
+
+def test_an_env_that_is_given_gets_no_transforms() -> None:
+    env = TransformedEnv(make_env(Walk, 3), T.RewardSum())
+    keys = set(env.reset().keys(True, True))
+    assert records(env, recurrent(LSTMModule), 5)
+    assert type(env.transform) is T.RewardSum
+    assert set(env.reset().keys(True, True)) == keys
+    assert not env.is_closed
+
+
+@pytest.mark.behaviour(32)
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_an_env_that_is_given_is_not_left_seeded(abandoned: bool) -> None:
+    shown = []
+    for _ in range(2):
+        env = make_env(Walk, 3)
+        for _ in EvaluationCollector(env, categorical(), 10):
+            if abandoned:
+                break
+        shown.append(env.rollout(5, break_when_any_done=False)["observation"])
+        env.close()
+    assert not torch.equal(*shown)
+
+
+def test_a_pool_that_is_given_is_not_left_seeded() -> None:
+    pytest.importorskip("envpool")
+    shown = []
+    for _ in range(2):
+        env = make_env("CartPole-v1", 3, backend="envpool")
+        assert records(env, categorical(4), 4, max_steps=5)
+        shown.append(env.reset()["observation"])
+        env.close()
+    assert not torch.equal(*shown)
+
+
+def test_envs_made_here_are_closed_and_others_are_not() -> None:
+    made = []
+
+    class Closing(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+            self.closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    records(Closing, None, 5)
+    assert len(made) == 1 + 5  # one to see what is made, and no more slots than episodes
+    assert all(env.closed for env in made)
+    made.clear()
+    env = make_env(Closing, 2)
+    records(env, None, 5)
+    assert not any(env.closed for env in made)
+
+
+def train(evaluating: bool) -> list[torch.Tensor]:
+    """A few steps of policy gradient, with all the random numbers of training."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    policy = categorical(4)
+    optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
+    dropout = nn.Dropout(0.1)
+    norm = T.VecNormV2(in_keys=["observation"], reduce_batch_dims=True)
+    env = TransformedEnv(make_env("CartPole-v1", 4), norm)
+    env.set_seed(0)
+    collector = Collector(env, policy, frames_per_batch=128, total_frames=640)
+    collector.set_seed(0)
+    for batch in collector:
+        rows = batch.reshape(-1)[torch.randperm(128)]
+        shown = rows.set("observation", dropout(rows["observation"]))
+        log_probs = policy.get_dist(shown).log_prob(rows["action"])
+        loss = -(log_probs * rows["next", "reward"].squeeze(-1)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if evaluating:
+            test_env = TransformedEnv(make_env("CartPole-v1", 3), norm.clone())
+            assert digest(test_env, policy, 5, max_steps=20, **RANDOM)
+            assert digest("CartPole-v1", policy, 5, max_steps=20)
+            assert policy.training
+    weights = [value.clone() for value in policy.state_dict().values()]
+    collector.shutdown()
+    return weights
+
+
+@pytest.mark.behaviour(32)
+def test_training_with_evaluation_in_the_middle_is_the_same_to_the_bit() -> None:
+    with_, without = train(True), train(False)
+    assert all(map(torch.equal, with_, without))
+    torch.manual_seed(0)
+    untrained = categorical(4).state_dict().values()
+    assert not all(map(torch.equal, with_, untrained))
+
+
+def test_a_failure_in_the_middle_leaves_everything_as_before() -> None:
+    env = partial(Failing, seeds=tuple(range(100)))
+    before = outside()
+    with pytest.raises(RuntimeError, match="broken by seed"):
+        records(env, categorical(), 10, seeds=range(10), on_error="raise", **RANDOM)
+    assert same(outside(), before)

@@ -64,7 +64,7 @@ class VectorBackend(Backend):
             )
         self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
         self._latest: Mapping[str, Any] = {}
-        self.spec = env.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
+        self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
         # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
         self._fresh: dict[int, tuple[list[Array], list[Any]]] = {}
 

@@ -30,14 +30,18 @@ class GlobalRandomness:
         np.random.set_state(self._states["numpy"])  # noqa: NPY002
         random.setstate(self._states["random"])
 
+    def moved(self) -> list[str]:
+        """The names of those that have moved since: ``"torch"``, ``"numpy"``, ``"random"``..."""
+        now = _states()
+        return [name for name, state in self._states.items() if not _equal(state, now[name])]
+
     def check(self, who: str) -> None:
         """Raise where one of them has moved since.
 
         Raises:
             NotReproducibleError: naming it, and ``who`` ran meanwhile.
         """
-        now = _states()
-        moved = [name for name, state in self._states.items() if not _equal(state, now[name])]
+        moved = self.moved()
         if moved:
             raise NotReproducibleError(
                 f"{who} drew from the global random numbers of {', '.join(moved)}, which no seed "

@@ -59,13 +59,14 @@ class Probe:
         self.seed = seed
         self.closed = False
 
-    def rows(self, env: Env, seed: int) -> Iterator[Row]:
+    def rows(self, env: Env, seed: int | None, action_seed: int | None = None) -> Iterator[Row]:
         """The rows of one episode, first its reset.
 
-        Random actions are the same for every seed, so that a seed shows by what the env does.
+        Random actions are the same for every seed, so that a seed shows by what the env does;
+        unless ``action_seed`` asks for others.
         """
         actions = deepcopy(env.action_space)
-        actions.seed(self.seed)
+        actions.seed(self.seed if action_seed is None else action_seed)
         given: Any = env.reset(seed=seed)
         _expect_tuple(given, 2, "reset")
         observation = given[0]

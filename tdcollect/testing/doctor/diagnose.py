@@ -1,0 +1,174 @@
+"""``diagnose``: is an env fit for collecting and testing, and if not, where and why."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from tdcollect.testing.doctor import collecting, keeping, repeating
+from tdcollect.testing.doctor.diagnosis import (
+    ACCEPTED,
+    BROKEN,
+    NOT_CHECKED,
+    OK,
+    Diagnosis,
+    Verdict,
+)
+from tdcollect.testing.doctor.patient import Patient
+from tdcollect.testing.doctor.questions import Answer, Ask
+from tdcollect.testing.gymnasium_rules import RULES
+from tdcollect.testing.report import Broken, NotChecked
+
+_RUNS = "runs", "the env can be made, reset and stepped"
+QUESTIONS: dict[str, tuple[str, Ask]] = {
+    **repeating.QUESTIONS,
+    **keeping.QUESTIONS,
+    **collecting.QUESTIONS,
+}
+"""In the order in which they are asked."""
+_NAMES = [_RUNS[0], *QUESTIONS]
+
+
+def diagnose(
+    env: str | Callable[[], gym.Env[Any, Any]],
+    *,
+    backend: str | None = None,
+    steps: int = 1000,
+    seed: int = 0,
+    speed: bool = True,
+    accept: Collection[str] = (),
+) -> Diagnosis:
+    """Find out whether an env is fit for collecting and testing.
+
+    Every run has an end: episodes are cut after ``steps`` steps or about two seconds. An env that
+    raises gets a verdict. Global random states are put back.
+
+    Args:
+        env: a gymnasium id, a callable that makes a new ``gymnasium.Env`` at each call, or with
+            ``backend="envpool"`` an EnvPool id.
+        backend: None, or ``"envpool"``.
+        steps: the most steps that an episode is played for.
+        seed: the first of the seeds that are tried.
+        speed: whether to measure speed, which takes some seconds.
+        accept: names of verdicts, ``"leaks"`` say, that may be broken: they are ``"accepted"``
+            then.
+
+    Returns:
+        A verdict a question; print it, or ``raise_if_broken()``.
+
+    Raises:
+        TypeError, ValueError: for arguments that cannot be honoured.
+
+    Examples:
+        >>> print(diagnose("CartPole-v1"))
+        >>> diagnose(MyEnv).raise_if_broken()
+    """
+    _check_arguments(env, backend, steps, accept)
+    from tdcollect.evaluation.isolation import GlobalRandomness
+
+    before = GlobalRandomness()
+    verdicts = []
+    patient = None
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            try:
+                patient, answer = _admit(env, backend, steps, seed)
+            except Exception as error:
+                answer = _raised(error)
+            verdicts.append(_verdict(*_RUNS, answer))
+            for name, (sentence, ask) in QUESTIONS.items():
+                if name == "speed" and not speed:
+                    continue
+                if answer.status == BROKEN:
+                    verdicts.append(Verdict(name, sentence, NOT_CHECKED, "see runs"))
+                else:
+                    assert patient is not None
+                    verdicts.append(_verdict(name, sentence, _answer(ask, patient)))
+    finally:
+        if patient is not None:
+            _close(patient)
+        before.restore()
+    told = [
+        replace(v, status=ACCEPTED) if v.status == BROKEN and v.name in accept else v
+        for v in verdicts
+    ]
+    return Diagnosis(_name(env), tuple(told))
+
+
+def _check_arguments(env: Any, backend: Any, steps: int, accept: Collection[str]) -> None:
+    if isinstance(env, gym.Env) or not (isinstance(env, str) or callable(env)):
+        raise TypeError(
+            "expected a gymnasium id or a callable that makes a new env at each call, as new envs "
+            f"are compared with used ones, got {env!r}"
+        )
+    if backend not in (None, "envpool"):
+        raise ValueError(f"expected backend to be None or 'envpool', got {backend!r}")
+    if backend == "envpool" and not isinstance(env, str):
+        raise TypeError(f"backend='envpool' expects an EnvPool id, got {env!r}")
+    if steps < 1:
+        raise ValueError(f"expected steps to be positive, got {steps}")
+    unknown = [name for name in accept if name not in _NAMES]
+    if unknown:
+        raise ValueError(f"expected names to accept to be of {_NAMES}, got {unknown}")
+
+
+def _admit(env: Any, backend: Any, steps: int, seed: int) -> tuple[Patient, Answer]:
+    patient = Patient(env, backend, steps, seed)
+    try:
+        patient.time()
+        lengths = [len(episode) - 1 for episode in patient.episodes]
+        RULES["episodes run: reset gives two values, step gives five"](patient)
+    except BaseException:
+        _close(patient)
+        raise
+    cut = "" if patient.steps == steps else f"; cut at {patient.steps}, to bound time or memory"
+    told = f"episodes of {', '.join(map(str, lengths))} steps with random actions{cut}"
+    return patient, Answer(OK, told)
+
+
+def _answer(ask: Ask, patient: Patient) -> Answer:
+    try:
+        return ask(patient)
+    except NotChecked as reason:
+        return Answer(NOT_CHECKED, str(reason))
+    except Exception as error:
+        return _raised(error)
+
+
+def _raised(error: Exception) -> Answer:
+    if isinstance(error, Broken):
+        return Answer(BROKEN, str(error), advice="make it as gymnasium.Env has it")
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
+    text = " ".join(str(error).split())[:300]
+    return Answer(
+        BROKEN,
+        f"{type(error).__name__}: {text} ({at})",
+        advice="mend what raises; every other answer waits for it",
+    )
+
+
+def _verdict(name: str, sentence: str, answer: Answer) -> Verdict:
+    given = answer.evidence, answer.cause, answer.advice, answer.data
+    return Verdict(name, sentence, answer.status, *given)
+
+
+def _close(patient: Patient) -> None:
+    try:
+        patient.close()
+    except Exception as error:  # the verdicts stand; an env that cannot close is no crash
+        warnings.warn(f"closing {patient.env} raised {error!r}", stacklevel=2)
+
+
+def _name(env: Any) -> str:
+    if isinstance(env, str):
+        return env
+    return getattr(env, "__name__", None) or type(env).__name__

@@ -1,0 +1,312 @@
+"""A sound env, and others that change one thing each."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+
+
+class Sound(gym.Env[Any, Any]):
+    """A random walk in two dimensions that ends where it goes too far."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space: Any = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.position = self.draw().astype(np.float32)
+        return self.position.copy(), {"speed": 0.0}
+
+    def step(self, action: Any) -> Any:
+        self.position += np.asarray(action, np.float32) + 0.1 * self.draw().astype(np.float32)
+        far = bool(np.abs(self.position).max() > 4)
+        return self.position.copy(), float(self.position[0]), far, False, {"speed": 1.0}
+
+    def draw(self) -> Any:
+        return self.np_random.normal(size=2)
+
+
+class WithoutChance(Sound):
+    def draw(self) -> Any:
+        return np.zeros(2)
+
+
+class OwnGenerator(Sound):
+    """Its generator is seeded by nothing."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng()
+
+    def draw(self) -> Any:
+        return self.generator.normal(size=2)
+
+
+class IgnoresSeed(OwnGenerator):
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+
+class DrawsFromNumpy(Sound):
+    def draw(self) -> Any:
+        return np.random.normal(size=2)  # noqa: NPY002
+
+
+class DrawsFromPython(Sound):
+    def draw(self) -> Any:
+        return np.array([random.gauss(0, 1), random.gauss(0, 1)])
+
+
+class DrawsFromTorch(Sound):
+    def draw(self) -> Any:
+        return torch.randn(2).numpy()
+
+
+class SeedsNumpy(Sound):
+    """Repeatable, at the cost of everybody else."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            np.random.seed(seed)  # noqa: NPY002
+        return super().reset(seed=seed)
+
+
+class DrawsWhenMade(Sound):
+    def __init__(self) -> None:
+        np.random.random()  # noqa: NPY002
+
+
+class Leaks(Sound):
+    """Its wind blows on from one episode into the next."""
+
+    wind = 0.0
+
+    def step(self, action: Any) -> Any:
+        self.wind += 1e-3
+        self.position += np.float32(self.wind)
+        return super().step(action)
+
+
+class LeaksInside(Leaks):
+    """The same, in what no attribute shows."""
+
+    class Simulator:
+        wind = 0.0
+
+    def __init__(self) -> None:
+        self.simulator = self.Simulator()
+
+    @property
+    def wind(self) -> Any:
+        return self.simulator.wind
+
+    @wind.setter
+    def wind(self, wind: float) -> None:
+        self.simulator.wind = wind
+
+
+class LeaksALittle(LeaksInside):
+    def step(self, action: Any) -> Any:
+        self.simulator.wind += 1e-6
+        self.position += np.float32(self.simulator.wind)
+        return Sound.step(self, action)
+
+
+class SharesState(Sound):
+    """The latest position of any env of the class; each reset puts it right again."""
+
+    latest: ClassVar[Any] = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        given = super().reset(seed=seed)
+        SharesState.latest = self.position
+        return given
+
+    def step(self, action: Any) -> Any:
+        self.position = SharesState.latest.copy()
+        given = super().step(action)
+        SharesState.latest = self.position
+        return given
+
+
+class NeverEnds(Sound):
+    def step(self, action: Any) -> Any:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, False, info
+
+
+class EndsAtALimit(Sound):
+    """A time limit told as terminated."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, _, _, info = super().step(action)
+        self.steps += 1
+        return observation, reward, self.steps == 30, False, info
+
+
+class FlagsAreInts(Sound):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, int(terminated), int(truncated), info
+
+
+class RestartsItself(Sound):
+    """Gives the next episode's first observation at the end of one."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if terminated:
+            observation, info = self.reset()
+        return observation, reward, terminated, truncated, info
+
+
+class OtherDtype(Sound):
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return observation.astype(np.float64), *rest
+
+
+class OutOfBounds(Sound):
+    observation_space = spaces.Box(-2.0, 2.0, (2,), np.float32)
+
+
+class GivesNaN(Sound):
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        observation[1] = np.nan
+        return observation, *rest
+
+
+class GivesInfinity(Sound):
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        observation[1] = np.inf
+        return observation, *rest
+
+
+class NaNReward(Sound):
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, float("nan"), *rest
+
+
+class BoolReward(Sound):
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, True, *rest
+
+
+class ReusesItsBuffer(Sound):
+    buffer: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        self.buffer = observation
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        self.buffer[:] = observation
+        return self.buffer, *rest
+
+
+class GivesItsState(Sound):
+    """A new array at each step, which is also what the next step starts from."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        _, info = super().reset(seed=seed)
+        return self.position, info
+
+    def step(self, action: Any) -> Any:
+        self.position = self.position.copy()
+        _, *rest = super().step(action)
+        return self.position, *rest
+
+
+class ChangesItsAction(Sound):
+    def step(self, action: Any) -> Any:
+        action *= 0.5
+        return super().step(action)
+
+
+class InfoChangesType(Sound):
+    def step(self, action: Any) -> Any:
+        *rest, _ = super().step(action)
+        return *rest, {"speed": "fast"}
+
+
+class InfoComesAndGoes(Sound):
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action)
+        if self.position[0] > 0:
+            info["right"] = 1.0
+        return *rest, info
+
+
+class InfoAtTheEnd(Sound):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if terminated:
+            info["success"] = True
+        return observation, reward, terminated, truncated, info
+
+
+class RaisesWhenMade(Sound):
+    def __init__(self) -> None:
+        raise RuntimeError("no licence")
+
+
+class RaisesInStep(Sound):
+    def step(self, action: Any) -> Any:
+        raise ZeroDivisionError("a step too far")
+
+
+class RaisesLater(Sound):
+    """At the second seed: not where it is first looked at."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed == 3:
+            raise ZeroDivisionError("seed 3 is odd")
+        return super().reset(seed=seed)
+
+
+class FourValues(Sound):
+    def step(self, action: Any) -> Any:
+        return super().step(action)[:4]
+
+
+class Slow(NeverEnds):
+    def step(self, action: Any) -> Any:
+        time.sleep(0.02)
+        return super().step(action)
+
+
+_only = Sound()
+
+
+def the_same_env() -> Any:
+    return _only
+
+
+def not_an_env() -> Any:
+    return 3
+
+
+class Process(Sound):
+    """What it does depends on the process that it runs in."""
+
+    def draw(self) -> Any:
+        import multiprocessing
+        import sys
+
+        elsewhere = "tdcollect" not in sys.modules
+        return super().draw() + (multiprocessing.parent_process() is not None or elsewhere)

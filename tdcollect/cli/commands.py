@@ -247,6 +247,39 @@ def replay(
         click.echo(f"video {video}")
 
 
+@program.command()
+@click.argument("env")
+@click.option("--backend", type=click.Choice(["envpool"]), help="Where ENV is an EnvPool id.")
+@click.option("--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="For ENV.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="The most that an episode is played for.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The first that is tried.")
+@click.option("--skip", multiple=True, metavar="NAME", help="A question to leave out: speed, say.")
+@_as_json
+def doctor(env: str, as_json: bool, **settings: Any) -> int:
+    """Tell whether an env is fit for collecting and testing.
+
+    ENV is a gymnasium id, an EnvPool id, or MODULE:CALLABLE or FILE.py:CALLABLE for what makes an
+    env. The status is 1 where something is broken.
+    """
+    with redirect_stdout(sys.stderr):
+        from tdcollect.evaluation.named import is_named, load_named
+        from tdcollect.testing import diagnose
+
+        made = load_named(env, Path.cwd()) if is_named(env) else env
+        found = diagnose(made, **settings)
+    if as_json:
+        _print_json(**found.to_dict())
+    else:
+        click.echo(found)
+    return found.exit_code
+
+
 def _request(directory: Path, env: str | None, policy: str | None, checkpoint: str | None) -> Any:
     """What to run again: what the directory says, with what was typed in its place."""
     from dataclasses import replace

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tdcollect.testing.doctor.divergence import differences
+from tdcollect.testing.doctor.divergence import differences, shown
 
 _MANY = 1000
 
@@ -21,13 +21,17 @@ def unlike_attributes(first: Any, second: Any) -> list[str]:
     """
     unlike = []
     for one, other in zip(_layers(first), _layers(second), strict=True):
-        mine, its = vars(one), vars(other)
-        for name in mine:
-            if name in its and _is_plain(mine[name]) and _is_plain(its[name]):
-                found = next(differences(name, _settled(mine[name]), _settled(its[name])), None)
-                if found is not None:
-                    at, a, b, _ = found
-                    unlike.append(f"{type(one).__name__}.{at} ({a} and {b})")
+        # What one has not set yet may stand in its class.
+        for name in vars(one) | vars(other):
+            mine, its = getattr(one, name, None), getattr(other, name, None)
+            if not (_is_plain(mine) and _is_plain(its)):
+                continue
+            found = next(differences(name, _settled(mine), _settled(its)), None)
+            if found is not None:
+                at, a, b, _ = found
+                values = f" ({shown(a)} and {shown(b)})"
+                drawn = isinstance(mine, np.random.Generator)
+                unlike.append(f"{type(one).__name__}.{at}{'' if drawn else values}")
     return unlike
 
 

@@ -33,7 +33,12 @@ def _made(patient: Patient, backend: str, num_envs: int, workers: int | None = N
     if backend != "process":
         workers = None
     return make_env(
-        patient.given, num_envs, backend=backend, seed=patient.seed, num_workers=workers
+        patient.given,
+        num_envs,
+        backend=backend,
+        env_kwargs=patient.kwargs,
+        seed=patient.seed,
+        num_workers=workers,
     )
 
 
@@ -81,7 +86,7 @@ def _compare_with_plain_loop(patient: Patient, env: GymnasiumEnv, steps: int) ->
         batch = next(iter(collector))
         backend, paths = env.stepper.backend, [e.path for e in env.stepper.entries]
         nexts = batch[keys.NEXT]
-        values = backend.observation.empty(1)
+        roots, values = backend.observation.empty(1), backend.observation.empty(1)
         actions = [
             backend.action.read_slots([env._rows(batch[:, t].get(k)) for k in env.action_keys])
             for t in range(steps)
@@ -91,10 +96,12 @@ def _compare_with_plain_loop(patient: Patient, env: GymnasiumEnv, steps: int) ->
             try:
                 observation = plain.reset(seed=patient.seed + slot)[0]
                 for t in range(steps):
+                    # Before the step: an env may write into what it gave out.
+                    backend.observation.write_slot(observation, roots, 0)
                     given, reward, terminated, truncated, _ = plain.step(actions[t][slot])
-                    for where, source, value in (("", batch, observation), ("next ", nexts, given)):
-                        backend.observation.write_slot(value, values, 0)
-                        for path, expected in zip(paths, values, strict=False):
+                    backend.observation.write_slot(given, values, 0)
+                    for where, source, rows in (("", batch, roots), ("next ", nexts, values)):
+                        for path, expected in zip(paths, rows, strict=False):
                             key = path if len(path) > 1 else path[0]
                             if not _same(source[key][slot, t], expected[0]):
                                 return 0, f"slot {slot}, step {t}: {where}{key!r} differs"

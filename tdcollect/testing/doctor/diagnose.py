@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 
 from tdcollect.testing.doctor import collecting, keeping, repeating
 from tdcollect.testing.doctor.diagnosis import (
-    ACCEPTED,
     BROKEN,
     NOT_CHECKED,
     OK,
@@ -33,7 +31,6 @@ QUESTIONS: dict[str, tuple[str, Ask]] = {
     **collecting.QUESTIONS,
 }
 """In the order in which they are asked."""
-_NAMES = [_RUNS[0], *QUESTIONS]
 
 
 def diagnose(
@@ -42,12 +39,12 @@ def diagnose(
     backend: str | None = None,
     steps: int = 1000,
     seed: int = 0,
-    speed: bool = True,
-    accept: Collection[str] = (),
+    env_kwargs: Mapping[str, Any] | None = None,
+    skip: Collection[str] = (),
 ) -> Diagnosis:
     """Find out whether an env is fit for collecting and testing.
 
-    Every run has an end: episodes are cut after ``steps`` steps or about two seconds. An env that
+    Every run has an end: episodes are cut after ``steps`` steps or about a second. An env that
     raises gets a verdict. Global random states are put back.
 
     Args:
@@ -56,9 +53,9 @@ def diagnose(
         backend: None, or ``"envpool"``.
         steps: the most steps that an episode is played for.
         seed: the first of the seeds that are tried.
-        speed: whether to measure speed, which takes some seconds.
-        accept: names of verdicts, ``"leaks"`` say, that may be broken: they are ``"accepted"``
-            then.
+        env_kwargs: passed to ``gymnasium.make``, to the callable or to EnvPool.
+        skip: names of questions to leave out: ``"speed"``, which takes some seconds, or what is
+            known and meant to be so.
 
     Returns:
         A verdict a question; print it, or ``raise_if_broken()``.
@@ -70,7 +67,7 @@ def diagnose(
         >>> print(diagnose("CartPole-v1"))
         >>> diagnose(MyEnv).raise_if_broken()
     """
-    _check_arguments(env, backend, steps, accept)
+    _check_arguments(env, backend, steps, skip)
     from tdcollect.evaluation.isolation import GlobalRandomness
 
     before = GlobalRandomness()
@@ -80,14 +77,14 @@ def diagnose(
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             try:
-                patient, answer = _admit(env, backend, steps, seed)
+                patient, answer = _admit(env, backend, env_kwargs or {}, steps, seed)
             except Exception as error:
                 answer = _raised(error)
             verdicts.append(_verdict(*_RUNS, answer))
             for name, (sentence, ask) in QUESTIONS.items():
-                if name == "speed" and not speed:
-                    continue
-                if answer.status == BROKEN:
+                if name in skip:
+                    verdicts.append(Verdict(name, sentence, NOT_CHECKED, "skipped as asked"))
+                elif answer.status == BROKEN:
                     verdicts.append(Verdict(name, sentence, NOT_CHECKED, "see runs"))
                 else:
                     assert patient is not None
@@ -96,14 +93,10 @@ def diagnose(
         if patient is not None:
             _close(patient)
         before.restore()
-    told = [
-        replace(v, status=ACCEPTED) if v.status == BROKEN and v.name in accept else v
-        for v in verdicts
-    ]
-    return Diagnosis(_name(env), tuple(told))
+    return Diagnosis(_name(env), tuple(verdicts))
 
 
-def _check_arguments(env: Any, backend: Any, steps: int, accept: Collection[str]) -> None:
+def _check_arguments(env: Any, backend: Any, steps: int, skip: Collection[str]) -> None:
     if isinstance(env, gym.Env) or not (isinstance(env, str) or callable(env)):
         raise TypeError(
             "expected a gymnasium id or a callable that makes a new env at each call, as new envs "
@@ -115,13 +108,16 @@ def _check_arguments(env: Any, backend: Any, steps: int, accept: Collection[str]
         raise TypeError(f"backend='envpool' expects an EnvPool id, got {env!r}")
     if steps < 1:
         raise ValueError(f"expected steps to be positive, got {steps}")
-    unknown = [name for name in accept if name not in _NAMES]
+    unknown = [name for name in skip if name not in QUESTIONS]
     if unknown:
-        raise ValueError(f"expected names to accept to be of {_NAMES}, got {unknown}")
+        known = ", ".join(QUESTIONS)
+        raise ValueError(f"expected the questions to skip to be of {known}; got {unknown}")
 
 
-def _admit(env: Any, backend: Any, steps: int, seed: int) -> tuple[Patient, Answer]:
-    patient = Patient(env, backend, steps, seed)
+def _admit(
+    env: Any, backend: Any, kwargs: Mapping[str, Any], steps: int, seed: int
+) -> tuple[Patient, Answer]:
+    patient = Patient(env, backend, kwargs, steps, seed)
     try:
         patient.time()
         lengths = [len(episode) - 1 for episode in patient.episodes]
@@ -152,7 +148,7 @@ def _raised(error: Exception) -> Answer:
     return Answer(
         BROKEN,
         f"{type(error).__name__}: {text} ({at})",
-        advice="mend what raises; every other answer waits for it",
+        advice="mend what raises",
     )
 
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-OK, WARNING, BROKEN, ACCEPTED, NOT_CHECKED = "ok", "warning", "broken", "accepted", "not checked"
-STATUSES = (OK, WARNING, BROKEN, ACCEPTED, NOT_CHECKED)
+OK, WARNING, BROKEN, NOT_CHECKED = STATUSES = "ok", "warning", "broken", "not checked"
 
 _WIDTH = 100
 
@@ -21,7 +20,7 @@ class Verdict:
         name: the question's short name, ``"leaks"`` say.
         question: as a sentence that holds where the verdict is ok.
         status: ``"ok"``; ``"warning"``, the env can be collected from, but mind the advice;
-            ``"broken"``; ``"accepted"``, broken and known to be; or ``"not checked"``.
+            ``"broken"``; or ``"not checked"``.
         evidence: what was seen, or why the question was not tried.
         cause: why it is so, most likely; empty where there is nothing to explain.
         advice: what to do about it.

@@ -54,8 +54,8 @@ class Divergence:
         at = "the reset" if self.step == 0 else f"step {self.step}"
         size = "" if self.size is None else f" ({self.size:.2g} apart)"
         return (
-            f"seed {self.seed}, episode {self.episode}, {at}: {self.entry} is {self.first} and "
-            f"{self.second}{size}"
+            f"seed {self.seed}, episode {self.episode}, {at}: {self.entry} is "
+            f"{shown(self.first)} and {shown(self.second)}{size}"
         )
 
 
@@ -118,13 +118,20 @@ def _leaf_difference(entry: str, first: Any, second: Any) -> Difference | None:
     if a.tobytes() == b.tobytes():
         return None
     wide_a, wide_b = (x.astype(np.float64) for x in (a, b))
-    apart = np.where((a == b) | ((a != a) & (b != b)), 0.0, np.abs(wide_a - wide_b))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(wide_a - wide_b)
+    apart = np.where((a == b) | ((a != a) & (b != b)), 0.0, apart)
     if not apart.any():
         return None
     apart = np.where(np.isnan(apart), np.inf, apart)
     at = np.unravel_index(int(apart.argmax()), apart.shape)
     place = "".join(f"[{i}]" for i in at)
     return f"{entry}{place}", a[at].item(), b[at].item(), float(apart[at])
+
+
+def shown(value: Any) -> str:
+    """A value as texts have it: floats to eight digits."""
+    return f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
 def _short(value: Any) -> str:

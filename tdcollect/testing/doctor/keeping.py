@@ -138,12 +138,41 @@ def _after_the_end(patient: Patient) -> str:
 
 @QUESTIONS.add("final", "the final observation is the episode's own, not the next one's first")
 def _final(patient: Patient) -> Answer:
-    return by_rule(
-        patient,
-        "the final observation is not the next episode's first",
-        advice="leave the reset to the caller: what the step to the end shows is what a value "
-        "bootstraps from",
+    advice = "leave the reset to the caller: the value of what the last step shows is bootstrapped"
+    answer = by_rule(
+        patient, "the final observation is not the next episode's first", advice=advice
     )
+    jumps = [_jumps_back(episode) for episode in patient.episodes + patient.varied]
+    ended = [jump for jump in jumps if jump is not None]
+    if answer.status == "ok" and len(ended) >= _FEW and all(ended):
+        return warning(
+            f"in all {len(ended)} episodes that ended, the last step jumps: further than any other "
+            "step, and to near the first observation",
+            cause="an env that restarts itself, and shows the next episode's first observation",
+            advice=advice,
+        )
+    return answer
+
+
+def _jumps_back(episode: list[Row]) -> bool | None:
+    """Whether the last step goes further than twice any other, to near the first observation.
+
+    None where the episode did not end, or is too short to tell.
+    """
+    if not episode[-1].ends or len(episode) < 2 * _FEW:
+        return None
+    flat = np.stack([_flat(row.observation) for row in episode])
+    if not np.isfinite(flat).all():
+        return None
+    steps = np.linalg.norm(np.diff(flat, axis=0), axis=1)
+    to_first = np.linalg.norm(flat - flat[0], axis=1)
+    return bool(steps[-1] > 2 * steps[:-1].max() and to_first[-1] < 0.5 * to_first[-2])
+
+
+def _flat(observation: Any) -> Any:
+    leaves = [np.asarray(leaf) for _, leaf in _leaves("", observation)]
+    numbers = [np.ravel(leaf).astype(np.float64) for leaf in leaves if leaf.dtype.kind in "biuf"]
+    return np.concatenate(numbers) if numbers else np.zeros(1)
 
 
 @QUESTIONS.add("aliasing", "what is given out stays as it was")

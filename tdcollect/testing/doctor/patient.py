@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from tdcollect.testing.doctor.pooled import PooledEnv
 from tdcollect.testing.gymnasium_probe import Env, Probe, Row
 from tdcollect.testing.report import Broken
 
-PLAY_SECONDS = 2.0
+PLAY_SECONDS = 1.0
 """How long one episode may take; slower envs are played for fewer steps."""
 PLAY_BYTES = 32 * 2**20
 """How much the observations of one episode may take; larger ones are played for fewer steps."""
@@ -48,6 +48,7 @@ class Patient(Probe):
     Args:
         given: what the user gave: an id or a callable.
         backend: ``"envpool"`` for an EnvPool id, else None.
+        kwargs: for what makes the env.
         steps: the most steps of an episode.
         seed: the first seed.
 
@@ -57,17 +58,25 @@ class Patient(Probe):
 
     make: Callable[[], Env]
 
-    def __init__(self, given: str | Callable[[], Env], backend: str | None, steps: int, seed: int):
+    def __init__(
+        self,
+        given: str | Callable[..., Env],
+        backend: str | None,
+        kwargs: Mapping[str, Any],
+        steps: int,
+        seed: int,
+    ):
         self.given = given
+        self.kwargs = kwargs
         self.pooled = backend == "envpool"
-        if self.pooled:
-            assert isinstance(given, str)
-            make: Callable[[], Env] = partial(PooledEnv, given)
-        elif isinstance(given, str):
-            # gymnasium's own checks warn and raise at first steps; the questions here go further.
-            make = partial(gym.make, given, disable_env_checker=True)
+        make: Callable[..., Env]
+        if not isinstance(given, str):
+            make = partial(given, **kwargs)
+        elif self.pooled:
+            make = partial(PooledEnv, given, **kwargs)
         else:
-            make = given
+            # gymnasium's own checks warn and raise at first steps; the questions here go further.
+            make = partial(gym.make, given, disable_env_checker=True, **kwargs)
         env = make()
         if not isinstance(env, gym.Env):
             raise Broken(f"expected a gymnasium.Env, got {type(env).__name__}")

@@ -17,12 +17,12 @@ class PooledEnv(gym.Env[Any, Any]):
         ValueError: for an unknown id, and for an env of several players.
     """
 
-    def __init__(self, task_id: str):
+    def __init__(self, task_id: str, **options: Any):
         # The backend says what is wrong with an id, and no other words are needed here.
         from tdcollect.envs.pool import EnvPoolBackend
 
-        EnvPoolBackend(task_id, 1, [0]).close()
-        self._task_id = task_id
+        EnvPoolBackend(task_id, 1, [0], options).close()
+        self._task_id, self._options = task_id, options
         self._pool = self._made(0)
         self.observation_space = self._pool.observation_space
         self.action_space = self._pool.action_space
@@ -33,7 +33,7 @@ class PooledEnv(gym.Env[Any, Any]):
         with warnings.catch_warnings():
             # EnvPool states its bounds as float64 and gymnasium remarks on the cast.
             warnings.filterwarnings("ignore", message=".*precision lowered by casting")
-            pool = envpool.make_gymnasium(self._task_id, num_envs=1, seed=seed)
+            pool = envpool.make_gymnasium(self._task_id, num_envs=1, seed=seed, **self._options)
             pool.observation_space, pool.action_space  # noqa: B018  cached in here
         return pool
 

@@ -102,7 +102,7 @@ def _why_leaking(leak: Leak) -> str:
     return "state that no observation shows at the reset, and that reset leaves as it was"
 
 
-@QUESTIONS.add("global random", "the env leaves the global random numbers alone")
+@QUESTIONS.add("global-random", "the env leaves the global random numbers alone")
 def _global_random(patient: Patient) -> Answer:
     called: dict[str, list[str]] = {}
     watch = GlobalRandomness()

@@ -1,0 +1,86 @@
+"""The doctor's verdicts on gymnasium's own envs: the tables of docs/doctor.md.
+
+    python benchmarks/doctor.py            # all that can be made here, into the page
+    python benchmarks/doctor.py CartPole-v1 Taxi-v4    # some, as JSON lines
+
+With --keep it goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from tdcollect.testing import diagnose
+
+PAGE = Path(__file__).parent.parent / "docs" / "doctor.md"
+BEGIN, END = "<!-- written by benchmarks/doctor.py -->\n", "<!-- end -->\n"
+_COMPATIBILITY = ("GymV21Environment-v0", "GymV26Environment-v0")
+_PACKAGES = ("gymnasium", "numpy", "box2d", "mujoco")
+_SHOWN = {"ok": "ok", "warning": "warning", "broken": "**broken**", "not checked": "-"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("envs", nargs="*", help="ids; none for all of gymnasium's registry")
+    parser.add_argument("--steps", type=int, default=300, help="the most of an episode")
+    parser.add_argument("--keep", type=Path, help="a file of JSON lines to go on with")
+    arguments = parser.parse_args()
+    envs = arguments.envs or [name for name in gym.registry if name not in _COMPATIBILITY]
+    found: dict[str, Any] = {}
+    if arguments.keep and arguments.keep.exists():
+        lines = arguments.keep.read_text().splitlines()
+        found = {one["env"]: one for one in map(json.loads, lines)}
+    for name in envs:
+        if name not in found:
+            found[name] = diagnose(name, steps=arguments.steps, skip=["speed"]).to_dict()
+            line = json.dumps(found[name], default=str)
+            if arguments.keep:
+                with arguments.keep.open("a") as file:
+                    file.write(line + "\n")
+            print(line if arguments.envs else name, flush=True)
+    if not arguments.envs:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        text = tables([found[name] for name in envs], arguments.steps)
+        PAGE.write_text(before + BEGIN + text + END + after)
+
+
+def tables(found: list[dict[str, Any]], steps: int) -> str:
+    """The tables as Markdown: verdicts, notes, and envs that cannot be made."""
+    made = [one for one in found if one["verdicts"][0]["status"] == "ok"]
+    names = [v["name"] for v in made[0]["verdicts"] if v["name"] not in ("runs", "speed")]
+    versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
+    lines = [
+        f"Python {platform.python_version()}, {versions}; episodes of up to {steps} steps.",
+        "",
+    ]
+    lines += [f"| env | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for one in made:
+        status = {v["name"]: _SHOWN[v["status"]] for v in one["verdicts"]}
+        lines.append(f"| {one['env']} | {' | '.join(status[name] for name in names)} |")
+    lines += ["", "What was seen where a verdict is not ok:", ""]
+    for one in made:
+        for v in one["verdicts"]:
+            if v["status"] in ("warning", "broken"):
+                cause = f" Likely cause: {v['cause']}." if v["cause"] else ""
+                told = f"{v['evidence']}.{cause}".replace("<", "&lt;")
+                lines.append(f"- {one['env']}, {v['name']} ({v['status']}): {told}")
+    lines += ["", "Not made here:", ""]
+    reasons: dict[str, list[str]] = {}
+    for one in found:
+        if one not in made:
+            why = one["verdicts"][0]["evidence"]
+            reasons.setdefault(why.rpartition(" (")[0] or why, []).append(one["env"])
+    lines += [f"- {', '.join(envs)}: {why}" for why, envs in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

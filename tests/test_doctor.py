@@ -1,0 +1,394 @@
+"""The doctor: each fault has its verdict, and a sound env has none."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import doctor_envs as envs
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tdcollect.cli import main
+from tdcollect.testing import Diagnosis, Verdict, diagnose
+from tdcollect.testing.doctor.divergence import Divergence, first_divergence
+from tdcollect.testing.gymnasium_probe import Row
+
+ENVS = Path(__file__).with_name("doctor_envs.py")
+SLOW = ("batches", "speed")  # they start processes, and measure
+
+
+def quickly(env: Any, **kwargs: Any) -> Diagnosis:
+    return diagnose(env, **{"steps": 100, "skip": SLOW, **kwargs})
+
+
+def by_status(diagnosis: Diagnosis, status: str) -> set[str]:
+    return {verdict.name for verdict in diagnosis.verdicts if verdict.status == status}
+
+
+# --- verdicts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", [envs.Sound, envs.WithoutChance, envs.InfoAtTheEnd])
+def test_sound_env(env: Any) -> None:
+    diagnosis = quickly(env)
+    assert by_status(diagnosis, "broken") == by_status(diagnosis, "warning") == set(), diagnosis
+    assert by_status(diagnosis, "not checked") == set(SLOW)
+    assert diagnosis.sound
+    assert diagnosis.exit_code == 0
+    diagnosis.raise_if_broken()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "Blackjack-v1"])
+def test_sound_gymnasium_env(env_id: str) -> None:
+    diagnosis = quickly(env_id)
+    assert by_status(diagnosis, "broken") == by_status(diagnosis, "warning") == set(), diagnosis
+
+
+BROKEN = [
+    (envs.OwnGenerator, {"seed"}, "a generator of the env's own that reset(seed=) does not seed"),
+    (envs.IgnoresSeed, {"seed", "leaks"}, "the env ignores its seed"),
+    (envs.DrawsFromNumpy, {"seed", "global-random"}, "np.random: the runs agree once that"),
+    (envs.DrawsFromPython, {"seed", "global-random"}, "Python's random: the runs agree once"),
+    (envs.DrawsFromTorch, {"seed", "global-random"}, "torch: the runs agree once that global"),
+    (envs.SeedsNumpy, {"global-random"}, "drawn from or seeded: np.random at reset"),
+    (envs.Leaks, {"leaks"}, "the same seeded reset leaves these unlike: Leaks.wind (0 and"),
+    (envs.LeaksInside, {"leaks"}, "state that no observation shows at the reset"),
+    (envs.LeaksALittle, {"leaks"}, "a difference of the size of rounding"),
+    (envs.SharesState, {"neighbours"}, "state that envs share"),
+    (envs.FlagsAreInts, {"ends"}, "seed 0, step 1: terminated is int 0"),
+    (envs.OtherDtype, {"space"}, "seed 0, step 1: expected float32, got float64"),
+    (envs.OutOfBounds, {"space"}, "is not in [-2.0, 2.0]"),
+    (envs.GivesNaN, {"space", "numbers"}, "observation[1] is nan"),
+    (envs.NaNReward, {"numbers"}, "seed 0, step 1: nan"),
+    (envs.BoolReward, {"numbers"}, "seed 0, step 1: bool True"),
+    (envs.ReusesItsBuffer, {"aliasing"}, "step 0: the observation was changed after it was given"),
+    (envs.GivesItsState, {"aliasing"}, "step 1: writing zeros into observations given out changes"),
+    (envs.ChangesItsAction, {"actions"}, "clip into a new array"),
+]
+
+
+@pytest.mark.parametrize(("env", "names", "told"), BROKEN, ids=lambda v: getattr(v, "__name__", ""))
+def test_broken_env(env: Any, names: set[str], told: str) -> None:
+    diagnosis = quickly(env)
+    assert by_status(diagnosis, "broken") == names, diagnosis
+    assert by_status(diagnosis, "warning") == set()
+    texts = [" ".join((v.evidence, v.cause, v.advice)) for v in diagnosis.broken]
+    assert any(told in text for text in texts), diagnosis
+    assert all(verdict.advice for verdict in diagnosis.broken)
+    assert diagnosis.exit_code == 1
+
+
+WARNED = [
+    (envs.DrawsWhenMade, "global-random", "np.random at construction"),
+    (envs.NeverEnds, "ends", "no episode ended in 100 steps, and the env has no time limit"),
+    (envs.EndsAtALimit, "ends", "a time limit that is told as terminated"),
+    (envs.RestartsItself, "final", "an env that restarts itself"),
+    (envs.GivesInfinity, "numbers", "observation[1] is inf"),
+    (envs.InfoChangesType, "infos", "info 'speed' is a number at seed 0, step 0, and str at seed"),
+    (envs.InfoComesAndGoes, "infos", "info 'right' is there at"),
+]
+
+
+@pytest.mark.parametrize(("env", "name", "told"), WARNED, ids=lambda v: getattr(v, "__name__", ""))
+def test_env_to_mind(env: Any, name: str, told: str) -> None:
+    diagnosis = quickly(env)
+    assert by_status(diagnosis, "broken") == set(), diagnosis
+    assert by_status(diagnosis, "warning") == {name}, diagnosis
+    verdict = diagnosis[name]
+    assert told in f"{verdict.evidence} {verdict.cause}"
+    assert verdict.advice
+    assert diagnosis.exit_code == 0
+
+
+RAISING = [
+    (envs.RaisesWhenMade, "RuntimeError: no licence (doctor_envs.py, line"),
+    (envs.RaisesInStep, "ZeroDivisionError: a step too far (doctor_envs.py, line"),
+    (envs.FourValues, "step gave 4 values, expected (observation, reward, terminated"),
+    (envs.the_same_env, "the callable gave the same env twice"),
+    (envs.not_an_env, "expected a gymnasium.Env, got int"),
+    ("NoSuchEnv-v0", "NameNotFound: Environment `NoSuchEnv` doesn't exist"),
+]
+
+
+@pytest.mark.parametrize(("env", "told"), RAISING, ids=lambda v: getattr(v, "__name__", ""))
+def test_env_that_does_not_run(env: Any, told: str) -> None:
+    diagnosis = quickly(env, skip=())
+    assert by_status(diagnosis, "broken") == {"runs"}
+    assert told in diagnosis["runs"].evidence
+    assert len(by_status(diagnosis, "not checked")) == len(diagnosis.verdicts) - 1
+
+
+def test_env_that_raises_later() -> None:
+    diagnosis = quickly(envs.RaisesLater)
+    assert by_status(diagnosis, "broken") == {"leaks"}
+    assert "ZeroDivisionError: no seed 4" in diagnosis["leaks"].evidence
+
+
+def test_bipedal_walker_leaks() -> None:
+    diagnosis = quickly("BipedalWalker-v3", steps=200)
+    assert by_status(diagnosis, "broken") == {"leaks"}, diagnosis
+    found = diagnosis["leaks"].data
+    # The evidence holds: a plain loop shows the same difference.
+    fresh, used = (gym.make("BipedalWalker-v3") for _ in range(2))
+    actions = fresh.action_space
+    used.reset(seed=0)
+    actions.seed(0)
+    for _ in range(200):
+        if any(used.step(actions.sample())[2:4]):
+            break
+    played = []
+    for env in (fresh, used):
+        if env is used:  # as the doctor did: an episode left unfinished in between
+            env.reset(seed=1)
+            actions.seed(0)
+            for _ in range(2):
+                env.step(actions.sample())
+        rows = [env.reset(seed=found["seed"])[0]]
+        actions.seed(0)
+        rows += [env.step(actions.sample())[0] for _ in range(found["step"])]
+        played.append(rows)
+        env.close()
+    assert (played[0][-1] != played[1][-1]).any()
+    assert all((a == b).all() for a, b in zip(*[rows[:-1] for rows in played], strict=True))
+
+
+def test_time_limit_of_a_wrapper_is_told() -> None:
+    diagnosis = quickly(lambda: gym.wrappers.TimeLimit(envs.NeverEnds(), 20))
+    assert diagnosis["ends"].status == "ok"
+    assert "7 were truncated; a time limit of 20 steps" in diagnosis["ends"].evidence
+
+
+def test_slow_env_is_played_for_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tdcollect.testing.doctor.patient.PLAY_SECONDS", 0.3)
+    evidence = quickly(envs.Slow, skip=(*SLOW, "leaks", "seed"))["runs"].evidence
+    assert "to bound time or memory" in evidence
+
+
+def test_global_random_numbers_are_put_back() -> None:
+    for env in (envs.DrawsFromNumpy, envs.DrawsFromPython, envs.DrawsFromTorch, envs.SeedsNumpy):
+        states = torch.get_rng_state(), np.random.get_state()[1], random.getstate()  # noqa: NPY002
+        quickly(env)
+        assert torch.equal(states[0], torch.get_rng_state())
+        assert (states[1] == np.random.get_state()[1]).all()  # noqa: NPY002
+        assert states[2] == random.getstate()
+
+
+def test_another_seed_tries_other_episodes() -> None:
+    assert quickly(envs.Leaks, seed=7)["leaks"].data["seed"] == 8
+    assert "seeds 7 to 10" in quickly(envs.Sound, seed=7)["seed"].evidence
+
+
+# --- in tdcollect's hands --------------------------------------------------------------------
+
+
+def test_batches_are_those_of_a_plain_loop_on_each_backend() -> None:
+    verdict = diagnose(envs.Sound, steps=40, skip=["speed"])["batches"]
+    assert verdict.status == "ok"
+    assert "serial: 80 rows" in verdict.evidence
+    assert "process: 80 rows" in verdict.evidence
+
+
+def test_env_that_depends_on_its_process() -> None:
+    diagnosis = diagnose(envs.Process, steps=40, skip=["speed"])
+    assert by_status(diagnosis, "broken") == {"batches"}
+    assert "backend='process' and a plain loop: slot 0, step 0" in diagnosis["batches"].evidence
+
+
+def test_speed_recommends_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tdcollect.testing.doctor.collecting._MEASURED_SECONDS", 0.05)
+    names = set(by_status(quickly(envs.Sound), "ok")) - {"runs"}
+    verdict = diagnose("CartPole-v1", steps=50, skip=[*names, "batches"])["speed"]
+    assert verdict.status == "ok"
+    figures = verdict.data["frames_per_second"]
+    assert [(f["backend"], f["num_envs"]) for f in figures] == [
+        ("serial", 1),
+        ("serial", 8),
+        ("serial", 32),
+        ("process", 8),
+        ("process", 32),
+    ]
+    best = max(figure["frames_per_second"] for figure in figures)
+    chosen = verdict.data["recommended"]
+    (rate,) = [f["frames_per_second"] for f in figures if chosen.items() <= f.items()]
+    assert rate * 1.1 >= best
+    assert f"num_envs={chosen['num_envs']}, backend={chosen['backend']!r}" in verdict.advice
+    assert 0 < verdict.data["step_us"] < 10_000
+
+
+def test_envpool() -> None:
+    pytest.importorskip("envpool")
+    diagnosis = diagnose("CartPole-v1", backend="envpool", steps=100, skip=["speed"])
+    assert by_status(diagnosis, "broken") == set(), diagnosis
+    assert "new pools for seeded resets" in diagnosis["leaks"].evidence
+    assert "envpool: 200 rows" in diagnosis["batches"].evidence
+    unknown = diagnose("NoSuchEnv-v0", backend="envpool")
+    assert "expected an id of envpool.list_all_envs(), got 'NoSuchEnv-v0'" in str(unknown["runs"])
+
+
+# --- the first divergence --------------------------------------------------------------------
+
+
+def row(observation: Any, reward: float = 0.0, terminated: bool = False) -> Row:
+    return Row(observation, reward, terminated, False, {}, (None,) * 5)
+
+
+def test_first_divergence_names_episode_step_entry_and_size() -> None:
+    first = [[row(np.zeros(3)), row(np.ones(3))], [row(np.zeros(3)), row(np.array([1.0, 2, 3]))]]
+    second = [[row(np.zeros(3)), row(np.ones(3))], [row(np.zeros(3)), row(np.array([1.0, 2.5, 5]))]]
+    found = first_divergence(4, first, second)
+    assert found == Divergence(4, 1, 1, "observation[2]", 3.0, 5.0, 2.0)
+    assert str(found) == "seed 4, episode 1, step 1: observation[2] is 3 and 5 (2 apart)"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (
+            row({"a": (np.zeros(1), 1)}),
+            row({"a": (np.zeros(1), 3)}),
+            "observation['a'][1] is 1 and",
+        ),
+        (row(np.zeros(2)), row(np.zeros(3)), "the shape of observation is [2] and [3]"),
+        (row("up"), row("down"), "observation is 'up' and 'down'"),
+        (row(1, 2.0), row(1, 2.5), "reward is 2 and 2.5 (0.5 apart)"),
+        (row(1, 2.0, True), row(1, 2.0), "terminated is True and False (1 apart)"),
+        (row(np.array([np.nan])), row(np.zeros(1)), "observation[0] is nan and 0 (inf apart)"),
+    ],
+)
+def test_first_divergence_of_any_entry(first: Row, second: Row, told: str) -> None:
+    assert f"seed 0, episode 0, the reset: {told}" in str(
+        first_divergence(0, [[first]], [[second]])
+    )
+
+
+def test_runs_of_other_lengths_diverge_where_one_ends() -> None:
+    found = first_divergence(0, [[row(1), row(1)]], [[row(1), row(1), row(1)]])
+    assert found == Divergence(0, 0, 1, "length", 1, 2, 1.0)
+
+
+numbers = st.floats(allow_nan=True, width=32)
+
+
+@given(st.lists(st.lists(numbers, min_size=2, max_size=2), min_size=1), st.data())
+def test_first_divergence_is_the_first(values: list[list[float]], data: Any) -> None:
+    run = [[row(np.array(value, np.float32)) for value in values]]
+    assert first_divergence(0, run, run) is None
+    at = data.draw(st.integers(0, len(values) - 1))
+    changed = [[*run[0]]]
+    for later in range(at, len(values)):
+        other = values[later][1]
+        changed[0][later] = row(
+            np.array([values[later][0], 1.0 if other != 1 else 2.0], np.float32)
+        )
+    found = first_divergence(0, run, changed)
+    assert found is not None
+    assert (found.step, found.entry) == (at, "observation[1]")
+
+
+# --- the table, JSON, the command --------------------------------------------------------------
+
+
+def test_table() -> None:
+    verdicts = (
+        Verdict("seed", "a seed decides", "ok", "4 seeds"),
+        Verdict("leaks", "nothing leaks", "broken", "at step 3", "a wind", "stop it, " * 10),
+        Verdict("final", "final observations", "ok", ""),
+    )
+    assert str(Diagnosis("Windy-v0", verdicts)).splitlines() == [
+        "Windy-v0: broken (2 ok, 1 broken)",
+        "",
+        "  ok           seed   4 seeds",
+        "  broken       leaks  at step 3",
+        "                      cause: a wind",
+        "                      do: stop it, stop it, stop it, stop it, stop it, stop it, stop it,",
+        "                        stop it, stop it, stop it,",
+        "  ok           final  final observations",
+    ]
+    with pytest.raises(AssertionError, match=r"Windy-v0: broken .*\n  broken +leaks  at step 3"):
+        Diagnosis("Windy-v0", verdicts).raise_if_broken()
+    with pytest.raises(KeyError, match=r"expected one of \['seed', 'leaks', 'final'\], got 'wind'"):
+        Diagnosis("Windy-v0", verdicts)["wind"]
+
+
+def command(*arguments: str) -> int:
+    return main(["doctor", *arguments, "--steps", "60", "--skip", "batches", "--skip", "speed"])
+
+
+def test_command_prints_the_table_and_exits_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("CartPole-v1") == 0
+    assert capsys.readouterr().out.startswith("CartPole-v1: sound (12 ok, 2 not checked)\n\n  ok  ")
+    assert command(f"{ENVS}:Leaks") == 1
+    assert capsys.readouterr().out.startswith("Leaks: broken (11 ok, 1 broken, 2 not checked)\n")
+
+
+def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(f"{ENVS}:Leaks", "--seed", "3", "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["env"], told["sound"]) == ("Leaks", False)
+    (leak,) = [verdict for verdict in told["verdicts"] if verdict["name"] == "leaks"]
+    assert leak["status"] == "broken"
+    assert (leak["data"]["seed"], leak["data"]["episode"], leak["data"]["step"]) == (4, 0, 1)
+    assert leak["data"]["size"] == abs(leak["data"]["first"] - leak["data"]["second"])
+
+
+def test_command_passes_env_kwargs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("CartPole-v1", "--env-kwargs", '{"max_episode_steps": 9}') == 0
+    assert "a time limit of 9 steps" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_env_that_is_not_there_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(f"{ENVS}:Missing") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.endswith("doctor_envs.py to have 'Missing', which it has not\n")
+    assert captured.err.count("\n") == 1
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(
+        TypeError, match="expected a gymnasium id or a callable that makes a new env"
+    ):
+        diagnose(envs.Sound())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected backend to be None or 'envpool', got 'process'"):
+        diagnose("CartPole-v1", backend="process")
+    with pytest.raises(TypeError, match="backend='envpool' expects an EnvPool id"):
+        diagnose(envs.Sound, backend="envpool")
+    with pytest.raises(ValueError, match="expected steps to be positive, got 0"):
+        diagnose("CartPole-v1", steps=0)
+    with pytest.raises(
+        ValueError, match=r"questions to skip to be of seed, leaks, .*got \['wind'\]"
+    ):
+        diagnose("CartPole-v1", skip=["wind"])
+
+
+class Nested(envs.Sound):
+    """Observations in a dict, with a tuple and a discrete part in it."""
+
+    observation_space = spaces.Dict(
+        walk=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        side=spaces.Tuple([spaces.Discrete(2), spaces.Box(-9, 9, (1,), np.float32)]),
+    )
+
+    def _nested(self, walk: Any) -> Any:
+        return {"walk": walk, "side": (np.int64(walk[0] > 0), walk[:1].copy())}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        walk, info = super().reset(seed=seed)
+        return self._nested(walk), info
+
+    def step(self, action: Any) -> Any:
+        walk, *rest = super().step(action)
+        return self._nested(walk), *rest
+
+
+def test_nested_observations() -> None:
+    diagnosis = diagnose(Nested, steps=60, skip=["speed"])
+    assert by_status(diagnosis, "broken") == by_status(diagnosis, "warning") == set(), diagnosis

@@ -308,8 +308,8 @@ def test_table() -> None:
         "  ok           seed   4 seeds",
         "  broken       leaks  at step 3",
         "                      cause: a wind",
-        "                      do: stop it, stop it, stop it, stop it, stop it, stop it, stop it,",
-        "                        stop it, stop it, stop it,",
+        "                      do: stop it, stop it, stop it, stop it, stop it, stop it, stop it, stop it,",
+        "                        stop it, stop it,",
         "  ok           final  final observations",
     ]
     with pytest.raises(AssertionError, match=r"Windy-v0: broken .*\n  broken +leaks  at step 3"):

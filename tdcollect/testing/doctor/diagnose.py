@@ -44,7 +44,7 @@ def diagnose(
 ) -> Diagnosis:
     """Find out whether an env is fit for collecting and testing.
 
-    Every run has an end: episodes are cut after ``steps`` steps or about a second. An env that
+    Every run has an end: episodes are cut after ``steps`` steps or about two seconds. An env that
     raises gets a verdict. Global random states are put back.
 
     Args:

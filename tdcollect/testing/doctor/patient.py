@@ -18,7 +18,7 @@ from tdcollect.testing.doctor.pooled import PooledEnv
 from tdcollect.testing.gymnasium_probe import Env, Probe, Row
 from tdcollect.testing.report import Broken
 
-PLAY_SECONDS = 1.0
+PLAY_SECONDS = 2.0
 """How long one episode may take; slower envs are played for fewer steps."""
 PLAY_BYTES = 32 * 2**20
 """How much the observations of one episode may take; larger ones are played for fewer steps."""

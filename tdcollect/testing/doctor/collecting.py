@@ -19,6 +19,7 @@ from tdcollect.testing.doctor.questions import Answer, Questions, broken, ok, wa
 from tdcollect.testing.report import NotChecked
 
 _COMPARED_STEPS = 100
+_COMPARED_SECONDS = 0.5
 _MEASURED_SECONDS = 0.25
 _ROUNDS = 2
 _SIZES = (1, 8, 32)
@@ -63,7 +64,7 @@ def _batches(patient: Patient) -> Answer:
                 f"backend='process' does not take it: {' '.join(str(error).split())[:200]}",
                 advice="give an id, or a callable that cloudpickle can send",
             )
-        steps = min(_COMPARED_STEPS, patient.steps)
+        steps = _compared_steps(patient)
         ends, found = _compare_with_plain_loop(patient, env, steps)
         if found:
             return broken(
@@ -76,6 +77,14 @@ def _batches(patient: Patient) -> Answer:
             )
         seen.append(f"{backend}: {2 * steps} rows, {ends} of them final")
     return ok("; ".join(seen))
+
+
+def _compared_steps(patient: Patient) -> int:
+    """As many as show an episode's end, if that does not take long."""
+    ended = [len(episode) for episode in patient.episodes if episode[-1].ends]
+    wanted = max(_COMPARED_STEPS, min(ended, default=0) + 10)
+    affordable = int(_COMPARED_SECONDS / max(patient.step_seconds, 1e-6))
+    return min(wanted, max(affordable, 10))
 
 
 def _compare_with_plain_loop(patient: Patient, env: GymnasiumEnv, steps: int) -> tuple[int, str]:

@@ -86,6 +86,7 @@ class ProcessBackend(Backend):
                 _check_alike(process, given, found[0][0])
             self._set_spaces(observation, action, categorical)
             self._share()
+            (self.spec,) = self._crew.call("spec", processes=self._crew.processes[:1])
         except BaseException:
             self._crew.end()
             raise

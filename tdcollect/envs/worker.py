@@ -417,6 +417,14 @@ class Worker:
         """What an env told beside its latest step."""
         return self.latest.get(slot, {})
 
+    def spec(self) -> Any:
+        """What gymnasium knows of how the first env is made; None where it cannot be sent."""
+        spec = self.envs[self.first].spec
+        with contextlib.suppress(Exception):
+            cloudpickle.dumps(spec)
+            return spec
+        return None
+
     def rebuild(self, slots: Sequence[int]) -> None:
         """Make the envs of some slots anew."""
         for slot in slots:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -34,7 +35,7 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
         "protocol": EVALUATION_PROTOCOL,
         "env": {
             "id": collector.base.name,
-            "kwargs": {name: repr(value) for name, value in sorted(env_kwargs.items())},
+            "kwargs": _told(env_kwargs),
             "wrappers": list(_wrappers(collector.base)),
             "transforms": [_transform(t) for t in transforms_of(collector.env)],
             "observation_space": repr(collector.base.stepper.backend.observation.space),
@@ -107,10 +108,26 @@ def _wrappers(env: GymnasiumEnv) -> Iterator[str]:
     if spec is None:
         return
     for wrapper in reversed(spec.additional_wrappers):
-        yield f"{wrapper.name}({wrapper.kwargs or ''})"
+        yield f"{wrapper.name}({_told(wrapper.kwargs or {})})"
     if spec.max_episode_steps is not None:
         yield f"TimeLimit({spec.max_episode_steps})"
-    yield str(spec.entry_point)
+    yield spec.entry_point if isinstance(spec.entry_point, str) else _class(spec.entry_point)
+
+
+def _told(kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments as text that is the same in another process: an object's address is not."""
+    return {
+        name: repr(value) if _is_plain(value) else _class(value)
+        for name, value in sorted(kwargs.items())
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(part) for part in (*value.keys(), *value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, int, float, bool, np.generic))
 
 
 def _transform(transform: Any) -> str:

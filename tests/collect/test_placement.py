@@ -130,6 +130,37 @@ def test_no_placement_where_all_is_on_the_cpu() -> None:
 
 
 @pytest.mark.behaviour(23)
+def whole_episodes(**options: Any) -> Any:
+    collector = tdcollect.Collector(
+        tdcollect.make_env("CartPole-v1", 3), actor(), frames_per_batch=30, **options
+    )
+    torch.manual_seed(3)
+    return collector.collect(episodes=7, seed=1)
+
+
+@pytest.mark.parametrize("storing", [None, AWAY, torch.device("cpu")])
+def test_whole_episodes_are_the_same_where_the_policy_is_elsewhere(
+    storing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = whole_episodes()
+    place = Played(storing)
+    monkeypatch.setattr(tdcollect.Collector, "_place", place)
+    monkeypatch.setattr("tdcollect.collect.gather._on", lambda indices, _: indices)
+    batch = whole_episodes()
+    for key, value in expected.items(True, True):
+        assert torch.equal(value, batch[key].as_subclass(torch.Tensor)), key
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)
+@pytest.mark.parametrize("storing_device", [None, "cpu", "cuda:0"])
+def test_whole_episodes_with_a_cuda_policy(storing_device: str | None) -> None:
+    batch = whole_episodes(policy_device="cuda:0", storing_device=storing_device)
+    assert batch["next", "done"].sum() == 7
+    inside = ~batch["next", "done"].squeeze(-1)[:-1]
+    following, shown = batch["next", "observation"][:-1], batch["observation"][1:]
+    assert torch.equal(following[inside], shown[inside])
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)
 @pytest.mark.parametrize("env_device", [None, "cpu", "cuda:0"])
 @pytest.mark.parametrize("storing_device", [None, "cpu", "cuda:0"])

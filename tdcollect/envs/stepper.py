@@ -269,12 +269,18 @@ class Stepper:
 
 
 def _aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
-    """Zeros that begin where torch's own tensors would: products round by it."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    """Zeros, each ``[i]`` of which begins where a tensor of torch's own would.
+
+    A policy's products round by where their input begins, so it must not show whether rows are
+    those of a frame or a copy of them.
+    """
+    count, *inner = shape
+    size = math.prod(inner) * np.dtype(dtype).itemsize
+    padded = -(-size // _ALIGNMENT) * _ALIGNMENT
+    memory = np.zeros(count * padded + _ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % _ALIGNMENT
-    aligned: Array = memory[first : first + size].view(dtype).reshape(shape)
-    return aligned
+    strides = np.empty(inner, dtype).strides
+    return np.ndarray(shape, dtype, memory, first, (padded, *strides))
 
 
 def _observation_entries(backend: Backend) -> list[Entry]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tensordict.nn import TensorDictModule
+from torch import nn
 from torchrl.envs import EnvBase, TransformedEnv
 
+from tdcollect import make_env
+
 from . import policies, transforms
-from .envs import ENVS
+from .envs import ENVS, Toy, box
 from .oracle import UPSTREAM, check_same
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
@@ -38,3 +42,12 @@ def test_transforms_in_two_layers() -> None:
         return TransformedEnv(inner, transforms.books(), auto_unwrap=False)
 
     check_same(make, policies.actor)
+
+
+def test_products_that_round_by_where_their_input_begins() -> None:
+    """Three rows of 11 numbers: the frames of a chunk, were they packed, would begin unaligned."""
+
+    def product(env: EnvBase) -> TensorDictModule:
+        return TensorDictModule(nn.Linear(11, 4), ["observation"], ["action"])
+
+    check_same(lambda: make_env(lambda: Toy(box(11), box(4)), 3), product)

@@ -29,7 +29,7 @@ _SHOWN = {"ok": "ok", "warning": "warning", "broken": "**broken**", "not checked
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("envs", nargs="*", help="ids; none for all of gymnasium's registry")
-    parser.add_argument("--steps", type=int, default=300, help="the most of an episode")
+    parser.add_argument("--steps", type=int, default=1000, help="the most of an episode")
     parser.add_argument("--keep", type=Path, help="a file of JSON lines to go on with")
     arguments = parser.parse_args()
     envs = arguments.envs or [name for name in gym.registry if name not in _COMPATIBILITY]
@@ -68,6 +68,8 @@ def tables(found: list[dict[str, Any]], steps: int) -> str:
     lines += ["", "What was seen where a verdict is not ok:", ""]
     for one in made:
         for v in one["verdicts"]:
+            if v["name"] == "runs" and "; cut at" in v["evidence"]:
+                lines.append(f"- {one['env']}: {v['evidence']}")
             if v["status"] in ("warning", "broken"):
                 cause = f" Likely cause: {v['cause']}." if v["cause"] else ""
                 told = f"{v['evidence']}.{cause}".replace("<", "&lt;")

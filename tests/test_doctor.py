@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -299,22 +301,20 @@ def test_first_divergence_is_the_first(values: list[list[float]], data: Any) -> 
 def test_table() -> None:
     verdicts = (
         Verdict("seed", "a seed decides", "ok", "4 seeds"),
-        Verdict(
-            "leaks", "nothing leaks", "broken", "at step 3", "a wind", "a" * 40 + " " + "b" * 40
-        ),
+        Verdict("leaks", "nothing leaks", "broken", "at 3", "a wind", "a" * 40 + " " + "b" * 40),
         Verdict("final", "final observations", "ok", ""),
     )
     assert str(Diagnosis("Windy-v0", verdicts)).splitlines() == [
         "Windy-v0: broken (2 ok, 1 broken)",
         "",
         "  ok           seed   4 seeds",
-        "  broken       leaks  at step 3",
+        "  broken       leaks  at 3",
         "                      cause: a wind",
         f"                      do: {'a' * 40}",
         f"                        {'b' * 40}",
         "  ok           final  final observations",
     ]
-    with pytest.raises(AssertionError, match=r"Windy-v0: broken .*\n  broken +leaks  at step 3"):
+    with pytest.raises(AssertionError, match=r"Windy-v0: broken .*\n  broken +leaks  at 3"):
         Diagnosis("Windy-v0", verdicts).raise_if_broken()
     with pytest.raises(KeyError, match=r"expected one of \['seed', 'leaks', 'final'\], got 'wind'"):
         Diagnosis("Windy-v0", verdicts)["wind"]
@@ -352,6 +352,29 @@ def test_an_env_that_is_not_there_is_told_in_one_line(capsys: pytest.CaptureFixt
     assert captured.out == ""
     assert captured.err.endswith("doctor_envs.py to have 'Missing', which it has not\n")
     assert captured.err.count("\n") == 1
+
+
+ROOT = Path(__file__).parent.parent
+PAGES = [(ROOT / page).read_text() for page in ("README.md", "docs/doctor.md")]
+SHOWN = re.compile(r"^```console\n\$ tdcollect (doctor .*)\n((?:.*\n)*?)```", re.M)
+CONSOLES = dict(found for page in PAGES for found in SHOWN.findall(page))
+
+
+@pytest.mark.parametrize("typed", CONSOLES)
+def test_docs_show_what_is_printed(
+    typed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    status = main(typed.split())
+    printed = capsys.readouterr().out
+    assert printed == CONSOLES[typed]
+    assert status == (0 if ": sound (" in printed else 1)
+
+
+def test_docs_show_a_sound_and_a_broken_env_and_name_each_question() -> None:
+    assert len(CONSOLES) == 2
+    names = [verdict.name for verdict in quickly(envs.RaisesWhenMade).verdicts]
+    assert re.findall(r"^\| `([\w-]+)` \|", PAGES[1], re.M) == names
 
 
 def test_bad_arguments() -> None:
@@ -394,3 +417,15 @@ class Nested(envs.Sound):
 def test_nested_observations() -> None:
     diagnosis = diagnose(Nested, steps=60, skip=["speed"])
     assert by_status(diagnosis, "broken") == by_status(diagnosis, "warning") == set(), diagnosis
+
+
+def test_script_writes_a_table_of_what_it_is_given() -> None:
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "doctor.py"))["tables"]
+    given = (envs.Sound, envs.Leaks, envs.RaisesWhenMade)
+    text = tables([quickly(env).to_dict() for env in given], 100)
+    row = next(line for line in text.splitlines() if line.startswith("| env |"))
+    assert row.split(" | ")[1:4] == ["seed", "leaks", "global-random"]
+    assert "\n| Sound | ok | ok | ok |" in text
+    assert "\n| Leaks | ok | **broken** | ok |" in text
+    assert "\n- Leaks, leaks (broken): a new env, and one used before" in text
+    assert text.endswith("Not made here:\n\n- RaisesWhenMade: RuntimeError: no licence\n")

@@ -92,6 +92,7 @@ def _compare_with_plain_loop(patient: Patient, env: GymnasiumEnv, steps: int) ->
     collector = Collector(env, None, frames_per_batch=2 * steps, total_frames=2 * steps)
     try:
         collector.set_seed(patient.seed)
+        torch.manual_seed(patient.seed)  # for the actions
         batch = next(iter(collector))
         backend, paths = env.stepper.backend, [e.path for e in env.stepper.entries]
         nexts = batch[keys.NEXT]

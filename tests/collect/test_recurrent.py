@@ -201,6 +201,7 @@ def loop_over_slot(kind: str, policy: Any, memory: Any, seed: int, steps: int) -
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @torch.no_grad()
 def test_recurrent_modules_run_as_a_plain_loop_does(kind: str, arrays: bool) -> None:
+    torch.manual_seed(0)  # other weights may balance the pole for all of the steps
     steps, slots = 60, 3
     env = tdcollect.make_env("CartPole-v1", slots)
     memory = memory_module(kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy, deepcopy
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from tdcollect.testing.report import Broken, NotChecked
+from tdcollect.testing.rules import Player
 
 Env = gym.Env[Any, Any]
 
@@ -33,31 +34,10 @@ class Row(NamedTuple):
         return bool(self.terminated) or bool(self.truncated)
 
 
-class Probe:
-    """Plays episodes of one env, and of others like it.
+class Probe(Player[Env, Row]):
+    """Plays episodes of one gymnasium env, and of others like it; see :class:`Player`."""
 
-    Args:
-        env: the env; it is closed in the end.
-        make: makes another one like it, or None.
-        policy: from an observation to an action; None for random actions, the same each time.
-        steps: the most steps of an episode.
-        seed: the first seed.
-    """
-
-    def __init__(
-        self,
-        env: Env,
-        make: Callable[[], Env] | None,
-        policy: Callable[[Any], Any] | None,
-        steps: int,
-        seed: int,
-    ):
-        self.env = env
-        self.make = make
-        self.policy = policy
-        self.steps = steps
-        self.seed = seed
-        self.closed = False
+    closed = False
 
     def rows(self, env: Env, seed: int | None, action_seed: int | None = None) -> Iterator[Row]:
         """The rows of one episode, first its reset.
@@ -98,13 +78,8 @@ class Probe:
             raise NotChecked(f"no episode ended in {self.steps} steps")
         return ended
 
-    def another(self) -> Env:
-        """A new env; the same one where nothing makes another."""
-        return self.env if self.make is None else self.make()
-
-    def done_with(self, env: Env) -> None:
-        if env is not self.env:
-            env.close()
+    def close_env(self, env: Env) -> None:
+        env.close()
 
     def close(self) -> None:
         if not self.closed:

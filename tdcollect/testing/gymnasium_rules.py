@@ -16,17 +16,10 @@ from gymnasium import spaces
 
 from tdcollect.testing.gymnasium_probe import Env, Probe, Row
 from tdcollect.testing.report import Broken, NotChecked, array_difference
+from tdcollect.testing.rules import Rules
 
-RULES: dict[str, Callable[[Probe], str]] = {}
+RULES: Rules[Probe] = Rules()
 """The rules by their sentences, in the order in which they are tried."""
-
-
-def _rule(sentence: str) -> Callable[[Callable[[Probe], str]], Callable[[Probe], str]]:
-    def add(rule: Callable[[Probe], str]) -> Callable[[Probe], str]:
-        RULES[sentence] = rule
-        return rule
-
-    return add
 
 
 def _rows(probe: Probe) -> Iterator[tuple[str, Row]]:
@@ -35,13 +28,13 @@ def _rows(probe: Probe) -> Iterator[tuple[str, Row]]:
             yield f"seed {probe.seed + i}, step {step}", row
 
 
-@_rule("episodes run: reset gives two values, step gives five")
+@RULES.add("episodes run: reset gives two values, step gives five")
 def _episodes_run(probe: Probe) -> str:
     lengths = [len(episode) - 1 for episode in probe.episodes]
     return f"episodes of {', '.join(map(str, lengths))} steps"
 
 
-@_rule("observations lie in the space")
+@RULES.add("observations lie in the space")
 def _in_space(probe: Probe) -> str:
     count = 0
     for where, row in _rows(probe):
@@ -50,14 +43,14 @@ def _in_space(probe: Probe) -> str:
     return f"{count} observations"
 
 
-@_rule("the dtype is the space's")
+@RULES.add("the dtype is the space's")
 def _dtype(probe: Probe) -> str:
     for where, row in _rows(probe):
         _check_leaves(probe.env.observation_space, row.observation, where, _why_other_dtype)
     return ""
 
 
-@_rule("rewards are finite numbers")
+@RULES.add("rewards are finite numbers")
 def _rewards(probe: Probe) -> str:
     rewards = [(where, row.reward) for where, row in _rows(probe) if not row.is_reset]
     for where, reward in rewards:
@@ -70,7 +63,7 @@ def _rewards(probe: Probe) -> str:
     return f"from {min(values):g} to {max(values):g}"
 
 
-@_rule("terminated and truncated are bools")
+@RULES.add("terminated and truncated are bools")
 def _flags(probe: Probe) -> str:
     for where, row in _rows(probe):
         for name, flag in (("terminated", row.terminated), ("truncated", row.truncated)):
@@ -79,26 +72,17 @@ def _flags(probe: Probe) -> str:
     return ""
 
 
-@_rule("the same seed gives the same episode")
+@RULES.add("the same seed gives the same episode")
 def _same_seed(probe: Probe) -> str:
-    episodes = [_play_anew(probe, probe.seed) for _ in range(2)]
+    episodes = [probe.play_anew(probe.seed) for _ in range(2)]
     _check_same(*episodes)
     whose = "the same env" if probe.make is None else "two new envs"
     return f"{len(episodes[0]) - 1} steps of {whose}"
 
 
-def _play_anew(probe: Probe, seed: int) -> list[Row]:
-    """An episode of a new env, if one can be had."""
-    env = probe.another()
-    try:
-        return probe.play(env, seed)
-    finally:
-        probe.done_with(env)
-
-
-@_rule("another seed gives another episode")
+@RULES.add("another seed gives another episode")
 def _other_seed(probe: Probe) -> str:
-    first, *others = (_values(_play_anew(probe, probe.seed + i)) for i in range(3))
+    first, *others = (_values(probe.play_anew(probe.seed + i)) for i in range(3))
     if all(difference(first, other) is None for other in others):
         raise Broken(
             f"seeds {probe.seed} to {probe.seed + 2} give one and the same; if the env leaves "
@@ -107,7 +91,7 @@ def _other_seed(probe: Probe) -> str:
     return f"seeds {probe.seed} to {probe.seed + 2}"
 
 
-@_rule("reset(seed) does not depend on what went before")
+@RULES.add("reset(seed) does not depend on what went before")
 def _fresh_reset(probe: Probe) -> str:
     env = probe.another()
     try:
@@ -122,7 +106,7 @@ def _fresh_reset(probe: Probe) -> str:
     return "after an episode that ended and one that did not"
 
 
-@_rule("envs do not share state")
+@RULES.add("envs do not share state")
 def _apart(probe: Probe) -> str:
     if probe.make is None:
         raise NotChecked("needs what makes the env, rather than an env")
@@ -145,7 +129,7 @@ def _forever(probe: Probe, env: Env, seed: int) -> Iterator[Row]:
         yield from probe.rows(env, seed)
 
 
-@_rule("the final observation is not the next episode's first")
+@RULES.add("the final observation is not the next episode's first")
 def _final(probe: Probe) -> str:
     telling = [(seed, episode) for seed, episode in probe.ended if not _is_constant(episode)]
     if not telling:
@@ -173,7 +157,7 @@ def _is_first_of_next(probe: Probe, seed: int, episode: list[Row]) -> bool:
     return difference(final, after_end) is None or difference(final, at_once) is None
 
 
-@_rule("entries given out do not change later (no aliasing)")
+@RULES.add("entries given out do not change later (no aliasing)")
 def _no_aliasing(probe: Probe) -> str:
     for where, row in _rows(probe):
         observation, info = row.given[0], row.given[-1]
@@ -185,7 +169,7 @@ def _no_aliasing(probe: Probe) -> str:
     return ""
 
 
-@_rule("a step leaves its action as it was")
+@RULES.add("a step leaves its action as it was")
 def _action_kept(probe: Probe) -> str:
     env = probe.env
     actions = deepcopy(env.action_space)
@@ -203,7 +187,7 @@ def _action_kept(probe: Probe) -> str:
     return ""
 
 
-@_rule("close can be called twice")
+@RULES.add("close can be called twice")
 def _close_twice(probe: Probe) -> str:
     probe.close()
     probe.env.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
+from tdcollect.testing.rules import Player
 
 
 class Row(NamedTuple):
@@ -25,30 +26,8 @@ class Row(NamedTuple):
     given: tuple[TensorDictBase, TensorDictBase]
 
 
-class Probe:
-    """Plays one env, and others like it.
-
-    Args:
-        env: the env; it is closed in the end.
-        make: makes another one like it, or None.
-        policy: a TensorDict policy; None for random actions, the same each time.
-        steps: the most steps that are played.
-        seed: the first seed.
-    """
-
-    def __init__(
-        self,
-        env: EnvBase,
-        make: Callable[[], EnvBase] | None,
-        policy: Callable[[TensorDictBase], TensorDictBase] | None,
-        steps: int,
-        seed: int,
-    ):
-        self.env = env
-        self.make = make
-        self.policy = policy
-        self.steps = steps
-        self.seed = seed
+class Probe(Player[EnvBase, Row]):
+    """Plays one ``EnvBase``, and others like it; see :class:`Player`."""
 
     def act(self, env: EnvBase, root: TensorDictBase, seed: int) -> TensorDictBase:
         """The root with an action, which depends on nothing but ``seed`` and the root."""
@@ -93,13 +72,8 @@ class Probe:
         """The env played on three seeds."""
         return [self.play(self.env, self.seed + i) for i in range(3)]
 
-    def another(self) -> EnvBase:
-        """A new env; the same one where nothing makes another."""
-        return self.env if self.make is None else self.make()
-
-    def done_with(self, env: EnvBase) -> None:
-        if env is not self.env:
-            _close(env)
+    def close_env(self, env: EnvBase) -> None:
+        _close(env)
 
     def close(self) -> None:
         _close(self.env)

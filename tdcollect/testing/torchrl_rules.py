@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -18,11 +18,12 @@ from torchrl.envs import EnvBase, check_env_specs
 
 from tdcollect import keys
 from tdcollect.testing.report import Broken, NotChecked, array_difference
+from tdcollect.testing.rules import Rules
 from tdcollect.testing.torchrl_probe import Probe, Row, ends
 
 TwoSteps: TypeAlias = tuple[TensorDictBase, TensorDictBase]
 Key: TypeAlias = str | tuple[str, ...]
-RULES: dict[str, Callable[[Probe], str]] = {}
+RULES: Rules[Probe] = Rules()
 """The rules by their sentences, in the order in which they are tried."""
 
 
@@ -31,27 +32,19 @@ def _beside(key: Key, name: str) -> Key:
     return name if isinstance(key, str) else (*key[:-1], name)
 
 
-def _rule(sentence: str) -> Callable[[Callable[[Probe], str]], Callable[[Probe], str]]:
-    def add(rule: Callable[[Probe], str]) -> Callable[[Probe], str]:
-        RULES[sentence] = rule
-        return rule
-
-    return add
-
-
 def _rows(probe: Probe) -> Iterator[tuple[str, Row]]:
     for i, rows in enumerate(probe.plays):
         for step, row in enumerate(rows):
             yield f"seed {probe.seed + i}, step {step}", row
 
 
-@_rule("episodes run: reset and step work")
+@RULES.add("episodes run: reset and step work")
 def _episodes_run(probe: Probe) -> str:
     lengths = [len(rows) for rows in probe.plays]
     return f"{', '.join(map(str, lengths))} steps on three seeds"
 
 
-@_rule("entries match the specs (torchrl.envs.check_env_specs)")
+@RULES.add("entries match the specs (torchrl.envs.check_env_specs)")
 def _specs(probe: Probe) -> str:
     if probe.policy is not None:
         raise NotChecked("check_env_specs acts at random, and a policy was given")
@@ -64,7 +57,7 @@ def _specs(probe: Probe) -> str:
     return ""
 
 
-@_rule("observations lie in the space")
+@RULES.add("observations lie in the space")
 def _in_space(probe: Probe) -> str:
     specs = _leaves(probe.env.full_observation_spec)
     if not specs:
@@ -78,7 +71,7 @@ def _in_space(probe: Probe) -> str:
     return f"{len(list(_rows(probe)))} rows"
 
 
-@_rule("the dtype is the space's")
+@RULES.add("the dtype is the space's")
 def _dtype(probe: Probe) -> str:
     env = probe.env
     specs = _leaves(env.full_observation_spec)
@@ -96,7 +89,7 @@ def _dtype(probe: Probe) -> str:
     return ""
 
 
-@_rule("rewards are finite numbers")
+@RULES.add("rewards are finite numbers")
 def _rewards(probe: Probe) -> str:
     low, high = float("inf"), float("-inf")
     for where, row in _rows(probe):
@@ -108,7 +101,7 @@ def _rewards(probe: Probe) -> str:
     return f"from {low:g} to {high:g}"
 
 
-@_rule("terminated and truncated are bools")
+@RULES.add("terminated and truncated are bools")
 def _flags(probe: Probe) -> str:
     for where, row in _rows(probe):
         for key in probe.env.done_keys:
@@ -118,7 +111,7 @@ def _flags(probe: Probe) -> str:
     return ""
 
 
-@_rule("done is terminated or truncated")
+@RULES.add("done is terminated or truncated")
 def _done(probe: Probe) -> str:
     for where, row in _rows(probe):
         values = row.step[keys.NEXT]
@@ -140,26 +133,17 @@ def _done(probe: Probe) -> str:
     return ""
 
 
-@_rule("the same seed gives the same episode")
+@RULES.add("the same seed gives the same episode")
 def _same_seed(probe: Probe) -> str:
-    plays = [_play_anew(probe, probe.seed) for _ in range(2)]
+    plays = [probe.play_anew(probe.seed) for _ in range(2)]
     _check_same(*plays)
     whose = "the same env" if probe.make is None else "two new envs"
     return f"{len(plays[0])} steps of {whose}"
 
 
-def _play_anew(probe: Probe, seed: int) -> list[Row]:
-    """Rows of a new env, if one can be had."""
-    env = probe.another()
-    try:
-        return probe.play(env, seed)
-    finally:
-        probe.done_with(env)
-
-
-@_rule("another seed gives another episode")
+@RULES.add("another seed gives another episode")
 def _other_seed(probe: Probe) -> str:
-    first, *others = (_play_anew(probe, probe.seed + i) for i in range(3))
+    first, *others = (probe.play_anew(probe.seed + i) for i in range(3))
     if all(_difference(first, other) is None for other in others):
         raise Broken(
             f"seeds {probe.seed} to {probe.seed + 2} give one and the same; if the env leaves "
@@ -168,7 +152,7 @@ def _other_seed(probe: Probe) -> str:
     return f"seeds {probe.seed} to {probe.seed + 2}"
 
 
-@_rule("reset(seed) does not depend on what went before")
+@RULES.add("reset(seed) does not depend on what went before")
 def _fresh_reset(probe: Probe) -> str:
     env = probe.another()
     try:
@@ -183,7 +167,7 @@ def _fresh_reset(probe: Probe) -> str:
     return "after episodes that ended and some that did not"
 
 
-@_rule("the final observation is not the next episode's first")
+@RULES.add("the final observation is not the next episode's first")
 def _final(probe: Probe) -> str:
     finals, firsts = _ends(probe)
     if all(torch.equal(finals[key], firsts[key]) for key in finals):
@@ -191,7 +175,7 @@ def _final(probe: Probe) -> str:
     return f"{len(next(iter(finals.values())))} episodes that ended"
 
 
-@_rule("the final observation is not filled in with zeros")
+@RULES.add("the final observation is not filled in with zeros")
 def _not_zeros(probe: Probe) -> str:
     finals, firsts = _ends(probe)
     floats = [key for key in finals if finals[key].is_floating_point()]
@@ -223,7 +207,7 @@ def _ends(probe: Probe) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Tensor
     return tuple({key: torch.cat(parts) for key, parts in d.items()} for d in (finals, firsts))  # type: ignore[return-value]
 
 
-@_rule("a partial reset leaves other slots alone")
+@RULES.add("a partial reset leaves other slots alone")
 def _partial_reset(probe: Probe) -> str:
     env = probe.env
     if not env.batch_size or env.batch_size.numel() == 1:
@@ -276,7 +260,7 @@ def _flat_rows(env: EnvBase, values: TensorDictBase) -> dict[Key, torch.Tensor]:
     }
 
 
-@_rule("entries given out do not change later (no aliasing)")
+@RULES.add("entries given out do not change later (no aliasing)")
 def _no_aliasing(probe: Probe) -> str:
     for where, row in _rows(probe):
         for copy, given in zip((row.step, row.after), row.given, strict=True):
@@ -289,7 +273,7 @@ def _no_aliasing(probe: Probe) -> str:
     return ""
 
 
-@_rule("a step leaves its action as it was")
+@RULES.add("a step leaves its action as it was")
 def _action_kept(probe: Probe) -> str:
     env = probe.env
     root = probe.start(env, probe.seed)
@@ -303,7 +287,7 @@ def _action_kept(probe: Probe) -> str:
     return ""
 
 
-@_rule("close can be called twice")
+@RULES.add("close can be called twice")
 def _close_twice(probe: Probe) -> str:
     probe.env.close()
     # TorchRL's way to say that a second call is meant; its batched envs raise without it.

@@ -56,7 +56,7 @@ class Patient(Probe):
         step_seconds, reset_seconds: how long these take; set by :meth:`time`.
     """
 
-    make: Callable[[], Env]
+    make: Callable[[], Env]  # always there
 
     def __init__(
         self,

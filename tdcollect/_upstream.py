@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 
+from gymnasium.wrappers import TimeLimit
 from torch.distributions import Distribution
 from torchrl._comm.backends import _get_service_backend as service_backend
 from torchrl.collectors import Collector
@@ -26,6 +27,11 @@ def validates_arguments() -> bool:
     return bool(Distribution._validate_args)
 
 
+def steps_of_time_limit(wrapper: TimeLimit) -> int:
+    """After how many steps the wrapper truncates."""
+    return int(wrapper._max_episode_steps)
+
+
 __all__ = [
     "CollectorMeta",
     "append_policy_transforms",
@@ -33,5 +39,6 @@ __all__ = [
     "make_compatible_policy",
     "rollout_with_gradients",
     "service_backend",
+    "steps_of_time_limit",
     "validates_arguments",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,7 @@ def test_every_name_has_a_test() -> None:
         "make_compatible_policy",
         "rollout_with_gradients",
         "service_backend",
+        "steps_of_time_limit",
         "validates_arguments",
     }
     assert set(_upstream.__all__) == tested
@@ -137,3 +139,10 @@ def test_append_policy_transforms_adds_what_a_recurrent_policy_reads_and_only_on
     assert set(lstm.in_keys) <= set(appended.reset().keys())
     assert _upstream.append_policy_transforms(appended, lstm) is appended
     assert len(appended.transform) == 2
+
+
+def test_steps_of_time_limit_is_where_the_wrapper_truncates() -> None:
+    env = gym.wrappers.TimeLimit(gym.make("Pendulum-v1").unwrapped, 7)
+    env.reset(seed=0)
+    truncated = [env.step(env.action_space.sample())[3] for _ in range(7)]
+    assert truncated.index(True) + 1 == _upstream.steps_of_time_limit(env) == 7

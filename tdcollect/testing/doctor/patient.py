@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from tdcollect._upstream import steps_of_time_limit
 from tdcollect.testing.doctor.attributes import unlike_attributes
 from tdcollect.testing.doctor.divergence import Divergence, Run, first_divergence
 from tdcollect.testing.doctor.pooled import PooledEnv
@@ -98,7 +99,7 @@ class Patient(Probe):
         layer: Any = self.env
         while isinstance(layer, gym.Wrapper):
             if isinstance(layer, gym.wrappers.TimeLimit):
-                return int(layer._max_episode_steps)
+                return steps_of_time_limit(layer)
             layer = layer.env
         return None
 

@@ -32,6 +32,7 @@ STEP = "_step"
 STEP_COUNT = "step_count"
 EPISODE_REWARD = "episode_reward"
 IS_INIT = "is_init"
+ENV_ERROR = "env_error"  # under "next": the step failed, and the env was built anew
 POLICY_VERSION = "policy_version"
 
 RESERVED = frozenset(

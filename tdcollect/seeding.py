@@ -41,6 +41,14 @@ def slot_seeds(seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
     return seeds
 
 
+def restart_seed(seed: int) -> int:
+    """Seed of an env that is built anew after it failed, from the seed that it was last given.
+
+    The first 31 bits of ``SeedSequence(seed, spawn_key=(2,))``, so that every env library takes it.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(2,)).generate_state(1, np.uint32)[0] >> 1)
+
+
 def env_seed(root: int, episode: int) -> int:
     """Seed of the env of test episode ``episode`` under ``root``; protocol 1.
 

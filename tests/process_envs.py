@@ -99,6 +99,9 @@ class Odd(gym.Env):
     def wrong_shape(self, observation: Any) -> Any:
         return observation[:1]
 
+    def nothing(self, observation: Any) -> Any:
+        return 1.0
+
     def text(self, observation: Any) -> Any:
         return np.array(["a", "b"])
 

@@ -158,7 +158,8 @@ def test_an_env_that_raises(start: Any) -> None:
     program = start("spawn", STEPS, what="raise_", fresh=True)
     assert program.wait() == 1
     assert not any(map(runs, program.workers))
-    assert "SlotError: the env raised in step() of slot 0: ZeroDivisionError" in program.told()
+    told = "SlotError: the env failed in step() of slot 0, episode 0, step 1: ZeroDivisionError"
+    assert told in program.told()
     assert 'raise ZeroDivisionError("the pole' in program.told()
 
 

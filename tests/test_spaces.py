@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torchrl.envs import GymWrapper, check_env_specs
 
 from tdcollect import make_env
+from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import SpaceCodec
 
 INTEGERS = [np.uint8, np.int8, np.int16, np.int32, np.int64]
@@ -317,7 +318,7 @@ def test_an_observation_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) ->
     env = Sampler(box(np.float32, 2))
     td_env = make_env(env)
     env.observation_space = box(np.float32, *shape)
-    with pytest.raises(ValueError, match=r"expected an observation of shape \(2,\)"):
+    with pytest.raises(SlotError, match=r"expected an observation of shape \(2,\)"):
         td_env.reset()
 
 

@@ -15,7 +15,9 @@ from tdcollect.collect.loop import ArrayEnv, NewIds, forgotten_entries
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows
+from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.trajectories.split import LAYOUTS
 
 _BLOCK_STEPS = 64
@@ -103,6 +105,11 @@ def whole_episodes(
         assert program is not None
         return forgotten_entries(rows, env, program)
 
+    def again(start: Start, error: Exception) -> Start:
+        return Start(start.number, None, int(new_ids(1)))
+
+    base = base_of(env.whole)
+    restarts = isinstance(base, GymnasiumEnv) and base.stepper.restarts is not None
     loop = EpisodeLoop(
         env,
         act,
@@ -115,6 +122,7 @@ def whole_episodes(
         first_seeds=first_seeds,
         options=options,
         whole=gradients,
+        failed=again if restarts else None,
         watch=watch,
     )
 

@@ -28,6 +28,7 @@ from tdcollect.collect.rows import flat
 from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 from tdcollect.trajectories.split import Layout, split_trajectories
 
@@ -368,6 +369,30 @@ class Collector(RowsCollector, metaclass=Dispatch):
             The seed for the next env, as TorchRL computes it.
         """
         return self._restart(seed, static_seed=static_seed)
+
+    def rebuild_env(self, **env_kwargs: Any) -> None:
+        """Make the envs anew, with other settings if given, and restart.
+
+        Policy, transforms, statistics and counters stay; trajectories in flight are dropped, and
+        ids go on. See :meth:`tdcollect.GymnasiumEnv.rebuild`.
+
+        Args:
+            **env_kwargs: put over the ``env_kwargs`` of :func:`tdcollect.make_env`.
+
+        Raises:
+            TypeError: for envs that :func:`tdcollect.make_env` cannot make anew.
+            ValueError: where the new envs have other spaces; the old ones go on.
+            RuntimeError: where the collector is shut down.
+        """
+        self._check_open()
+        base = base_of(self.env)
+        if not isinstance(base, GymnasiumEnv):
+            raise TypeError(
+                f"expected an env of tdcollect.make_env, got a {type(base).__name__}; make a new "
+                "collector over a new env"
+            )
+        base.rebuild(**env_kwargs)
+        self.reset()
 
     @property
     def _seeds_too_early(self) -> bool:

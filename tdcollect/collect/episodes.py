@@ -267,6 +267,10 @@ class EpisodeLoop:
         batch.append(rows, following)
         if error is not None:
             self._stop([slot for slot in error.causes if slot in running], error, pieces, column)
+        elif self._stepper is not None and self._stepper.broken:
+            error = SlotError("step", self._stepper.broken)
+            lost = [slot for slot in error.causes if slot in running]
+            self._stop(lost, error, pieces, column, built=True)
         column += 1
         done = self._ends(following)
         if not done and error is None:  # nothing to start or to reset
@@ -342,20 +346,28 @@ class EpisodeLoop:
                 continue
             return begun, starts
 
-    def _stop(self, slots: list[int], error: SlotError, pieces: list[Piece], column: int) -> None:
+    def _stop(
+        self,
+        slots: list[int],
+        error: SlotError,
+        pieces: list[Piece],
+        column: int,
+        built: bool = False,
+    ) -> None:
         """End the episodes of ``slots`` before their time; all of them start again."""
         lanes = {slot: self._running.pop(slot) for slot in slots}
         for slot, lane in lanes.items():
             pieces.append(Piece(lane.start, slot, lane.first, column, False, error))
             if slot not in error.causes:
                 self._again.append(lane.start)
-        self._give_up(error, {slot: lane.start for slot, lane in lanes.items()})
+        self._give_up(error, {slot: lane.start for slot, lane in lanes.items()}, built)
 
-    def _give_up(self, error: SlotError, starts: dict[int, Start]) -> None:
-        """Build the envs that raised anew; take their episodes out of ``starts``."""
+    def _give_up(self, error: SlotError, starts: dict[int, Start], built: bool = False) -> None:
+        """Build the envs that raised anew, unless built; take their episodes out of ``starts``."""
         if self._failed is None or self._stepper is None or not self._stepper.backend.rebuilds:
             raise error
-        self._build(list(error.causes))
+        if not built:
+            self._build(list(error.causes))
         for slot, cause in error.causes.items():
             start = starts.pop(slot, None)
             again = None if start is None else self._failed(start, cause)

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
+from tdcollect import keys
 from tdcollect.collect.rows import Rows, under_next
 from tdcollect.collect.statistics import Bools, Floats, Ints, Statistics
 from tdcollect.envs.wrapper import nested
@@ -50,7 +51,7 @@ class Hooks:
         """
 
     def episodes_ended(self, slots: Ints, returns: Floats, lengths: Ints) -> None:
-        """Episodes have ended with the step just told of.
+        """Episodes have ended with the step just told of; none that an env's failure broke off.
 
         Args:
             slots: ``[K]``.
@@ -141,12 +142,19 @@ class Watch:
         ended: list[int],
         step: Callable[[], TensorDictBase],
         rewards: Iterable[torch.Tensor],
+        lost: Sequence[int] = (),
     ) -> None:
-        """Slots (None for all) have taken a step, with which the episodes of some ended."""
+        """Slots (None for all) have taken a step, with which the episodes of some ended.
+
+        In those of ``lost`` it failed: their episodes have no end.
+        """
         stepped = self._every if slots is None else np.asarray(slots, np.int64)
         which = np.asarray(ended, np.int64)
         returns, lengths = self._add(stepped, which, rewards)
         self._fresh[which] = True
+        if lost:
+            self._fresh[list(lost)] = True
+            self._forget(list(lost))
         if self._calls["stepped"]:
             self._tell("stepped", stepped, step())
         if ended:
@@ -189,8 +197,10 @@ class Watch:
             entries = {**rows, **{under_next(key): value for key, value in following.items()}}
             return nested(entries.items(), self._batch_size)
 
-        self.stepped(slots, ended, step, (following[key] for key in self._reward_keys))
         begun = ended if begun is None else begun
+        lost = marked_slots(following.get(keys.ENV_ERROR)) if ended else []
+        whole = [slot for slot in ended if slot not in lost] if lost else ended
+        self.stepped(slots, whole, step, (following[key] for key in self._reward_keys), lost)
         if begun:
             self.started(begun, lambda: nested(advanced.items(), self._batch_size))
 
@@ -211,3 +221,11 @@ class Watch:
                 raise RuntimeError(
                     f"the hook {name}.{event} raised {type(error).__name__}: {error}"
                 ) from error
+
+
+def marked_slots(mask: torch.Tensor | None) -> list[int]:
+    """The slots that a mask ``[*N, 1]`` marks; none where there is no mask."""
+    if mask is None or not mask.any():
+        return []
+    slots: list[int] = mask.reshape(-1).nonzero().reshape(-1).tolist()
+    return slots

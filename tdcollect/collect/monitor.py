@@ -17,6 +17,8 @@ from torchrl.collectors import Collector as TorchRLCollector
 from tdcollect.collect.hooks import AnyHooks, Watch, as_hooks
 from tdcollect.collect.record import Record, as_array, summed
 from tdcollect.collect.statistics import Bools, Collection, Statistics, Tally
+from tdcollect.collect.transforms import base_of
+from tdcollect.envs.wrapper import GymnasiumEnv
 
 
 class Monitor:
@@ -50,7 +52,9 @@ class Monitor:
         self._watch = Watch(listed) if listed else None
         self._collector: Callable[[], Any] = lambda: None
         self._ended: float | None = None
-        self._unshaped: tuple[Bools, bool] | None = None  # done flags, and whether by episodes
+        # Done flags, failed steps, and whether by episodes.
+        self._unshaped: tuple[Bools, Bools | None, bool] | None = None
+        self._restarts = 0
 
     def attach(self, collector: TorchRLCollector) -> None:
         """The collector, once it is made. It is not kept alive."""
@@ -58,6 +62,9 @@ class Monitor:
         self._batch_size = collector.env.batch_size
         self._tally = Tally(self._batch_size.numel())
         self._shaped = Tally(self._batch_size.numel())
+        base = base_of(collector.env)
+        if isinstance(base, GymnasiumEnv) and base.stepper.restarts is not None:
+            self._restarts = base.stepper.restarts.count
         if self._watch is not None:
             self._watch.attach(collector.env)
 
@@ -102,28 +109,40 @@ class Monitor:
 
     def _count(self, record: Record, start: float) -> None:
         reward, done = record.arrays()
+        failed = record.failed()
         if record.by_episodes:
             episodes = Tally(1).feed(reward, done)._replace(slots=record.slots)
         else:
-            episodes = self._tally.feed(reward, done)
+            episodes = self._tally.feed(reward, done, failed)
         if self._unshaped is not None:
             self._shaped.miss()  # its batch was not shaped
-        self._unshaped = done, record.by_episodes
+        self._unshaped = done, failed, record.by_episodes
         between = None if self._ended is None else start - self._ended
         now = self._ended = time.perf_counter()
         times = (now - start, between, record.env_seconds, record.policy_seconds)
-        self.stats.add(Collection(done.size, *times, *episodes))
+        restarts = self._newly_restarted(failed)
+        self.stats.add(Collection(done.size, *times, *episodes, restarts=restarts))
+
+    def _newly_restarted(self, failed: Bools | None) -> int:
+        """Envs built anew since last asked."""
+        base = base_of(self._collector().env)
+        if not isinstance(base, GymnasiumEnv):  # tdcollect's envs inside of others, say
+            return 0 if failed is None else int(failed.sum())
+        if base.stepper.restarts is None:
+            return 0
+        before, self._restarts = self._restarts, base.stepper.restarts.count
+        return self._restarts - before
 
     def shaped(self, reward: torch.Tensor) -> None:
         """The rewards of the latest collection, shaped: ``[*N, T, *feature]``, or ``[F, ...]``."""
         if self._unshaped is None:
             return
-        (done, by_episodes), self._unshaped = self._unshaped, None
+        (done, failed, by_episodes), self._unshaped = self._unshaped, None
         slots, steps = done.shape
         length = reward.shape[0 if by_episodes else len(self._batch_size)]
         values = summed(as_array(reward, slots, length))[:, :steps]  # it may have ended early
         tally = Tally(1) if by_episodes else self._shaped
-        self.stats.add_shaped(tally.feed(values, done).returns)
+        self.stats.add_shaped(tally.feed(values, done, failed).returns)
 
 
 class StatsAttribute:

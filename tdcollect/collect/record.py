@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.hooks import Watch
+from tdcollect.collect.hooks import Watch, marked_slots
 from tdcollect.collect.loop import ArrayEnv
 from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows, under_next
@@ -53,9 +53,11 @@ class Record:
         self._timers = timers
         self._columns: list[torch.Tensor] = []
         self._done: torch.Tensor | None = None
+        self._failed: torch.Tensor | None = None
         self._ended: list[Piece] = []
         self._rewards: list[list[torch.Tensor]] = []
         self._dones: list[list[torch.Tensor]] = []
+        self._failures: list[list[torch.Tensor]] = []
 
     def timed(self, env: Env, lower: Lower) -> tuple[Env, Lower]:
         """The env and the policy of a collection on rows, timed where that was asked for."""
@@ -81,6 +83,7 @@ class Record:
         if self._wanted:
             self._columns = [columns[under_next(key)] for key in reward_keys]
             self._done = columns[keys.NEXT_DONE]
+            self._failed = columns.get(under_next(keys.ENV_ERROR))
 
     @contextmanager
     def watching(self, collector: Any) -> Iterator[None]:
@@ -119,13 +122,18 @@ class Record:
         rewards = [following.get(key) for key in env.reward_keys]
         flags = [following.get(key, None) for key in env.done_keys]
         flags = [flag.reshape(self._slots, -1) for flag in flags if flag is not None]
+        failed = following.get(keys.ENV_ERROR, None)
         if self._wanted:
             self._rewards.append(rewards)
             self._dones.append(flags)
+            if failed is not None:
+                self._failures.append([failed])
         if self.watch is not None:
             done = torch.cat(flags, -1).any(-1)
             ended: list[int] = done.nonzero().reshape(-1).tolist()
-            self.watch.stepped(None, ended, lambda: given[0], rewards)
+            lost = marked_slots(failed)
+            whole = [slot for slot in ended if slot not in lost]
+            self.watch.stepped(None, whole, lambda: given[0], rewards, lost)
             if ended:
                 self.watch.started(ended, lambda: given[1])
 
@@ -179,6 +187,16 @@ class Record:
             reward = rewards[0] if len(rewards) == 1 else np.concatenate(rewards, -1)
             done = as_array(self._done, *shape)
         return summed(reward), done.any(-1)
+
+    def failed(self) -> Bools | None:
+        """The steps that are marked as failed, ``[N, T]``; None where the env marks none."""
+        if self.by_episodes:
+            return None  # episodes that failed are left out
+        if self._failures:
+            return self._stacked(self._failures).any(-1)
+        if self._failed is None:
+            return None
+        return as_array(self._failed, self._slots, self._failed.shape[self._time_dim]).any(-1)
 
     @property
     def by_episodes(self) -> bool:

@@ -64,6 +64,8 @@ class Collection:
             from the episode's first step on, in whatever collections these were taken.
         lengths: ``[E]`` int64, the length of each, in steps.
         shaped_returns: ``[E]`` float64, sums of the shaped rewards; None where none are shaped.
+        restarts: envs that failed and were built anew since the collection before. Episodes broken
+            off so are not among those that ended; their steps count, the marked one included.
     """
 
     steps: int
@@ -75,6 +77,7 @@ class Collection:
     returns: Floats
     lengths: Ints
     shaped_returns: Floats | None = None
+    restarts: int = 0
 
     @property
     def episodes(self) -> int:
@@ -117,6 +120,7 @@ class Life:
         seconds_between: time between them.
         env_seconds: time in the env's steps and resets; None without ``timers=True``.
         policy_seconds: time in calls of the policy; None without ``timers=True``.
+        restarts: envs that failed and were built anew.
     """
 
     collections: int = 0
@@ -126,6 +130,7 @@ class Life:
     seconds_between: float = 0.0
     env_seconds: float | None = None
     policy_seconds: float | None = None
+    restarts: int = 0
     _returns: _Moments = field(default_factory=lambda: _Moments(), repr=False)
     _lengths: _Moments = field(default_factory=lambda: _Moments(), repr=False)
     _shaped: _Moments = field(default_factory=lambda: _Moments(), repr=False)
@@ -154,6 +159,7 @@ class Life:
         """Count a collection."""
         self.collections += 1
         self.steps += collection.steps
+        self.restarts += collection.restarts
         self.seconds += collection.seconds
         self.seconds_between += collection.seconds_between or 0.0
         if collection.env_seconds is not None and collection.policy_seconds is not None:
@@ -319,15 +325,17 @@ class Tally:
         """Steps were lost: do not count the episodes in flight, which lack them."""
         self._broken[:] = True
 
-    def feed(self, reward: Floats, done: Bools) -> Episodes:
+    def feed(self, reward: Floats, done: Bools, failed: Bools | None = None) -> Episodes:
         """Add a batch.
 
         Args:
             reward: ``[N, T]``.
             done: ``[N, T]``.
+            failed: ``[N, T]``, steps with which an env's failure broke an episode off; None where
+                there are none.
 
         Returns:
-            The episodes that ended in it.
+            The episodes that ended in it, without those broken off.
         """
         count = done.shape[1]
         if not np.count_nonzero(done):  # most small batches
@@ -342,6 +350,8 @@ class Tally:
         after = steps + 1
         before = np.where(first, -self._lengths[slots], np.roll(after, 1))
         whole = ~(first & self._broken[slots])
+        if failed is not None:
+            whole &= ~failed[slots, steps]
         self._lengths += count
         last = np.roll(first, -1)  # the first of one slot follows the last of another
         self._lengths[slots[last]] = count - after[last]
@@ -432,6 +442,8 @@ def _lines(part: Collection | Life) -> list[str]:
         lines.insert(4, f"shaped    {part.shaped_return_stats}")
     if part.seconds_between is not None:
         lines.append(f"between   {part.seconds_between:.4g} s")
+    if part.restarts:
+        lines.append(f"restarts  {part.restarts}")
     if part.env_seconds is not None:
         lines.append(f"env       {part.env_seconds:.4g} s")
         lines.append(f"policy    {part.policy_seconds:.4g} s")

@@ -122,8 +122,12 @@ class Backend(abc.ABC):
         """What the env of a slot told beside its latest step; empty where that is not kept."""
         return {}
 
-    def rebuild(self, slots: Sequence[int]) -> None:
-        """Make the envs of ``slots`` anew; each must be reset before it is stepped."""
+    def rebuild(self, slots: Sequence[int]) -> list[int]:
+        """Make the envs of ``slots`` anew; each must be reset before it is stepped.
+
+        Returns:
+            The slots built anew, ascending: also those that were lost together with these.
+        """
         raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")
 
     def check_seeds(self, seeds: Sequence[int]) -> None:  # noqa: B027

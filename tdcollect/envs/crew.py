@@ -139,7 +139,7 @@ class Crew:
         asked = self.processes if processes is None else processes
         for process in asked:
             if not process.lost and not process.call(name, *arguments, descriptor=descriptor):
-                self._lose(process)
+                self.lose(process)
         answers = self._wait(name, asked, self.timeout)
         return [self._result(process, answers.get(process)) for process in asked]
 
@@ -153,7 +153,7 @@ class Crew:
         """
         for process, payload in payloads.items():
             if not process.lost and not process.ask(kind, payload):
-                self._lose(process)
+                self.lose(process)
         answers = self._wait(verb, payloads, self.timeout)
         failed: dict[int, Exception] = {}
         odd: dict[int, Any] = {}
@@ -182,7 +182,7 @@ class Crew:
                 try:
                     answer = process.answer()
                 except EOFError:
-                    self._lose(process)
+                    self.lose(process)
                     waiting.pop(descriptor, None)
                     continue
                 if answer is not None:
@@ -191,7 +191,7 @@ class Crew:
             if not events:
                 for descriptor, process in list(waiting.items()):
                     if seen[process] == process.at_work:
-                        self._lose(process, f"was ended, as {verb}() took more than {timeout:g} s")
+                        self.lose(process, f"was ended, as {verb}() took more than {timeout:g} s")
                         del waiting[descriptor]
                     seen[process] = process.at_work
         return answers
@@ -203,7 +203,8 @@ class Crew:
         )
         return process
 
-    def _lose(self, process: WorkerProcess, reason: str | None = None) -> None:
+    def lose(self, process: WorkerProcess, reason: str | None = None) -> None:
+        """Note that a worker has ended, or end it for a reason; its slots are lost with it."""
         if not process.lost:
             self._poll.unregister(process.connection)
         process.lose(reason)

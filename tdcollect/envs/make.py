@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import torch
@@ -21,6 +21,10 @@ from tdcollect.envs.stepper import Bookkeeping, Stepper
 from tdcollect.envs.vector import VectorBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
+
+OnEnvError = Literal["raise", "restart"]
+
+_MAX_RESTARTS = 100
 
 BACKENDS = ("serial", "process", "gymnasium", "envpool")
 
@@ -42,6 +46,9 @@ def make_env(
     num_workers: int | None = None,
     timeout: float | None = None,
     start_method: str | None = None,
+    check_finite: bool = False,
+    on_env_error: OnEnvError = "raise",
+    max_restarts: int | None = None,
 ) -> GymnasiumEnv:
     """Make a TorchRL env of gymnasium slots.
 
@@ -72,6 +79,13 @@ def make_env(
         start_method: of ``backend="process"``: ``"spawn"`` (the default), a fresh interpreter, to
             which the callable is sent with cloudpickle; or ``"fork"``, which takes any callable,
             but must not be used where this process has threads or a GPU at work.
+        check_finite: take observations and rewards that are NaN or infinite for failures of the
+            env.
+        on_env_error: what a failure leads to: ``"raise"`` an error that names slot, episode, step
+            and seed, or ``"restart"``: the env is built anew, and the step that failed is a
+            truncated row that ``("next", "env_error")`` marks (``docs/robustness.md``).
+        max_restarts: of ``"restart"``: how many envs may be built anew, over all slots, before a
+            failure raises after all; None for 100.
 
     Returns:
         An ``EnvBase``.
@@ -93,30 +107,48 @@ def make_env(
     seeds = None if seed is None else slot_seeds(seed, range(slots))
     _check_info_keys(info_keys)
     workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
+    restarts = _check_restarts(env, chosen, on_env_error, max_restarts)
     kwargs = dict(env_kwargs or {})
     if kwargs and isinstance(env, (gym.Env, VectorEnv)):
         raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
-    made: Backend
-    if chosen == "envpool":
-        assert isinstance(env, str)
-        made = EnvPoolBackend(env, slots, seeds, kwargs, categorical_action_encoding)
-    elif isinstance(env, VectorEnv):
-        made = VectorBackend(env, categorical_action_encoding)
-    elif chosen == "process":
-        factories = _factories(_resolved(env), slots, kwargs)
-        made = ProcessBackend(factories, categorical_action_encoding, **workers)
-    else:
-        made = SerialBackend(_factories(env, slots, kwargs), categorical_action_encoding)
+
+    def slots_with(settings: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stepper:
+        made: Backend
+        if chosen == "envpool":
+            assert isinstance(env, str)
+            made = EnvPoolBackend(env, slots, seeds, settings, categorical_action_encoding)
+        elif isinstance(env, VectorEnv):
+            made = VectorBackend(env, categorical_action_encoding)
+        elif chosen == "process":
+            factories = _factories(_resolved(env), slots, settings)
+            made = ProcessBackend(factories, categorical_action_encoding, **workers)
+        else:
+            made = SerialBackend(_factories(env, slots, settings), categorical_action_encoding)
+        try:
+            if info_keys:
+                made.read_info(info_keys)
+            stepper = Stepper(made, bookkeeping, check_finite=check_finite, max_restarts=restarts)
+            if seeds is not None:
+                stepper.set_seeds(seeds)
+        except BaseException:
+            made.close()
+            raise
+        return stepper
+
+    stepper = slots_with(kwargs, seeds)
+    batched = num_envs is not None or isinstance(env, VectorEnv)
+    is_made = isinstance(env, (gym.Env, VectorEnv))
     try:
-        if info_keys:
-            made.read_info(info_keys)
-        stepper = Stepper(made, bookkeeping)
-        if seeds is not None:
-            stepper.set_seeds(seeds)
-        batched = num_envs is not None or isinstance(env, VectorEnv)
-        return GymnasiumEnv(stepper, batched=batched, name=_name(env), device=device)
+        return GymnasiumEnv(
+            stepper,
+            batched=batched,
+            name=_name(env),
+            device=device,
+            env_kwargs=kwargs,
+            remake=None if is_made else slots_with,
+        )
     except BaseException:
-        made.close()
+        stepper.close()
         raise
 
 
@@ -217,6 +249,30 @@ def _check_workers(
     return given
 
 
+def _check_restarts(
+    env: Any, backend: str, on_env_error: str, max_restarts: int | None
+) -> int | None:
+    """How many envs may be built anew; None where failures raise."""
+    if on_env_error not in ("raise", "restart"):
+        raise ValueError(f"expected on_env_error to be 'raise' or 'restart', got {on_env_error!r}")
+    if on_env_error == "raise":
+        if max_restarts is not None:
+            raise TypeError(
+                f"max_restarts={max_restarts} is for on_env_error='restart'; pass both, or neither"
+            )
+        return None
+    if backend not in ("serial", "process") or isinstance(env, gym.Env):
+        what = "an env that is made already" if isinstance(env, gym.Env) else f"{backend!r}"
+        raise ValueError(
+            f"on_env_error='restart' builds single slots anew, which {what} does not allow; pass "
+            "an id or a callable with backend='serial' or 'process', or on_env_error='raise'"
+        )
+    most = _MAX_RESTARTS if max_restarts is None else max_restarts
+    if isinstance(most, bool) or not isinstance(most, Integral) or most < 1:
+        raise ValueError(f"expected max_restarts to be a positive int or None, got {most!r}")
+    return int(most)
+
+
 def _resolved(env: Any) -> Any:
     """A registered id as what it stands for: a worker knows no ids that this program registered."""
     if not isinstance(env, str) or ":" in env:
@@ -227,7 +283,7 @@ def _resolved(env: Any) -> Any:
 def _factories(
     env: str | Callable[..., gym.Env[Any, Any]] | gym.Env[Any, Any],
     slots: int,
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
 ) -> list[Callable[[], gym.Env[Any, Any]]]:
     if isinstance(env, str):
         _check_id(env)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tdcollect.envs.spaces import WIDENED, Array
+from tdcollect.envs.spaces import WIDENED, Array, kinds_for
 from tdcollect.envs.worker import Field, Tree
 
 
@@ -25,7 +25,7 @@ def fields_of(space: spaces.Space[Any], fields: list[Field]) -> Tree:
         assert space.shape is not None
         assert space.dtype is not None
         dtype = np.dtype(WIDENED.get(space.dtype.type, space.dtype))
-        fields.append(Field(tuple(space.shape), dtype.str))
+        fields.append(Field(tuple(space.shape), dtype.str, kinds_for(dtype)))
     return len(fields) - 1
 
 

@@ -141,7 +141,7 @@ class ProcessBackend(Backend):
                 own_seeds = None if seeds is None else [given[slot] for slot in mine]
                 payloads[process] = packed((mine, own_seeds, options))
         failed, odd = self._crew.ask("reset", RESET, payloads)
-        self._write([slot for slot in slots if slot not in failed], odd, out)
+        failed.update(self._write([slot for slot in slots if slot not in failed], odd, out))
         if failed:
             raise SlotError("reset", {slot: failed[slot] for slot in slots if slot in failed})
 
@@ -159,8 +159,11 @@ class ProcessBackend(Backend):
         if failed:
             failed = {slot: failed[slot] for slot in stepped if slot in failed}
             stepped = [slot for slot in stepped if slot not in failed]
+        misfits = self._write(stepped, odd, out)
+        if misfits:
+            failed = dict(sorted({**failed, **misfits}.items()))
+            stepped = [slot for slot in stepped if slot not in misfits]
         self._stepped = stepped
-        self._write(stepped, odd, out)
         rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
         out.reward[rows] = self._reward[rows]
         out.terminated[rows] = self._terminated[rows]
@@ -168,30 +171,42 @@ class ProcessBackend(Backend):
         if failed:
             raise SlotError("step", failed)
 
-    def _write(self, slots: Sequence[int], odd: Mapping[int, Any], out: Frame) -> None:
-        """Write the observations and infos of some slots, from shared memory or as they came."""
-        if len(slots) == self.num_envs and not odd:
-            try:
-                self.observation.write(self._observation, out.observation)
-            except ValueError:  # one by one, the slot's own value is told
-                self._write_singly(slots, odd, out)
-                raise
-            for array, values in zip(out.info, self._infos, strict=True):
-                array[...] = values
-        else:
-            self._write_singly(slots, odd, out)
+    def _write(
+        self, slots: Sequence[int], odd: Mapping[int, Any], out: Frame
+    ) -> dict[int, Exception]:
+        """Write the observations and infos of some slots, from shared memory or as they came.
 
-    def _write_singly(self, slots: Sequence[int], odd: Mapping[int, Any], out: Frame) -> None:
+        Returns:
+            What is wrong with those that are not what their space says, by slot.
+        """
+        if len(slots) < self.num_envs or odd:
+            return self._write_singly(slots, odd, out)
+        try:
+            self.observation.write(self._observation, out.observation)
+        except ValueError:
+            return self._write_singly(slots, odd, out)
+        for array, values in zip(out.info, self._infos, strict=True):
+            array[...] = values
+        return {}
+
+    def _write_singly(
+        self, slots: Sequence[int], odd: Mapping[int, Any], out: Frame
+    ) -> dict[int, Exception]:
+        failed: dict[int, Exception] = {}
         for slot in slots:
-            if slot in odd:
-                observation, info = odd[slot]
-                self.observation.write_slot(observation, out.observation, slot)
-                write_info(self.info, info, out, slot)
-            else:
-                observation = row(self._observation, slot)
-                self.observation.write_slot(observation, out.observation, slot)
-                for array, values in zip(out.info, self._infos, strict=True):
-                    array[slot] = values[slot]
+            try:
+                if slot in odd:
+                    observation, info = odd[slot]
+                    self.observation.write_slot(observation, out.observation, slot)
+                    write_info(self.info, info, out, slot)
+                else:
+                    observation = row(self._observation, slot)
+                    self.observation.write_slot(observation, out.observation, slot)
+                    for array, values in zip(out.info, self._infos, strict=True):
+                        array[slot] = values[slot]
+            except Exception as error:
+                failed[slot] = error
+        return failed
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         if slot not in self._stepped:
@@ -200,32 +215,34 @@ class ProcessBackend(Backend):
         info: Mapping[str, Any] = self._crew.call("latest_info", slot, processes=holder)[0]
         return info
 
-    def rebuild(self, slots: Sequence[int]) -> None:
+    def rebuild(self, slots: Sequence[int]) -> list[int]:
         """Make the envs of ``slots`` anew; each must be reset before it is stepped.
 
-        Raises:
-            ValueError: where a worker was lost and some only of its slots are given: they come
-                back together.
+        Returns:
+            The slots built anew, ascending: all those of a worker that was lost come back together.
         """
+        built: list[int] = []
         for process in list(self._crew.processes):
             mine = [slot for slot in slots if slot in process.slots]
             if mine and process.lost is None:
                 self._crew.call("rebuild", mine, processes=[process])
+                built += mine
             elif mine:
-                if len(mine) < len(process.slots):
-                    raise ValueError(
-                        f"expected all of slots {list(process.slots)}, as their worker is lost and "
-                        f"they come back together, got {mine}"
-                    )
                 self._replace(process)
+                built += process.slots
+        return built
 
     def _replace(self, lost: WorkerProcess) -> None:
         process = self._crew.relaunch(lost)
-        (given,) = self._crew.started([process])
-        _check_alike(process, given, (self.observation.space, self.action.space))
-        self._map([process])
-        if self.info:
-            self._map_infos([process])
+        try:
+            (given,) = self._crew.started([process])
+            _check_alike(process, given, (self.observation.space, self.action.space))
+            self._map([process])
+            if self.info:
+                self._map_infos([process])
+        except BaseException:  # half made, it is of no use
+            self._crew.lose(process, "was ended, as its envs could not be made")
+            raise
 
     def sample_info(self) -> Mapping[str, Any]:
         info: Mapping[str, Any] = self._crew.call(

@@ -54,6 +54,7 @@ class SerialBackend(Backend):
         small = self.observation.direct and leaf.nbytes <= _SMALL
         # Small plain observations are gathered in one go; large ones are copied once only.
         self._small_shape = (self.num_envs, *leaf.shape) if small else None
+        self._kinds = leaf.kinds
 
     def _add(self, slot: int, env: Any) -> None:
         check_env(slot, env, dict(enumerate(self.envs)))
@@ -77,12 +78,11 @@ class SerialBackend(Backend):
             seed = None if seeds is None else seeds[row]
             try:
                 observation, info = self.envs[slot].reset(seed=seed, options=options)
+                self.observation.write_slot(observation, out.observation, slot)
+                if self.info:
+                    write_info(self.info, info, out, slot)
             except Exception as error:
                 failed[slot] = error
-                continue
-            self.observation.write_slot(observation, out.observation, slot)
-            if self.info:
-                write_info(self.info, info, out, slot)
         if failed:
             raise SlotError("reset", failed)
 
@@ -101,9 +101,12 @@ class SerialBackend(Backend):
         if failed:
             stepped = [slot for slot in stepped if slot not in failed]
         if results:
-            self._write(results, stepped, out)
+            try:
+                self._write(results, stepped, out)
+            except Exception:  # one by one, it shows whose result is at fault
+                failed.update(self._write_singly(results, stepped, out))
         if failed:
-            raise SlotError("step", failed)
+            raise SlotError("step", dict(sorted(failed.items())))
 
     def _write(self, results: Sequence[Any], stepped: Sequence[int], out: Frame) -> None:
         observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
@@ -120,21 +123,45 @@ class SerialBackend(Backend):
             for slot, info in zip(stepped, infos, strict=True):
                 write_info(self.info, info, out, slot)
 
+    def _write_singly(
+        self, results: Sequence[Any], stepped: Sequence[int], out: Frame
+    ) -> dict[int, Exception]:
+        """Write what fits; returns what is wrong with the others, by slot."""
+        failed: dict[int, Exception] = {}
+        for slot, result in zip(stepped, results, strict=True):
+            try:
+                observation, reward, terminated, truncated, info = result
+                self.observation.write_slot(observation, out.observation, slot)
+                out.reward[slot] = np.asarray(reward).reshape(())
+                out.terminated[slot] = terminated
+                out.truncated[slot] = truncated
+                write_info(self.info, info, out, slot)
+            except Exception as error:
+                failed[slot] = error
+        whole = [i for i, slot in enumerate(stepped) if slot not in failed]
+        self._latest = [stepped[i] for i in whole], [results[i][4] for i in whole]
+        return failed
+
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         stepped, infos = self._latest
         return infos[stepped.index(slot)] if slot in stepped else {}
 
-    def rebuild(self, slots: Sequence[int]) -> None:
+    def rebuild(self, slots: Sequence[int]) -> list[int]:
+        spaces = self.observation.space, self.action.space
         for slot in slots:
             old = self.envs[slot]
             with suppress(Exception):  # closing it may fail as it did
                 old.close()
-            self.envs[slot] = self._factories[slot]()
-            if self.envs[slot] is old:
+            env = self._factories[slot]()
+            if env is old:
                 raise RuntimeError(
                     f"cannot build the env of slot {slot} anew: it was given as one env; pass its "
                     "id or a callable that makes a new one at each call"
                 )
+            check_env(slot, env, dict(enumerate(self.envs)))
+            check_spaces(slot, spaces, (env.observation_space, env.action_space))
+            self.envs[slot] = env
+        return list(slots)
 
     def _write_observations(
         self, observations: Sequence[Any], slots: Sequence[int], out: Frame
@@ -144,7 +171,7 @@ class SerialBackend(Backend):
                 stacked = np.array(observations)
             except ValueError:  # unlike shapes: writing them one by one says which is wrong
                 stacked = np.empty(0)
-            if stacked.shape == self._small_shape:
+            if stacked.shape == self._small_shape and stacked.dtype.kind in self._kinds:
                 out.observation[0][...] = stacked
                 return
         for slot, observation in zip(slots, observations, strict=True):

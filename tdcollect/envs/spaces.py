@@ -40,6 +40,14 @@ Path = tuple[str, ...]
 WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
 
 
+def kinds_for(dtype: np.dtype[Any]) -> str:
+    """NumPy's letters of the dtypes whose values an entry of ``dtype`` takes.
+
+    Precision may be lost, as TorchRL has it (float64 into float32), but no fraction.
+    """
+    return "biuf" if dtype.kind == "f" else "biu"
+
+
 def key_of(path: Path) -> str | Path:
     """A path as TensorDict's keys have it: a name where it is one name long."""
     return path[0] if len(path) == 1 else path
@@ -60,6 +68,7 @@ class Leaf:
         self.nbytes = self.dtype.itemsize * int(np.prod(self.shape))
         self.space_dtype = space_dtype
         self.space_shape = space_shape
+        self.kinds = kinds_for(space_dtype)
 
     def write(self, value: Any, out: Array) -> None:
         """Encode ``value`` ``[*lead, *space.shape]`` into ``out`` ``[*lead, *shape]``."""
@@ -77,6 +86,12 @@ class Leaf:
             raise ValueError(
                 f"expected an observation of shape {self.space_shape}, as the env's space says, "
                 f"got {got}; correct the env or its observation_space"
+            )
+        if value.dtype.kind not in self.kinds:
+            raise ValueError(
+                f"expected an observation of dtype {self.space_dtype}, as the env's space says, "
+                f"got {value.dtype}, which does not go into it without loss; correct the env or "
+                "its observation_space"
             )
         return value
 

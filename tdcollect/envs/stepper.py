@@ -2,13 +2,13 @@
 
 The ``EnvBase`` wrapper and the collector both drive an env through a :class:`Stepper`. It adds to a
 backend what TorchRL's StepCounter, RewardSum and InitTracker add, a time limit, the seeds that
-wait for their reset, and the checks.
+wait for their reset, the checks, and what becomes of a slot whose env fails.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,9 @@ from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 from tdcollect import keys
 from tdcollect.envs.backend import Backend, Frame
 from tdcollect.envs.errors import SlotError
+from tdcollect.envs.faults import Restarts, not_finite
 from tdcollect.envs.spaces import Array, Path
+from tdcollect.envs.whereabouts import Whereabouts
 
 _ALIGNMENT = 64  # bytes
 
@@ -62,33 +64,54 @@ class Stepper:
     Args:
         backend: the slots.
         bookkeeping: what to record beside.
+        check_finite: take observations and rewards that are NaN or infinite for a failure.
+        max_restarts: how many envs that fail are built anew, in all; None to raise instead.
 
     Attributes:
         entries: what a frame holds beside reward and flags: observations, infos, bookkeeping.
+        broken: what went wrong in the slots whose episodes the latest step broke off, their envs
+            built anew, by slot.
+        restarts: the envs that were built anew as they failed; None where failures raise.
 
     Raises:
-        ValueError: for a time limit on slots that cannot be reset singly, and for entries that
-            share a name.
+        ValueError: for a time limit on slots that cannot be reset singly, for restarts of a backend
+            that cannot rebuild, and for entries that share a name.
     """
 
-    def __init__(self, backend: Backend, bookkeeping: Bookkeeping = Bookkeeping()):
+    def __init__(
+        self,
+        backend: Backend,
+        bookkeeping: Bookkeeping = Bookkeeping(),
+        *,
+        check_finite: bool = False,
+        max_restarts: int | None = None,
+    ):
         if bookkeeping.time_limit is not None and not backend.resets_subset:
             raise ValueError(
                 "expected no time_limit: this vector env cannot reset single slots, which a limit "
                 "asks for; make the env itself with one, or use backend='serial'"
             )
+        if max_restarts is not None and not backend.rebuilds:
+            raise ValueError(
+                f"expected on_env_error='raise': the backend {backend.name!r} cannot build single "
+                "slots anew; use backend='serial' or 'process'"
+            )
         self.backend = backend
+        self.restarts = None if max_restarts is None else Restarts(max_restarts)
+        self.broken: Mapping[int, Exception] = {}
         self.num_envs = backend.num_envs
         self.bookkeeping = bookkeeping
         self.entries = [
             *_observation_entries(backend),
             *_info_entries(backend),
-            *_bookkeeping_entries(bookkeeping),
+            *_bookkeeping_entries(bookkeeping, self.restarts is not None),
         ]
         _check_names([entry.path for entry in self.entries], backend.action.paths)
         self._every_slot = range(self.num_envs)
-        self._counts_matter = bookkeeping.step_count or bookkeeping.time_limit is not None
-        self._counts = np.zeros(self.num_envs, np.int64)
+        self._at = Whereabouts(self.num_envs)
+        self._finite = check_finite
+        # Whose envs were built anew with another's that failed, amid their own episodes.
+        self._fallen: dict[int, Exception] = {}
         self._returns = np.zeros(self.num_envs, np.float32)
         self._must_reset = np.ones(self.num_envs, bool)
         self._unstarted = set(self._every_slot)
@@ -138,6 +161,8 @@ class Stepper:
         """
         self.backend.check_seeds(seeds)
         self._seeds = dict(enumerate(seeds))
+        if self.restarts is not None:
+            self.restarts.seeded(range(self.num_envs))
 
     def reset(
         self,
@@ -154,28 +179,61 @@ class Stepper:
             seeds: one a slot in ``slots``; None for those of :meth:`set_seeds` that were not used
                 yet, or the env's own generators.
             options: gymnasium's reset options.
+
+        Raises:
+            SlotError: where the envs of some slots failed; the others are reset.
+            RestartsExhausted: where too many had failed before.
         """
         slots = self._every_slot if slots is None else slots
         if not slots:
             return
-        failed: SlotError | None = None
-        for group, group_seeds in self._by_seeding(slots, seeds):
-            if group_seeds is not None:
-                self.backend.check_seeds(group_seeds)
-            try:
-                self.backend.reset(group, group_seeds, options, out.backend)
-            except SlotError as error:
-                failed = error if failed is None else failed.joined(error)
+        failed = self._reset_backend(slots, seeds, options, out.backend)
+        while failed is not None and self.restarts is not None:
+            again = sorted(failed.causes)
+            self._restart(failed, again)
+            if seeds is not None:
+                given = dict(zip(slots, seeds, strict=True))
+                failed = self._reset_backend(again, [given[s] for s in again], options, out.backend)
+            else:
+                failed = self._reset_backend(again, None, options, out.backend)
+        rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
+        used = self._seeds if seeds is None else dict(zip(slots, seeds, strict=True))
+        self._at.started(rows, {slot: used[slot] for slot in rows if slot in used} if used else {})
         for slot in slots:
             self._seeds.pop(slot, None)
-        rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
-        self._counts[rows] = 0
-        self._returns[rows] = 0
+            self._fallen.pop(slot, None)
+        if self.restarts is not None:
+            self.restarts.seeded(slots)
+        if self.bookkeeping.episode_reward:
+            self._returns[rows] = 0
         self._must_reset[rows] = False
         self._unstarted.difference_update(rows)
         self._write_bookkeeping(rows, True, out)
         if failed is not None:
             raise failed
+
+    def _reset_backend(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int] | None,
+        options: dict[str, Any] | None,
+        out: Frame,
+    ) -> SlotError | None:
+        """Reset slots; returns what failed, told with its place."""
+        failed: SlotError | None = None
+        for group, group_seeds in self._by_seeding(slots, seeds):
+            if group_seeds is not None:
+                self.backend.check_seeds(group_seeds)
+            try:
+                self.backend.reset(group, group_seeds, options, out)
+            except SlotError as error:
+                failed = error if failed is None else failed.joined(error)
+        if self._finite:
+            failed = not_finite("reset", self.backend, slots, out, failed)
+        if failed is None:
+            return None
+        asked = self._seeds if seeds is None else dict(zip(slots, seeds, strict=True))
+        return failed.at(self._at.told("reset", failed.causes, asked))
 
     def _by_seeding(
         self, slots: Sequence[int], seeds: Sequence[int] | None
@@ -192,33 +250,44 @@ class Stepper:
             groups.append((free, None))
         return groups
 
-    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: StepFrame) -> None:
+    def step(
+        self,
+        actions: Sequence[Array],
+        slots: Sequence[int] | None,
+        out: StepFrame,
+        shown: StepFrame | None = None,
+    ) -> None:
         """Step ``slots`` (None for all) and write their rows; others are left alone.
 
         Args:
             actions: ``[N, *shape]`` each, in the order of the action entries.
             slots: ascending.
             out: receives observations (at an episode's end the true final one), reward and flags.
+            shown: what the slots show before the step, which restarts ask for.
 
         Raises:
             RuntimeError: before the first reset, or where an action would be lost.
-            SlotError: where the envs of some slots raised; the others are stepped.
+            SlotError: where the envs of some slots failed; the others are stepped.
+            RestartsExhausted: where too many had failed before; the others are stepped.
         """
         self._check_step(slots)
         frame = out.backend
-        failed: SlotError | None = None
-        try:
-            self.backend.step(actions, slots, frame)
-        except SlotError as error:
-            failed = error
-            stepped = self._every_slot if slots is None else slots
-            slots = [slot for slot in stepped if slot not in error.causes]
-            self._must_reset[list(error.causes)] = True
+        failed = self._step_backend(actions, slots, frame)
+        if self.broken:
+            self.broken = {}
+        if failed is not None:
+            if self.restarts is not None and shown is not None:
+                self._break_off(failed, frame, shown)
+                self.broken, failed = failed.causes, None
+            else:
+                stepped = self._every_slot if slots is None else slots
+                slots = [slot for slot in stepped if slot not in failed.causes]
+                self._must_reset[list(failed.causes)] = True
         rows: Any = slice(None) if slots is None else list(slots)
-        if self._counts_matter:
-            self._counts[rows] += 1
+        self._at.stepped(slots)
         if self.bookkeeping.time_limit is not None:
-            frame.truncated[rows] |= self._counts[rows] >= self.bookkeeping.time_limit
+            limit = self.bookkeeping.time_limit
+            frame.truncated[rows] |= self._at.lengths()[rows] >= limit
         if self.bookkeeping.episode_reward:
             self._returns[rows] += frame.reward[rows]
         np.logical_or(frame.terminated, frame.truncated, out=out.done)
@@ -228,23 +297,96 @@ class Stepper:
         if failed is not None:
             raise failed
 
-    def rebuild(self, slots: Sequence[int]) -> None:
-        """Make the envs of ``slots`` anew; each must be reset before it is stepped."""
-        self.backend.rebuild(slots)
-        self._must_reset[list(slots)] = True
-        self._unstarted.update(slots)
+    def _step_backend(
+        self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame
+    ) -> SlotError | None:
+        """Step slots; returns what failed, told with its place."""
+        failed: SlotError | None = None
+        if self._fallen:
+            asked = self._every_slot if slots is None else slots
+            slots = [slot for slot in asked if slot not in self._fallen]
+            if len(slots) < len(asked):
+                fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
+                failed = SlotError("step", fallen)
+        try:
+            self.backend.step(actions, slots, out)
+        except SlotError as error:
+            failed = error if failed is None else failed.joined(error)
+        if self._finite:
+            asked = self._every_slot if slots is None else slots
+            failed = not_finite("step", self.backend, asked, out, failed)
+        if failed is None:
+            return None
+        return failed.at(self._at.told("step", failed.causes, {}))
+
+    def _break_off(self, failed: SlotError, out: Frame, shown: StepFrame) -> None:
+        """End the episodes of slots whose envs failed, where they are, and build these anew."""
+        self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])
+        rows = list(failed.causes)
+        for array, present in zip(
+            (*out.observation, *out.info),
+            (*shown.backend.observation, *shown.backend.info),
+            strict=True,
+        ):
+            array[rows] = present[rows]
+        out.reward[rows] = 0
+        out.terminated[rows] = False
+        out.truncated[rows] = True
+        for slot in rows:
+            self._fallen.pop(slot, None)
+        self._unstarted.update(rows)
+
+    def _restart(self, failed: SlotError, slots: list[int]) -> None:
+        """Build envs that failed anew, as often as it takes and is allowed."""
+        assert self.restarts is not None
+        while slots:
+            self.restarts.allow(len(slots), failed)
+            try:
+                built = self.rebuild(slots)
+            except Exception as error:
+                self.restarts.count += len(slots)
+                failed = SlotError("rebuild", dict.fromkeys(slots, error))
+                continue
+            self.restarts.count += len(built)
+            self.restarts.seed(built, self._seeds, self._at.seeds)
+            return
+
+    def rebuild(self, slots: Sequence[int]) -> list[int]:
+        """Make the envs of ``slots`` anew; each must be reset before it is stepped.
+
+        Envs that were lost together with these are made anew, too. Where one of them is amid an
+        episode, its next step fails.
+
+        Returns:
+            The slots built anew, ascending.
+        """
+        built = self.backend.rebuild(slots)
+        for slot in built:
+            if slot not in slots and not self._must_reset[slot]:
+                self._fallen[slot] = RuntimeError(
+                    f"its env was built anew together with that of slot {slots[0]}"
+                )
+            else:
+                self._must_reset[slot] = True
+                self._unstarted.add(slot)
+        return built
 
     def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepFrame) -> None:
         values = (
-            (self.bookkeeping.step_count, self._counts),
-            (self.bookkeeping.episode_reward, self._returns),
+            (self.bookkeeping.step_count, self._at.lengths),
+            (self.bookkeeping.episode_reward, lambda: self._returns),
         )
         arrays = iter(out.bookkeeping)
         for wanted, value in values:
             if wanted:
-                next(arrays)[rows, 0] = value[rows]
+                next(arrays)[rows, 0] = value()[rows]
         if self.bookkeeping.is_init:
             next(arrays)[rows] = is_init
+        if self.restarts is not None:
+            marks = next(arrays)
+            marks[rows] = False
+            if self.broken and not is_init:
+                marks[list(self.broken)] = True
 
     def _check_step(self, slots: Sequence[int] | None) -> None:
         if self._unstarted and (slots is None or self._unstarted.intersection(slots)):
@@ -303,8 +445,9 @@ def _info_entries(backend: Backend) -> list[Entry]:
     ]
 
 
-def _bookkeeping_entries(bookkeeping: Bookkeeping) -> list[Entry]:
+def _bookkeeping_entries(bookkeeping: Bookkeeping, marks: bool) -> list[Entry]:
     entries = []
+    flag = Categorical(2, shape=(1,), dtype=torch.bool)
     if bookkeeping.step_count:
         most = torch.iinfo(torch.int64).max
         spec = Bounded(0, most, (1,), dtype=torch.int64)
@@ -313,8 +456,9 @@ def _bookkeeping_entries(bookkeeping: Bookkeeping) -> list[Entry]:
         unbounded = Unbounded((1,), dtype=torch.float32)
         entries.append(Entry((keys.EPISODE_REWARD,), (1,), np.dtype(np.float32), unbounded))
     if bookkeeping.is_init:
-        flag = Categorical(2, shape=(1,), dtype=torch.bool)
         entries.append(Entry((keys.IS_INIT,), (1,), np.dtype(bool), flag))
+    if marks:
+        entries.append(Entry((keys.ENV_ERROR,), (1,), np.dtype(bool), flag))
     return entries
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class GymnasiumEnv(EnvBase):
         batched: ``batch_size=[N]``; False for one slot with ``batch_size=[]``.
         name: what to call the env in messages.
         device: where entries are placed; None, as in ``GymEnv``, for the CPU without saying so.
+        env_kwargs: what each slot's env was made with.
+        remake: makes the slots from other such arguments; None where that cannot be done.
     """
 
     def __init__(
@@ -39,11 +41,15 @@ class GymnasiumEnv(EnvBase):
         batched: bool,
         name: str,
         device: torch.device | str | int | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        remake: Callable[[Mapping[str, Any]], Stepper] | None = None,
     ):
         batch_size = torch.Size([stepper.num_envs] if batched else [])
         super().__init__(device=device, batch_size=batch_size)
         self.stepper = stepper
         self.name = name
+        self._env_kwargs = dict(env_kwargs or {})
+        self._remake = remake
         self._make_specs()
         action = stepper.backend.action
         self._actions = [
@@ -100,7 +106,7 @@ class GymnasiumEnv(EnvBase):
         if slots is not None:
             self._hold_waiting_rows(frame)
         try:
-            self.stepper.step(actions, slots, frame)
+            self.stepper.step(actions, slots, frame, self._latest)
         except SlotError:
             self._latest = frame
             raise
@@ -219,6 +225,43 @@ class GymnasiumEnv(EnvBase):
         if seed is not None:
             self.stepper.set_seeds(slot_seeds(seed, range(self.num_envs)))
 
+    def rebuild(self, **env_kwargs: Any) -> None:
+        """Make the envs of all slots anew, and close the old ones.
+
+        Transforms around this env, and collectors over it, stay as they are; the next thing to call
+        is ``reset`` (:meth:`tdcollect.Collector.rebuild_env` does both). Seeds do not carry over:
+        ``set_seed`` gives new ones. Where it raises, the old envs go on.
+
+        Args:
+            **env_kwargs: put over the ``env_kwargs`` of :func:`tdcollect.make_env`; none, for envs
+                like the old.
+
+        Raises:
+            TypeError: where the env was made of envs made already.
+            ValueError: where the new envs have other spaces.
+
+        Examples:
+            >>> env = make_env("MountainCarContinuous-v0", 4, env_kwargs={"goal_velocity": 0.0})
+            >>> env.rebuild(goal_velocity=0.02)
+        """
+        self._check_open("rebuild")
+        if self._remake is None:
+            raise TypeError(
+                f"cannot make {self.name} anew: make_env was given an env that is made already; "
+                "give it an id or a callable"
+            )
+        settings = {**self._env_kwargs, **env_kwargs}
+        made = self._remake(settings)
+        try:
+            _check_alike(self.stepper, made)
+        except ValueError:
+            made.close()
+            raise
+        made.restarts = self.stepper.restarts  # one count for the env's life
+        old, self.stepper = self.stepper, made
+        self._env_kwargs, self._latest = settings, None
+        old.close()
+
     def render(self) -> Any:
         """What the backend renders: a list of frames, one a slot; one frame if unbatched."""
         frames = self.stepper.backend.render()
@@ -235,6 +278,21 @@ class GymnasiumEnv(EnvBase):
             f"{type(self).__name__}({self.name}, backend={self.stepper.backend.name}, "
             f"batch_size={list(self.batch_size)}, device={self.device})"
         )
+
+
+def _check_alike(old: Stepper, new: Stepper) -> None:
+    """Raise where slots made anew would not fit the specs that stand."""
+    pairs = {
+        "observation space": (old.backend.observation.space, new.backend.observation.space),
+        "action space": (old.backend.action.space, new.backend.action.space),
+        "infos": (list(old.backend.info), list(new.backend.info)),
+    }
+    for name, (expected, got) in pairs.items():
+        if expected != got:
+            raise ValueError(
+                f"expected envs with the {name} {expected}, as before, got {got}: policies and "
+                "batches are made for it; call make_env for another env"
+            )
 
 
 def nested(

@@ -15,6 +15,7 @@ from tdcollect.testing.policy import HIDDEN
 Key: TypeAlias = str | tuple[str, ...]
 
 _NEXT_OBSERVATION = (keys.NEXT, keys.OBSERVATION)
+_FAILED = (keys.NEXT, keys.ENV_ERROR)
 _FLAGS = (keys.DONE, keys.TERMINATED, keys.TRUNCATED)
 
 
@@ -35,7 +36,8 @@ def check_counting_batch(
     successor, at an episode's end the true final one; no row stands for a reset; rewards and flags
     are those of the step; actions are predicted; and, where the batch has them, ``traj_ids``,
     ``is_init``, ``step_count``, ``episode_reward`` and the hidden state of
-    :class:`CountingPolicy`.
+    :class:`CountingPolicy`. Where the batch has marks of failed steps (``("next", "env_error")``),
+    these rows repeat their observation, with reward 0, and truncate; any episode may follow.
 
     Args:
         batch: ``[N, T]``; ``[T]`` of an unbatched env; or more batch dims before the T.
@@ -102,7 +104,11 @@ class _Rows:
             self.length = own_length.clamp(max=time_limit)
             self.at_limit = self.step + 1 >= time_limit
         self.at_end = self.step + 1 >= own_length
-        self.last = self.at_end | self.at_limit
+        self.failed = torch.zeros_like(self.at_limit)
+        if _FAILED in self.present:
+            self.failed = self[_FAILED].squeeze(-1)
+        self.at_end = self.at_end & ~self.failed
+        self.last = self.at_end | self.at_limit | self.failed
 
     def __contains__(self, key: Key) -> bool:
         return key in self.present
@@ -220,8 +226,10 @@ def _check_resets(rows: _Rows) -> None:
 
 
 def _check_successors(rows: _Rows) -> None:
-    expected = rows.observation(rows.step + 1, rows.episode)
+    expected = rows.observation(rows.step + (~rows.failed).long(), rows.episode)
     got = rows[_NEXT_OBSERVATION]
+    rule = "a failed step leads nowhere: its next observation is its own"
+    rows.check(rule, _NEXT_OBSERVATION, expected, got, where=rows.failed)
     rule = "the final observation of an episode is the true one"
     rows.check(rule, _NEXT_OBSERVATION, expected, got, where=rows.last)
     rule = "the next observation is the one that follows"
@@ -232,7 +240,7 @@ def _check_order(rows: _Rows) -> None:
     """Each row begins where the one before it ended, in the same slot."""
     got = rows[keys.OBSERVATION][:, 1:]
     last = rows.last[:, :-1]
-    expected = _successors(rows)[:, :-1]
+    expected = _of_any_episode(_successors(rows)[:, :-1], got, rows.failed[:, :-1])
     rule = "an episode starts at step 0, with the number after the one that ended"
     rows.check(rule, keys.OBSERVATION, expected, got, where=last, first_column=1)
     rule = "a row begins where the row before it ended"
@@ -246,15 +254,24 @@ def _successors(rows: _Rows) -> torch.Tensor:
     return rows.observation(step, episode)
 
 
+def _of_any_episode(
+    expected: torch.Tensor, got: torch.Tensor, failed: torch.Tensor
+) -> torch.Tensor:
+    """What is expected after failed steps: an env built anew is at whatever episode it shows."""
+    shown = torch.stack([expected[..., 0], got[..., 1].to(expected.dtype), expected[..., 2]], -1)
+    return torch.where(failed.unsqueeze(-1), shown, expected)
+
+
 def _check_continued(rows: _Rows, before: _Rows) -> None:
     rule = "a batch goes on where the previous one ended"
-    expected = _successors(before)[:, -1:]
-    rows.check(rule, keys.OBSERVATION, expected, rows[keys.OBSERVATION][:, :1])
+    got = rows[keys.OBSERVATION][:, :1]
+    expected = _of_any_episode(_successors(before)[:, -1:], got, before.failed[:, -1:])
+    rows.check(rule, keys.OBSERVATION, expected, got)
 
 
 def _check_rewards(rows: _Rows) -> None:
     key = (keys.NEXT, keys.REWARD)
-    expected = rows.rules.reward(rows.slot, rows.episode, rows.step + 1)
+    expected = rows.rules.reward(rows.slot, rows.episode, rows.step + 1) * ~rows.failed
     rows.check("a reward is that of its step", key, expected, rows[key].squeeze(-1))
 
 
@@ -262,7 +279,7 @@ def _check_flags(rows: _Rows) -> None:
     terminates = rows.rules.terminates(rows.episode)
     expected = {
         keys.TERMINATED: rows.at_end & terminates,
-        keys.TRUNCATED: (rows.at_end & ~terminates) | rows.at_limit,
+        keys.TRUNCATED: (rows.at_end & ~terminates) | rows.at_limit | rows.failed,
         keys.DONE: rows.last,
     }
     rules = {

@@ -382,7 +382,9 @@ def test_what_follows_an_env_that_raised_starts_afresh() -> None:
         return made[-1]
 
     collector = Collector(make_env(make, SLOTS), frames_per_batch=30)
-    with pytest.raises(SlotError, match=r"raised in step\(\) of slot 1: ValueError: out of fuel"):
+    with pytest.raises(
+        SlotError, match=r"in step\(\) of slot 1, episode [01], step [34]: ValueError: out of fuel"
+    ):
         collector.collect(frames=30)
     if collector._array_env.__class__ is str:
         collector.reset()  # on TorchRL's own loop, it is for the user to do

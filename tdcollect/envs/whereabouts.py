@@ -1,0 +1,73 @@
+"""Which episode, step and seed each slot is at, for messages, for next to nothing a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tdcollect.envs.spaces import Array
+
+
+class Whereabouts:
+    """Counts episodes and steps of N slots.
+
+    One number goes up at a step; what a slot has done since its reset is the difference to it.
+
+    Args:
+        num_envs: N.
+
+    Attributes:
+        seeds: the seed that each slot was last given, by slot.
+    """
+
+    def __init__(self, num_envs: int):
+        self.seeds: dict[int, int] = {}
+        self._seeded_at: dict[int, int] = {}
+        self._clock = 0
+        self._begun = np.zeros(num_envs, np.int64)
+        self._episodes = np.zeros(num_envs, np.int64)  # how many resets there were
+
+    def stepped(self, slots: Sequence[int] | None) -> None:
+        """``slots`` (None for all) have taken a step."""
+        self._clock += 1
+        if slots is not None:
+            waiting = np.ones(len(self._begun), bool)
+            waiting[list(slots)] = False
+            self._begun[waiting] += 1
+
+    def started(self, slots: Any, seeds: Mapping[int, int]) -> None:
+        """Episodes have started in ``slots``, in some with the seeds given."""
+        self._begun[slots] = self._clock
+        self._episodes[slots] += 1
+        if seeds:
+            self.seeds.update(seeds)
+            self._seeded_at.update({slot: int(self._episodes[slot]) - 1 for slot in seeds})
+
+    def lengths(self) -> Array:
+        """``[N]`` int64: steps that each slot has taken in its episode."""
+        return self._clock - self._begun
+
+    def told(self, verb: str, slots: Iterable[int], seeds: Mapping[int, int]) -> dict[int, str]:
+        """Where these slots are, in words.
+
+        Args:
+            verb: ``"reset"``, which would begin an episode, or another.
+            slots: which.
+            seeds: with which a reset was asked for, by slot.
+        """
+        words = {}
+        for slot in slots:
+            episode = int(self._episodes[slot]) - (verb != "reset")
+            step = "" if verb == "reset" else f", step {int(self._clock - self._begun[slot])}"
+            words[slot] = f", episode {episode}{step}{self._seed(slot, episode, seeds)}"
+        return words
+
+    def _seed(self, slot: int, episode: int, asked: Mapping[int, int]) -> str:
+        if slot in asked:
+            return f", seed {asked[slot]}"
+        if slot not in self.seeds:
+            return ""
+        at = self._seeded_at[slot]
+        return f", seed {self.seeds[slot]}" + ("" if at == episode else f" at episode {at}")

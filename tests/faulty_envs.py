@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from tdcollect.envs import GymnasiumEnv
+from tdcollect.envs.frames import Bookkeeping
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
-from tdcollect.envs.stepper import Bookkeeping, Stepper
+from tdcollect.envs.stepper import Stepper
 from tdcollect.testing import CountingEnv, CountingRules
 
 RULES = CountingRules(lengths=(5, 8, 6))

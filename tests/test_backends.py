@@ -37,8 +37,9 @@ from torchrl.envs import (
 )
 
 from tdcollect import GymnasiumEnv, make_env
+from tdcollect.envs.frames import Bookkeeping
 from tdcollect.envs.process import ProcessBackend
-from tdcollect.envs.stepper import Bookkeeping, Stepper
+from tdcollect.envs.stepper import Stepper
 
 N = 3
 SEEDS = [7, 100, 23]

@@ -32,6 +32,11 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 from tdcollect.trajectories.split import Layout, split_trajectories
 
+_SHUT_DOWN = (
+    "the collector is shut down, as an exception while iterating also does; make a new one to "
+    "collect"
+)
+
 
 class Collector(RowsCollector, metaclass=Dispatch):
     """TorchRL's ``Collector``, correct and fast on gymnasium envs.
@@ -165,7 +170,16 @@ class Collector(RowsCollector, metaclass=Dispatch):
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase | None:
-        """Collect one batch ``[N, T]``; see the parent's method."""
+        """Collect one batch ``[N, T]``; see the parent's method.
+
+        What an env or the policy raises leaves the collector usable; raised while iterating, it
+        also shuts the collector down, as the parent's does.
+
+        Raises:
+            RuntimeError: where the collector is shut down.
+        """
+        if self.closed:
+            raise RuntimeError(_SHUT_DOWN)
         with self._monitor.collection() as record:
             record.batch = self._rollout(record)
         return record.batch
@@ -306,7 +320,7 @@ class Collector(RowsCollector, metaclass=Dispatch):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise RuntimeError("the collector is shut down; make a new one to collect")
+            raise RuntimeError(_SHUT_DOWN)
         if self._frames >= self.total_frames:
             raise RuntimeError(
                 f"the collector has yielded its total_frames={self.total_frames} and closed its "

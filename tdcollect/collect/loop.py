@@ -21,8 +21,8 @@ from tdcollect.collect.policy import Program
 from tdcollect.collect.rows import Key, Rows, flat, from_next, is_next, under_next
 from tdcollect.collect.transforms import RowTransform, lower_transforms, transforms_of
 from tdcollect.envs.errors import SlotError
+from tdcollect.envs.frames import StepFrame
 from tdcollect.envs.spaces import key_of
-from tdcollect.envs.stepper import StepFrame
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 
 _CHUNK_BYTES = 2**20

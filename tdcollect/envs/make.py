@@ -13,11 +13,12 @@ import torch
 from gymnasium.vector import VectorEnv
 
 from tdcollect.envs.backend import Backend
+from tdcollect.envs.frames import Bookkeeping
 from tdcollect.envs.launch import START_METHODS
 from tdcollect.envs.pool import EnvPoolBackend
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
-from tdcollect.envs.stepper import Bookkeeping, Stepper
+from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.vector import VectorBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds

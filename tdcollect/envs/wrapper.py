@@ -13,8 +13,9 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.envs.errors import SlotError
+from tdcollect.envs.frames import StepFrame
 from tdcollect.envs.spaces import Array, Path, compose, key_of
-from tdcollect.envs.stepper import StepFrame, Stepper
+from tdcollect.envs.stepper import Stepper
 from tdcollect.seeding import slot_seeds
 
 

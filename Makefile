@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow soak lint bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -26,6 +26,11 @@ test: lint
 
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -n auto -m slow
+
+# Envs that fail at random, for MINUTES.
+MINUTES ?= 10
+soak: .venv/installed
+	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
 bench: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

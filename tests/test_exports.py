@@ -48,7 +48,14 @@ EXPORTED = {
         "SyncDataCollector",
         "Window",
     ],
-    "tdcollect.envs": ["EnvAction", "GymnasiumEnv", "make_env"],
+    "tdcollect.envs": [
+        "EnvAction",
+        "GymnasiumEnv",
+        "RestartsExhausted",
+        "SlotError",
+        "WorkerLost",
+        "make_env",
+    ],
     "tdcollect.evaluation": [
         "Comparison",
         "Difference",

@@ -1,7 +1,17 @@
 """Environments: gymnasium and EnvPool slots on arrays, and the TorchRL env over them."""
 
 from tdcollect.envs.env_action import EnvAction
+from tdcollect.envs.errors import SlotError
+from tdcollect.envs.faults import RestartsExhausted
+from tdcollect.envs.launch import WorkerLost
 from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
 
-__all__ = ["EnvAction", "GymnasiumEnv", "make_env"]
+__all__ = [
+    "EnvAction",
+    "GymnasiumEnv",
+    "RestartsExhausted",
+    "SlotError",
+    "WorkerLost",
+    "make_env",
+]

@@ -356,7 +356,7 @@ def test_an_env_that_raises_is_named() -> None:
     rules = CountingRules(5)
     env = make_env(lambda: Broken(next(slots), rules), 3)
     collector = Collector(env, StatelessCountingPolicy(rules), frames_per_batch=3)
-    with pytest.raises(SlotError, match=r"step\(\) of slot 1: ValueError: out of fuel"):
+    with pytest.raises(SlotError, match=r"step\(\) of slot 1, episode .*: ValueError: out of fuel"):
         collector.collect(episodes=5)
     assert collector.collect(episodes=1)["next", "done"].sum() == 1
 

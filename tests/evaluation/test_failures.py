@@ -89,9 +89,9 @@ def test_worker_processes_try_again_too() -> None:
 
 
 def test_raise_names_the_slot_and_the_error() -> None:
-    with pytest.raises(SlotError, match=r"raised in step\(\) of slot 3: .*broken by seed 1003"):
+    with pytest.raises(SlotError, match=r"failed in step\(\) of slot 3, .*broken by seed 1003"):
         by_index(partial(Failing, BROKEN), 4, on_error="raise")
-    with pytest.raises(SlotError, match=r"raised in reset\(\) of slot 3: .*broken by seed 1003"):
+    with pytest.raises(SlotError, match=r"failed in reset\(\) of slot 3, .*broken by seed 1003"):
         by_index(partial(Failing, BROKEN, at_reset=True), 4, on_error="raise")
 
 

@@ -1,0 +1,178 @@
+"""A soak: envs that fail at random, for as long as is asked, on serial and process backends.
+
+    python tests/soak.py --minutes 5
+
+Counting envs raise, give nonsense, are killed and hang, at random; collection goes on. Every row
+that is not marked is checked against the truth that its observation tells, and at the end memory,
+processes and file descriptors must be what they were after the first tenth of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gc
+import os
+import random
+import signal
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tdcollect import Collector
+from tdcollect.envs import GymnasiumEnv
+from tdcollect.envs.process import ProcessBackend
+from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.stepper import Stepper
+from tdcollect.testing import (
+    CountingEnv,
+    CountingRules,
+    StatelessCountingPolicy,
+    check_counting_batch,
+)
+
+RULES = CountingRules(lengths=(3, 40, 17, 90, 8))
+SLOTS = 8
+STEPS = 128
+IN_PROCESS = ("raise", "shape", "text", "nan", "infinite", "nothing")
+TIMEOUT = 0.5  # seconds
+MOST_GROWTH = 0.05  # of memory
+
+
+class Unlucky(CountingEnv):
+    """Fails at random.
+
+    A failed reset leaves no mark in a batch, so resets fail before the first step of a life alone:
+    the marked row that made the env anew stands before them.
+    """
+
+    def __init__(self, slot: int, faults: dict[str, float]):
+        super().__init__(slot, RULES)
+        self.luck = random.Random(int.from_bytes(os.urandom(8), "big"))
+        self.faults = faults
+        self.fresh = True
+
+    def _drawn(self) -> str | None:
+        for what, chance in self.faults.items():
+            if self.luck.random() < chance:
+                return what
+        return None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed, options=options)
+        if self.fresh and self.luck.random() < 0.1:
+            return self._fail(self.luck.choice(IN_PROCESS[:4]), result)
+        self.fresh = False
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        what = self._drawn()
+        return result if what is None else self._fail(what, result)
+
+    def _fail(self, what: str, result: Any) -> Any:
+        observation, *rest = result
+        if what == "raise":
+            raise ZeroDivisionError("by chance")
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "hang":
+            time.sleep(600)
+        given = {
+            "shape": lambda: (observation[:2], *rest),
+            "text": lambda: (observation.astype(str), *rest),
+            "nan": lambda: (observation * np.nan, *rest),
+            "infinite": lambda: (observation, np.inf, *rest[1:]),
+            "nothing": lambda: (),
+        }
+        return given[what]()
+
+
+def make(backend: str) -> GymnasiumEnv:
+    """Slots of unlucky envs."""
+    faults = dict.fromkeys(IN_PROCESS, 3e-4)
+    if backend == "process":
+        faults |= {"kill": 2e-4, "hang": 4e-5}
+    factories = [partial(Unlucky, slot, faults) for slot in range(SLOTS)]
+    slots: Any
+    if backend == "serial":
+        slots = SerialBackend(factories)
+    else:
+        slots = ProcessBackend(factories, num_workers=3, timeout=TIMEOUT, start_method="fork")
+    stepper = Stepper(slots, check_finite=True, max_restarts=10**9)
+    return GymnasiumEnv(stepper, batched=True, name=f"unlucky ({backend})")
+
+
+class Held:
+    """What this process holds: memory in MiB, children, file descriptors, mappings."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        status = Path("/proc/self/status").read_text()
+        self.memory = int(status.split("VmRSS:")[1].split()[0]) / 1024
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        self.children = len(children)
+        self.descriptors = len(os.listdir("/proc/self/fd"))
+        self.mappings = len(Path("/proc/self/maps").read_text().splitlines())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.memory:.0f} MiB, {self.children} children, {self.descriptors} descriptors, "
+            f"{self.mappings} mappings"
+        )
+
+
+def soak(backend: str, seconds: float) -> None:
+    """Collect for so long; raise where a row is wrong or something is left behind."""
+    env = make(backend)
+    collector = Collector(env, StatelessCountingPolicy(), frames_per_batch=SLOTS * STEPS)
+    counts: collections.Counter[str] = collections.Counter()
+    start = time.monotonic()
+    early: Held | None = None
+    previous = None
+    while (passed := time.monotonic() - start) < seconds:
+        batch = collector.rollout()
+        assert batch is not None
+        check_counting_batch(batch, RULES, previous=previous, require=[("collector", "traj_ids")])
+        counts["rows"] += batch.numel()
+        counts["marked"] += int(batch["next", "env_error"].sum())
+        previous = batch
+        if early is None and passed > seconds / 10:
+            early = Held()
+    late = Held()
+    life = collector.stats.life
+    print(
+        f"{backend}: {counts['rows']:,} rows in {seconds:.0f} s, all checked; {life.episodes:,} "
+        f"episodes, {counts['marked']:,} broken off, {life.restarts:,} envs built anew"
+    )
+    print(f"  after a tenth: {early}\n  at the end:    {late}", flush=True)
+    collector.shutdown()
+    assert early is not None
+    assert counts["marked"] > 0, "nothing failed: make it longer"
+    assert late.children == early.children, "processes are left behind"
+    assert late.descriptors <= early.descriptors, "file descriptors are left open"
+    assert late.memory <= early.memory * (1 + MOST_GROWTH), "memory grows"
+    assert late.mappings <= early.mappings * (1 + MOST_GROWTH), "mappings grow"
+
+
+def main() -> None:
+    """Soak each backend for its share of the time."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of both backends together")
+    minutes: float = parser.parse_args().minutes
+    torch.set_num_threads(1)
+    before = Held()
+    for backend in ("serial", "process"):
+        soak(backend, minutes * 30)
+    after = Held()
+    print(f"before {before}\nafter  {after}")
+    assert after.children == before.children, "processes are left behind"
+    assert after.descriptors <= before.descriptors + 1, "file descriptors are left open"
+
+
+if __name__ == "__main__":
+    main()

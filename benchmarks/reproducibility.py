@@ -72,10 +72,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def ways(env_id: str, tested: Any, count: int, exploration: ExplorationType) -> list[str]:
     """The digests of the same episodes, run in every way that must not matter."""
-    run = partial(evaluate, tested=tested, exploration_type=exploration, max_steps=200)
+    run = partial(evaluate, tested=tested, exploration_type=exploration, max_steps=50)
     found = [run(env_id, episodes=count, num_envs=slots).digest for slots in (1, 2, 7, 16, 64)]
     found.append(run(env_id, episodes=list(reversed(range(count)))).digest)
-    for kind in ("sync", "async"):
+    # AsyncVectorEnv forks, which hangs where MuJoCo has been used in the process before.
+    for kind in ("sync",) if env_id == "HalfCheetah-v5" else ("sync", "async"):
         mode = {"autoreset_mode": gym.vector.AutoresetMode.DISABLED}
         vector = gym.make_vec(env_id, 4, kind, vector_kwargs=mode)
         env = tdcollect.make_env(vector)
@@ -188,19 +189,26 @@ def probes() -> None:
 
 
 def leak(count: int) -> None:
+    """Episodes of a plain gymnasium loop, after others in one env and in an env of their own."""
     rows = []
-    tested = policy("BipedalWalker-v3")
-    for new_envs in (False, None):
-        found = [
-            evaluate(
-                "BipedalWalker-v3", tested, count, num_envs=n, new_envs=new_envs, max_steps=200
-            )
-            for n in (1, 4, 16)
-        ]
-        digests = [[episode.digest for episode in result.episodes] for result in found]
-        moved = sum(len(set(of_episode)) > 1 for of_episode in zip(*digests, strict=True))
-        rows.append((f"new_envs={new_envs}", f"{moved} of {count}"))
-    table(["", "episodes that differ between 1, 4 and 16 slots"], rows)
+    for env_id in ("LunarLander-v3", "BipedalWalker-v3"):
+        reused = gym.make(env_id)
+        moved = sum(played(reused, seed) != played(gym.make(env_id), seed) for seed in range(count))
+        rows.append((env_id, f"{moved} of {count}"))
+    table(["env", "episodes that depend on those before them"], rows)
+
+
+def played(env: gym.Env[Any, Any], seed: int) -> list[bytes]:
+    """What an env shows in 200 random steps."""
+    actions = gym.make(env.spec).action_space
+    actions.seed(seed)
+    shown = [env.reset(seed=seed)[0].tobytes()]
+    for _ in range(200):
+        observation, _, terminated, truncated, _ = env.step(actions.sample())
+        shown.append(observation.tobytes())
+        if terminated or truncated:
+            break
+    return shown
 
 
 def main() -> None:
@@ -211,12 +219,12 @@ def main() -> None:
     if given.one:
         one(given.one)
         return
-    invariance(given.episodes)
-    batch_sizes(given.episodes)
     rounding()
+    batch_sizes(given.episodes)
     instructions(given.episodes)
     probes()
     leak(given.episodes)
+    invariance(given.episodes)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""docs/statistics.md: its snippets print what it shows, and its tables can be made."""
+"""docs/statistics.md and docs/reproducibility.md: what they show can be made."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "statistics.md").read_text()
@@ -39,3 +42,21 @@ def test_the_tables_are_those_of_the_script() -> None:
     exact = next(table for table in done.stdout.split("\n\n") if "| success rate" in table)
     for line in exact.splitlines()[2:]:
         assert line.removesuffix(" |") in PAGE  # computed, not simulated: the same figures
+
+
+@pytest.mark.slow
+def test_the_tables_of_reproducibility_are_those_of_its_script() -> None:
+    page = (ROOT / "docs" / "reproducibility.md").read_text()
+    command = [sys.executable, ROOT / "benchmarks" / "reproducibility.py", "--episodes", "4"]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
+    assert done.returncode == 0, done.stderr
+    tables = done.stdout.strip().split("\n\n")
+    assert len(tables) == 6
+    for table in tables:
+        head, _, *rows = table.splitlines()
+        assert head.replace(" 4 episodes", " 20 episodes") in page
+        names = [row.split(" | ")[0] for row in rows]
+        assert all(f"\n{name} | " in page for name in names)
+    invariance = next(table for table in tables if "different ledgers" in table)
+    assert all(row.endswith("| 1 |") for row in invariance.splitlines()[2:])

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torchrl.envs import ExplorationType
 
 import tdcollect
-from tdcollect.evaluation.sb3 import load_policy
+from tdcollect.evaluation.sb3 import SB3Policy, load_policy
 
 sb3 = pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3 (extra dev)")
 
@@ -247,6 +247,13 @@ def test_noise_that_no_file_holds_is_refused() -> None:
     by_evaluate(of, pendulum, 1, True, max_steps=5)
     with pytest.raises(ValueError, match="gSDE is drawn at each rollout"):
         by_evaluate(of, pendulum, 1, False)
+
+
+def test_a_recurrent_model_is_refused() -> None:
+    policy = model("PPO", "CartPole-v1").policy
+    policy.lstm_actor = torch.nn.LSTM(1, 1)  # as RecurrentPPO of sb3-contrib has it
+    with pytest.raises(ValueError, match=r"acts on the observation alone, got a recurrent one"):
+        SB3Policy(policy, tdcollect.make_env("CartPole-v1"))
 
 
 def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import gymnasium as gym
 import torch
 from gymnasium.vector import VectorEnv
 
-from tdcollect.envs.backend import Backend
+from tdcollect.envs.backend import RESUMABLE, Backend
 from tdcollect.envs.launch import START_METHODS
 from tdcollect.envs.pool import EnvPoolBackend
 from tdcollect.envs.process import ProcessBackend
+from tdcollect.envs.resumable import Resumable
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Bookkeeping, Stepper
 from tdcollect.envs.vector import VectorBackend
@@ -42,6 +43,7 @@ def make_env(
     num_workers: int | None = None,
     timeout: float | None = None,
     start_method: str | None = None,
+    resumable: bool = False,
 ) -> GymnasiumEnv:
     """Make a TorchRL env of gymnasium slots.
 
@@ -72,6 +74,8 @@ def make_env(
         start_method: of ``backend="process"``: ``"spawn"`` (the default), a fresh interpreter, to
             which the callable is sent with cloudpickle; or ``"fork"``, which takes any callable,
             but must not be used where this process has threads or a GPU at work.
+        resumable: note what it takes to bring the envs back in another process, for the
+            collector's ``state_dict()``: how each episode began, and its actions.
 
     Returns:
         An ``EnvBase``.
@@ -93,6 +97,11 @@ def make_env(
     seeds = None if seed is None else slot_seeds(seed, range(slots))
     _check_info_keys(info_keys)
     workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
+    if resumable and chosen not in RESUMABLE:
+        raise ValueError(
+            f"backend={chosen!r} cannot bring its envs back: expected resumable=False, or a backend "
+            f"of {', '.join(RESUMABLE)}"
+        )
     kwargs = dict(env_kwargs or {})
     if kwargs and isinstance(env, (gym.Env, VectorEnv)):
         raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
@@ -103,10 +112,12 @@ def make_env(
     elif isinstance(env, VectorEnv):
         made = VectorBackend(env, categorical_action_encoding)
     elif chosen == "process":
-        factories = _factories(_resolved(env), slots, kwargs)
+        factories = _factories(_resolved(env), slots, kwargs, resumable)
         made = ProcessBackend(factories, categorical_action_encoding, **workers)
     else:
-        made = SerialBackend(_factories(env, slots, kwargs), categorical_action_encoding)
+        factories = _factories(env, slots, kwargs, resumable)
+        made = SerialBackend(factories, categorical_action_encoding)
+    made.resumable = resumable
     try:
         if info_keys:
             made.read_info(info_keys)
@@ -228,14 +239,18 @@ def _factories(
     env: str | Callable[..., gym.Env[Any, Any]] | gym.Env[Any, Any],
     slots: int,
     kwargs: dict[str, Any],
+    resumable: bool,
 ) -> list[Callable[[], gym.Env[Any, Any]]]:
+    factory: Callable[[], gym.Env[Any, Any]]
     if isinstance(env, str):
         _check_id(env)
-        return [partial(gym.make, env, **kwargs)] * slots
-    if isinstance(env, gym.Env):
+        factory = partial(gym.make, env, **kwargs)
+    elif isinstance(env, gym.Env):
         made = env
-        return [lambda: made]
-    return [partial(env, **kwargs)] * slots
+        factory = lambda: made  # noqa: E731
+    else:
+        factory = partial(env, **kwargs)
+    return [Resumable(factory) if resumable else factory] * slots
 
 
 def _check_id(env_id: str) -> None:

@@ -219,6 +219,52 @@ class GymnasiumEnv(EnvBase):
         if seed is not None:
             self.stepper.set_seeds(slot_seeds(seed, range(self.num_envs)))
 
+    def save_slots(self) -> dict[str, Any]:
+        """The slots, their envs included, as far as these can be saved.
+
+        Returns:
+            What :meth:`load_slots` takes, made of built-in and NumPy types.
+        """
+        latest = self._latest
+        entries = self.stepper.entries
+        return {
+            "entries": [["/".join(e.path), list(e.shape), e.dtype.str] for e in entries],
+            "envs": self.stepper.backend.save_states(),
+            "stepper": self.stepper.save_state(),
+            "latest": None if latest is None else [array.copy() for array in _arrays(latest)],
+        }
+
+    def load_slots(self, state: dict[str, Any]) -> dict[int, str]:
+        """Bring slots to where they were when they were saved.
+
+        Args:
+            state: what :meth:`save_slots` gave, of an env that shows the same entries.
+
+        Returns:
+            Why they are not there, by slot, for those that are not. They must be reset.
+
+        Raises:
+            ValueError: for the state of an env with other slots or entries.
+        """
+        self._check_open("load")
+        found = self.save_slots()["entries"], self.num_envs
+        saved = state["entries"], len(state["envs"])
+        if found != saved:
+            raise ValueError(
+                f"expected the state of an env with {found[1]} slots and the entries {found[0]}, "
+                f"got one with {saved[1]} slots and the entries {saved[0]}; make the env as it was"
+            )
+        failed = self.stepper.backend.load_states(state["envs"])
+        slots = [slot for slot in range(self.num_envs) if slot not in failed]
+        if slots and state["latest"] is not None:
+            self.stepper.load_state(state["stepper"], slots)
+            (frame,) = self.frames(1)
+            self._hold_waiting_rows(frame)
+            for array, rows in zip(_arrays(frame), state["latest"], strict=True):
+                array[slots] = rows[slots]
+            self._latest = frame
+        return failed
+
     def render(self) -> Any:
         """What the backend renders: a list of frames, one a slot; one frame if unbatched."""
         frames = self.stepper.backend.render()
@@ -235,6 +281,11 @@ class GymnasiumEnv(EnvBase):
             f"{type(self).__name__}({self.name}, backend={self.stepper.backend.name}, "
             f"batch_size={list(self.batch_size)}, device={self.device})"
         )
+
+
+def _arrays(frame: StepFrame) -> list[Array]:
+    """What a frame shows of the slots, ``[N, ...]`` each; not the reward, which nobody reads."""
+    return [*frame.entries, frame.backend.terminated, frame.backend.truncated, frame.done]
 
 
 def nested(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.files import write_atomically
+from tdcollect.files import write_atomically
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.statistics import in_order
 

@@ -15,7 +15,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect.envs.make import make_env
-from tdcollect.evaluation.files import write_atomically
+from tdcollect.files import write_atomically
 from tdcollect.evaluation.named import is_named, load_named
 
 REQUEST = "request.json"

@@ -65,9 +65,7 @@ def load_checkpoint(
         KeyError: for parts that were not saved.
         TypeError: for parts that cannot load a state.
     """
-    states: dict[str, Any] = torch.load(
-        path, map_location=map_location, weights_only=weights_only
-    )
+    states: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=weights_only)
     missing = [name for name in parts if name not in states]
     if missing:
         raise KeyError(f"expected some of the parts {list(states)} of {path}, got {missing}")

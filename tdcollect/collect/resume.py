@@ -148,7 +148,7 @@ class ResumableCollector(RowsCollector):
                 f"{versions[0]!r} and {versions[1]!r}; make both collectors with "
                 "track_policy_version=True, or leave if_newer out"
             )
-        return bool(versions[0] > versions[1])  # type: ignore[operator]
+        return bool(versions[0] > versions[1])
 
     def _load_weights(self, state: Mapping[str, Any], kwargs: dict[str, Any]) -> None:
         if not hasattr(self, "_policy_w_state_dict"):
@@ -255,7 +255,7 @@ def _random_states() -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": [state.cpu() for state in torch.cuda.get_rng_state_all()] if used else [],
-        "numpy": np.random.get_state(),
+        "numpy": np.random.get_state(),  # noqa: NPY002  envs may draw from it
         "python": random.getstate(),
     }
 
@@ -265,5 +265,5 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
     if torch.cuda.is_available():
         for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
             torch.cuda.set_rng_state(state.cpu(), device)
-    np.random.set_state(states["numpy"])
+    np.random.set_state(states["numpy"])  # noqa: NPY002
     random.setstate(states["python"])

@@ -18,7 +18,6 @@ from gymnasium.envs.registration import EnvSpec
 from tdcollect import keys
 from tdcollect.envs.spaces import Array, SpaceCodec, observation_name
 
-
 RESUMABLE = ("serial", "process")
 """Backends whose envs can be brought back, in another process too."""
 

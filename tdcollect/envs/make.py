@@ -43,7 +43,7 @@ def make_env(
     num_workers: int | None = None,
     timeout: float | None = None,
     start_method: str | None = None,
-    resumable: bool = False,
+    resumable: bool | str = False,
 ) -> GymnasiumEnv:
     """Make a TorchRL env of gymnasium slots.
 
@@ -75,7 +75,8 @@ def make_env(
             which the callable is sent with cloudpickle; or ``"fork"``, which takes any callable,
             but must not be used where this process has threads or a GPU at work.
         resumable: note what it takes to bring the envs back in another process, for the
-            collector's ``state_dict()``: how each episode began, and its actions.
+            collector's ``state_dict()``: how each episode began, and its actions. ``"history"``
+            keeps those of all episodes, for envs whose episodes depend on the ones before.
 
     Returns:
         An ``EnvBase``.
@@ -97,11 +98,7 @@ def make_env(
     seeds = None if seed is None else slot_seeds(seed, range(slots))
     _check_info_keys(info_keys)
     workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
-    if resumable and chosen not in RESUMABLE:
-        raise ValueError(
-            f"backend={chosen!r} cannot bring its envs back: expected resumable=False, or a backend "
-            f"of {', '.join(RESUMABLE)}"
-        )
+    _check_resumable(env, chosen, resumable)
     kwargs = dict(env_kwargs or {})
     if kwargs and isinstance(env, (gym.Env, VectorEnv)):
         raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
@@ -117,7 +114,7 @@ def make_env(
     else:
         factories = _factories(env, slots, kwargs, resumable)
         made = SerialBackend(factories, categorical_action_encoding)
-    made.resumable = resumable
+    made.resumable = bool(resumable)
     try:
         if info_keys:
             made.read_info(info_keys)
@@ -228,6 +225,21 @@ def _check_workers(
     return given
 
 
+def _check_resumable(env: Any, backend: str, resumable: bool | str) -> None:
+    if resumable not in (False, True, "history"):
+        raise ValueError(f"expected resumable to be False, True or 'history', got {resumable!r}")
+    if resumable and backend not in RESUMABLE:
+        raise ValueError(
+            f"backend={backend!r} cannot bring its envs back: expected resumable=False, or a "
+            f"backend of {', '.join(RESUMABLE)}"
+        )
+    if resumable == "history" and isinstance(env, gym.Env):
+        raise ValueError(
+            "resumable='history' is for envs that can be made anew: expected an id or a callable, "
+            f"got the env {env}"
+        )
+
+
 def _resolved(env: Any) -> Any:
     """A registered id as what it stands for: a worker knows no ids that this program registered."""
     if not isinstance(env, str) or ":" in env:
@@ -239,7 +251,7 @@ def _factories(
     env: str | Callable[..., gym.Env[Any, Any]] | gym.Env[Any, Any],
     slots: int,
     kwargs: dict[str, Any],
-    resumable: bool,
+    resumable: bool | str,
 ) -> list[Callable[[], gym.Env[Any, Any]]]:
     factory: Callable[[], gym.Env[Any, Any]]
     if isinstance(env, str):
@@ -250,7 +262,9 @@ def _factories(
         factory = lambda: made  # noqa: E731
     else:
         factory = partial(env, **kwargs)
-    return [Resumable(factory) if resumable else factory] * slots
+    if resumable:
+        factory = Resumable(factory, history=resumable == "history")
+    return [factory] * slots
 
 
 def _check_id(env_id: str) -> None:

@@ -175,8 +175,8 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
                 self.step(next(actions))
         if digest(self._seen()) != state["digest"]:
             return (
-                f"its episode came out differently when its {length} actions were played again: "
-                "something beside its seed and np_random decides about it"
+                "its episode came out differently as it was played again: something beside its "
+                "seed and np_random decides about it"
             )
         return None
 

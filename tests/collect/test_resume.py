@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torchrl.checkpoint import Checkpoint, StateDictCheckpointAdapter
 from torchrl.collectors import Collector as ParentCollector
+from torchrl.envs import GymEnv
 
 from tdcollect import Collector, make_env
 
@@ -181,6 +183,17 @@ def test_envpool_starts_new_episodes_and_says_so() -> None:
     build = partial(collector, "CartPole-v1", backend="envpool", resumable=False, seed=3)
     before, after, other = resumed(build, reason="the backend 'envpool' cannot save its envs")
     assert after["collector", "traj_ids"].min() > before["collector", "traj_ids"].max()
+    other.shutdown()
+
+
+def test_envs_of_torchrl_start_new_episodes_and_say_so() -> None:
+    def build() -> Collector:
+        env = GymEnv("CartPole-v1")
+        return Collector(env, discrete_policy(env), frames_per_batch=30)
+
+    before, after, other = resumed(build, reason="the env is a GymEnv, not one of tdcollect")
+    assert after["collector", "traj_ids"].min() > before["collector", "traj_ids"].max()
+    assert other._frames == 90
     other.shutdown()
 
 
@@ -442,3 +455,13 @@ def test_collectors_in_other_processes_hand_their_states_over() -> None:
 def test_second_half_needs_its_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         second_half("cartpole", tmp_path)
+
+
+def test_the_snippets_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (TESTS.parent / "docs" / "resume.md").read_text()
+    snippets = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    assert len(snippets) == 3
+    space: dict[str, Any] = {}
+    for snippet in snippets:
+        exec(snippet, space)

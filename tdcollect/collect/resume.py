@@ -100,6 +100,10 @@ class ResumableCollector(RowsCollector):
         strict = kwargs.get("strict", True)
         chosen = self._to_load(state_dict, components, strict)
         weights = POLICY in chosen and (not if_newer or self._is_newer(state_dict))
+        slots = unpack(state_dict[ENVS]) if ENVS in chosen else {}
+        base = base_of(self.env)
+        if "slots" in slots and type(base) is GymnasiumEnv:
+            base.check_slots(slots["slots"])  # before anything is loaded
         if TRANSFORMS in chosen:
             self.env.load_state_dict(state_dict[_TRANSFORMS_STATE], **kwargs)
         if weights:
@@ -113,7 +117,7 @@ class ResumableCollector(RowsCollector):
         if ENVS in chosen:
             if STATISTICS not in chosen:
                 self._monitor.miss()
-            self._load_slots(unpack(state_dict[ENVS]), COUNTERS in chosen)
+            self._load_slots(slots, COUNTERS in chosen)
         else:
             if STATISTICS in chosen:
                 self._monitor.lose()

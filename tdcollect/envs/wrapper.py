@@ -226,13 +226,25 @@ class GymnasiumEnv(EnvBase):
             What :meth:`load_slots` takes, made of built-in and NumPy types.
         """
         latest = self._latest
-        entries = self.stepper.entries
         return {
-            "entries": [["/".join(e.path), list(e.shape), e.dtype.str] for e in entries],
+            "entries": self._described(),
             "envs": self.stepper.backend.save_states(),
             "stepper": self.stepper.save_state(),
             "latest": None if latest is None else [array.copy() for array in _arrays(latest)],
         }
+
+    def _described(self) -> list[Any]:
+        return [["/".join(e.path), list(e.shape), e.dtype.str] for e in self.stepper.entries]
+
+    def check_slots(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for a state of :meth:`save_slots` with other slots or entries."""
+        found = self._described(), self.num_envs
+        saved = state["entries"], len(state["envs"])
+        if found != saved:
+            raise ValueError(
+                f"expected the state of an env with {found[1]} slots and the entries {found[0]}, "
+                f"got one with {saved[1]} slots and the entries {saved[0]}; make the env as it was"
+            )
 
     def load_slots(self, state: dict[str, Any]) -> dict[int, str]:
         """Bring slots to where they were when they were saved.
@@ -247,13 +259,7 @@ class GymnasiumEnv(EnvBase):
             ValueError: for the state of an env with other slots or entries.
         """
         self._check_open("load")
-        found = self.save_slots()["entries"], self.num_envs
-        saved = state["entries"], len(state["envs"])
-        if found != saved:
-            raise ValueError(
-                f"expected the state of an env with {found[1]} slots and the entries {found[0]}, "
-                f"got one with {saved[1]} slots and the entries {saved[0]}; make the env as it was"
-            )
+        self.check_slots(state)
         failed = self.stepper.backend.load_states(state["envs"])
         slots = [slot for slot in range(self.num_envs) if slot not in failed]
         if slots and state["latest"] is not None:

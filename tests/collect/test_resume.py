@@ -262,11 +262,13 @@ def test_the_state_of_torchrls_own_collector_is_loaded_as_that_one_does() -> Non
 
 def test_the_state_of_another_env_is_refused() -> None:
     made, other = collector("CartPole-v1"), collector("CartPole-v1", num_envs=2)
-    state = made.state_dict()
+    state, before = made.state_dict(), other.policy.state_dict()
+    before = {name: value.clone() for name, value in before.items()}
     with pytest.raises(
         ValueError, match=r"expected the state of an env with 2 slots .* got one with 3 slots"
     ):
         other.load_state_dict(state)
+    assert_same(dict(other.policy.state_dict()), before)  # nothing was loaded
     made.shutdown()
     other.shutdown()
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tdcollect.checkpoint import load_checkpoint, save_checkpoint
     from tdcollect.collect import (
         Collector,
         Hooks,
@@ -39,9 +40,11 @@ __all__ = [
     "compare",
     "env_seed",
     "evaluate",
+    "load_checkpoint",
     "log_stats",
     "make_env",
     "policy_seed",
+    "save_checkpoint",
     "split_trajectories",
 ]
 
@@ -60,9 +63,11 @@ _MODULES = {
     "compare": "evaluation.comparison",
     "env_seed": "seeding",
     "evaluate": "evaluation.run",
+    "load_checkpoint": "checkpoint",
     "log_stats": "collect",
     "make_env": "envs",
     "policy_seed": "seeding",
+    "save_checkpoint": "checkpoint",
     "split_trajectories": "trajectories",
 }
 _PACKAGES = ("collect", "envs", "evaluation", "keys", "seeding", "testing", "trajectories")

@@ -29,9 +29,11 @@ EXPORTED = {
         "compare",
         "env_seed",
         "evaluate",
+        "load_checkpoint",
         "log_stats",
         "make_env",
         "policy_seed",
+        "save_checkpoint",
         "split_trajectories",
     ],
     "tdcollect.collect": [

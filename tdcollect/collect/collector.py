@@ -13,7 +13,6 @@ from torchrl.envs import EnvBase, GymWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect import keys
-from tdcollect.collect.base import RowsCollector
 from tdcollect.collect.buffers import check_replay_buffer
 from tdcollect.collect.by_count import check_count, round_up, whole_episodes
 from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
@@ -24,6 +23,7 @@ from tdcollect.collect.monitor import Monitor, StatsAttribute
 from tdcollect.collect.options import extends
 from tdcollect.collect.progress import check_tqdm, with_progress
 from tdcollect.collect.record import Record
+from tdcollect.collect.resume import ResumableCollector
 from tdcollect.collect.rows import flat
 from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.transforms import base_of
@@ -38,7 +38,7 @@ _SHUT_DOWN = (
 )
 
 
-class Collector(RowsCollector, metaclass=Dispatch):
+class Collector(ResumableCollector, metaclass=Dispatch):
     """TorchRL's ``Collector``, correct and fast on gymnasium envs.
 
     Takes the arguments of :class:`torchrl.collectors.Collector`, has its methods, and yields its

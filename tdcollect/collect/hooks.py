@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -87,6 +87,9 @@ def as_hooks(given: AnyHooks) -> list[Hooks]:
             f"got {given!r}"
         )
     return list(listed)
+
+
+_SUMS = ("_fresh", "_returns", "_lengths")
 
 
 class Watch:
@@ -207,6 +210,15 @@ class Watch:
     def collected(self, batch: TensorDictBase | None, stats: Statistics) -> None:
         """A collection has ended."""
         self._tell("collection_ended", batch, stats)
+
+    def save_state(self) -> dict[str, Any]:
+        """The sums of episodes in flight, and which slots are about to start one."""
+        return {name: getattr(self, name).copy() for name in _SUMS}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`save_state` gave."""
+        for name in _SUMS:
+            setattr(self, name, state[name])
 
     def _forget(self, slots: Any) -> None:
         self._returns[slots] = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ class Monitor:
 
     Attributes:
         stats: what the user sees.
+        collected: whether anything was collected since all slots were reset.
 
     Raises:
         TypeError: for hooks that are none.
@@ -55,6 +56,7 @@ class Monitor:
         # Done flags, failed steps, and whether by episodes.
         self._unshaped: tuple[Bools, Bools | None, bool] | None = None
         self._restarts = 0
+        self.collected = False
 
     def attach(self, collector: TorchRLCollector) -> None:
         """The collector, once it is made. It is not kept alive."""
@@ -77,6 +79,7 @@ class Monitor:
     def drop(self, index: Any = None) -> None:
         """Episodes in flight are cut short by a reset: of all slots, or of those of an index."""
         if index is None:
+            self.collected = False
             self._tally.drop()
             self._shaped.drop()
             if self._watch is not None:
@@ -90,6 +93,36 @@ class Monitor:
         if self._watch is not None:
             self._watch.drop(slots)
 
+    def save_state(self) -> dict[str, Any]:
+        """Statistics, and the sums of episodes in flight, as nested arrays and numbers."""
+        return {
+            "stats": self.stats.save_state(),
+            "tallies": [vars(tally).copy() for tally in (self._tally, self._shaped)],
+            "watch": None if self._watch is None else self._watch.save_state(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`save_state` gave."""
+        self.stats.load_state(state["stats"])
+        for tally, values in zip((self._tally, self._shaped), state["tallies"], strict=True):
+            vars(tally).update(values)
+        if self._watch is not None and state["watch"] is not None:
+            self._watch.load_state(state["watch"])
+        self._ended = self._unshaped = None
+
+    def miss(self) -> None:
+        """The episodes in flight have steps that were not seen: they are not counted."""
+        self._tally.miss()
+        self._shaped.miss()
+
+    def lose(self) -> None:
+        """The episodes in flight are not those of the sums: they are not counted."""
+        collected = self.collected
+        self.drop()
+        if collected:
+            self.miss()
+        self.collected = collected
+
     @contextmanager
     def collection(self) -> Iterator[Record]:
         """Around one collection, which tells the record what it collects."""
@@ -99,9 +132,10 @@ class Monitor:
         try:
             yield record
         except BaseException:
-            self._tally.miss()
-            self._shaped.miss()
+            self.miss()
             raise
+        finally:
+            self.collected = True
         if self.stats.on:
             self._count(record, start)
         if self._watch is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -196,6 +196,12 @@ class Window:
         self._returns.extend(returns.tolist())
         self._lengths.extend(lengths.tolist())
 
+    def load(self, returns: Floats, lengths: Ints) -> None:
+        """Hold these episodes instead."""
+        self._returns.clear()
+        self._lengths.clear()
+        self.add(returns, lengths)
+
     @property
     def episodes(self) -> int:
         """How many it holds."""
@@ -283,6 +289,26 @@ class Statistics:
                 "expected a collector that keeps statistics, got one made with statistics=False; "
                 "leave the option out"
             )
+
+    def save_state(self) -> dict[str, Any]:
+        """All of it, as nested arrays and numbers."""
+        life = {
+            name: vars(value).copy() if isinstance(value, _Moments) else value
+            for name, value in vars(self._life).items()
+        }
+        window = self._window.returns, self._window.lengths
+        latest = None if self._latest is None else vars(self._latest).copy()
+        return {"life": life, "window": window, "latest": latest}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`save_state` gave."""
+        for name, value in state["life"].items():
+            if isinstance(value, Mapping):
+                vars(getattr(self._life, name)).update(value)
+            else:
+                setattr(self._life, name, value)
+        self._window.load(*state["window"])
+        self._latest = None if state["latest"] is None else Collection(**state["latest"])
 
     def __call__(self) -> dict[str, Any]:
         """The parent's counters: frames, batches and so on, as its ``stats()`` gives them."""

@@ -18,6 +18,9 @@ from gymnasium.envs.registration import EnvSpec
 from tdcollect import keys
 from tdcollect.envs.spaces import Array, SpaceCodec, observation_name
 
+RESUMABLE = ("serial", "process")
+"""Backends whose envs can be brought back, in another process too."""
+
 
 class InfoEntry(NamedTuple):
     """An entry of gymnasium's info that is stored with the observations."""
@@ -57,6 +60,7 @@ class Backend(abc.ABC):
             False, a slot alone starts anew only after the env itself has ended its episode.
         seeds_subset: whether some slots can be reset with seeds while the episodes of others go on.
         rebuilds: whether a slot's env can be built anew.
+        resumable: whether envs note what it takes to bring them back; see :meth:`save_states`.
         spec: what gymnasium knows of how a slot's env is made, wrappers included; None where
             nothing is known.
     """
@@ -71,6 +75,7 @@ class Backend(abc.ABC):
     resets_subset = True
     seeds_subset = True
     rebuilds = False
+    resumable = False
     spec: EnvSpec | None = None
 
     def _set_spaces(
@@ -129,6 +134,25 @@ class Backend(abc.ABC):
             The slots built anew, ascending: also those that were lost together with these.
         """
         raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")
+
+    def save_states(self) -> dict[int, dict[str, Any]]:
+        """What :meth:`load_states` takes, by slot: built-in and NumPy types only."""
+        why = f"the backend {self.name!r} cannot save its envs"
+        if self.name in RESUMABLE:
+            why = "it was made without make_env(resumable=True)"
+        return {slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)}
+
+    def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+        """Bring the envs of some slots to where they were when they were saved.
+
+        Returns:
+            Why they are not, by slot, for those that are not. They must be reset.
+        """
+        here = Backend.save_states(self)
+        return {
+            slot: str(state["why"] if state["how"] == "nothing" else here[slot]["why"])
+            for slot, state in states.items()
+        }
 
     def check_seeds(self, seeds: Sequence[int]) -> None:  # noqa: B027
         """Raise ValueError for seeds that no reset of this backend could honour."""

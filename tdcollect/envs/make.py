@@ -12,11 +12,12 @@ import gymnasium as gym
 import torch
 from gymnasium.vector import VectorEnv
 
-from tdcollect.envs.backend import Backend
+from tdcollect.envs.backend import RESUMABLE, Backend
 from tdcollect.envs.frames import Bookkeeping
 from tdcollect.envs.launch import START_METHODS
 from tdcollect.envs.pool import EnvPoolBackend
 from tdcollect.envs.process import ProcessBackend
+from tdcollect.envs.resumable import Resumable
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.vector import VectorBackend
@@ -50,6 +51,7 @@ def make_env(
     check_finite: bool = False,
     on_env_error: OnEnvError = "raise",
     max_restarts: int | None = None,
+    resumable: bool | str = False,
 ) -> GymnasiumEnv:
     """Make a TorchRL env of gymnasium slots.
 
@@ -87,6 +89,9 @@ def make_env(
             truncated row that ``("next", "env_error")`` marks (``docs/robustness.md``).
         max_restarts: of ``"restart"``: how many envs may be built anew, over all slots, before a
             failure raises after all; None for 100.
+        resumable: note what it takes to bring the envs back in another process, for the
+            collector's ``state_dict()``: how each episode began, and its actions. ``"history"``
+            keeps those of all episodes, for envs whose episodes depend on the ones before.
 
     Returns:
         An ``EnvBase``.
@@ -109,6 +114,7 @@ def make_env(
     _check_info_keys(info_keys)
     workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
     restarts = _check_restarts(env, chosen, on_env_error, max_restarts)
+    _check_resumable(env, chosen, resumable)
     kwargs = dict(env_kwargs or {})
     if kwargs and isinstance(env, (gym.Env, VectorEnv)):
         raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
@@ -121,10 +127,12 @@ def make_env(
         elif isinstance(env, VectorEnv):
             made = VectorBackend(env, categorical_action_encoding)
         elif chosen == "process":
-            factories = _factories(_resolved(env), slots, settings)
+            factories = _factories(_resolved(env), slots, settings, resumable)
             made = ProcessBackend(factories, categorical_action_encoding, **workers)
         else:
-            made = SerialBackend(_factories(env, slots, settings), categorical_action_encoding)
+            factories = _factories(env, slots, settings, resumable)
+            made = SerialBackend(factories, categorical_action_encoding)
+        made.resumable = bool(resumable)
         try:
             if info_keys:
                 made.read_info(info_keys)
@@ -274,6 +282,21 @@ def _check_restarts(
     return int(most)
 
 
+def _check_resumable(env: Any, backend: str, resumable: bool | str) -> None:
+    if resumable not in (False, True, "history"):
+        raise ValueError(f"expected resumable to be False, True or 'history', got {resumable!r}")
+    if resumable and backend not in RESUMABLE:
+        raise ValueError(
+            f"backend={backend!r} cannot bring its envs back: expected resumable=False, or a "
+            f"backend of {', '.join(RESUMABLE)}"
+        )
+    if resumable == "history" and isinstance(env, gym.Env):
+        raise ValueError(
+            "resumable='history' is for envs that can be made anew: expected an id or a callable, "
+            f"got the env {env}"
+        )
+
+
 def _resolved(env: Any) -> Any:
     """A registered id as what it stands for: a worker knows no ids that this program registered."""
     if not isinstance(env, str) or ":" in env:
@@ -285,14 +308,20 @@ def _factories(
     env: str | Callable[..., gym.Env[Any, Any]] | gym.Env[Any, Any],
     slots: int,
     kwargs: Mapping[str, Any],
+    resumable: bool | str,
 ) -> list[Callable[[], gym.Env[Any, Any]]]:
+    factory: Callable[[], gym.Env[Any, Any]]
     if isinstance(env, str):
         _check_id(env)
-        return [partial(gym.make, env, **kwargs)] * slots
-    if isinstance(env, gym.Env):
+        factory = partial(gym.make, env, **kwargs)
+    elif isinstance(env, gym.Env):
         made = env
-        return [lambda: made]
-    return [partial(env, **kwargs)] * slots
+        factory = lambda: made  # noqa: E731
+    else:
+        factory = partial(env, **kwargs)
+    if resumable:
+        factory = Resumable(factory, history=resumable == "history")
+    return [factory] * slots
 
 
 def _check_id(env_id: str) -> None:

@@ -12,8 +12,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
+from tdcollect.envs import resumable
 from tdcollect.envs.backend import Backend, Frame, write_info
 from tdcollect.envs.crew import Crew
 from tdcollect.envs.errors import SlotError
@@ -32,6 +34,9 @@ from tdcollect.envs.worker import (
     map_arrays,
     packed,
 )
+
+# Workers are sent its code: to import it, they would import tdcollect, and torch.
+cloudpickle.register_pickle_by_value(resumable)
 
 
 class ProcessBackend(Backend):
@@ -243,6 +248,26 @@ class ProcessBackend(Backend):
         except BaseException:  # half made, it is of no use
             self._crew.lose(process, "was ended, as its envs could not be made")
             raise
+
+    def save_states(self) -> dict[int, dict[str, Any]]:
+        if not self.resumable:
+            return super().save_states()
+        why = "its worker was lost"
+        states: dict[int, dict[str, Any]] = {
+            slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)
+        }
+        living = [process for process in self._crew.processes if not process.lost]
+        for given in self._crew.call("save_states", processes=living):
+            states.update(given)
+        return states
+
+    def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+        if not self.resumable:
+            return super().load_states(states)
+        found: dict[int, str] = {}
+        for given in self._crew.call("load_states", dict(states)):
+            found.update(given)
+        return found
 
     def sample_info(self) -> Mapping[str, Any]:
         info: Mapping[str, Any] = self._crew.call(

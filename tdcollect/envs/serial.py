@@ -177,6 +177,17 @@ class SerialBackend(Backend):
         for slot, observation in zip(slots, observations, strict=True):
             self.observation.write_slot(observation, out.observation, slot)
 
+    def save_states(self) -> dict[int, dict[str, Any]]:
+        if not self.resumable:
+            return super().save_states()
+        return {slot: env.save_state() for slot, env in enumerate(self.envs)}  # type: ignore[attr-defined]
+
+    def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+        if not self.resumable:
+            return super().load_states(states)
+        found = {slot: self.envs[slot].load_state(state) for slot, state in states.items()}  # type: ignore[attr-defined]
+        return {slot: why for slot, why in found.items() if why is not None}
+
     def sample_info(self) -> Mapping[str, Any]:
         env = self.envs[0]
         info = dict(env.reset()[1])

@@ -302,6 +302,27 @@ class Stepper:
                 self._unstarted.add(slot)
         return built
 
+    def save_state(self) -> dict[str, Any]:
+        """Where the slots are in their episodes: counts, sums and waiting seeds."""
+        return {
+            "counts": self._at.lengths(),
+            "returns": self._returns.copy(),
+            "must_reset": self._must_reset.copy(),
+            "unstarted": sorted(self._unstarted),
+            "seeds": dict(self._seeds),
+        }
+
+    def load_state(self, state: dict[str, Any], slots: Sequence[int]) -> None:
+        """Take over what :meth:`save_state` gave for ``slots``, whose envs are there already."""
+        rows = list(slots)
+        self._at.take_up(rows, state["counts"][rows])
+        self._returns[rows] = state["returns"][rows]
+        self._must_reset[rows] = state["must_reset"][rows]
+        self._unstarted.difference_update(rows)
+        self._unstarted.update(set(rows).intersection(state["unstarted"]))
+        waiting = {slot: seed for slot, seed in state["seeds"].items() if slot in rows}
+        self._seeds = {s: seed for s, seed in self._seeds.items() if s not in rows} | waiting
+
     def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepFrame) -> None:
         values = (
             (self.bookkeeping.step_count, self._at.lengths),

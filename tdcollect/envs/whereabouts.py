@@ -49,6 +49,10 @@ class Whereabouts:
         """``[N]`` int64: steps that each slot has taken in its episode."""
         return self._clock - self._begun
 
+    def take_up(self, slots: list[int], lengths: Array) -> None:
+        """The episodes in ``slots`` have taken so many steps, ``[len(slots)]``, before this."""
+        self._begun[slots] = self._clock - lengths
+
     def told(self, verb: str, slots: Iterable[int], seeds: Mapping[int, int]) -> dict[int, str]:
         """Where these slots are, in words.
 

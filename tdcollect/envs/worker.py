@@ -20,6 +20,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -435,6 +436,27 @@ class Worker:
             check_env(slot, env, self.envs)
             check_spaces(slot, self._spaces, (env.observation_space, env.action_space))
             self.envs[slot] = env
+
+    def save_states(self) -> dict[int, Any]:
+        """The state of each env, by slot; they are resumable ones."""
+        states = {}
+        for slot, env in self.envs.items():
+            self._begin(slot)
+            states[slot] = env.save_state()  # type: ignore[attr-defined]
+        return states
+
+    def load_states(self, states: Mapping[int, Any]) -> dict[int, str]:
+        """Bring the envs back of those of the slots given that are here; why some are not."""
+        failed = {}
+        for slot, env in self.envs.items():
+            if slot in states:
+                # A replay takes many steps: each is a call that may take its time.
+                begin = partial(self._begin, slot)
+                begin()
+                why = env.load_state(states[slot], begin)  # type: ignore[attr-defined]
+                if why is not None:
+                    failed[slot] = why
+        return failed
 
     def render(self) -> list[Any]:
         """What each slot renders."""

@@ -263,6 +263,58 @@ class GymnasiumEnv(EnvBase):
         self._env_kwargs, self._latest = settings, None
         old.close()
 
+    def save_slots(self) -> dict[str, Any]:
+        """The slots, their envs included, as far as these can be saved.
+
+        Returns:
+            What :meth:`load_slots` takes, made of built-in and NumPy types.
+        """
+        latest = self._latest
+        return {
+            "entries": self._described(),
+            "envs": self.stepper.backend.save_states(),
+            "stepper": self.stepper.save_state(),
+            "latest": None if latest is None else [array.copy() for array in _arrays(latest)],
+        }
+
+    def _described(self) -> list[Any]:
+        return [["/".join(e.path), list(e.shape), e.dtype.str] for e in self.stepper.entries]
+
+    def check_slots(self, state: dict[str, Any]) -> None:
+        """Raise ValueError for a state of :meth:`save_slots` with other slots or entries."""
+        found = self._described(), self.num_envs
+        saved = state["entries"], len(state["envs"])
+        if found != saved:
+            raise ValueError(
+                f"expected the state of an env with {found[1]} slots and the entries {found[0]}, "
+                f"got one with {saved[1]} slots and the entries {saved[0]}; make the env as it was"
+            )
+
+    def load_slots(self, state: dict[str, Any]) -> dict[int, str]:
+        """Bring slots to where they were when they were saved.
+
+        Args:
+            state: what :meth:`save_slots` gave, of an env that shows the same entries.
+
+        Returns:
+            Why they are not there, by slot, for those that are not. They must be reset.
+
+        Raises:
+            ValueError: for the state of an env with other slots or entries.
+        """
+        self._check_open("load")
+        self.check_slots(state)
+        failed = self.stepper.backend.load_states(state["envs"])
+        slots = [slot for slot in range(self.num_envs) if slot not in failed]
+        if slots and state["latest"] is not None:
+            self.stepper.load_state(state["stepper"], slots)
+            (frame,) = self.frames(1)
+            self._hold_waiting_rows(frame)
+            for array, rows in zip(_arrays(frame), state["latest"], strict=True):
+                array[slots] = rows[slots]
+            self._latest = frame
+        return failed
+
     def render(self) -> Any:
         """What the backend renders: a list of frames, one a slot; one frame if unbatched."""
         frames = self.stepper.backend.render()
@@ -294,6 +346,11 @@ def _check_alike(old: Stepper, new: Stepper) -> None:
                 f"expected envs with the {name} {expected}, as before, got {got}: policies and "
                 "batches are made for it; call make_env for another env"
             )
+
+
+def _arrays(frame: StepFrame) -> list[Array]:
+    """What a frame shows of the slots, ``[N, ...]`` each; not the reward, which nobody reads."""
+    return [*frame.entries, frame.backend.terminated, frame.backend.truncated, frame.done]
 
 
 def nested(

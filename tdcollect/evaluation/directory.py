@@ -19,8 +19,8 @@ from typing import Any
 from tensordict import TensorDict
 
 from tdcollect.evaluation.comparable import differences
-from tdcollect.evaluation.files import write_atomically
 from tdcollect.evaluation.records import Episode, ledger_digest
+from tdcollect.files import write_atomically
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
 TRAJECTORIES = "trajectories"

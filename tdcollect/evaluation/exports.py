@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.files import write_atomically
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.statistics import in_order
+from tdcollect.files import write_atomically
 
 Evaluations = Mapping[int, Sequence[Episode]]
 

@@ -11,11 +11,11 @@ from typing import Any
 from tdcollect.evaluation.comparable import manifest_entry
 from tdcollect.evaluation.comparison import Comparison, Difference
 from tdcollect.evaluation.figures import cumulative_mean, histogram
-from tdcollect.evaluation.files import write_atomically
 from tdcollect.evaluation.page import Column, cards, figure, page, paragraphs, section, table
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.statistics import Summary, in_order
 from tdcollect.evaluation.tables import count_text, number_text, percent_text
+from tdcollect.files import write_atomically
 
 REPORT = "report.html"
 COMPARISON_REPORT = "comparison.html"

@@ -15,8 +15,8 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect.envs.make import make_env
-from tdcollect.evaluation.files import write_atomically
 from tdcollect.evaluation.named import is_named, load_named
+from tdcollect.files import write_atomically
 
 REQUEST = "request.json"
 RANDOM, SB3 = "random", "sb3"  # policies that need no factory

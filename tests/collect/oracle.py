@@ -33,9 +33,15 @@ def batches(count: int = 3) -> Script:
         stream = iter(collector)
         for _ in range(count):
             yield next(stream)
-        yield {"collector": collector.state_dict(), "modes": _modes(collector.policy)}
+        yield {"collector": parents_state(collector), "modes": _modes(collector.policy)}
 
     return script
+
+
+def parents_state(collector: Any) -> dict[str, Any]:
+    """A state dict without what tdcollect adds to the parent's."""
+    added = ("statistics", "random", "envs")
+    return {key: value for key, value in collector.state_dict().items() if key not in added}
 
 
 def _modes(policy: Any) -> list[bool]:

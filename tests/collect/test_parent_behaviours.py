@@ -23,7 +23,15 @@ from tdcollect import Collector, make_env
 
 from . import policies, transforms
 from .envs import ENVS, make_toy
-from .oracle import UPSTREAM, assert_same, batches, check_same, difference, seed_everything
+from .oracle import (
+    UPSTREAM,
+    assert_same,
+    batches,
+    check_same,
+    difference,
+    parents_state,
+    seed_everything,
+)
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
@@ -443,7 +451,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "postproc-set": set_postproc,
     "policy-called": call_the_policy,
     "fake-tensordict": lambda collector: collector.fake_tensordict(),
-    "state-dict": lambda collector: collector.load_state_dict(collector.state_dict()),
+    "state-dict": lambda collector: collector.load_state_dict(parents_state(collector)),
     "torch-seed": lambda collector: torch.manual_seed(3) and None,
     "another-iterator": lambda collector: next(collector.iterator()),
 }
@@ -613,7 +621,7 @@ def test_state_dict_goes_over_to_a_new_collector(pair: str) -> None:
     def script(collector: Any) -> Iterator[Any]:
         stream = iter(collector)
         yield next(stream)
-        state = collector.state_dict()
+        state = parents_state(collector)
         yield state
         env = make()
         env.set_seed(11)

@@ -1,0 +1,80 @@
+"""Checkpoints of a training: files that hold the states of its parts, whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchrl.collectors import BaseCollector
+
+from tdcollect.files import write_atomically
+
+
+def save_checkpoint(path: str | os.PathLike[str], **parts: Any) -> Path:
+    """Write the states of the parts of a training to one file.
+
+    The file is written beside ``path`` and then moved there: whenever the process dies, there is
+    the checkpoint before or this one, whole.
+
+    Args:
+        path: of the file.
+        **parts: by names of your choice: the collector, the loss module, the optimizer, the replay
+            buffer; of what has a ``state_dict()``, that is written, all else as it is.
+
+    Returns:
+        The path.
+
+    Examples:
+        >>> save_checkpoint("run.pt", collector=collector, optimizer=optimizer, updates=120)
+        >>> updates = load_checkpoint("run.pt", collector=collector, optimizer=optimizer)["updates"]
+    """
+    if not parts:
+        raise TypeError("expected parts to save, by name: save_checkpoint(path, collector=...)")
+    states = {name: _state(part) for name, part in parts.items()}
+    return write_atomically(Path(path), lambda file: torch.save(states, file))
+
+
+def _state(part: Any) -> Any:
+    return part.state_dict() if callable(getattr(part, "state_dict", None)) else part
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    map_location: Any = None,
+    weights_only: bool = True,
+    **parts: Any,
+) -> dict[str, Any]:
+    """Read a file of :func:`save_checkpoint`, and have parts take over their states.
+
+    Collectors come last: the random states that they restore hold once this returns.
+
+    Args:
+        path: of the file.
+        map_location: where tensors go, as in ``torch.load``.
+        weights_only: refuse a file that would run code as it is read, as ``torch.load`` does.
+        **parts: those that load their states, under the names that they were saved with.
+
+    Returns:
+        The states of all that was saved.
+
+    Raises:
+        FileNotFoundError: where there is no such file.
+        KeyError: for parts that were not saved.
+        TypeError: for parts that cannot load a state.
+    """
+    states: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=weights_only)
+    missing = [name for name in parts if name not in states]
+    if missing:
+        raise KeyError(f"expected some of the parts {list(states)} of {path}, got {missing}")
+    for name, part in parts.items():
+        if not callable(getattr(part, "load_state_dict", None)):
+            raise TypeError(
+                f"expected {name} to have a load_state_dict(), got {type(part).__name__}; read it "
+                "off what load_checkpoint returns"
+            )
+    for name in sorted(parts, key=lambda name: isinstance(parts[name], BaseCollector)):
+        parts[name].load_state_dict(states[name])
+    return states

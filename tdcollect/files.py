@@ -1,0 +1,55 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> Path:
+    """Write a file beside ``path`` and move it there; returns ``path``.
+
+    A reader, and who comes after a crash, sees the old file or the new one, never a part.
+
+    Args:
+        path: where; its folders are made.
+        data: the contents, or a function that writes them to the file that it is given.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with beside.open("wb") as file:
+            if callable(data):
+                data(file)
+            else:
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that were killed as they wrote this file have left."""
+    prefix, suffix = f".{path.name}.", ".part"
+    with os.scandir(path.parent) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith(prefix)]
+    for name in names:
+        pid = name.removeprefix(prefix).removesuffix(suffix)
+        if name.endswith(suffix) and pid.isdecimal() and not _alive(int(pid)):
+            path.with_name(name).unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True

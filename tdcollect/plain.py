@@ -1,0 +1,103 @@
+"""Nested Python and NumPy values as flat dicts of tensors and one string, and back.
+
+State dicts are made of them: ``torch.save`` and ``torch.load(weights_only=True)`` take them, as do
+TorchRL's checkpoints and the pipes of its collectors that run in other processes. No code is run
+as one is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+_FORM = "form"
+_TENSOR_KINDS = "biuf"
+
+
+def pack(value: Any) -> dict[str, Any]:
+    """Flatten a value.
+
+    Args:
+        value: dicts, lists and tuples of NumPy arrays and scalars, CPU or GPU tensors, numbers,
+            strings, bytes, bools and None, nested as they please.
+
+    Returns:
+        ``"form"``, a string that says how the value nests, and tensors under ``"0"``, ``"1"``...
+
+    Raises:
+        TypeError: for anything else.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    return {_FORM: json.dumps(_encode(value, tensors)), **tensors}
+
+
+def unpack(packed: Mapping[str, Any]) -> Any:
+    """The value that :func:`pack` was given; arrays and tensors have memory of their own."""
+    return _decode(json.loads(packed[_FORM]), packed)
+
+
+def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return ["tensor", _put(value.detach().clone(), tensors)]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if isinstance(value, Mapping):
+        items = [[_encode(k, tensors), _encode(v, tensors)] for k, v in value.items()]
+        return ["dict", items]
+    if type(value) in (list, tuple):
+        name = type(value).__name__
+        return [name, [_encode(item, tensors) for item in value]]
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _TENSOR_KINDS:
+        name = "array" if isinstance(value, np.ndarray) else "scalar"
+        return [name, value.dtype.str, list(value.shape), _put(_bytes_of(value), tensors)]
+    raise TypeError(
+        "expected dicts, lists and tuples of numbers, strings, bytes, tensors and arrays of "
+        f"numbers, got {type(value).__name__} {value!r}"
+    )
+
+
+def _bytes_of(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.size else _NONE
+
+
+_NONE = torch.zeros(0, dtype=torch.uint8)
+
+
+def _put(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
+    """Where a tensor is kept. One without elements stays in the form: not every format has them."""
+    if not tensor.numel():
+        return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+    tensors[str(len(tensors))] = tensor
+    return len(tensors) - 1
+
+
+def _get(where: Any, tensors: Mapping[str, Any]) -> torch.Tensor:
+    if isinstance(where, list):
+        return torch.zeros(where[0], dtype=getattr(torch, where[1]))
+    tensor: torch.Tensor = tensors[str(where)]
+    return tensor.detach().clone()
+
+
+def _decode(form: Any, tensors: Mapping[str, Any]) -> Any:
+    if not isinstance(form, list):
+        return form
+    kind, *rest = form
+    if kind == "tensor":
+        return _get(rest[0], tensors)
+    if kind == "bytes":
+        return bytes.fromhex(rest[0])
+    if kind == "dict":
+        return {_decode(k, tensors): _decode(v, tensors) for k, v in rest[0]}
+    if kind in ("list", "tuple"):
+        items = [_decode(item, tensors) for item in rest[0]]
+        return items if kind == "list" else tuple(items)
+    dtype, shape, where = rest
+    raw = _get(where, tensors).cpu().numpy().tobytes()
+    array = np.frombuffer(raw, dtype).reshape(shape).copy()
+    return array if kind == "array" else array[()]

@@ -1,0 +1,469 @@
+"""Collection goes on in another process where it was in the first, to the bit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torchrl.checkpoint import Checkpoint, StateDictCheckpointAdapter
+from torchrl.collectors import Collector as ParentCollector
+from torchrl.envs import GymEnv
+
+from tdcollect import Collector, make_env
+
+from .oracle import UPSTREAM, assert_same
+from .resume_programs import (
+    CASES,
+    Dice,
+    NoSnapshot,
+    collected,
+    collector,
+    discrete_policy,
+    first_half,
+    make,
+    normed,
+    second_half,
+    seed_all,
+)
+
+pytestmark = [pytest.mark.filterwarnings(UPSTREAM), pytest.mark.behaviour(29)]
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
+    """What each collection gave without an interruption, and in a process that came after it."""
+    folder = tmp_path_factory.mktemp("halves")
+    expected = {case: first_half(case, folder) for case in CASES}
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    program = [sys.executable, "-m", "collect.resume_programs", str(folder)]
+    done = subprocess.run(
+        program, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, cwd=folder
+    )
+    assert not done.returncode, done.stderr[-3000:]
+    return {case: (expected[case], torch.load(folder / f"{case}.after.pt")) for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_another_process_goes_on_with_the_same_batches(
+    halves: dict[str, tuple[Any, Any]], case: str
+) -> None:
+    expected, found = halves[case]
+    assert found["lost"] == []
+    assert_same(found["batches"], expected["batches"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_another_process_goes_on_with_counters_statistics_and_random_states(
+    halves: dict[str, tuple[Any, Any]], case: str
+) -> None:
+    expected, found = halves[case]
+    assert_same(found["said"], expected["said"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_replay_buffer_beside_gives_the_same_samples(
+    halves: dict[str, tuple[Any, Any]], case: str
+) -> None:
+    expected, found = halves[case]
+    assert_same(found["samples"], expected["samples"])
+
+
+def test_a_run_that_is_saved_is_the_run_that_is_not(tmp_path: Path) -> None:
+    with_saving = first_half("cartpole seeded", tmp_path)
+    seed_all(1)
+    made, buffer = make("cartpole seeded")
+    collected(made, buffer, 4)
+    assert_same(collected(made, buffer, 6), with_saving)
+    made.shutdown()
+
+
+def test_the_same_collector_goes_back(tmp_path: Path) -> None:
+    seed_all(0)
+    made = collector("CartPole-v1", seed=1)
+    stream = iter(made)
+    next(stream)
+    state = made.state_dict()
+    expected = [next(stream) for _ in range(3)]
+    made.load_state_dict(state)
+    assert_same([next(stream) for _ in range(3)], expected)
+    made.shutdown()
+
+
+def test_between_collections_by_episodes(tmp_path: Path) -> None:
+    def episodes(made: Collector) -> Any:
+        return made.collect(episodes=4)
+
+    seed_all(0)
+    made, other = collector("CartPole-v1"), collector("CartPole-v1")
+    episodes(made)
+    state = made.state_dict()
+    expected = [episodes(made), next(iter(made))]
+    other.load_state_dict(state)
+    assert_same([episodes(other), next(iter(other))], expected)
+    made.shutdown()
+    other.shutdown()
+
+
+# ----------------------------------------------------------------- envs that cannot be brought back
+
+
+def resumed(
+    make_collector: Any, make_other: Any = None, reason: str = ""
+) -> tuple[Any, Any, Collector]:
+    """The batch before saving; the batch of another collector after loading; and that collector."""
+    seed_all(0)
+    made = make_collector()
+    stream = iter(made)
+    next(stream)
+    before = next(stream)
+    state = made.state_dict()
+    made.shutdown()
+    other = (make_other or make_collector)()
+    with pytest.warns(UserWarning, match=reason):
+        other.load_state_dict(state)
+    return before, next(iter(other)), other
+
+
+LOST = {
+    "not asked for": (
+        partial(collector, "CartPole-v1", resumable=False),
+        r"slots \[0, 1, 2\]: it was made without make_env\(resumable=True\)",
+    ),
+    "own generator": (
+        partial(collector, NoSnapshot, time_limit=50),
+        r"slots \[0, 1, 2\]: its episode came out differently as it was",
+    ),
+    "own generator in workers": (
+        partial(collector, NoSnapshot, time_limit=50, backend="process", num_workers=2),
+        "its episode came out differently",
+    ),
+    "vector env": (
+        lambda: collector(
+            gym.make_vec("CartPole-v1", 3, vectorization_mode="sync"),
+            num_envs=None,
+            resumable=False,
+        ),
+        "the backend 'gymnasium' cannot save its envs",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_an_env_that_cannot_be_brought_back_starts_a_new_episode_and_says_so(case: str) -> None:
+    make_collector, reason = LOST[case]
+    before, after, other = resumed(make_collector, reason=reason)
+    ids = after["collector", "traj_ids"]
+    assert not np.isin(ids, before["collector", "traj_ids"]).any()
+    assert other.stats.life.collections == 3
+    # The episodes that were lost count nowhere; those that end now count whole.
+    done = after["next", "done"].squeeze(-1)
+    ended = done.nonzero()
+    lengths = other.stats.latest.lengths
+    assert len(lengths) == len(ended)
+    first = {int(slot): int(step) + 1 for slot, step in reversed(ended.tolist())}
+    assert set(first.values()) <= set(lengths.tolist())
+    other.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:.*envpool:DeprecationWarning")
+def test_envpool_starts_new_episodes_and_says_so() -> None:
+    pytest.importorskip("envpool")
+    build = partial(collector, "CartPole-v1", backend="envpool", resumable=False, seed=3)
+    before, after, other = resumed(build, reason="the backend 'envpool' cannot save its envs")
+    assert after["collector", "traj_ids"].min() > before["collector", "traj_ids"].max()
+    other.shutdown()
+
+
+def test_envs_of_torchrl_start_new_episodes_and_say_so() -> None:
+    def build() -> Collector:
+        env = GymEnv("CartPole-v1")
+        return Collector(env, discrete_policy(env), frames_per_batch=30)
+
+    before, after, other = resumed(build, reason="the env is a GymEnv, not one of tdcollect")
+    assert after["collector", "traj_ids"].min() > before["collector", "traj_ids"].max()
+    assert other._frames == 90
+    other.shutdown()
+
+
+def test_other_slots_go_on_where_one_is_lost() -> None:
+    def envs(odd: bool) -> Any:
+        kinds = iter([Dice, NoSnapshot if odd else Dice, Dice])
+        return lambda: gym.wrappers.TimeLimit(next(kinds)(), 50)
+
+    seed_all(0)
+    made = collector(envs(odd=True))
+    other = collector(envs(odd=True))
+    stream = iter(made)
+    next(stream)
+    state = made.state_dict()
+    expected, ids = next(stream), made._carrier["collector", "traj_ids"]
+    with pytest.warns(UserWarning, match=r"\(slots \[1\]: its episode came out differently"):
+        other.load_state_dict(state)
+    found = next(iter(other))
+    first = found[:, 0]["collector", "traj_ids"]
+    assert first[[0, 2]].tolist() == expected[[0, 2], 0]["collector", "traj_ids"].tolist()
+    assert first[1] > expected[:, 0]["collector", "traj_ids"].max()
+    # The actions of all slots come from one stream of random numbers: up to the first that
+    # differs, which is in the second step, all that the others show is the same.
+    for entry in ("observation", "action", ("next", "observation")):
+        assert_same(found[[0, 2], 0][entry], expected[[0, 2], 0][entry])
+    assert ids is not None
+    made.shutdown()
+    other.shutdown()
+
+
+def test_trajectories_per_batch_start_anew_and_say_so() -> None:
+    def build() -> Collector:
+        env = make_env("CartPole-v1", 3, resumable=True)
+        return Collector(
+            env, discrete_policy(env), frames_per_batch=30, trajs_per_batch=2, traj_format="cat"
+        )
+
+    seed_all(0)
+    made, other = build(), build()
+    next(iter(made))
+    with pytest.warns(UserWarning, match="the rows of unfinished episodes are not saved"):
+        other.load_state_dict(made.state_dict())
+    batch = next(iter(other))
+    assert batch["next", "done"].sum() == 2
+    assert batch["collector", "traj_ids"][0] > made._carrier["collector", "traj_ids"].max()
+    made.shutdown()
+    other.shutdown()
+
+
+def test_the_state_of_torchrls_own_collector_is_loaded_as_that_one_does() -> None:
+    seed_all(0)
+    env = make_env("CartPole-v1", 3, seed=0)
+    theirs = ParentCollector(env, discrete_policy(env), frames_per_batch=30)
+    next(iter(theirs))
+    state = theirs.state_dict()
+    theirs.shutdown()
+    ours = collector("CartPole-v1", seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ours.load_state_dict(state)
+    assert ours._frames == 30
+    assert_same(dict(ours.policy.state_dict()), dict(state["policy_state_dict"]))
+    assert ours._carrier["collector", "traj_ids"].min() >= 3
+    ours.shutdown()
+
+
+def test_the_state_of_another_env_is_refused() -> None:
+    made, other = collector("CartPole-v1"), collector("CartPole-v1", num_envs=2)
+    state, before = made.state_dict(), other.policy.state_dict()
+    before = {name: value.clone() for name, value in before.items()}
+    with pytest.raises(
+        ValueError, match=r"expected the state of an env with 2 slots .* got one with 3 slots"
+    ):
+        other.load_state_dict(state)
+    assert_same(dict(other.policy.state_dict()), before)  # nothing was loaded
+    made.shutdown()
+    other.shutdown()
+
+
+# ----------------------------------------------------------------------------------- components
+
+
+def test_each_component_is_saved_by_name() -> None:
+    made = collector("CartPole-v1", normed)
+    next(iter(made))
+    kept = {
+        "policy": {"policy_state_dict"},
+        "transforms": {"env_state_dict"},
+        "counters": {"frames", "iter", "traj_pool"},
+        "statistics": {"statistics"},
+        "random": {"random"},
+        "envs": {"envs"},
+    }
+    for component, entries in kept.items():
+        assert set(made.state_dict(components=[component])) == entries
+    assert set(made.state_dict()) == set().union(*kept.values())
+    made.shutdown()
+
+
+def test_only_the_components_named_are_loaded() -> None:
+    seed_all(0)
+    made, other = (collector("CartPole-v1", normed) for _ in range(2))
+    next(iter(made))
+    state = made.state_dict()
+    before = other.state_dict()
+    other.load_state_dict(state, components=["policy", "transforms"])
+    after = other.state_dict()
+    for entry in ("policy_state_dict", "env_state_dict"):
+        assert_same(dict(after[entry]), dict(state[entry]))
+    for entry in ("frames", "iter", "traj_pool"):
+        assert_same(after[entry], before[entry])
+    made.shutdown()
+    other.shutdown()
+
+
+def test_statistics_alone_count_no_episode_that_they_did_not_see_begin() -> None:
+    seed_all(0)
+    made, other = (collector("CartPole-v1", seed=0) for _ in range(2))
+    next(iter(made))
+    next(iter(other))
+    other.load_state_dict(made.state_dict(), components=["statistics"])
+    episodes = other.stats.life.episodes
+    batch = next(iter(other))
+    ended = batch["next", "done"].sum(1).reshape(-1)
+    assert other.stats.life.episodes - episodes == sum(max(0, int(e) - 1) for e in ended)
+    made.shutdown()
+    other.shutdown()
+
+
+def test_slots_without_counters_get_new_trajectory_ids() -> None:
+    seed_all(0)
+    made, other = (collector("CartPole-v1") for _ in range(2))
+    next(iter(made))
+    other.load_state_dict(made.state_dict(), components=["envs"])
+    assert_same(other._carrier["observation"], made._carrier["observation"])
+    assert other._carrier["collector", "traj_ids"].tolist() == [3, 4, 5]
+    made.shutdown()
+    other.shutdown()
+
+
+def test_unknown_and_missing_components_are_told() -> None:
+    made = collector("CartPole-v1")
+    for wrong in (["weights"], "policy"):
+        with pytest.raises(
+            ValueError, match="expected components to be some of policy, transforms, counters, "
+        ):
+            made.state_dict(components=wrong)
+    part = made.state_dict(components=["counters"])
+    with pytest.raises(KeyError, match=r"to load a part, name it: components=\['counters'\]"):
+        made.load_state_dict(part)
+    made.load_state_dict(part, components=["counters"])
+    made.shutdown()
+
+
+def versioned(version: int | None) -> Collector:
+    env = make_env("CartPole-v1", 3, resumable=True)
+    made = Collector(
+        env,
+        discrete_policy(env),
+        frames_per_batch=30,
+        track_policy_version=version is not None,
+    )
+    if version is not None:
+        made.policy_version_tracker.version = version
+    return made
+
+
+@pytest.mark.parametrize(("there", "here", "applied"), [(5, 4, True), (4, 4, False), (3, 4, False)])
+def test_weights_are_applied_only_if_newer(there: int, here: int, applied: bool) -> None:
+    learner, worker = versioned(there), versioned(here)
+    weight = worker.policy.state_dict()["module.0.module.weight"].clone()
+    worker.load_state_dict(
+        learner.state_dict(components=["policy"]), components=["policy"], if_newer=True
+    )
+    found = worker.policy.state_dict()["module.0.module.weight"]
+    expected = learner.policy.state_dict()["module.0.module.weight"] if applied else weight
+    assert_same(found, expected)
+    assert worker.policy_version == (there if applied else here)
+    learner.shutdown()
+    worker.shutdown()
+
+
+def test_weights_of_any_version_are_applied_where_nothing_is_asked_for() -> None:
+    learner, worker = versioned(3), versioned(4)
+    worker.load_state_dict(learner.state_dict())
+    assert_same(dict(worker.policy.state_dict()), dict(learner.policy.state_dict()))
+    assert worker.policy_version == 3
+    learner.shutdown()
+    worker.shutdown()
+
+
+def test_newer_asks_for_versions() -> None:
+    learner, worker = versioned(3), versioned(None)
+    with pytest.raises(ValueError, match="expected weights with a version that is an int, there"):
+        worker.load_state_dict(learner.state_dict(), if_newer=True)
+    learner.shutdown()
+    worker.shutdown()
+
+
+# ------------------------------------------------------------------------------------ other tools
+
+
+@pytest.mark.parametrize("form", ["directory", "torch", "archive"])
+def test_torchrls_checkpoint_saves_and_loads_collectors(tmp_path: Path, form: Any) -> None:
+    def checkpoint(made: Collector) -> Checkpoint:
+        adapter = StateDictCheckpointAdapter(payload_format=form)
+        return Checkpoint().register("collector", made, adapter=adapter)
+
+    seed_all(0)
+    made, other = (collector("CartPole-v1", normed) for _ in range(2))
+    stream = iter(made)
+    next(stream)
+    checkpoint(made).save(tmp_path / "run")
+    expected = next(stream)
+    checkpoint(other).load(tmp_path / "run")
+    assert_same(next(iter(other)), expected)
+    made.shutdown()
+    other.shutdown()
+
+
+@pytest.mark.parametrize("case", ["transforms", "snapshots", "recurrent"])
+def test_torch_save_and_load_of_weights_only(tmp_path: Path, case: str) -> None:
+    seed_all(0)
+    made, other = (CASES[case]() for _ in range(2))
+    stream = iter(made)
+    next(stream)
+    torch.save(made.state_dict(), tmp_path / "state.pt")
+    expected = next(stream)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert_same(next(iter(other)), expected)
+    made.shutdown()
+    other.shutdown()
+
+
+def test_collectors_in_other_processes_hand_their_states_over() -> None:
+    def build() -> Any:
+        return Collector(
+            [partial(make_env, "CartPole-v1", 2, resumable=True)] * 2,
+            None,
+            frames_per_batch=40,
+            total_frames=-1,
+            backend="process",
+            sync=True,
+        )
+
+    made, other = build(), build()
+    try:
+        stream = iter(made)
+        next(stream)
+        state = made.state_dict()
+        expected = next(stream)
+        other.load_state_dict(state)
+        found = next(iter(other))
+        for entry in ("observation", "action", ("next", "observation")):
+            assert_same(found[entry], expected[entry])
+    finally:
+        made.shutdown()
+        other.shutdown()
+
+
+def test_second_half_needs_its_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        second_half("cartpole", tmp_path)
+
+
+def test_the_snippets_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (TESTS.parent / "docs" / "resume.md").read_text()
+    snippets = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    assert len(snippets) == 3
+    space: dict[str, Any] = {}
+    for snippet in snippets:
+        exec(snippet, space)

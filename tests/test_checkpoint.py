@@ -1,0 +1,174 @@
+"""Checkpoints are whole or not there, and hold plain values."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis.extra import numpy as numpy_st
+from torch import nn
+
+from tdcollect import load_checkpoint, save_checkpoint
+from tdcollect.files import write_atomically
+from tdcollect.plain import pack, unpack
+
+pytestmark = pytest.mark.behaviour(29)
+
+SCRIPT = """
+import itertools, sys, torch
+from tdcollect import save_checkpoint
+
+print("ready", flush=True)
+for number in itertools.count(int(sys.argv[2]) + 1):
+    save_checkpoint(sys.argv[1], number=number, tensor=torch.full((2_000_000,), float(number)))
+"""
+
+
+def test_killed_while_saving_the_previous_checkpoint_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    save_checkpoint(path, number=0, tensor=torch.zeros(2_000_000))
+    random = np.random.default_rng(0)
+    torn = 0
+    for _ in range(3):
+        before = int(load_checkpoint(path)["number"])
+        child = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(path), str(before)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        child.stdout.readline()
+        while load_checkpoint(path)["number"] == before:  # whole at each moment, too
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 0.2))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        torn += len(list(tmp_path.glob(".*.part")))
+        found = load_checkpoint(path)
+        assert found["number"] > before
+        assert (found["tensor"] == found["number"]).all()
+    assert torn, "no kill came amid a save; the test shows nothing"
+    save_checkpoint(path, number=-1)
+    assert list(tmp_path.iterdir()) == [path]  # what the dead left is gone
+
+
+def test_an_error_while_saving_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / "run.pt", number=1)
+    with pytest.raises(AttributeError, match="local object"):
+        save_checkpoint(path, number=2, odd=lambda: None)
+    assert load_checkpoint(path) == {"number": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_that_another_process_is_writing_stay(tmp_path: Path) -> None:
+    living = tmp_path / f".run.pt.{os.getppid()}.part"
+    other = tmp_path / ".another.pt.1.part"
+    for file in (living, other):
+        file.touch()
+    write_atomically(tmp_path / "run.pt", b"here")
+    assert living.exists()
+    assert other.exists()
+    assert (tmp_path / "run.pt").read_bytes() == b"here"
+
+
+def test_parts_are_saved_and_loaded_by_name(tmp_path: Path) -> None:
+    def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+        net = nn.Linear(3, 2)
+        return net, torch.optim.Adam(net.parameters())
+
+    net, optimizer = parts()
+    net(torch.ones(3)).sum().backward()
+    optimizer.step()
+    path = save_checkpoint(tmp_path / "deep" / "run.pt", net=net, optimizer=optimizer, updates=7)
+    other, other_optimizer = parts()
+    states = load_checkpoint(path, net=other, optimizer=other_optimizer)
+    assert states["updates"] == 7
+    torch.testing.assert_close(other.state_dict(), net.state_dict(), rtol=0, atol=0)
+    found, expected = other_optimizer.state_dict(), optimizer.state_dict()
+    torch.testing.assert_close(found["state"], expected["state"], rtol=0, atol=0)
+
+
+def test_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / "run.pt", updates=7)
+    with pytest.raises(KeyError, match=r"expected some of the parts \['updates'\]"):
+        load_checkpoint(path, net=nn.Linear(1, 1))
+    with pytest.raises(TypeError, match=r"expected updates to have a load_state_dict\(\), got int"):
+        load_checkpoint(path, updates=8)
+    with pytest.raises(TypeError, match="expected parts to save, by name"):
+        save_checkpoint(path)
+    with pytest.raises(FileNotFoundError):
+        load_checkpoint(tmp_path / "nowhere.pt")
+
+
+# ------------------------------------------------------------------------------------ plain values
+
+ARRAYS = numpy_st.arrays(
+    st.sampled_from(["?", "u1", "<i4", "<u8", ">i8", "<f2", "<f4", "<f8"]),
+    numpy_st.array_shapes(min_dims=0, max_dims=3, min_side=0),
+)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | ARRAYS
+    | ARRAYS.filter(lambda array: array.ndim == 0).map(lambda array: array[()])
+    | ARRAYS.map(lambda array: torch.tensor(array.astype("=f8")))
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers(), inner)
+    ),
+    max_leaves=8,
+)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Equal to the bit, types and shapes included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and alike(one.numpy(), other.numpy())
+    if isinstance(one, (np.ndarray, np.generic)):
+        same = one.dtype == other.dtype and one.shape == other.shape
+        return bool(same and one.tobytes() == other.tobytes())
+    return repr(one) == repr(other)
+
+
+@given(VALUES)
+def test_plain_values_come_back_as_they_were(value: Any) -> None:
+    assert alike(unpack(pack(value)), value)
+
+
+@given(VALUES)
+def test_what_is_packed_is_one_string_and_tensors(value: Any) -> None:
+    packed = pack(value)
+    assert isinstance(packed.pop("form"), str)
+    assert all(isinstance(tensor, torch.Tensor) and tensor.numel() for tensor in packed.values())
+
+
+@pytest.mark.parametrize("odd", [object(), {1, 2}, np.array([None]), np.array(["a"]), OrderedDict])
+def test_other_values_are_refused(odd: Any) -> None:
+    with pytest.raises(TypeError, match="expected dicts, lists and tuples of numbers, strings"):
+        pack({"deep": [odd]})

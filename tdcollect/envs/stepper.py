@@ -305,7 +305,7 @@ class Stepper:
     def save_state(self) -> dict[str, Any]:
         """Where the slots are in their episodes: counts, sums and waiting seeds."""
         return {
-            "counts": self._at.lengths(),
+            "at": self._at.save_state(),
             "returns": self._returns.copy(),
             "must_reset": self._must_reset.copy(),
             "unstarted": sorted(self._unstarted),
@@ -315,7 +315,7 @@ class Stepper:
     def load_state(self, state: dict[str, Any], slots: Sequence[int]) -> None:
         """Take over what :meth:`save_state` gave for ``slots``, whose envs are there already."""
         rows = list(slots)
-        self._at.take_up(rows, state["counts"][rows])
+        self._at.load_state(state["at"], rows)
         self._returns[rows] = state["returns"][rows]
         self._must_reset[rows] = state["must_reset"][rows]
         self._unstarted.difference_update(rows)

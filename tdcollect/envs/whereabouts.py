@@ -49,9 +49,24 @@ class Whereabouts:
         """``[N]`` int64: steps that each slot has taken in its episode."""
         return self._clock - self._begun
 
-    def take_up(self, slots: list[int], lengths: Array) -> None:
-        """The episodes in ``slots`` have taken so many steps, ``[len(slots)]``, before this."""
-        self._begun[slots] = self._clock - lengths
+    def save_state(self) -> dict[str, Any]:
+        """Where all slots are, as arrays and numbers."""
+        return {
+            "lengths": self.lengths(),
+            "episodes": self._episodes.copy(),
+            "seeds": {slot: (seed, self._seeded_at[slot]) for slot, seed in self.seeds.items()},
+        }
+
+    def load_state(self, state: Mapping[str, Any], slots: Sequence[int]) -> None:
+        """Take over what :meth:`save_state` gave for some slots."""
+        rows = list(slots)
+        self._begun[rows] = self._clock - state["lengths"][rows]
+        self._episodes[rows] = state["episodes"][rows]
+        for slot in rows:
+            self.seeds.pop(slot, None)
+            self._seeded_at.pop(slot, None)
+            if slot in state["seeds"]:
+                self.seeds[slot], self._seeded_at[slot] = state["seeds"][slot]
 
     def told(self, verb: str, slots: Iterable[int], seeds: Mapping[int, int]) -> dict[int, str]:
         """Where these slots are, in words.

@@ -110,7 +110,7 @@ def test_killed_very_often_and_run_again(start, tmp_path: Path, more, seed: int)
 
 def die_at_second_file(arguments: list[str]) -> None:
     """Run the command, and die with the second file that is new written, but not in its place."""
-    from tdcollect.evaluation.files import Path as Moved
+    from tdcollect.files import Path as Moved
 
     moves = itertools.count()
     replace = Moved.replace

@@ -12,7 +12,8 @@ from typing import BinaryIO
 def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> Path:
     """Write a file beside ``path`` and move it there; returns ``path``.
 
-    A reader, and who comes after a crash, sees the old file or the new one, never a part.
+    A reader, and who comes after a crash, sees the old file or the new one, never a part. A file
+    that holds the data already is left as it is.
 
     Args:
         path: where; its folders are made.
@@ -20,6 +21,8 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
+    if isinstance(data, bytes) and path.is_file() and path.read_bytes() == data:
+        return path
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as file:

@@ -118,7 +118,8 @@ class SB3Policy(TensorDictModuleBase):
         if explores and self._epsilon:
             action = self._explored(action)
         encoded = self._action.empty(len(action))
-        self._action.write(action, encoded)
+        # A distribution over bits gives them as floats.
+        self._action.write(np.asarray(action).astype(self._action.space.dtype), encoded)
         for key, entry in zip(self.out_keys, encoded, strict=True):
             tensordict.set(key, torch.from_numpy(entry).to(tensordict.get(self.in_keys[0]).device))
         return tensordict

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tdcollect import files as files_module
 from tdcollect.evaluation import (
     compare,
     summarize,
     write_comparison_report,
     write_report,
 )
-from tdcollect.evaluation import files as files_module
 from tdcollect.evaluation.figures import _edges, _running
 
 from .ledgers import ledger, manifest, run

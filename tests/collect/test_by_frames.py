@@ -460,7 +460,7 @@ def test_numpy_ints_are_ints() -> None:
 def test_a_collector_that_is_shut_down_says_so() -> None:
     collector = counting()
     collector.shutdown()
-    with pytest.raises(RuntimeError, match="shut down.*; make a new one to collect"):
+    with pytest.raises(RuntimeError, match=r"shut down.*; make a new one to collect"):
         collector.collect(frames=6)
 
 

@@ -253,9 +253,10 @@ def collect_frames(
 
 
 def forgotten_entries(rows: Rows, env: Steps, program: Program) -> list[Key]:
-    """Entries that TorchRL zeroes where some slots, but not all, are reset, and that show it.
+    """The policy's entries of the step before that it reads or leaves be.
 
-    These are the policy's entries of the step before, where it reads them or leaves them be.
+    TorchRL zeroes them where some slots, but not all, are reset; the loop by episodes, wherever one
+    starts.
     """
     kept = {*env.carried, *keys.FLAGS, keys.TRAJ_IDS}
     return [

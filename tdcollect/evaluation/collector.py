@@ -15,7 +15,7 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect._upstream import append_policy_transforms
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.episodes import EpisodeLoop, Start
-from tdcollect.collect.loop import array_env
+from tdcollect.collect.loop import Steps, array_env
 from tdcollect.collect.rows import Key, Rows
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
@@ -248,7 +248,7 @@ class EvaluationCollector:
         def act(rows: Rows, active: list[int]) -> None:
             nonlocal remembered
             if remembered is None:
-                remembered = self._first_call(inference, rows, env.carried)
+                remembered = self._first_call(inference, rows, env)
             inference(rows, active)
 
         def start(slot: int, start: Start) -> None:
@@ -282,13 +282,13 @@ class EvaluationCollector:
             randomness = GlobalRandomness()  # whoever took the episodes may have drawn meanwhile
         yield given_up
 
-    def _first_call(self, inference: Inference, rows: Rows, carried: Sequence[Key]) -> list[Key]:
+    def _first_call(self, inference: Inference, rows: Rows, env: Steps) -> list[Key]:
         """Look at the policy before it acts; the entries that it remembers are then there."""
         randomness = GlobalRandomness()
         outputs = inference.probe(rows)
         randomness.check("the policy")
         seen = Rows({**rows, **outputs})
-        remembered = inference.remembered(seen, carried)
+        remembered = inference.remembered(seen, env)
         for key in remembered:
             if key not in rows:
                 like = outputs[key]

@@ -14,10 +14,10 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import RandomPolicy
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 
-from tdcollect import keys
 from tdcollect._upstream import make_compatible_policy
+from tdcollect.collect.loop import Steps, forgotten_entries
 from tdcollect.collect.policy import Op, Program
-from tdcollect.collect.rows import Key, Rows, is_next
+from tdcollect.collect.rows import Key, Rows
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.evaluation.places import LikeRows, example
 from tdcollect.evaluation.streams import DrawByRow, RowNoise, Stream, Streams
@@ -176,18 +176,10 @@ class Inference:
         if self._program is not None:
             self._program.check()
 
-    def remembered(self, rows: Rows, carried: Sequence[Key]) -> list[Key]:
+    def remembered(self, rows: Rows, env: Steps) -> list[Key]:
         """The entries that the policy takes from one step to the next."""
-        program = self._program
-        assert program is not None
-        known = {*carried, *keys.FLAGS, keys.TRAJ_IDS}
-        return [
-            key
-            for key in rows
-            if key not in known
-            and not is_next(key)
-            and (key in program.reads_first or key not in program.writes)
-        ]
+        assert self._program is not None
+        return forgotten_entries(rows, env, self._program)
 
     def probe(self, rows: Rows) -> Rows:
         """Run the policy on rows, and refuse one whose rows are not each their own.

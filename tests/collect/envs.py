@@ -83,6 +83,10 @@ def make_binary_toy() -> Toy:
     return Toy(spaces.MultiBinary(4), spaces.MultiBinary(2))
 
 
+def cartpole(num_envs: int | None = 3, **options: Any) -> EnvBase:
+    return make_env("CartPole-v1", num_envs, **options)
+
+
 def cartpole_vector(mode: AutoresetMode) -> EnvBase:
     make = partial(gym.make, "CartPole-v1", max_episode_steps=17)
     return make_env(SyncVectorEnv([make] * 3, autoreset_mode=mode))

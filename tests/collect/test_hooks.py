@@ -10,27 +10,18 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import nn
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase
 
 from tdcollect import Collector, Hooks, make_env
 
-from .envs import ENVS, make_toy
+from .envs import ENVS, cartpole, make_toy
 from .oracle import UPSTREAM, assert_same, seed_everything
+from .policies import lean
 
 pytestmark = [pytest.mark.filterwarnings(UPSTREAM)]
 
 both_ways = pytest.mark.usefixtures("arrays")
-
-
-def lean(tensordict: TensorDictBase) -> TensorDictBase:
-    right = (tensordict["observation"][..., 0] > 0).long()
-    return tensordict.set("action", nn.functional.one_hot(right, 2))
-
-
-def cartpole(num_envs: int | None = 3, **options: Any) -> EnvBase:
-    return make_env("CartPole-v1", num_envs, **options)
 
 
 def toy(num_envs: int | None = 3) -> EnvBase:

@@ -15,17 +15,14 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, GymEnv, StepCounter, TransformedEnv
 from torchrl.record.loggers import CSVLogger, TensorboardLogger
 
-from tdcollect import Collector, LogStatistics, Render, log_stats, make_env
+from tdcollect import Collector, LogStatistics, Render, log_stats
 
+from .envs import cartpole
 from .oracle import UPSTREAM
 
 pytestmark = [pytest.mark.filterwarnings(UPSTREAM)]
 
 both_ways = pytest.mark.usefixtures("arrays")
-
-
-def cartpole(num_envs: int | None = 3, **options: Any) -> EnvBase:
-    return make_env("CartPole-v1", num_envs, **options)
 
 
 # ---------------------------------------------------------------------------------------- loggers

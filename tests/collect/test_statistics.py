@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDictBase
-from torch import nn
 from torchrl.collectors import Collector as ParentCollector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
@@ -24,23 +23,14 @@ from tdcollect import Collector, make_env
 from tdcollect.collect import Collection
 from tdcollect.collect.statistics import Tally
 
-from .envs import ENVS, make_toy
+from .envs import ENVS, cartpole, make_toy
 from .oracle import UPSTREAM, seed_everything
+from .policies import lean
 
 pytestmark = [pytest.mark.filterwarnings(UPSTREAM)]
 
 Episode = tuple[int, float, int]
 both_ways = pytest.mark.usefixtures("arrays")
-
-
-def lean(tensordict: TensorDictBase) -> TensorDictBase:
-    """Push the cart to the side on which it stands."""
-    right = (tensordict["observation"][..., 0] > 0).long()
-    return tensordict.set("action", nn.functional.one_hot(right, 2))
-
-
-def cartpole(num_envs: int | None = 3, **options: Any) -> EnvBase:
-    return make_env("CartPole-v1", num_envs, **options)
 
 
 def toy(num_envs: int | None = 3) -> EnvBase:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -40,6 +39,7 @@ from tdcollect import GymnasiumEnv, make_env
 from tdcollect.envs.frames import Bookkeeping
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.stepper import Stepper
+from tests.forkserver import forkserver
 
 N = 3
 SEEDS = [7, 100, 23]
@@ -94,9 +94,7 @@ def process_env(
 
 
 def async_vector_env(factories: Sequence[Callable[[], gym.Env]], **options: Any) -> AsyncVectorEnv:
-    """Workers forked from a server that has imported everything, as spawning takes seconds each."""
-    multiprocessing.set_forkserver_preload(["gymnasium", "pytest", "tdcollect"])
-    return AsyncVectorEnv(factories, context="forkserver", **options)
+    return AsyncVectorEnv(factories, context=forkserver().get_start_method(), **options)
 
 
 def cartpole(slot: int = 0) -> gym.Env:

@@ -127,7 +127,7 @@ def make_env(
         elif isinstance(env, VectorEnv):
             made = VectorBackend(env, categorical_action_encoding)
         elif chosen == "process":
-            factories = _factories(_resolved(env), slots, settings, resumable)
+            factories = _factories(env, slots, settings, resumable, elsewhere=True)
             made = ProcessBackend(factories, categorical_action_encoding, **workers)
         else:
             factories = _factories(env, slots, settings, resumable)
@@ -297,37 +297,32 @@ def _check_resumable(env: Any, backend: str, resumable: bool | str) -> None:
         )
 
 
-def _resolved(env: Any) -> Any:
-    """A registered id as what it stands for: a worker knows no ids that this program registered."""
-    if not isinstance(env, str) or ":" in env:
-        return env
-    return partial(gym.make, gym.spec(env))
-
-
 def _factories(
     env: str | Callable[..., gym.Env[Any, Any]] | gym.Env[Any, Any],
     slots: int,
     kwargs: Mapping[str, Any],
     resumable: bool | str,
+    elsewhere: bool = False,
 ) -> list[Callable[[], gym.Env[Any, Any]]]:
+    """What makes the env of each slot; ``elsewhere`` in a process that knows no ids of this one."""
     factory: Callable[[], gym.Env[Any, Any]]
     if isinstance(env, str):
-        _check_id(env)
-        factory = partial(gym.make, env, **kwargs)
+        # An unknown id is told before anything is made; gymnasium imports those of module:id.
+        spec = None if ":" in env else gym.spec(env)
+        factory = partial(gym.make, spec if elsewhere and spec else env, **kwargs)
     elif isinstance(env, gym.Env):
         made = env
         factory = lambda: made  # noqa: E731
     else:
         factory = partial(env, **kwargs)
+    factories = [factory] * slots
+    if isinstance(env, str):
+        # gymnasium checks the first reset and step, and then costs time: one slot's check will do.
+        unchecked = partial(factory, **{"disable_env_checker": True, **kwargs})
+        factories[1:] = [unchecked] * (slots - 1)
     if resumable:
-        factory = Resumable(factory, history=resumable == "history")
-    return [factory] * slots
-
-
-def _check_id(env_id: str) -> None:
-    """Tell an unknown id before anything is made. ``module:id`` names are left to gymnasium."""
-    if ":" not in env_id:
-        gym.spec(env_id)
+        return [Resumable(make, history=resumable == "history") for make in factories]
+    return factories
 
 
 def _name(env: Any) -> str:

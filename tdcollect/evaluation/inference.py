@@ -61,6 +61,7 @@ class Inference:
         # Operations that draw, outside samplers, and those of which it is not known yet.
         self._drawing: dict[Op, bool] = {}
         self._group = size  # how many slots run together
+        self._on_rows = False  # whether the policy may run on the slots' rows as they are
         self._index: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def start(self, slot: int, seed: int) -> None:
@@ -69,13 +70,9 @@ class Inference:
 
     def __call__(self, rows: Rows, active: Sequence[int]) -> None:
         """Run the policy; its outputs join the rows. Only those of the slots ``active`` matter."""
-        if self._fits(rows):
-            program = self._program
-            if program is not None and not any(self._drawing.values()):
-                self._streams.current = self._of_slot
-                program(rows)
-            else:
-                rows.update(self._run(rows, self._of_slot))
+        if self._on_rows and self._lie_well(rows):
+            self._streams.current = self._of_slot
+            self._program(rows)  # type: ignore[misc]
             return
         groups = []
         for first in range(0, self._slots, self._group):
@@ -92,22 +89,29 @@ class Inference:
                 whole[first:stop] = out[key]
             rows[key] = whole
 
-    def _fits(self, rows: Rows) -> bool:
-        """Whether the policy can run on rows as they are, with what :meth:`_filled_up` makes."""
+    def _runs_on_rows(self) -> bool:
+        """Whether all slots are one group of the fixed size, on the CPU, and draw by samplers."""
         program = self._program
-        if program is None or not program.straight or self._device.type != "cpu":
-            return False
         return (
-            self._batched
+            program is not None
+            and program.straight
+            and not any(self._drawing.values())
+            and self._device.type == "cpu"
+            and self._batched
             and self._slots == self._size == self._group
-            and all(
-                value.ndim < 4  # whose strides say more than that they are contiguous
-                and value.is_contiguous()
-                and value.data_ptr() % _ALIGNMENT == 0
-                for value in map(rows.get, program.reads_first)
-                if value is not None
-            )
         )
+
+    def _lie_well(self, rows: Rows) -> bool:
+        """Whether the policy's inputs lie in memory as :meth:`_filled_up` would place them."""
+        for key in self._program.reads_first:  # type: ignore[union-attr]
+            value = rows.get(key)
+            if value is not None and (
+                value.ndim >= 4  # whose strides say more than that they are contiguous
+                or not value.is_contiguous()
+                or value.data_ptr() % _ALIGNMENT
+            ):
+                return False
+        return True
 
     def _run_group(self, rows: Rows, first: int, stop: int) -> Rows:
         """The policy's outputs ``[stop - first, ...]`` for a group of slots."""
@@ -225,6 +229,7 @@ class Inference:
                 "place in it: it couples rows, as batch norm in training mode or noise on the "
                 "weights does; call policy.eval(), or remove what mixes rows",
             )
+        self._on_rows = self._runs_on_rows()
         return first
 
     def _rows_are_alike(self, batch: Rows) -> bool:

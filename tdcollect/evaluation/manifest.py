@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import platform
 import subprocess
@@ -52,7 +53,7 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
         },
         "inference_batch_size": collector.inference_batch_size,
         "device": collector.device.type,
-        "versions": _versions(),
+        "versions": dict(_versions()),
         "platform": {
             "system": platform.system(),
             "machine": platform.machine(),
@@ -136,6 +137,7 @@ def _transform(transform: Any) -> str:
     return name if digest is None else f"{name}({digest[:16]})"
 
 
+@functools.cache  # reading them takes longer than many an episode
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in (*_PACKAGES, *_ENV_PACKAGES):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, TensorDictModule
 from torch import distributions, nn
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
 
 from tdcollect import Collector, make_env
+from tdcollect.collect.distributions import Noise, sampler
 from tests.collect.oracle import UPSTREAM, batches, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
@@ -72,3 +77,30 @@ def test_modes(kind: ExplorationType, net: str, one_hot: bool, scored: bool) -> 
 
 
 FRAMES = {"frames_per_batch": 30, "total_frames": 90}
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(2, 6),
+    st.sampled_from([1e-30, 1e-3, 1.0, 30.0, 1e4, 1e30]),
+    st.integers(0, 300),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.booleans(),
+)
+def test_modes_of_logits_that_are_almost_alike(
+    seed: int, actions: int, scale: float, ulps: int, dtype: torch.dtype, one_hot: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    eps = torch.finfo(dtype).eps
+    near = 1 + eps * rng.integers(-ulps, ulps + 1, (8, actions))
+    logits = torch.from_numpy(scale * rng.normal(size=(8, 1)) * near).to(dtype)
+    logits[0, 0], logits[1, 1], logits[2, 0] = torch.tensor([np.nan, np.inf, -np.inf])
+    kind = OneHotCategorical if one_hot else distributions.Categorical
+    module = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=kind)
+    draw = sampler(module, Noise(), InteractionType.MODE)
+    assert draw is not None
+    for rows in (logits, logits[3:]):  # one row that is not clear sends all to the normalizer
+        expected = kind(logits=rows).mode
+        assert torch.equal(draw(rows)[0], expected)
+        assert torch.equal(module(TensorDict(logits=rows))["action"], expected)

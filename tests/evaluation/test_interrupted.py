@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -20,6 +19,7 @@ import torch
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation import directory as files
+from tests.forkserver import forkserver
 
 COMMAND = ["evaluate", "CartPole-v1", "--policy", "random", "--num-envs", "4", "--quiet"]
 TIMES = "run.json"  # the one file that holds times
@@ -34,10 +34,7 @@ def start() -> Iterator[Callable[..., Any]]:
     """Starts a process that runs a function, out of a server that has imported everything."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["tdcollect.evaluation.run", "tdcollect.evaluation.request", "scipy.stats", "matplotlib"]
-    )
+    context = forkserver()
 
     def start(function: Callable[..., Any], *arguments: Any) -> Any:
         process = context.Process(target=function, args=arguments)
@@ -169,7 +166,7 @@ def hold(path: Path, held: Any, done: Any) -> None:
 
 
 def test_a_second_process_is_refused(start, tmp_path: Path, capsys) -> None:
-    context = multiprocessing.get_context("forkserver")
+    context = forkserver()
     held, done = context.Event(), context.Event()
     process = start(hold, tmp_path / "out", held, done)
     try:
@@ -187,7 +184,7 @@ def test_a_second_process_is_refused(start, tmp_path: Path, capsys) -> None:
 
 
 def test_a_process_that_was_killed_holds_nothing(start, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
+    context = forkserver()
     held, never = context.Event(), context.Event()
     process = start(hold, tmp_path / "out", held, never)
     assert held.wait(60)

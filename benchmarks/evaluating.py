@@ -27,7 +27,7 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 import tdcollect
 
-ENV, SLOTS, EPISODES = "CartPole-v1", 16, 32
+ENV, SLOTS, EPISODES = "CartPole-v1", 16, 100
 TARGETS = {
     ("deterministic", "Stable-Baselines3"): 1.5,
     ("stochastic", "Stable-Baselines3"): 1.0,

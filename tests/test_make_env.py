@@ -57,6 +57,16 @@ def test_num_envs_makes_a_batched_env() -> None:
     assert make_env("CartPole-v1", num_envs=1).batch_size == torch.Size([1])
 
 
+def test_gymnasiums_checker_is_in_the_first_slot_alone_unless_asked_for() -> None:
+    def checked(**kwargs: Any) -> list[bool]:
+        env = make_env("CartPole-v1", num_envs=3, env_kwargs=kwargs)
+        return ["PassiveEnvChecker" in str(slot) for slot in env.stepper.backend.envs]
+
+    assert checked() == [True, False, False]
+    assert checked(disable_env_checker=False) == [True] * 3
+    assert checked(disable_env_checker=True) == [False] * 3
+
+
 def test_numpy_integers_count_as_ints() -> None:
     env = make_env("CartPole-v1", np.int64(2), time_limit=np.int64(3), seed=np.int64(4))
     assert env.rollout(10).shape == (2, 3)

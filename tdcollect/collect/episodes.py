@@ -308,7 +308,7 @@ class EpisodeLoop:
                 for key in (keys.TRUNCATED, keys.DONE):
                     following[key] = following[key].clone()
                     following[key].view(-1)[late] = True
-        done = following[keys.DONE].cpu().numpy()
+        done = following[keys.DONE].numpy(force=True)
         ended: list[int] = np.flatnonzero(done).tolist() if np.count_nonzero(done) else []
         return ended
 

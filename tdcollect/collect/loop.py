@@ -28,6 +28,9 @@ from tdcollect.envs.wrapper import GymnasiumEnv, nested
 _CHUNK_BYTES = 2**20
 """Rows are moved into the batch in chunks of about so many bytes of observations."""
 
+_CHUNK_STEPS = 128
+"""And of no more steps."""
+
 _SPARE_BYTES = 2**16
 """Frames for resets are allocated in advance where an observation takes no more than this."""
 
@@ -319,7 +322,7 @@ class Batch:
 
     def frames(self) -> Iterator[StepFrame]:
         """One frame a step. Frames are allocated, and their rows stacked, chunk by chunk."""
-        chunk = max(1, _CHUNK_BYTES // max(1, self._env.row_bytes))
+        chunk = max(1, min(_CHUNK_STEPS, _CHUNK_BYTES // max(1, self._env.row_bytes)))
         chunk = self._steps if self._whole else chunk
         while self._filled < self._steps:
             count = min(chunk, self._steps - self._filled)

@@ -159,7 +159,7 @@ class GymnasiumEnv(EnvBase):
 
     def _rows(self, tensor: torch.Tensor) -> Array:
         """A tensor of the env's batch size as an array ``[N, ...]`` on the CPU."""
-        array: Array = tensor.detach().cpu().numpy()
+        array: Array = tensor.numpy(force=True)
         return array if self.batch_size else array[None]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:

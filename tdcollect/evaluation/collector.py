@@ -37,7 +37,9 @@ from tdcollect.evaluation.isolation import GlobalRandomness, isolated
 from tdcollect.evaluation.probe import probe_env
 from tdcollect.evaluation.records import Episode
 
-_STEPS = 64  # between checks; finished episodes come out so often
+# Between checks; finished episodes come out so often.
+_STEPS = 128
+_BLOCK_BYTES = 2**25  # of observations, where steps are large
 
 
 class EvaluationCollector:
@@ -200,8 +202,9 @@ class EvaluationCollector:
                         "another run of this collector has begun since, on the same env; make a "
                         "collector with an env of its own for each"
                     )
-                with self._apart():
+                with self._apart() as randomness:
                     ended = next(steps, None)
+                    randomness.check(f"the env {self.base.name} or the policy, at some step,")
                 if ended is None:
                     return
                 for finished in ended:
@@ -218,13 +221,13 @@ class EvaluationCollector:
             self._unseed()
 
     @contextmanager
-    def _apart(self) -> Iterator[None]:
+    def _apart(self) -> Iterator[GlobalRandomness]:
         size = self.inference_batch_size
         with (
-            isolated(self.env, self.exploration_type),
+            isolated(self.env, self.exploration_type) as randomness,
             at_batch_size(self.policy, self.env, size),
         ):
-            yield
+            yield randomness
 
     def _run(self, keep: bool) -> Generator[list[Finished], None, None]:
         """Run all episodes; gives those that end, some at a time."""
@@ -262,24 +265,21 @@ class EvaluationCollector:
             given_up.append(assembly.failed(start.number))
             return None
 
-        randomness = GlobalRandomness()
         loop = EpisodeLoop(
             env,
             act,
             lambda rows: remembered or [],
             (Start(number, self.seeds_of(number)[0], number) for number in self.numbers),
-            steps=_STEPS,
+            steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.row_bytes))),
             max_steps=self.max_steps,
             rebuild=new_envs,
             started=start,
             failed=None if self._retries is None else failed,
         )
         for block in loop:
-            randomness.check(f"the env {self.base.name} or the policy, at some step,")
             inference.check()
             yield [*assembly.feed(block), *given_up]
             given_up.clear()
-            randomness = GlobalRandomness()  # whoever took the episodes may have drawn meanwhile
         yield given_up
 
     def _first_call(self, inference: Inference, rows: Rows, env: Steps) -> list[Key]:

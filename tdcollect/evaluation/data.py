@@ -117,7 +117,7 @@ class Assembly:
             policy_seed=policy_seed,
             status=COMPLETED,
             retries=self.retries.get(number, 0),
-            episode_return=math.fsum(float(r) for part in held.rewards for r in part),
+            episode_return=math.fsum(np.concatenate(held.rewards).tolist()),
             length=sum(map(len, held.rewards)),
             terminated=terminated,
             truncated=truncated,

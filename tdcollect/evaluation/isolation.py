@@ -72,10 +72,10 @@ def _equal(state: Any, other: Any) -> bool:
 
 
 @contextmanager
-def isolated(env: EnvBase, exploration_type: ExplorationType) -> Iterator[None]:
+def isolated(env: EnvBase, exploration_type: ExplorationType) -> Iterator[GlobalRandomness]:
     """Run with an exploration type and without gradients; global random states are as before.
 
-    Transforms of the env that learn statistics keep them as they are.
+    Transforms of the env that learn statistics keep them as they are. Gives the states.
     """
     before = GlobalRandomness()
     learning = [t for t in transforms_of(env) if getattr(t, "frozen", None) is False]
@@ -83,7 +83,7 @@ def isolated(env: EnvBase, exploration_type: ExplorationType) -> Iterator[None]:
         transform.freeze()
     try:
         with torch.no_grad(), set_exploration_type(exploration_type):
-            yield
+            yield before
     finally:
         for transform in learning:
             transform.unfreeze()

@@ -150,16 +150,18 @@ def _versions() -> dict[str, str]:
 
 def _git() -> dict[str, Any] | None:
     """The commit that is checked out here, and whether tracked files differ from it."""
+    command = "git --no-optional-locks status --porcelain=v2 --branch --no-ahead-behind -uno"
     try:
-        commit = _ask_git("rev-parse", "HEAD")
-        changed = _ask_git("status", "--porcelain", "--untracked-files=no")
+        asked = subprocess.run(
+            command.split(), capture_output=True, text=True, check=True, timeout=10
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "dirty": bool(changed)}
-
-
-def _ask_git(*arguments: str) -> str:
-    asked = subprocess.run(
-        ["git", *arguments], capture_output=True, text=True, check=True, timeout=10
-    )
-    return asked.stdout.strip()
+    lines = asked.stdout.splitlines()
+    told = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
+    if told["branch.oid"] == "(initial)":
+        return None
+    return {
+        "commit": told["branch.oid"],
+        "dirty": not all(line.startswith("# ") for line in lines),
+    }

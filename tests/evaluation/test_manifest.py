@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -56,3 +59,27 @@ def test_arguments_are_told_without_addresses() -> None:
 def describe_with(env_kwargs: dict[str, Any]) -> Any:
     with EvaluationCollector("CartPole-v1", None, 1) as collector:
         return describe(collector, env_kwargs)["env"]["kwargs"]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_and_whether_files_differ_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+        asked = subprocess.run(["git", *who, *arguments], capture_output=True, check=True)
+        return asked.stdout.decode().strip()
+
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    assert manifest("CartPole-v1")["git"] is None
+    git("init")
+    assert manifest("CartPole-v1")["git"] is None  # no commit yet
+    (tmp_path / "policy.py").write_text("weights = 1")
+    git("add", ".")
+    git("commit", "-m", "a policy")
+    commit = git("rev-parse", "HEAD")
+    (tmp_path / "results.txt").write_text("not tracked")
+    assert manifest("CartPole-v1")["git"] == {"commit": commit, "dirty": False}
+    (tmp_path / "policy.py").write_text("weights = 2")
+    assert manifest("CartPole-v1")["git"] == {"commit": commit, "dirty": True}

@@ -114,7 +114,7 @@ def test_draws_that_begin_late_are_refused() -> None:
     """Operations that did not draw at first are not watched again."""
 
     policy = drawing(lambda x: x)
-    with EvaluationCollector(Walk, policy, 200) as collector:
+    with EvaluationCollector(Walk, policy, 1000) as collector:
         run = collector.run()
         next(run)
         policy.module.draw = lambda x: x + torch.randn_like(x)

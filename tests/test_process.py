@@ -24,9 +24,10 @@ from process_envs import Drawn, Odd, Painter
 from tdcollect import make_env
 from tdcollect.envs import crew as crew_module
 from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.crew import usable_cores
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.launch import WorkerLost
-from tdcollect.envs.process import ProcessBackend, usable_cores
+from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
 
@@ -218,6 +219,26 @@ def test_by_default_there_is_a_worker_a_core_and_no_more_than_slots(make: Any) -
     for slots in (1, 64):
         backend = make([Odd] * slots, num_workers=None)
         assert len(pids(backend)) == min(slots, usable_cores())
+
+
+def test_workers_and_parent_sleep_while_there_is_nothing_to_do(make: Any) -> None:
+    class Slow(Odd):
+        def step(self, action: Any) -> Any:
+            time.sleep(1)
+            return super().step(action)
+
+    def seconds(pid: int) -> float:
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+    backend = make([Slow])
+    out = frame(backend)
+    backend.reset(range(1), None, None, out)
+    everyone = [os.getpid(), *pids(backend)]
+    before = [seconds(pid) for pid in everyone]
+    backend.step(actions(backend), None, out)
+    time.sleep(1)
+    assert [seconds(pid) - s < 0.5 for pid, s in zip(everyone, before, strict=True)] == [True] * 2
 
 
 def test_forked_workers_draw_apart_from_global_random_states(make: Any) -> None:

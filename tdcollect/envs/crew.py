@@ -20,10 +20,13 @@ from tdcollect.envs.launch import (
     named,
     shared_file,
 )
-from tdcollect.envs.worker import CALL, Failure, InterruptsHeld, packed
+from tdcollect.envs.worker import CALL, Failure, InterruptsHeld, packed, soon
 
 _START_SECONDS = 60.0
 """An interpreter and its envs have at least so long to start, whatever the timeout."""
+
+# Seconds before a sleep. A worker has its core to itself; the parent may share one with a worker.
+_WORKER_AWAKE, _PARENT_AWAKE = 1e-3, 2e-4
 
 
 class RemoteTraceback(Exception):
@@ -56,6 +59,7 @@ class Crew:
         self.timeout = timeout
         self.method = method
         self._factories = list(factories)
+        self._one_core_each = num_workers <= usable_cores()
         bounds = [len(factories) * i // num_workers for i in range(num_workers + 1)]
         runs = [range(*pair) for pair in itertools.pairwise(bounds)]
         self._poll = select.poll()
@@ -97,7 +101,8 @@ class Crew:
     def _launch(self, index: int, slots: range, pickled: bytes | None) -> WorkerProcess:
         factories = self._factories[slots.start : slots.stop]
         process = WorkerProcess(index, slots, self.method, factories, self._control)
-        process.ask(CALL, packed((index, slots.start, pickled)), self._control_file)
+        awake = _WORKER_AWAKE if self._one_core_each else 0.0
+        process.ask(CALL, packed((index, slots.start, awake, pickled)), self._control_file)
         self._poll.register(process.connection, select.POLLIN)
         return process
 
@@ -175,8 +180,9 @@ class Crew:
         answers: dict[WorkerProcess, bytes] = {}
         limit = None if timeout is None else timeout * 1000
         seen = {process: process.at_work for process in waiting.values()} if limit else {}
+        awake = _PARENT_AWAKE if self._one_core_each else 0.0
         while waiting:
-            events = self._poll.poll(limit)
+            events = soon(self._poll, awake) or self._poll.poll(limit)
             for descriptor, _ in events:
                 process = waiting.get(descriptor) or self._process_of(descriptor)
                 try:
@@ -249,6 +255,13 @@ class Crew:
             self.end()
         for process, answer in answers.items():
             self._result(process, answer)
+
+
+def usable_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _lost(process: WorkerProcess, slot: int) -> WorkerLost:

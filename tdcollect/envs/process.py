@@ -1,9 +1,10 @@
 """The ``process`` backend: gymnasium envs in worker processes, several in each.
 
-A step goes out as a few bytes a worker, on whose arrival it wakes; actions, observations, rewards,
-flags and infos lie in shared memory. What an env gives is written there as the ``serial`` backend
-would write it; where it does not fit (another shape or dtype than its space says) it comes pickled,
-and is written, or refused, by the very code that ``serial`` runs. So the data are the same.
+A step goes out as a few bytes a worker, which awaits them awake for a moment, and then asleep;
+actions, observations, rewards, flags and infos lie in shared memory. What an env gives is written
+there as the ``serial`` backend would write it; where it does not fit (another shape or dtype than
+its space says) it comes pickled, and is written, or refused, by the very code that ``serial`` runs.
+So the data are the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from tdcollect.envs import resumable
 from tdcollect.envs.backend import Backend, Frame, write_info
-from tdcollect.envs.crew import Crew
+from tdcollect.envs.crew import Crew, usable_cores
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.launch import WorkerProcess
 from tdcollect.envs.nesting import fields_of, flatten, nest, row
@@ -290,13 +291,6 @@ class ProcessBackend(Backend):
             f"{type(self).__name__}({self.num_envs} slots in {len(self._crew.processes)} workers, "
             f"{self._crew.method})"
         )
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _check_alike(process: WorkerProcess, given: Any, expected: tuple[Any, Any]) -> None:

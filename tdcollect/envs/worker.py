@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -39,6 +40,7 @@ _MARK = 0x7DC0
 _AT_ONCE = 2**15
 """Bytes that the kernel takes in one go: no interrupt tears them apart."""
 _ZERO = np.zeros((), bool)
+_let_others_run = getattr(os, "sched_yield", lambda: None)
 
 
 class Field(NamedTuple):
@@ -105,6 +107,17 @@ class InterruptsHeld:
 
     def __exit__(self, *_: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
+def soon(waiting: select.poll, seconds: float) -> list[tuple[int, int]]:
+    """Poll without sleep for a moment: to wake a core that has gone idle costs many steps' time.
+
+    Whoever else wants the core has it meanwhile.
+    """
+    end = time.monotonic() + seconds
+    while not (events := waiting.poll(0)) and time.monotonic() < end:
+        _let_others_run()
+    return events
 
 
 class Connection:
@@ -480,9 +493,17 @@ class Worker:
         if errors:
             raise errors[0]
 
-    def serve(self, connection: Connection) -> None:
-        """Answer commands until told to close, or until the parent has gone."""
+    def serve(self, connection: Connection, awake: float) -> None:
+        """Answer commands until told to close, or until the parent has gone.
+
+        Args:
+            connection: leads to the parent.
+            awake: seconds for which the next command is awaited without sleep.
+        """
+        waiting = select.poll()
+        waiting.register(connection, select.POLLIN)
         while not self.closed:
+            soon(waiting, awake)
             try:
                 kind, number, payload = connection.receive()
             except (EOFError, OSError):
@@ -583,7 +604,7 @@ def main(
         descriptor = connection.receive_descriptor()
     except EOFError:
         return
-    index, first, blob = pickle.loads(payload)
+    index, first, awake, blob = pickle.loads(payload)
     memory = mmap.mmap(descriptor, 0)
     os.close(descriptor)
     control = memoryview(memory).cast("q")[2 * index : 2 * index + 2]
@@ -596,7 +617,7 @@ def main(
         with contextlib.suppress(Exception):
             worker.close()
     connection.send(CALL, number, answer)
-    worker.serve(connection)
+    worker.serve(connection, awake)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import torch
 
 from tdcollect import keys
 from tdcollect.collect import Collector
+from tdcollect.envs.crew import usable_cores
 from tdcollect.envs.make import make_env
-from tdcollect.envs.process import usable_cores
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.testing.doctor.patient import Patient
 from tdcollect.testing.doctor.questions import Answer, Questions, broken, ok, warning

@@ -52,6 +52,19 @@ def test_an_id_makes_an_unbatched_env() -> None:
     assert env.batch_size == torch.Size([])
 
 
+def test_a_class_of_wrappers_is_a_callable_that_makes_an_env() -> None:
+    class Inverted(gym.RewardWrapper):
+        def __init__(self) -> None:
+            super().__init__(gym.make("CartPole-v1"))
+
+        def reward(self, reward: Any) -> float:
+            return -float(reward)
+
+    env = make_env(Inverted, num_envs=2)
+    assert env.name == "Inverted"
+    assert env.rollout(1)["next", "reward"].tolist() == [[[-1.0]], [[-1.0]]]
+
+
 def test_num_envs_makes_a_batched_env() -> None:
     assert make_env("CartPole-v1", num_envs=4).batch_size == torch.Size([4])
     assert make_env("CartPole-v1", num_envs=1).batch_size == torch.Size([1])

@@ -70,6 +70,16 @@ class Restarts:
         if self._derived:
             self._derived.difference_update(slots)
 
+    def save_state(self) -> dict[str, Any]:
+        """How many there were, and where seeds of ours wait."""
+        return {"count": self.count, "derived": sorted(self._derived)}
+
+    def load_state(self, state: Mapping[str, Any], slots: Iterable[int]) -> None:
+        """Take over the count that :meth:`save_state` gave, and what it says of ``slots``."""
+        self.count = state["count"]
+        self._derived.difference_update(slots)
+        self._derived.update(set(slots).intersection(state["derived"]))
+
 
 def not_finite(
     verb: str, backend: Backend, slots: Sequence[int], out: Frame, failed: SlotError | None

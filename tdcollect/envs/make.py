@@ -328,7 +328,8 @@ def _factories(
 def _name(env: Any) -> str:
     if isinstance(env, str):
         return env
-    spec = getattr(env, "spec", None)
+    # Of an env that is made; on a class of wrappers, ``spec`` is a property.
+    spec = env.spec if isinstance(env, (gym.Env, VectorEnv)) else None
     if spec is not None:
         return str(spec.id)
     return getattr(env, "__name__", None) or type(env).__name__

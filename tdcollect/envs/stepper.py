@@ -310,6 +310,7 @@ class Stepper:
             "must_reset": self._must_reset.copy(),
             "unstarted": sorted(self._unstarted),
             "seeds": dict(self._seeds),
+            "restarts": None if self.restarts is None else self.restarts.save_state(),
         }
 
     def load_state(self, state: dict[str, Any], slots: Sequence[int]) -> None:
@@ -322,6 +323,8 @@ class Stepper:
         self._unstarted.update(set(rows).intersection(state["unstarted"]))
         waiting = {slot: seed for slot, seed in state["seeds"].items() if slot in rows}
         self._seeds = {s: seed for s, seed in self._seeds.items() if s not in rows} | waiting
+        if self.restarts is not None and state["restarts"] is not None:
+            self.restarts.load_state(state["restarts"], rows)
 
     def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepFrame) -> None:
         values = (

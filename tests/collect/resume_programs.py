@@ -75,6 +75,18 @@ class NoSnapshot(Dice):
     restore = None  # type: ignore[assignment]
 
 
+class Frail(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises now and then, as its seed decides."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def step(self, action: Any) -> Any:
+        if self.np_random.random() < 0.05:
+            raise ValueError("the pole broke")
+        return super().step(action)
+
+
 def discrete_policy(env: EnvBase) -> Any:
     features, actions = env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
     net = TensorDictModule(nn.Linear(features, actions), ["observation"], ["logits"])
@@ -124,6 +136,7 @@ def collector(
 
 normed = partial(VecNormV2, in_keys=["observation"])
 stacked = partial(CatFrames, N=3, dim=-1, in_keys=["observation"])
+frail = {"seed": 5, "on_env_error": "restart", "max_restarts": 10_000}
 books = {"step_count": True, "episode_reward": True, "is_init": True}
 
 CASES: dict[str, Callable[[], Collector]] = {
@@ -157,6 +170,8 @@ CASES: dict[str, Callable[[], Collector]] = {
         collector, "CartPole-v1", StepCounter, RewardSum, InitTracker, normed, stacked
     ),
     "transforms on arrays": partial(collector, "CartPole-v1", StepCounter, RewardSum, InitTracker),
+    "restarts": partial(collector, Frail, **frail),
+    "restarts in workers": partial(collector, Frail, backend="process", **frail),
     "snapshots": partial(collector, limited_dice),
     "snapshots in workers": partial(collector, limited_dice, backend="process"),
 }
@@ -183,12 +198,19 @@ def collected(made: Collector, buffer: TensorDictReplayBuffer, count: int) -> di
     life, window = made.stats.life, made.stats.window
     said = {
         "counters": made.stats(),
+        "restarts": _restarts(made),
         "returns": torch.tensor(window.returns),
         "lengths": torch.tensor(window.lengths),
         "life": [life.collections, life.steps, life.episodes, str(life.return_stats)],
         "drawn": [torch.rand(3), torch.tensor(np.random.rand(3)), random.random()],  # noqa: NPY002
     }
     return {"batches": batches, "samples": samples, "said": said}
+
+
+def _restarts(made: Collector) -> int | None:
+    env: Any = made.env
+    restarts = getattr(env, "base_env", env).stepper.restarts
+    return None if restarts is None else restarts.count
 
 
 def _flat(batch: dict[str, Any]) -> Any:

@@ -172,9 +172,9 @@ class Tuned(gym.Env[Any, Any]):
 @both_loops
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_envs_are_made_anew_with_other_settings(backend: str, on_arrays: None) -> None:
-    env = TransformedEnv(
-        make_env(Tuned, 2, backend=backend, env_kwargs={"start": 5.0}), RewardSum()
-    )
+    forked = {"start_method": "fork"} if backend == "process" else {}
+    made = make_env(Tuned, 2, backend=backend, env_kwargs={"start": 5.0}, **forked)
+    env = TransformedEnv(made, RewardSum())
     collector = Collector(env, frames_per_batch=6)
     stream = iter(collector)
     before = next(stream).clone()

@@ -171,7 +171,9 @@ CASES: dict[str, Callable[[], Collector]] = {
     ),
     "transforms on arrays": partial(collector, "CartPole-v1", StepCounter, RewardSum, InitTracker),
     "restarts": partial(collector, Frail, **frail),
-    "restarts in workers": partial(collector, Frail, backend="process", **frail),
+    "restarts in workers": partial(
+        collector, Frail, backend="process", start_method="fork", **frail
+    ),
     "snapshots": partial(collector, limited_dice),
     "snapshots in workers": partial(collector, limited_dice, backend="process"),
 }

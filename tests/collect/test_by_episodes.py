@@ -95,7 +95,7 @@ def vector(make: Callable[[], Any], slots: int, mode: AutoresetMode) -> EnvBase:
 BACKENDS: dict[str, Callable[[Callable[[], Any], int], EnvBase]] = {
     "serial": lambda make, slots: make_env(make, slots, categorical_action_encoding=True),
     "process": lambda make, slots: make_env(
-        make, slots, backend="process", categorical_action_encoding=True
+        make, slots, backend="process", start_method="fork", categorical_action_encoding=True
     ),
     "disabled": partial(vector, mode=AutoresetMode.DISABLED),
     "next-step": partial(vector, mode=AutoresetMode.NEXT_STEP),

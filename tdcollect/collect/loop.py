@@ -97,10 +97,11 @@ class ArrayEnv:
         following, error = self.advance(rows, next_keys, frame)
         if error is not None:
             raise error
-        done = following[keys.DONE].numpy()
+        # Transforms may end episodes, too.
+        done = following[keys.DONE].numpy().reshape(-1) if self.transforms else frame.done
         if not np.count_nonzero(done):  # the quickest way to ask
             return following, None, []
-        ended = done.reshape(-1).nonzero()[0].tolist()
+        ended = done.nonzero()[0].tolist()
         return following, self.begin(following, following[keys.DONE], ended), ended
 
     def advance(
@@ -371,15 +372,24 @@ class Batch:
         if self._place is not None:
             values = self._place.gather(key, values, self._env.carried)
         first, dim, count = values[0], self._dim, len(values)
+        repeated = None
+        if count > 1 and not self._whole and all(value is first for value in values):
+            # What no step has changed, as the row's own flags: to stack it costs more.
+            repeated = first.unsqueeze(dim).expand(*first.shape[:dim], count, *first.shape[dim:])
         if count == self._steps:
             # Rows in another memory format (channels last) would make the batch one, too.
-            self.columns[key] = torch.stack(values, dim).contiguous()
+            stacked = torch.stack(values, dim) if repeated is None else repeated
+            self.columns[key] = stacked.contiguous()
             return
         column = self.columns.get(key)
         if column is None:
             shape = (*first.shape[:dim], self._steps, *first.shape[dim:])
             column = self.columns[key] = _empty(shape, first)
-        torch.stack(values, dim, out=column.narrow(dim, self._filled, count))
+        part = column.narrow(dim, self._filled, count)
+        if repeated is None:
+            torch.stack(values, dim, out=part)
+        else:
+            part.copy_(repeated)
 
 
 def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,7 @@ def evaluating(effort: Effort) -> list[dict[str, Any]]:
                 {
                     "policy": kind,
                     "other": name,
+                    "episodes": episodes,
                     "target": TARGETS.get((kind, name)),
                     "ratio": spread(ratios)._asdict(),
                 }

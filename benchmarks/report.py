@@ -348,8 +348,9 @@ def _evaluating(rows: list[dict[str, Any]]) -> list[str]:
     return [
         "## Test episodes\n",
         "Time a step of other evaluators over that of `tdcollect.evaluate`, with one policy that "
-        "balances the pole for hundreds of steps. CartPole-v1, 16 slots made beforehand, 32 "
-        "episodes; tdcollect's figure has its look at env and policy in it.\n",
+        "balances the pole for hundreds of steps. CartPole-v1, 16 slots made beforehand, "
+        f"{rows[0]['episodes']} episodes; tdcollect's figure has its look at env and policy in "
+        "it.\n",
         table(["policy", "other", "ratio"], body),
     ]
 

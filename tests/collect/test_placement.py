@@ -33,7 +33,9 @@ class Away(torch.Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return AWAY
 
-    def numpy(self, **_: Any) -> Any:
+    def numpy(self, *, force: bool = False) -> Any:
+        if force:
+            return self.cpu().numpy()
         raise TypeError("read on the CPU without being brought down")
 
     def cpu(self) -> torch.Tensor:

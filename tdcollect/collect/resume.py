@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -18,6 +16,7 @@ from tdcollect.collect.rows import flat
 from tdcollect.collect.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 from tdcollect.plain import pack, unpack
+from tdcollect.randomness import global_states, set_global_states
 
 POLICY, TRANSFORMS, COUNTERS = "policy", "transforms", "counters"
 STATISTICS, RANDOM, ENVS = "statistics", "random", "envs"
@@ -66,7 +65,7 @@ class ResumableCollector(RowsCollector):
         if STATISTICS in chosen and self._monitor.stats.on:
             state[STATISTICS] = pack(self._monitor.save_state())
         if RANDOM in chosen:
-            state[RANDOM] = pack(_random_states())
+            state[RANDOM] = pack(global_states())
         if ENVS in chosen:
             state[ENVS] = pack(self._save_slots())
         return state
@@ -124,7 +123,7 @@ class ResumableCollector(RowsCollector):
             if COUNTERS in chosen:
                 self._start_new_trajectories()
         if RANDOM in chosen:  # last: nothing is drawn from here on
-            _set_random_states(unpack(state_dict[RANDOM]))
+            set_global_states(unpack(state_dict[RANDOM]))
 
     def _to_load(
         self, state: Mapping[str, Any], components: Sequence[str] | None, strict: bool
@@ -252,22 +251,3 @@ def _told(failed: Mapping[int, str]) -> str:
         "the episodes of some slots could not be resumed, and new ones begin there, with new "
         f"trajectory ids ({reasons})"
     )
-
-
-def _random_states() -> dict[str, Any]:
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": [state.cpu() for state in torch.cuda.get_rng_state_all()] if used else [],
-        "numpy": np.random.get_state(),  # noqa: NPY002  envs may draw from it
-        "python": random.getstate(),
-    }
-
-
-def _set_random_states(states: Mapping[str, Any]) -> None:
-    torch.set_rng_state(states["torch"].cpu())
-    if torch.cuda.is_available():
-        for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
-            torch.cuda.set_rng_state(state.cpu(), device)
-    np.random.set_state(states["numpy"])  # noqa: NPY002
-    random.setstate(states["python"])

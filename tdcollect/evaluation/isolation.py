@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,26 +13,26 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect.collect.transforms import transforms_of
 from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.randomness import global_states, set_global_states
 
 
 class GlobalRandomness:
     """The global random states of torch, NumPy and Python, as they are now."""
 
     def __init__(self) -> None:
-        self._states = _states()
+        self._states = global_states()
 
     def restore(self) -> None:
         """Set them to what they were."""
-        torch.set_rng_state(self._states["torch"])
-        if "cuda" in self._states:
-            torch.cuda.set_rng_state_all(self._states["cuda"])
-        np.random.set_state(self._states["numpy"])  # noqa: NPY002
-        random.setstate(self._states["random"])
+        set_global_states(self._states)
 
     def moved(self) -> list[str]:
         """The names of those that have moved since: ``"torch"``, ``"numpy"``, ``"random"``..."""
-        now = _states()
-        return [name for name, state in self._states.items() if not _equal(state, now[name])]
+        now = global_states()
+        # No state is held of CUDA where it was not in use yet: its first use moves nothing.
+        held = {name: state for name, state in self._states.items() if len(state)}
+        moved = [name for name, state in held.items() if not _equal(state, now[name])]
+        return ["random" if name == "python" else name for name in moved]  # its module
 
     def check(self, who: str) -> None:
         """Raise where one of them has moved since.
@@ -48,17 +47,6 @@ class GlobalRandomness:
                 "of an episode reaches: its episodes would depend on what runs beside them. Draw "
                 "from env.np_random in envs, and with torch operations on whole batches in policies"
             )
-
-
-def _states() -> dict[str, Any]:
-    states: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(),  # noqa: NPY002
-        "random": random.getstate(),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state_all()
-    return states
 
 
 def _equal(state: Any, other: Any) -> bool:

@@ -30,6 +30,7 @@ from torchrl.modules import GRUModule, NormalParamExtractor, ProbabilisticActor,
 from torchrl.modules.distributions import OneHotCategorical
 
 from tdcollect import Collector, load_checkpoint, make_env, save_checkpoint
+from tdcollect.collect.transforms import base_of
 
 SAVED_AFTER, MORE = 4, 6
 
@@ -210,8 +211,7 @@ def collected(made: Collector, buffer: TensorDictReplayBuffer, count: int) -> di
 
 
 def _restarts(made: Collector) -> int | None:
-    env: Any = made.env
-    restarts = getattr(env, "base_env", env).stepper.restarts
+    restarts = base_of(made.env).stepper.restarts
     return None if restarts is None else restarts.count
 
 

@@ -7,7 +7,7 @@ from numbers import Integral
 
 import numpy as np
 
-EVALUATION_PROTOCOL = 1
+EVALUATION_PROTOCOL = 2
 """Version of the rule that numbers test episodes and gives each its seeds."""
 
 

@@ -434,7 +434,7 @@ def test_test_episodes_start_again_where_their_env_was_built_anew(make: Any) -> 
     sound = EvaluationCollector(env, StatelessCountingPolicy(), 12, seed=0)
     for finished in sound.run():
         assert records[finished.record.index].digest == finished.record.digest
-    assert sum(record.retries for record in records.values()) == 1
+    assert sum(record.restarts for record in records.values()) == 1
 
 
 # --------------------------------------------------------------------------------------- bad input

@@ -24,7 +24,7 @@ def spawned(root: int, episode: int, stream: int) -> np.random.SeedSequence:
 
 
 def test_the_protocol_is_number_1() -> None:
-    assert EVALUATION_PROTOCOL == 1
+    assert EVALUATION_PROTOCOL == 2
 
 
 @pytest.mark.parametrize("root", [0, 1, 12345, 2**64 + 1])

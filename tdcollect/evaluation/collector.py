@@ -258,9 +258,9 @@ class EvaluationCollector:
             inference.start(slot, self.seeds_of(start.number)[1])
 
         def failed(start: Start, error: Exception) -> Start | None:
-            tries = assembly.retries.get(start.number, 0)
+            tries = assembly.restarts.get(start.number, 0)
             if self._retries is not None and tries < self._retries:
-                assembly.retries[start.number] = tries + 1
+                assembly.restarts[start.number] = tries + 1
                 return start
             given_up.append(assembly.failed(start.number))
             return None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.statistics import in_order
 
-SAME = ("protocol", "env", "max_steps")
+SAME = ("protocol", "env", "max_episode_steps")
 REMARKED = ("inference_batch_size", "device", "platform", "versions", "policy.exploration")
 
 

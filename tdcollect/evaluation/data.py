@@ -53,7 +53,7 @@ class Assembly:
         keep: keep the episodes' data.
 
     Attributes:
-        retries: how often each episode was started again, by index.
+        restarts: how often each episode was started again, by index.
     """
 
     def __init__(self, env: EnvBase, seeds: Any, keep: bool):
@@ -68,7 +68,7 @@ class Assembly:
             *((key, False) for key in (*acted, (keys.NEXT, keys.REWARD), *_FLAGS)),
         ]
         self._held: dict[int, _Unfinished] = {}
-        self.retries: dict[int, int] = {}
+        self.restarts: dict[int, int] = {}
 
     def feed(self, block: Block) -> Iterator[Finished]:
         """Take a block in; gives the episodes that end in it, in the order of their ending."""
@@ -116,7 +116,7 @@ class Assembly:
             env_seed=env_seed,
             policy_seed=policy_seed,
             status=COMPLETED,
-            retries=self.retries.get(number, 0),
+            restarts=self.restarts.get(number, 0),
             episode_return=math.fsum(np.concatenate(held.rewards).tolist()),
             length=sum(map(len, held.rewards)),
             terminated=terminated,
@@ -130,8 +130,8 @@ class Assembly:
         """The record of an episode that is given up."""
         self._held.pop(number, None)
         env_seed, policy_seed = self._seeds(number)
-        retries = self.retries.get(number, 0)
-        return Finished(Episode(number, env_seed, policy_seed, FAILED, retries), None)
+        restarts = self.restarts.get(number, 0)
+        return Finished(Episode(number, env_seed, policy_seed, FAILED, restarts), None)
 
     def _data(self, parts: Sequence[Mapping[Key, torch.Tensor]]) -> TensorDict:
         whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}

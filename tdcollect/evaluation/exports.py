@@ -142,7 +142,7 @@ _DTYPES = {
     "env_seed": "UInt64",
     "policy_seed": "UInt64",
     "status": "string",
-    "retries": "int64",
+    "restarts": "int64",
     "return": "float64",
     "length": "Int64",
     "terminated": "boolean",

@@ -44,7 +44,7 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
         },
         "episodes": len(numbers) if numbers == list(range(len(numbers))) else numbers,
         "seeds": seeds,
-        "max_steps": collector.max_steps,
+        "max_episode_steps": collector.max_steps,
         "policy": {
             "class": _class(collector.policy),
             "structure": structure_digest(collector.policy),

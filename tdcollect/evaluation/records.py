@@ -21,7 +21,7 @@ class Episode:
         env_seed: what its env was reset with.
         policy_seed: what the policy's random numbers started from.
         status: ``"completed"``, or ``"failed"`` where the env raised at every try.
-        retries: how many times it was started again because the env raised.
+        restarts: how many times it was started again because the env raised.
         episode_return: the sum of its rewards, exactly rounded; None where it failed.
         length: its number of steps; None where it failed.
         terminated: whether the env said that its last step is terminal.
@@ -35,7 +35,7 @@ class Episode:
     env_seed: int
     policy_seed: int
     status: str = COMPLETED
-    retries: int = 0
+    restarts: int = 0
     episode_return: float | None = None
     length: int | None = None
     terminated: bool | None = None

@@ -67,7 +67,7 @@ def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dic
     return {
         "seed": manifest["seeds"]["root"],
         "seeds": {episode.index: episode.env_seed for episode in episodes}.__getitem__,
-        "max_steps": manifest["max_steps"],
+        "max_steps": manifest["max_episode_steps"],
         "inference_batch_size": manifest["inference_batch_size"],
         "exploration_type": ExplorationType[manifest["policy"]["exploration"].upper()],
     }

@@ -21,7 +21,7 @@ REPORT = "report.html"
 COMPARISON_REPORT = "comparison.html"
 FIGURES = "figures"
 HARDEST = 10  # rows of the table of lowest returns
-TROUBLED = 100  # rows of the table of failed and retried episodes
+TROUBLED = 100  # rows of the table of failed and restarted episodes
 
 
 def write_report(
@@ -58,7 +58,7 @@ def write_report(
         section("Statistics", _statistics(summary), paragraphs(summary.notes())),
         section("Figures", *shown or [paragraphs(["No episode completed."])]),
         section("Lowest returns", _hardest(completed)),
-        section("Failed and retried episodes", _troubled(records)),
+        section("Failed and restarted episodes", _troubled(records)),
         section("How it was made", _manifest(manifest)),
     ]
     lead = f"{policy}, {count_text(summary.episodes, 'test episode')}"
@@ -117,7 +117,7 @@ def _headline(summary: Summary) -> list[tuple[str, str, str]]:
         low, high = (percent_text(round(end, 3)) for end in (interval.low, interval.high))
         entries.append(("Success rate", rate, f"{percent} interval {low} to {high}"))
     count = f"{summary.completed} of {summary.episodes}"
-    remark = f"{summary.failed} failed, {summary.retried} retried"
+    remark = f"{summary.failed} failed, {summary.restarted} restarted"
     return [*entries, ("Episodes completed", count, remark)]
 
 
@@ -203,18 +203,18 @@ def _hardest(completed: Sequence[Episode]) -> str:
 
 
 def _troubled(records: Sequence[Episode]) -> str:
-    troubled = [e for e in records if e.retries or not e.completed]
+    troubled = [e for e in records if e.restarts or not e.completed]
     if not troubled:
         return paragraphs(["None: every episode ran to its end at the first try."])
     columns = [
         Column("episode", number=True),
         Column("status"),
-        Column("retries", number=True),
+        Column("restarts", number=True),
         Column("return", number=True),
         Column("env seed", number=True),
     ]
     rows = [
-        [str(e.index), e.status, str(e.retries), number_text(e.episode_return), str(e.env_seed)]
+        [str(e.index), e.status, str(e.restarts), number_text(e.episode_return), str(e.env_seed)]
         for e in troubled[:TROUBLED]
     ]
     left = len(troubled) - len(rows)

@@ -47,8 +47,8 @@ class Quantity:
         median: the middle value, or the mean of the two middle ones.
         interquartile_mean: the mean of what is left when a quarter of the values, rounded down, is
             cut off at each end.
-        minimum: the lowest value.
-        maximum: the highest value.
+        min: the lowest value.
+        max: the highest value.
         mean_interval: bootstrap interval of the mean; None for one value. Of no width where all
             values are equal: then the sample tells nothing about how they vary.
         interquartile_mean_interval: bootstrap interval of the interquartile mean, likewise.
@@ -61,8 +61,8 @@ class Quantity:
     standard_error: float | None = None
     median: float | None = None
     interquartile_mean: float | None = None
-    minimum: float | None = None
-    maximum: float | None = None
+    min: float | None = None
+    max: float | None = None
     mean_interval: Interval | None = None
     interquartile_mean_interval: Interval | None = None
 
@@ -95,7 +95,7 @@ class Summary:
         episodes: the number of episodes in the ledger.
         completed: those that ran to their end. Returns and lengths are over these.
         failed: those that have no return, because the env raised at every try.
-        retried: those that were started more than once.
+        restarted: those that were started more than once.
         returns: the statistics of their returns.
         lengths: the statistics of their lengths, in steps.
         success: how often the env said success; None where it says nothing.
@@ -107,7 +107,7 @@ class Summary:
     episodes: int
     completed: int
     failed: int
-    retried: int
+    restarted: int
     returns: Quantity
     lengths: Quantity
     success: Success | None
@@ -122,7 +122,7 @@ class Summary:
     def __str__(self) -> str:
         head = (
             f"{count_text(self.episodes, 'episode')}: {self.completed} completed, "
-            f"{self.failed} failed, {self.retried} retried"
+            f"{self.failed} failed, {self.restarted} restarted"
         )
         lines = [head, "", text_table(self.rows(), header=["", "return", "length (steps)"])]
         notes = self.notes()
@@ -143,8 +143,8 @@ class Summary:
         )
         intervals = [q.interquartile_mean_interval for q in quantities]
         rows.append([f"  {percent} interval", *(_or_dash(interval) for interval in intervals)])
-        rows.append(["minimum", *(number_text(q.minimum) for q in quantities)])
-        rows.append(["maximum", *(number_text(q.maximum) for q in quantities)])
+        rows.append(["minimum", *(number_text(q.min) for q in quantities)])
+        rows.append(["maximum", *(number_text(q.max) for q in quantities)])
         return rows
 
     def notes(self) -> list[str]:
@@ -212,7 +212,7 @@ def summarize(
         episodes=len(records),
         completed=len(completed),
         failed=len(records) - len(completed),
-        retried=sum(episode.retries > 0 for episode in records),
+        restarted=sum(episode.restarts > 0 for episode in records),
         returns=describe(returns, confidence, resamples, generators[:2]),
         lengths=describe(lengths, confidence, resamples, generators[2:]),
         success=_success(records, confidence),
@@ -256,8 +256,8 @@ def describe(
         standard_error=None if std is None else std / math.sqrt(count),
         median=float(np.median(values)),
         interquartile_mean=exact_mean(middle),
-        minimum=float(values.min()),
-        maximum=float(values.max()),
+        min=float(values.min()),
+        max=float(values.max()),
         mean_interval=mean_interval(values, confidence, resamples, rngs[0]),
         interquartile_mean_interval=interquartile_mean_interval(
             values, confidence, resamples, rngs[1]

@@ -31,7 +31,7 @@ def ledger(
     for index, value in enumerate(returns):
         seeds = {"env_seed": env_seed(root, index), "policy_seed": policy_seed(root, index)}
         if index in failed:
-            records.append(Episode(index, **seeds, status=FAILED, retries=3))
+            records.append(Episode(index, **seeds, status=FAILED, restarts=3))
             continue
         records.append(
             Episode(
@@ -70,11 +70,11 @@ def run(returns: Iterable[float], policy: str = "lab.policies.Actor", **options:
 def manifest(policy: str = "lab.policies.Actor", **changed: Any) -> dict[str, Any]:
     """A manifest as an evaluation writes it."""
     return {
-        "protocol": 1,
+        "protocol": 2,
         "env": ENV,
         "episodes": 100,
         "seeds": {"root": 0},
-        "max_steps": None,
+        "max_episode_steps": None,
         "policy": {"class": policy, "digest": "ab" * 32, "exploration": "DETERMINISTIC"},
         "inference_batch_size": 16,
         "versions": {"torch": "2.13.0", "torchrl": "0.14.1"},

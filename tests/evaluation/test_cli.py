@@ -133,7 +133,7 @@ def test_each_option_reaches_the_evaluation(typed) -> None:
     assert typed(command)[:2] == (0, "")
     result = tdcollect.EvaluationResult.load("run")
     assert [episode.env_seed for episode in result.episodes] == [5, 7, 9]
-    assert result.manifest["max_steps"] == 8
+    assert result.manifest["max_episode_steps"] == 8
     assert result.manifest["inference_batch_size"] == 4
     assert result.manifest["policy"]["exploration"] == "random"
     assert result.manifest["env"]["kwargs"] == {"length": "12"}
@@ -193,7 +193,7 @@ def test_the_same_command_again_changes_nothing(typed, here) -> None:
         ("--policy random", "policy.class is"),
         ("--policy @:lean --seed 1", "seeds.root is 0 there and 1 here"),
         ("--policy @:lean --episodes 5", "episodes is 4 there and 5 here"),
-        ("--policy @:lean --max-steps 7", "max_steps is None there and 7 here"),
+        ("--policy @:lean --max-steps 7", "max_episode_steps is None there and 7 here"),
         ("--policy @:net", "policy.structure is"),
     ],
 )

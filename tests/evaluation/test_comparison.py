@@ -235,8 +235,8 @@ def test_returns_that_are_not_finite_give_no_statistics() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"manifest_protocol": 2}, "protocol is 1 in old and 2 in new"),
-        ({"manifest_max_steps": 200}, "max_steps is None in old and 200 in new"),
+        ({"manifest_protocol": 3}, "protocol is 2 in old and 3 in new"),
+        ({"manifest_max_episode_steps": 200}, "max_episode_steps is None in old and 200 in new"),
         (
             {"manifest_env": ENV | {"id": "Acrobot-v1", "kwargs": {"g": 9}}},
             "env.id is 'CartPole-v1' in old and 'Acrobot-v1' in new; "
@@ -273,8 +273,10 @@ def test_other_indices_are_refused() -> None:
 
 
 def test_the_policy_that_differs_from_the_baseline_is_named_among_several() -> None:
-    with pytest.raises(ValueError, match="but a and c differ: max_steps is None in a and 9 in c"):
-        compare(run([1.0]), run([1.0]), run([1.0], manifest_max_steps=9), names="abc")
+    with pytest.raises(
+        ValueError, match="but a and c differ: max_episode_steps is None in a and 9 in c"
+    ):
+        compare(run([1.0]), run([1.0]), run([1.0], manifest_max_episode_steps=9), names="abc")
 
 
 def test_other_versions_and_platforms_are_allowed_and_said() -> None:

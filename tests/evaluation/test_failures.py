@@ -58,7 +58,7 @@ def test_what_always_fails_is_in_the_ledger_and_the_rest_as_without(
     assert sorted(found) == list(range(20))
     for index, record in found.items():
         if SEEDS[index] in BROKEN:
-            assert (record.status, record.retries) == ("failed", 2)
+            assert (record.status, record.restarts) == ("failed", 2)
             assert record.digest is record.episode_return is record.length is None
             assert record.env_seed == SEEDS[index]
         else:
@@ -73,13 +73,13 @@ def test_what_fails_at_first_is_tried_again_and_counted(slots: int, times: int) 
     for index, record in found.items():
         broken = SEEDS[index] in BROKEN
         assert record.status == "completed"
-        assert record.retries == (times if broken else 0)
+        assert record.restarts == (times if broken else 0)
         assert record.digest == whole[index].digest
 
 
 def test_retries_are_bounded() -> None:
     found = by_index(partial(Failing, BROKEN), 4, retries=0)
-    assert [found[3].status, found[3].retries] == ["failed", 0]
+    assert [found[3].status, found[3].restarts] == ["failed", 0]
     assert Failing.failures == dict.fromkeys(BROKEN, 1)
 
 

@@ -68,7 +68,7 @@ class Page(HTMLParser):
 
 def records():
     found = ledger(RETURNS, failed=[FAILED], success={i: i % 2 == 0 for i in range(40)})
-    found[3] = replace(found[3], retries=1, terminated=False, truncated=True)
+    found[3] = replace(found[3], restarts=1, terminated=False, truncated=True)
     return found
 
 
@@ -141,7 +141,7 @@ def test_the_headline_has_the_mean_with_its_interval_and_what_completed(whole) -
     summary = summarize(records())
     assert f"95% interval {summary.returns.mean_interval}" in page.words
     assert "39 of 40" in page.words
-    assert "1 failed, 2 retried" in page.words
+    assert "1 failed, 2 restarted" in page.words
 
 
 def test_the_statistics_are_those_of_the_summary(whole) -> None:
@@ -159,7 +159,7 @@ def test_the_lowest_returns_come_first_with_the_command_that_runs_them_again(who
     assert rows[0][-2] == str(lowest[0].env_seed)
 
 
-def test_failed_and_retried_episodes_are_listed(whole) -> None:
+def test_failed_and_restarted_episodes_are_listed(whole) -> None:
     _, page = whole
     rows = page.tables[2][1:]
     assert [row[:4] for row in rows] == [
@@ -174,12 +174,12 @@ def test_the_manifest_is_there_entry_by_entry(whole) -> None:
     assert entries["env.wrappers"] == "TimeLimit, OrderEnforcing"
     assert entries["versions.torch"] == "2.13.0"
     assert entries["seeds.root"] == "0"
-    assert entries["max_steps"] == entries["git"] == "none"
+    assert entries["max_episode_steps"] == entries["git"] == "none"
 
 
 def test_every_text_is_escaped(tmp_path: Path) -> None:
     evil = '<script>alert("1 & 2")</script>'
-    episodes = [replace(e, status=evil, retries=1) for e in ledger([1.0])] + records()[1:]
+    episodes = [replace(e, status=evil, restarts=1) for e in ledger([1.0])] + records()[1:]
     changed = {"policy": evil, evil: {evil: [evil]}, "env": {"id": evil}}
     _, page = report(tmp_path, episodes, **changed)
     text = (tmp_path / "report.html").read_text()

@@ -57,7 +57,7 @@ def test_numbers_are_those_of_the_standard_library_and_scipy(values: list[float]
     assert found.interquartile_mean == pytest.approx(
         stats.trim_mean(values, 0.25), rel=1e-9, abs=1e-9
     )
-    assert (found.minimum, found.maximum) == (min(values), max(values))
+    assert (found.min, found.max) == (min(values), max(values))
     if len(values) > 1:
         assert found.std == pytest.approx(statistics.stdev(values), rel=1e-9, abs=1e-9)
         assert found.standard_error == pytest.approx(stats.sem(values), rel=1e-9, abs=1e-9)
@@ -73,14 +73,14 @@ def test_lengths_have_the_same_statistics() -> None:
 @settings(max_examples=50, deadline=None)
 def test_means_and_intervals_lie_between_the_extremes(values: list[float]) -> None:
     found = summarize(ledger(values), resamples=50).returns
-    assert found.minimum <= found.mean <= found.maximum
-    assert found.minimum <= found.interquartile_mean <= found.maximum
+    assert found.min <= found.mean <= found.max
+    assert found.min <= found.interquartile_mean <= found.max
     slack = 1e-9 * max(map(abs, values))  # the bootstrap's sums round
     for interval in (found.mean_interval, found.interquartile_mean_interval):
         if len(values) > 1:
             assert interval.low <= interval.high
-            assert found.minimum - slack <= interval.low
-            assert interval.high <= found.maximum + slack
+            assert found.min - slack <= interval.low
+            assert interval.high <= found.max + slack
 
 
 # The same input gives the same bits
@@ -138,9 +138,9 @@ def test_many_episodes_are_resampled_fewer_times_by_default(count: int, resample
 def test_failed_episodes_are_counted_and_have_no_return() -> None:
     summary = summarize(ledger([1.0, 1000.0, 2.0, 3.0], failed=[1]))
     assert (summary.episodes, summary.completed, summary.failed) == (4, 3, 1)
-    assert summary.retried == 1
+    assert summary.restarted == 1
     assert summary.returns.mean == 2.0
-    assert "4 episodes: 3 completed, 1 failed, 1 retried" in str(summary)
+    assert "4 episodes: 3 completed, 1 failed, 1 restarted" in str(summary)
     assert "mean over 3 completed of 4" in str(summary)
     assert "1 of 4 episodes failed and have no return" in str(summary)
 

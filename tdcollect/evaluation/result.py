@@ -15,6 +15,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect.evaluation.comparable import differences
 from tdcollect.evaluation.directory import read_directory, trajectory_path
+from tdcollect.evaluation.kept import read_trajectory
 from tdcollect.evaluation.records import Episode, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of
 from tdcollect.evaluation.statistics import Summary, summarize
@@ -117,8 +118,12 @@ class EvaluationResult:
     def trajectory(self, index: int) -> TensorDict:
         """The data ``[L]`` of an episode that was kept.
 
+        Those in a directory are mapped from its files. No code in them runs, whoever wrote them;
+        what is written to them stays in memory.
+
         Raises:
             KeyError: where they were not.
+            ValueError: for files that hold anything but plain tensors.
         """
         if index in self._trajectories:
             return self._trajectories[index]
@@ -128,7 +133,7 @@ class EvaluationResult:
                 f"the data of episode {index} were not kept: evaluate with keep=True, or run it "
                 "again with replay()"
             )
-        return TensorDict.load_memmap(path)
+        return read_trajectory(path)
 
     def replay(self, index: int, video: str | os.PathLike[str] | None = None) -> TensorDict:
         """Run an episode again, and check that it is the same to the bit.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +17,19 @@ def is_named(text: str) -> bool:
     return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
 
 
-def absolute(text: str) -> str:
-    """The same name, with a file in it by its absolute path."""
+def with_file(text: str, change: Callable[[str], str]) -> str:
+    """The same name, with the path of the file in it changed, if it names one."""
     where, _, name = text.rpartition(":")
-    return f"{Path(where).absolute()}:{name}" if where.endswith(".py") else text
+    return f"{change(where)}:{name}" if where.endswith(".py") else text
+
+
+def has_module(text: str, directory: Path) -> bool:
+    """Whether a text names a module, which lies in this directory."""
+    where = text.rpartition(":")[0]
+    if not where or where.endswith(".py"):
+        return False
+    top = directory / where.partition(".")[0]
+    return top.is_dir() or top.with_name(f"{top.name}.py").is_file()
 
 
 def load_named(text: str, directory: Path) -> Any:
@@ -33,12 +43,12 @@ def load_named(text: str, directory: Path) -> Any:
         ValueError: for a text of another form.
         FileNotFoundError, ModuleNotFoundError, AttributeError: where there is no such thing.
     """
-    if not is_named(text):
+    where, _, name = text.rpartition(":")
+    if not is_named(text) or not (where.endswith(".py") or all(where.split("."))):
         raise ValueError(
             f"expected module:name or path/to/file.py:name, got {text!r} (for example "
-            "examples/policies.py:cartpole)"
+            "examples/policies.py:lean)"
         )
-    where, _, name = text.rpartition(":")
     found: Any = _module_of_file(directory / where) if where.endswith(".py") else None
     if found is None:
         found = _module(where, directory)

@@ -19,6 +19,7 @@ from tdcollect.evaluation.kept import read_trajectory
 from tdcollect.evaluation.records import Episode, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of
 from tdcollect.evaluation.statistics import Summary, summarize
+from tdcollect.text import visible
 
 # Of a manifest: what may change what an episode is. The env's id changes where it is filmed.
 _MATTERS = ("env", "policy", "inference_batch_size", "device", "versions", "platform", "git")
@@ -180,6 +181,7 @@ class EvaluationResult:
         failed = len(self.episodes) - len(self.returns)
         mean = f"{self.returns.mean():.6g}" if len(self.returns) else "none"
         return (
-            f"{type(self).__name__}({self.manifest['env']['id']}, {len(self.episodes)} episodes, "
+            f"{type(self).__name__}({visible(str(self.manifest['env']['id']))}, "
+            f"{len(self.episodes)} episodes, "
             f"{failed} failed, mean return {mean}, digest {self.digest[:16]})"
         )

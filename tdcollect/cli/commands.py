@@ -268,7 +268,9 @@ def replay(
         request = _request(directory, index, typed, trust)
         if request is None:
             return 1
-        made_env, made_policy = request.make()
+        # In a directory that somebody sent, a module may have the name of one that was meant.
+        look = trust or not Path.cwd().is_relative_to(directory.resolve())
+        made_env, made_policy = request.make(look)
         result = tdcollect.EvaluationResult.load(
             directory,
             made_env,

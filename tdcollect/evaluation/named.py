@@ -32,12 +32,13 @@ def has_module(text: str, directory: Path) -> bool:
     return top.is_dir() or top.with_name(f"{top.name}.py").is_file()
 
 
-def load_named(text: str, directory: Path) -> Any:
+def load_named(text: str, directory: Path, look: bool = True) -> Any:
     """The object that a text names.
 
     Args:
         text: ``module:name`` or ``path/to/file.py:name``; the name may have dots in it.
         directory: where modules are looked for first, and relative paths start from.
+        look: look for modules in the directory; else only where Python looks.
 
     Raises:
         ValueError: for a text of another form.
@@ -51,7 +52,7 @@ def load_named(text: str, directory: Path) -> Any:
         )
     found: Any = _module_of_file(directory / where) if where.endswith(".py") else None
     if found is None:
-        found = _module(where, directory)
+        found = _module(where, directory if look else None)
     for part in name.split("."):
         if not hasattr(found, part):
             raise AttributeError(f"expected {where} to have {name!r}, which it has not")
@@ -59,16 +60,18 @@ def load_named(text: str, directory: Path) -> Any:
     return found
 
 
-def _module(name: str, directory: Path) -> ModuleType:
-    _look_in(directory)
+def _module(name: str, directory: Path | None) -> ModuleType:
+    if directory is not None:
+        _look_in(directory)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there; what it imports is not
+        place = "" if directory is None else f"in {directory} or "
         raise ModuleNotFoundError(
-            f"there is no module {name} in {directory} or where Python looks; name a module, or a "
-            "file by its path with .py at the end",
+            f"there is no module {name} {place}where Python looks; name a module, or a file by its "
+            "path with .py at the end",
             name=error.name,
         ) from error
 

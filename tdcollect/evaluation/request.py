@@ -49,12 +49,17 @@ class Request:
     device: str | None = None
     directory: str = "."
 
-    def make(self) -> tuple[str | Callable[..., Any], Any]:
+    def make(self, look: bool = True) -> tuple[str | Callable[..., Any], Any]:
         """What to give :func:`tdcollect.evaluate`: the env, and the policy.
+
+        This runs the code that is named.
 
         A factory is called with an env, made for it and closed afterwards, if it has a parameter
         without default, and with nothing otherwise. Weights that it draws start from
         ``torch.manual_seed(0)``.
+
+        Args:
+            look: look for modules in ``directory``; else only where Python looks.
 
         Raises:
             ValueError: for a request that cannot be met.
@@ -62,7 +67,7 @@ class Request:
                 is not there.
         """
         here = Path(self.directory)
-        env = load_named(self.env, here) if is_named(self.env) else self.env
+        env = load_named(self.env, here, look) if is_named(self.env) else self.env
         if self.vecnormalize is not None and self.policy != SB3:
             raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {self.policy}")
         if self.policy == RANDOM:
@@ -71,7 +76,7 @@ class Request:
             return env, None
         if self.policy == SB3:
             return env, self._sb3(env)
-        factory = load_named(self.policy, here)
+        factory = load_named(self.policy, here, look)
         if not callable(factory):
             raise TypeError(
                 f"expected {self.policy} to be callable and to give a policy, got {factory!r}"
@@ -205,6 +210,8 @@ def _checked(value: Any) -> Mapping[str, Any]:
         else:
             right = isinstance(entry, str) or (entry is None and name != "directory")
             right |= name not in value
+        if isinstance(entry, str):
+            right &= b"\0" not in os.fsencode(entry)
         if not right:
             raise TypeError(f"its {name} is {entry!r}")
     return value

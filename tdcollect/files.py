@@ -33,6 +33,9 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
+    except OSError as error:  # a full disk does not say of which file
+        error.filename = error.filename or os.fspath(path)
+        raise
     finally:
         beside.unlink(missing_ok=True)
     return path

@@ -19,6 +19,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from tdcollect.evaluation.comparable import differences
+from tdcollect.evaluation.kept import write_trajectory
 from tdcollect.evaluation.records import Episode, ledger_digest
 from tdcollect.files import write_atomically
 
@@ -103,7 +104,7 @@ class Directory:
             part = target.with_name(target.name + ".part")
             if target.exists():  # its line was never written
                 shutil.rmtree(target)
-            data.memmap(part)
+            write_trajectory(part, data)
             part.rename(target)
         self._journal.write(episode.to_json().encode() + b"\n")
         self._journal.flush()

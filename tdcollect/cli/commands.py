@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -69,7 +68,7 @@ def _json_object(context: Any, parameter: Any, text: str | None) -> dict[str, An
         return None
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"expected a JSON object, got {text!r} ({error})") from error
     if not isinstance(value, dict):
         raise click.BadParameter(f"expected a JSON object, got {text!r}")
@@ -267,7 +266,7 @@ def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> N
 @_as_json
 def replay(
     directory: Path, index: int, video: Path | None, trust: bool, as_json: bool, **typed: Any
-) -> int:
+) -> None:
     """Run episode INDEX of an evaluation again, and check that it is the same to the bit.
 
     It runs the env and the policy that --env and --policy name. What the directory names is shown,
@@ -275,14 +274,13 @@ def replay(
     """
     with redirect_stdout(sys.stderr):
         import tdcollect
+        from tdcollect.cli.trust import wanted
 
         # Is one, and has the episode, before anything is made.
         episodes = tdcollect.EvaluationResult.load(directory).episodes
         if all(episode.index != index for episode in episodes):
             raise KeyError(f"episode {index} is not among the {len(episodes)} of this ledger")
-        request = _request(directory, index, typed, trust)
-        if request is None:
-            return 1
+        request = wanted(directory, index, typed, trust)
         # In a directory that somebody sent, a module may have the name of one that was meant.
         look = trust or not Path.cwd().is_relative_to(directory.resolve())
         made_env, made_policy = request.make(look)
@@ -298,14 +296,13 @@ def replay(
         (record,) = (episode for episode in result.episodes if episode.index == index)
     if as_json:
         _print_json(**json.loads(record.to_json()), same=True, video=video)
-        return 0
+        return
     _say(
         f"episode {index}: return {record.episode_return:.6g}, {record.length} steps; the same to "
         f"the bit as in the ledger (digest {record.digest})"
     )
     if video is not None:
         _say(f"video {video}")
-    return 0
 
 
 @program.command()
@@ -339,60 +336,6 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
     else:
         _say(found)
     return found.exit_code
-
-
-def _request(directory: Path, index: int, typed: dict[str, Any], trust: bool) -> Any:
-    """What to run again: what was typed; with ``trust``, beside what the directory says.
-
-    None where the directory names what was not typed, and is not trusted: that was told.
-    """
-    from dataclasses import replace
-
-    from tdcollect.evaluation.named import with_file
-    from tdcollect.evaluation.request import Request
-
-    given = {name: value for name, value in typed.items() if value is not None}
-    if "env" in given and "policy" in given and not trust:
-        return Request(directory=os.getcwd(), **given)  # nothing of the directory is even read
-    kept = Request.read(directory)
-    if kept is None:
-        if "env" in given and "policy" in given:
-            return Request(directory=os.getcwd(), **given)
-        raise ValueError(
-            f"{directory} does not say how to make its env and its policy, as no finished "
-            "`tdcollect evaluate` wrote it; say it: --env ENV --policy MODULE:FACTORY "
-            "[--checkpoint FILE]"
-        )
-    for name in ("env", "policy"):
-        if name in given:
-            given[name] = with_file(given[name], os.path.abspath)
-    for name in ("checkpoint", "vecnormalize"):
-        if name in given:
-            given[name] = os.path.abspath(given[name])
-    wanted = replace(kept, **given)
-    if trust:
-        return wanted
-    _say(_untrusted(directory, index, wanted), err=True)
-    return None
-
-
-def _untrusted(directory: Path, index: int, request: Any) -> str:
-    """What the directory names, and how to go on."""
-    from dataclasses import asdict
-
-    named = {name: value for name, value in asdict(request).items() if value}
-    shown = "\n".join(
-        f"  {name.replace('_', '-'):<13} {visible(str(value))}" for name, value in named.items()
-    )
-    command = request.command(index, directory, os.getcwd())
-    trusting = shlex.join(["tdcollect", "replay", os.fspath(directory), str(index), "--trust"])
-    return (
-        "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
-        f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{shown}\n\n"
-        "Is the directory your own, or do you trust who wrote it?\n\n"
-        f"  {visible(trusting)}\n\nOtherwise name all that is to be run; as the directory has it:"
-        f"\n\n  {visible(command)}"
-    )
 
 
 @contextmanager

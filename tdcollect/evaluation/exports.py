@@ -103,7 +103,10 @@ def write_marl_eval(
         run[f"step_{number}"] = {"step_count": steps, **metrics}
     run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
     file = Path(path)
-    data = json.loads(file.read_text()) if file.exists() else {}
+    try:
+        data = json.loads(file.read_bytes()) if file.exists() else {}
+    except (ValueError, RecursionError):
+        data = None
     level = data
     for key in (environment, task, algorithm):
         level = level.setdefault(key, {}) if isinstance(level, dict) else None

@@ -109,20 +109,18 @@ def test_replay_runs_nothing_that_a_directory_names(
 
 
 def test_what_replay_says_works_as_typed(here, typed, monkeypatch, capsys) -> None:
-    """Both ways, from beside the directory and from within; for files and for modules."""
+    """Both ways, from beside the directory and from within; for a file and for a module."""
     (file,) = here.glob("policies_*.py")
-    for number, policy in enumerate(["@:lean", "@.py:lean"]):
-        typed(f"evaluate @:short --policy {policy} --episodes 1 --out {number} --quiet")
-        for folder, shown in [(here, str(number)), (here / str(number), ".")]:
-            monkeypatch.chdir(folder)
-            assert main(["replay", shown, "0"]) == 1
-            err = capsys.readouterr().err
-            ways = re.findall(r"^  ((?:PYTHONPATH=\S+ )?tdcollect replay .*)$", err, re.M)
-            assert len(ways) == 2
-            for way in ways:
-                forget(file)
-                run(way, monkeypatch)
-        monkeypatch.chdir(here)
+    typed("evaluate @:short --policy @.py:lean --episodes 1 --out run --quiet")
+    for folder, shown in [(here, "run"), (here / "run", ".")]:
+        monkeypatch.chdir(folder)
+        assert main(["replay", shown, "0"]) == 1
+        err = capsys.readouterr().err
+        ways = re.findall(r"^  ((?:PYTHONPATH=\S+ )?tdcollect replay .*)$", err, re.M)
+        assert len(ways) == 2
+        for way in ways:
+            forget(file)
+            run(way, monkeypatch)
 
 
 def forget(file: Path) -> None:
@@ -173,7 +171,9 @@ def test_what_is_typed_stands_in_for_what_the_directory_names(sent, mark, capsys
     assert main(["replay", "sent", "1", "--trust", "--policy", "random"]) == 0
     ask(sent, policy="random", env="payload.py:make")
     assert main(["replay", "sent", "1", "--policy", "random"]) == 1  # it names half
-    assert "  tdcollect replay sent 1 --trust" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "  tdcollect replay sent 1 --trust --policy random\n" in err  # which goes with it
+    assert "  tdcollect replay sent 1 --env sent/payload.py:make --policy random\n" in err
     assert not mark.exists()
 
 

@@ -1,0 +1,86 @@
+"""Replay runs what the user names; what a directory names, only with ``--trust``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from tdcollect.evaluation.named import with_file
+from tdcollect.evaluation.request import Request
+from tdcollect.text import visible
+
+
+class UntrustedError(click.ClickException):
+    """The directory names what was not typed: shown, and not run."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message, which has lines of its own."""
+        click.echo(visible(self.message, lines=True), file, err=True)
+
+
+def wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) -> Request:
+    """Env and policy to run again: those typed; with ``trust``, beside those of the directory.
+
+    Args:
+        directory: of the evaluation.
+        index: the episode's, for messages.
+        typed: the options of ``tdcollect replay`` that are fields of a request; None where not
+            typed.
+        trust: take what was not typed from the directory.
+
+    Raises:
+        UntrustedError: where something is not typed, and the directory names it.
+        ValueError: where something is not typed, and the directory does not name it either.
+    """
+    given = {name: value for name, value in typed.items() if value is not None}
+    enough = "env" in given and "policy" in given
+    if enough and not trust:
+        return Request(directory=os.getcwd(), **given)  # nothing of the directory is even read
+    kept = Request.read(directory)
+    if kept is None:
+        if enough:
+            return Request(directory=os.getcwd(), **given)
+        raise ValueError(
+            f"{directory} does not say how to make its env and its policy, as no finished "
+            "`tdcollect evaluate` wrote it; say it: --env ENV --policy MODULE:FACTORY "
+            "[--checkpoint FILE]"
+        )
+    for name in given.keys() & {"env", "policy"}:
+        given[name] = with_file(given[name], os.path.abspath)
+    for name in given.keys() & {"checkpoint", "vecnormalize"}:
+        given[name] = os.path.abspath(given[name])
+    request = replace(kept, **given)
+    if not trust:
+        raise UntrustedError(_ways(directory, index, request, typed))
+    return request
+
+
+def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any]) -> str:
+    """What the directory names, and how to go on."""
+    named = {name: value for name, value in asdict(request).items() if value}
+    shown = "\n".join(f"  {_option(name):<13} {visible(str(v))}" for name, v in named.items())
+    command = request.command(index, directory, os.getcwd())
+    trusting = ["tdcollect", "replay", os.fspath(directory), str(index), "--trust"]
+    for name, value in typed.items():
+        if value is not None:
+            text = value if isinstance(value, str) else json.dumps(value)
+            trusting += [f"--{_option(name)}", text]
+    return (
+        "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
+        f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{shown}\n\n"
+        "Is the directory your own, or do you trust who wrote it?\n\n"
+        f"  {visible(shlex.join(trusting))}\n\n"
+        "Otherwise name all that is to be run; as the directory has it:\n\n"
+        f"  {visible(command)}"
+    )
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")

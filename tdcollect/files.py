@@ -34,7 +34,8 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:  # a full disk does not say of which file
-        error.filename = error.filename or os.fspath(path)
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
         raise
     finally:
         beside.unlink(missing_ok=True)

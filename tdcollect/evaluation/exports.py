@@ -103,10 +103,7 @@ def write_marl_eval(
         run[f"step_{number}"] = {"step_count": steps, **metrics}
     run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
     file = Path(path)
-    try:
-        data = json.loads(file.read_bytes()) if file.exists() else {}
-    except (ValueError, RecursionError):
-        data = None
+    data = json.loads(file.read_text()) if file.exists() else {}
     level = data
     for key in (environment, task, algorithm):
         level = level.setdefault(key, {}) if isinstance(level, dict) else None

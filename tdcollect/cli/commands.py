@@ -234,8 +234,7 @@ def replay(
             backend=request.backend,
             device=request.device,
         )
-        result.replay(index, video)
-        (record,) = (episode for episode in result.episodes if episode.index == index)
+        record = result.replayed(index, video).record
     if as_json:
         _print_json(**json.loads(record.to_json()), same=True, video=video)
         return
@@ -245,6 +244,24 @@ def replay(
     )
     if video is not None:
         click.echo(f"video {video}")
+
+
+@program.command()
+@click.argument("directories", nargs=-1, required=True, type=_FOLDER, metavar="DIR...")
+@_as_json
+def verify(directories: tuple[Path, ...], as_json: bool) -> int:
+    """Check evaluations without running them: files, seeds, digests, statistics, kept data.
+
+    The status is 1 where something is wrong, or an evaluation is unfinished.
+    """
+    import tdcollect
+
+    found = [tdcollect.verify(directory) for directory in directories]
+    if as_json:
+        _print_json(evaluations=[checked.to_dict() for checked in found])
+    else:
+        click.echo("\n".join(map(str, found)))
+    return 0 if all(checked.ok for checked in found) else 1
 
 
 @program.command()

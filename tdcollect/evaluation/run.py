@@ -55,6 +55,7 @@ def evaluate(
 
     Args:
         keep: keep the data of episodes: in memory, or under ``out`` as memory-mapped TensorDicts.
+            Refused where episodes have ended there without.
         out: the directory for the ledger, the statistics and the report.
         progress: show a progress bar where there is a terminal and tqdm is installed.
 
@@ -101,22 +102,30 @@ def evaluate(
             directory = Directory(out, manifest)
             stack.callback(directory.close)
             done = list(directory.episodes)
+            if keep:
+                directory.check_kept(done)
         trajectories: dict[int, TensorDict] = {}
         ended = {episode.index for episode in done}
         running.numbers = [number for number in running.numbers if number not in ended]
         started, left = time.time(), len(running.numbers)
-        for record, data in _shown(running.run(keep), left, progress):
-            done.append(record)
+        try:
+            for record, data in _shown(running.run(keep), left, progress):
+                done.append(record)
+                if directory is not None:
+                    directory.add(record, data)
+                elif data is not None:
+                    trajectories[record.index] = data
+        except BaseException as error:
             if directory is not None:
-                directory.add(record, data)
-            elif data is not None:
-                trajectories[record.index] = data
+                directory.give_up(error)
+            raise
         replay = replayer(env, policy, env_kwargs, given)
         result = EvaluationResult(manifest, done, out, trajectories, replay)
         if directory is not None:
             summary = result.summary()
-            directory.finish(result.episodes, summary.to_dict())
-            write_report(directory.path, manifest, result.episodes, summary)
+            directory.finish(result.episodes)
+            files = write_report(directory.path, manifest, result.episodes, summary)
+            directory.write_results(summary.to_dict(), files)
             if left:
                 how = {"env": repr(running.base), "threads": torch.get_num_threads()}
                 directory.note_run(started, left, how)

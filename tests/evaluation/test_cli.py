@@ -17,6 +17,8 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation.named import is_named
 
+from .ledgers import unfinished
+
 ROOT = Path(__file__).parents[2]
 POLICIES = r"""
 import gymnasium as gym
@@ -303,8 +305,7 @@ def test_compare_refuses_other_episodes(typed) -> None:
 def test_compare_refuses_an_unfinished_evaluation(typed, here) -> None:
     for name in "ab":
         typed(f"evaluate CartPole-v1 --policy random --episodes 3 --out {name} --quiet")
-        file = here / name / "episodes.jsonl"
-        file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+        unfinished(here / name, 2)
     status, _, err = typed("compare a b")
     assert status == 1
     assert "a is unfinished: it lacks 1 of its episodes" in err
@@ -358,7 +359,7 @@ def test_replay_tells_what_has_changed(typed, here) -> None:
             typed(command)
     status, out, err = typed("replay run 0")
     assert (status, out) == (1, "")
-    assert "episode 0 is not what it was: return " in err
+    assert "episode 0 is not what the ledger says: return is " in err
     assert "What has changed: policy.digest was " in err
 
 

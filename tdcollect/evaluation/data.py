@@ -187,7 +187,12 @@ def disagreements(
     ]
     if told is not None and abs(told - total) > rounding:
         found.append(("return", told, total))
-    return [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
+    texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
+    for key in (of[name] for name in observed):  # each row leads to the one after it
+        here, after = _array(data[key])[1:], _array(data[under_next(key)])[:-1]
+        if here.tobytes() != after.tobytes():
+            texts.append(f"{_path(key)} is another one than the row before led to")
+    return texts
 
 
 def _data_digest(data: TensorDict, digested: Sequence[tuple[Key, bool]]) -> str:

@@ -70,7 +70,9 @@ class Directory:
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
-            self._journal.truncate(sum(map(len, whole_lines(self.path / EPISODES))))
+            whole = sum(map(len, whole_lines(self.path / EPISODES)))
+            if self._journal.tell() > whole:  # a process died as it wrote a line
+                self._journal.truncate(whole)
             self._opened = opened.pop_all()
 
     def _claim(self, opened: ExitStack) -> None:

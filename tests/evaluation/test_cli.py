@@ -359,7 +359,7 @@ def test_replay_tells_what_has_changed(typed, here) -> None:
             typed(command)
     status, out, err = typed("replay run 0")
     assert (status, out) == (1, "")
-    assert "episode 0 is not what the ledger says: return is " in err
+    assert "episode 0 is not what the ledger says: " in err
     assert "What has changed: policy.digest was " in err
 
 

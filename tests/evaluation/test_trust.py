@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -248,6 +249,25 @@ def test_each_bit_of_an_episode_is_checked(run: Path, name: str) -> None:
     file.write_bytes(whole)
     with pytest.raises(ValueError, match="data kept of episode 0 are not those of its record"):
         load(run).trajectory(0)
+
+
+def test_a_digest_is_what_the_docs_say(run: Path) -> None:
+    result = load(run)
+    entries = result.manifest["entries"]
+    shown, acted = entries["observation"], entries["action"]
+    names = [*shown, *acted, "next/reward", "next/terminated", "next/truncated"]
+    for record in result.episodes:
+        data = result.trajectory(record.index)
+        parts = []
+        for name in names:
+            rows = data[tuple(name.split("/"))].numpy()
+            part = f"{name} {rows.dtype.str} {rows.shape[1:]}\n".encode() + rows.tobytes()
+            if name in shown:
+                part += data["next", name][-1].numpy().tobytes()
+            parts.append(hashlib.sha256(part).digest())
+        assert hashlib.sha256(b"".join(parts)).hexdigest() == record.digest
+    ledger = (run / "episodes.jsonl").read_bytes()
+    assert hashlib.sha256(ledger).hexdigest() == result.digest
 
 
 def test_data_that_were_not_kept_cannot_be_kept_afterwards(run: Path) -> None:

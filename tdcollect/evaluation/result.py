@@ -21,7 +21,7 @@ from tdcollect.evaluation.reading import (
     read_directory,
     trajectory_path,
 )
-from tdcollect.evaluation.records import Episode, ledger_digest
+from tdcollect.evaluation.records import FORMAT, Episode, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of, unequal
 from tdcollect.evaluation.statistics import Summary, summarize
 
@@ -106,7 +106,7 @@ class EvaluationResult:
     @property
     def digest(self) -> str:
         """SHA-256 of the ledger: equal for equal episodes, however they were run."""
-        return ledger_digest(self.episodes, self.manifest["format"])
+        return ledger_digest(self.episodes, self.manifest.get("format", FORMAT))
 
     @property
     def returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:

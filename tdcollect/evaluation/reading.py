@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 from tensordict import TensorDict
 
 from tdcollect.evaluation.data import disagreements
+from tdcollect.evaluation.kept import read_trajectory
 from tdcollect.evaluation.records import FORMAT, Episode, is_digest, is_whole
 from tdcollect.evaluation.statistics import summarize
 from tdcollect.evaluation.tables import count_text
 from tdcollect.seeding import env_seed, policy_seed
+from tdcollect.text import visible
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
 REFUSED = "refused.json"
@@ -72,7 +74,8 @@ class Verification:
     def __str__(self) -> str:
         checked = f"{count_text(self.episodes, 'record')} and the data of {self.kept} checked"
         found = f"{count_text(len(self.problems), 'problem')}" if self.problems else "nothing wrong"
-        return "\n".join([*map(str, self.problems), f"{self.directory}: {checked}, {found}"])
+        lines = [*map(str, self.problems), f"{self.directory}: {checked}, {found}"]
+        return "\n".join(map(visible, lines))
 
     def to_dict(self) -> dict[str, Any]:
         """The checks as plain dicts, lists, strings and numbers, for JSON."""
@@ -87,7 +90,8 @@ class Verification:
         }
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.directory)!r}, {len(self.problems)} problems)"
+        found = count_text(len(self.problems), "problem")
+        return f"{type(self).__name__}({visible(str(self.directory))!r}, {found})"
 
 
 def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Episode]]:
@@ -352,7 +356,7 @@ def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> Tenso
     Raises:
         ValueError: for data that are not those of the record, or cannot be read.
     """
-    data = TensorDict.load_memmap(trajectory_path(root, record.index))
+    data = read_trajectory(trajectory_path(root, record.index))
     if manifest["format"] == 1:  # which does not say what was digested
         return data
     found = disagreements(record, data, manifest["entries"])

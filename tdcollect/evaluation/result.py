@@ -24,6 +24,7 @@ from tdcollect.evaluation.reading import (
 from tdcollect.evaluation.records import FORMAT, Episode, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of, unequal
 from tdcollect.evaluation.statistics import Summary, summarize
+from tdcollect.text import visible
 
 # Of a manifest: what may change what an episode is. The env's id changes where it is filmed.
 _MATTERS = ("env", "policy", "inference_batch_size", "device", "versions", "platform", "git")
@@ -125,9 +126,13 @@ class EvaluationResult:
     def trajectory(self, index: int) -> TensorDict:
         """The data ``[L]`` of an episode that was kept.
 
+        Those in a directory are mapped from its files. No code in them runs, whoever wrote them;
+        what is written to them stays in memory.
+
         Raises:
             KeyError: where they were not.
-            ValueError: for files that hold other data than the ledger tells of.
+            ValueError: for files that hold other data than the ledger tells of, or anything but
+                plain tensors.
         """
         if index in self._trajectories:
             return self._trajectories[index]
@@ -193,6 +198,7 @@ class EvaluationResult:
         failed = len(self.episodes) - len(self.returns)
         mean = f"{self.returns.mean():.6g}" if len(self.returns) else "none"
         return (
-            f"{type(self).__name__}({self.manifest['env']['id']}, {len(self.episodes)} episodes, "
+            f"{type(self).__name__}({visible(str(self.manifest['env']['id']))}, "
+            f"{len(self.episodes)} episodes, "
             f"{failed} failed, mean return {mean}, digest {self.digest[:16]})"
         )

@@ -23,6 +23,7 @@ from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.report import write_report
+from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
 
 
@@ -46,6 +47,7 @@ def evaluate(
     keep: bool = False,
     out: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    request: Request | None = None,
 ) -> EvaluationResult:
     """Run numbered test episodes, the same to the bit however they are run.
 
@@ -58,6 +60,9 @@ def evaluate(
             Refused where episodes have ended there without.
         out: the directory for the ledger, the statistics and the report.
         progress: show a progress bar where there is a terminal and tqdm is installed.
+        request: env and policy by name, as the command line takes them, a
+            :class:`tdcollect.evaluation.request.Request`. They are kept in ``out``, and the report
+            then has the commands that run episodes again.
 
     Returns:
         The result; ``result.summary()`` gives statistics, ``result.replay(i)`` runs an episode
@@ -73,6 +78,10 @@ def evaluate(
         >>> result = evaluate("CartPole-v1", policy, episodes=100, seed=0, out="runs/test")
         >>> print(result.summary())
     """
+    if request is not None and not isinstance(request, Request):
+        raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
+    if request is not None and out is None:
+        raise ValueError("request is kept in a directory; give it: out=")
     if out is not None:
         check_directory(Path(out))
         _check_report_extras()
@@ -124,7 +133,9 @@ def evaluate(
         if directory is not None:
             summary = result.summary()
             directory.finish(result.episodes)
-            files = write_report(directory.path, manifest, result.episodes, summary)
+            if request is not None:
+                request.write(directory.path)
+            files = write_report(directory.path, manifest, result.episodes, summary, request)
             directory.write_results(summary.to_dict(), files)
             if left:
                 how = {"env": repr(running.base), "threads": torch.get_num_threads()}

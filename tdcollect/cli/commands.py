@@ -306,7 +306,7 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     if as_json:
         _print_json(evaluations=[checked.to_dict() for checked in found])
     else:
-        _echo("\n".join(map(str, found)))
+        _say("\n".join(map(str, found)))
     return 0 if all(checked.ok for checked in found) else 1
 
 

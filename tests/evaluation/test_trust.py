@@ -17,9 +17,11 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation.reading import sha256
 from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.text import visible
 from tests.evaluation.test_kept import Payload
 
+SAFE_TO_OPEN = (Path(__file__).parents[2] / "docs" / "safe-to-open.md").read_text()
 PAYLOAD = """
 import pathlib
 pathlib.Path({mark!r}).touch()
@@ -40,7 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path.parent)  # for the manifest's commit is that of where one stands
-        tdcollect.evaluate("CartPole-v1", None, 2, keep=True, out=path, progress=False)
+        tdcollect.evaluate("CartPole-v1", None, 4, keep=True, out=path, progress=False)
     return path
 
 
@@ -189,10 +191,38 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
 
 def test_going_on_in_it_runs_nothing_of_it(sent, mark, typed) -> None:
     ask(sent, policy="payload.py:make", env="payload:make")
-    told = typed("evaluate CartPole-v1 --policy random --episodes 2 --out sent --quiet")
+    told = typed("evaluate CartPole-v1 --policy random --episodes 4 --out sent --quiet")
     assert told == (0, "", "")
     assert not mark.exists()
     assert Request.read(sent).policy == "random"
+
+
+def test_a_checkpoint_holds_weights_and_nothing_else(sent, mark, typed) -> None:
+    named = "--env CartPole-v1 --policy @:net --checkpoint sent/policy.pt"
+    status, _, err = typed(f"replay sent 1 {named}")
+    assert status == 1
+    assert "policy.pt is no state_dict of TensorDictModule" in err
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        tdcollect.load_checkpoint(sent / "policy.pt")
+    assert not mark.exists()
+
+
+def test_files_of_stable_baselines3_run_code(here, mark) -> None:
+    """As docs/safe-to-open.md warns: a name of the user's own."""
+    pytest.importorskip("stable_baselines3")
+    (here / "norm.pkl").write_bytes(pickle.dumps(Payload(mark)))
+    with pytest.raises(ValueError, match="holds another object"):
+        _read_normalization(here / "norm.pkl")
+    assert mark.exists()
+
+
+def test_the_page_on_it_shows_what_is_printed(finished, here, capsys) -> None:
+    shutil.copytree(finished, here / "their-run")
+    ask(here / "their-run", policy="policies.py:lean", directory="..")
+    shown = re.search(r"```console\n\$ (.*?)\n(.*?)```", SAFE_TO_OPEN, re.DOTALL)
+    assert shown is not None
+    assert main(shlex.split(shown[1])[1:]) == 1
+    assert capsys.readouterr().err.replace(str(here), "/home/me/inbox") == shown[2]
 
 
 # request.json

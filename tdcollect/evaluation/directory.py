@@ -111,8 +111,8 @@ class Directory:
     def finish(self, episodes: Sequence[Episode], results: Mapping[str, Any]) -> None:
         """Write the ledger in order, and the results."""
         ordered = sorted(episodes, key=lambda episode: episode.index)
-        lines = "".join(episode.to_json() + "\n" for episode in ordered).encode()
-        write_atomically(self.path / EPISODES, lines)
+        lines = (f"{episode.to_json()}\n".encode() for episode in ordered)
+        write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))
         write_atomically(self.path / RESULTS, _json({"ledger": ledger_digest(ordered), **results}))
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:

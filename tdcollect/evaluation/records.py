@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ COMPLETED = "completed"
 FAILED = "failed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be millions of them
 class Episode:
     """What the ledger holds of one test episode.
 
@@ -50,7 +50,7 @@ class Episode:
 
     def to_json(self) -> str:
         """The record as one line, keys in a fixed order; floats read back to the same bits."""
-        return json.dumps({_written(name): value for name, value in vars(self).items()})
+        return json.dumps({_written(name): value for name, value in _items(self)})
 
     @classmethod
     def from_json(cls, line: str | Mapping[str, Any]) -> Episode:
@@ -62,11 +62,17 @@ class Episode:
 _NAMES = {"return": "episode_return"}  # a keyword of Python's
 
 
+def _items(record: Episode) -> Iterator[tuple[str, Any]]:
+    return ((name, getattr(record, name)) for name in Episode.__slots__)
+
+
 def _written(name: str) -> str:
     return "return" if name == _NAMES["return"] else name
 
 
 def ledger_digest(episodes: Iterable[Episode]) -> str:
     """SHA-256 of the records in the order of their index: one number for a whole evaluation."""
-    ordered = sorted(episodes, key=lambda episode: episode.index)
-    return hashlib.sha256("".join(e.to_json() + "\n" for e in ordered).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for episode in sorted(episodes, key=lambda episode: episode.index):
+        digest.update(f"{episode.to_json()}\n".encode())
+    return digest.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,9 @@ class EvaluationResult:
             RuntimeError: where the digest is another, or where there is no policy to run, as in a
                 result that was loaded.
         """
-        recorded = {episode.index: episode for episode in self.episodes}.get(index)
-        if recorded is None:
+        place = bisect_left(self.episodes, index, key=lambda episode: episode.index)
+        recorded = next(iter(self.episodes[place : place + 1]), None)
+        if recorded is None or recorded.index != index:
             raise KeyError(f"episode {index} is not among the {len(self.episodes)} of this ledger")
         if self._replay is None:
             raise RuntimeError(
@@ -172,8 +174,9 @@ class EvaluationResult:
         )
 
     def __repr__(self) -> str:
-        failed = len(self.episodes) - len(self.returns)
-        mean = f"{self.returns.mean():.6g}" if len(self.returns) else "none"
+        returns = self.returns
+        failed = len(self.episodes) - len(returns)
+        mean = f"{returns.mean():.6g}" if len(returns) else "none"
         return (
             f"{type(self).__name__}({self.manifest['env']['id']}, {len(self.episodes)} episodes, "
             f"{failed} failed, mean return {mean}, digest {self.digest[:16]})"

@@ -13,14 +13,13 @@ import numpy as np
 from tdcollect.evaluation.extras import extra_module
 from tdcollect.evaluation.intervals import (
     Interval,
-    Values,
     check_settings,
     exact_mean,
-    generator,
     interquartile_mean_interval,
     mean_interval,
 )
 from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.resampling import Values, generator
 from tdcollect.evaluation.tables import (
     count_text,
     number_text,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tdcollect.display import html_table, one_line
 from tdcollect.evaluation.comparable import (
     Evaluation,
     check_same_episodes,
@@ -19,7 +20,7 @@ from tdcollect.evaluation.extras import extra_module
 from tdcollect.evaluation.intervals import check_settings, exact_mean
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.resampling import flips_are_exact, generator, sign_flip_p_value
-from tdcollect.evaluation.statistics import Quantity, describe, in_order
+from tdcollect.evaluation.statistics import Quantity, describe, in_order, mean_text
 from tdcollect.evaluation.tables import count_text, number_text, percent_text, text_table
 
 
@@ -65,6 +66,11 @@ class Difference:
     adjusted_p_value: float | None
     exact: bool
     confidence: float
+
+    def __repr__(self) -> str:
+        names = f"{self.name} minus {self.baseline}"
+        told = (count_text(len(self.values), "episode"), mean_text(self.difference))
+        return one_line(self, names, *told, f"p-value {_p_text(self.p_value)}")
 
     def episodes_needed(self, difference: float, power: float = 0.8) -> int:
         """How many episodes would show a mean difference as large as this one.
@@ -125,13 +131,22 @@ class Comparison:
             shown["detectable"] = difference.detectable()
         return fields | {name: list(fields[name]) for name in ("names", "differences", "remarks")}
 
+    def __repr__(self) -> str:
+        return one_line(self, self._head(), *(mean_text(d.difference) for d in self.differences))
+
     def __str__(self) -> str:
-        head = (
+        table = text_table(self.rows(), header=["", *self.names[1:]])
+        return "\n".join([self._head(), "", table, "", *self.notes()])
+
+    def _repr_html_(self) -> str:
+        header = ["", *self.names[1:]]
+        return html_table(header, self.rows(), before=[self._head()], after=self.notes())
+
+    def _head(self) -> str:
+        return (
             f"{self.env}: {', '.join(self.names[1:])} minus {self.names[0]} on the same "
             f"{count_text(self.episodes, 'episode')}"
         )
-        table = text_table(self.rows(), header=["", *self.names[1:]])
-        return "\n".join([head, "", table, "", *self.notes()])
 
     def rows(self) -> list[list[str]]:
         """The table's rows: what it is, then of each difference."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tdcollect.display import one_line
+
 COMPLETED = "completed"
 FAILED = "failed"
 
@@ -47,6 +49,12 @@ class Episode:
     def completed(self) -> bool:
         """Whether the episode ran to its end."""
         return self.status == COMPLETED
+
+    def __repr__(self) -> str:
+        told = f"{self.status}, return {self.episode_return}, {self.length} steps"
+        if not self.completed:
+            told = f"{self.status}, {self.restarts} restarts"
+        return one_line(self, str(self.index), told, f"digest {(self.digest or 'none')[:16]}")
 
     def to_json(self) -> str:
         """The record as one line, keys in a fixed order; floats read back to the same bits."""

@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
+from tdcollect.display import one_line
 from tdcollect.evaluation.comparable import differences
 from tdcollect.evaluation.directory import read_directory, trajectory_path
 from tdcollect.evaluation.records import Episode, ledger_digest
@@ -177,7 +178,5 @@ class EvaluationResult:
         returns = self.returns
         failed = len(self.episodes) - len(returns)
         mean = f"{returns.mean():.6g}" if len(returns) else "none"
-        return (
-            f"{type(self).__name__}({self.manifest['env']['id']}, {len(self.episodes)} episodes, "
-            f"{failed} failed, mean return {mean}, digest {self.digest[:16]})"
-        )
+        told = (f"{len(self.episodes)} episodes", f"{failed} failed", f"mean return {mean}")
+        return one_line(self, self.manifest["env"]["id"], *told, f"digest {self.digest[:16]}")

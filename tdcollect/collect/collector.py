@@ -16,19 +16,21 @@ from tdcollect import keys
 from tdcollect.collect.buffers import check_replay_buffer
 from tdcollect.collect.by_count import check_count, round_up, whole_episodes
 from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
-from tdcollect.collect.explain import Explanation, explanation
+from tdcollect.collect.explain import Explanation, explanation, short
 from tdcollect.collect.hooks import AnyHooks
 from tdcollect.collect.loop import ArrayEnv
 from tdcollect.collect.monitor import Monitor, StatsAttribute
 from tdcollect.collect.options import extends
-from tdcollect.collect.progress import check_tqdm, with_progress
+from tdcollect.collect.progress import with_progress
 from tdcollect.collect.record import Record
 from tdcollect.collect.resume import ResumableCollector
 from tdcollect.collect.rows import flat
 from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
+from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.progress import check_tqdm
 from tdcollect.seeding import slot_seeds
 from tdcollect.trajectories.split import Layout, split_trajectories
 
@@ -59,7 +61,8 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         stats_window: K, how many of the latest episodes ``stats.window`` holds.
         timers: also time the env's steps and the policy's calls, which costs a little at each step.
         hooks: one :class:`tdcollect.Hooks`, or several, told of steps, episodes and collections.
-        progress: show a progress bar while iterating (needs tqdm).
+        progress: show a progress bar while iterating (needs tqdm); where there is neither a
+            terminal nor a notebook, a line every 30 seconds.
         **kwargs: as the parent has them.
 
     Attributes:
@@ -132,6 +135,17 @@ class Collector(ResumableCollector, metaclass=Dispatch):
                     whole_batches=self.extend_buffer,
                     trajectories=self.trajs_per_batch is not None,
                 )
+
+    def __repr__(self) -> str:
+        if getattr(self, "closed", True):
+            return one_line(self, "shut down")
+        counts = (
+            f"frames_per_batch={self.requested_frames_per_batch}",
+            f"total_frames={self.total_frames}",
+            f"exploration={self.exploration_type}",
+        )
+        policy = type(self.policy).__name__
+        return one_line(self, short(base_of(self.env)), policy, *counts)
 
     @contextmanager
     def _closing_what_it_made(self) -> Iterator[None]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tdcollect.display import html_text, one_line
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -104,6 +106,9 @@ class Collection:
         """Of the shaped returns; None where no episode ended, or none are shaped."""
         return None if self.shaped_returns is None else spread(self.shaped_returns)
 
+    def __repr__(self) -> str:
+        return _line(self, f"{self.episodes} episodes")
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -174,6 +179,9 @@ class Life:
         """Count the shaped returns of a collection."""
         if len(returns):
             self._shaped.add(returns)
+
+    def __repr__(self) -> str:
+        return _line(self, f"{self.collections} collections", f"{self.episodes} episodes")
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -316,14 +324,27 @@ class Statistics:
 
     def __repr__(self) -> str:
         if not self.on:
-            return "Statistics(off)"
+            return one_line(self, "off")
         if self._latest is None:
-            return "Statistics(nothing collected yet)"
+            return one_line(self, "nothing collected yet")
+        return one_line(self, f"latest {self._latest!r}", f"window {self._window!r}")
+
+    def _repr_html_(self) -> str:
+        return html_text(str(self))
+
+    def __str__(self) -> str:
+        if self._latest is None:
+            return repr(self)
         parts = [("latest collection", _lines(self._latest)), ("life", _lines(self._life))]
         last = [f"returns   {self._window.return_stats}", f"lengths   {self._window.length_stats}"]
         if self._window.episodes:
             parts.append((f"latest {self._window.episodes} episodes", last))
         return "\n".join(f"{name}\n" + "\n".join(f"  {x}" for x in lines) for name, lines in parts)
+
+
+def _line(of: Collection | Life, *counts: str) -> str:
+    returns = "no returns" if of.return_stats is None else f"mean return {of.return_stats.mean:.4g}"
+    return one_line(of, f"{of.steps} steps", f"{of.seconds:.4g} s", *counts, returns)
 
 
 class Tally:

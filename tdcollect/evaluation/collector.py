@@ -19,6 +19,7 @@ from tdcollect.collect.loop import Steps, array_env
 from tdcollect.collect.rows import Key, Rows
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
+from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.arguments import (
     Seeds,
@@ -315,7 +316,6 @@ class EvaluationCollector:
         self.close()
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self.numbers)} episodes of {self.base.name}, "
-            f"seed={self.seed}, ended={len(self.episodes)}, env={self.env})"
-        )
+        told = (f"seed={self.seed}", f"ended={len(self.episodes)}")
+        slots = f"{self.env.batch_size.numel()} slots"
+        return one_line(self, f"{len(self.numbers)} episodes of {self.base.name}", *told, slots)

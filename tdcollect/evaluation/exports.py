@@ -132,8 +132,8 @@ def to_pandas(episodes: Sequence[Episode]) -> Any:
         ModuleNotFoundError: without pandas.
     """
     pandas = extra_module("pandas", "to_pandas")
-    rows = [json.loads(episode.to_json()) for episode in in_order(episodes)]
-    columns = {name: [row[name] for row in rows] for name in _DTYPES}
+    records = in_order(episodes)
+    columns = {name: [getattr(e, _ATTRIBUTES.get(name, name)) for e in records] for name in _DTYPES}
     frame = pandas.DataFrame(
         {
             name: pandas.Series(values, dtype=_dtype(name, values))
@@ -143,6 +143,7 @@ def to_pandas(episodes: Sequence[Episode]) -> Any:
     return frame.set_index("index")
 
 
+_ATTRIBUTES = {"return": "episode_return"}  # the others are called as their keys are
 _DTYPES = {
     "index": "int64",
     "env_seed": "UInt64",

@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import Any
 
+from tdcollect.display import one_line
+
 COMPLETED = "completed"
 FAILED = "failed"
 
@@ -17,7 +19,7 @@ FORMAT = 2
 """Version of the files of an evaluation. Older ones are read, never continued."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # there may be millions of them
 class Episode:
     """What the ledger holds of one test episode.
 
@@ -52,6 +54,12 @@ class Episode:
     def completed(self) -> bool:
         """Whether the episode ran to its end."""
         return self.status == COMPLETED
+
+    def __repr__(self) -> str:
+        told = f"{self.status}, return {self.episode_return}, {self.length} steps"
+        if not self.completed:
+            told = f"{self.status}, {self.restarts} restarts"
+        return one_line(self, str(self.index), told, f"digest {(self.digest or 'none')[:16]}")
 
     def to_json(self, format: int = FORMAT) -> str:
         """The record as one line, keys in a fixed order; floats read back to the same bits.

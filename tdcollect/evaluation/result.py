@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
+from tdcollect.display import one_line
 from tdcollect.evaluation.comparable import differences
 from tdcollect.evaluation.reading import (
     number_of_episodes,
@@ -24,7 +25,6 @@ from tdcollect.evaluation.reading import (
 from tdcollect.evaluation.records import FORMAT, Episode, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of, unequal
 from tdcollect.evaluation.statistics import Summary, summarize
-from tdcollect.text import visible
 
 # Of a manifest: what may change what an episode is. The env's id changes where it is filmed.
 _MATTERS = ("env", "policy", "inference_batch_size", "device", "versions", "platform", "git")
@@ -195,10 +195,8 @@ class EvaluationResult:
         return told + f"What has changed: {why or 'something that the manifest does not hold'}"
 
     def __repr__(self) -> str:
-        failed = len(self.episodes) - len(self.returns)
-        mean = f"{self.returns.mean():.6g}" if len(self.returns) else "none"
-        return (
-            f"{type(self).__name__}({visible(str(self.manifest['env']['id']))}, "
-            f"{len(self.episodes)} episodes, "
-            f"{failed} failed, mean return {mean}, digest {self.digest[:16]})"
-        )
+        returns = self.returns
+        failed = len(self.episodes) - len(returns)
+        mean = f"{returns.mean():.6g}" if len(returns) else "none"
+        told = (f"{len(self.episodes)} episodes", f"{failed} failed", f"mean return {mean}")
+        return one_line(self, self.manifest["env"]["id"], *told, f"digest {self.digest[:16]}")

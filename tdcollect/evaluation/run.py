@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.report import write_report
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.progress import progress_bar
 
 
 def evaluate(
@@ -59,7 +60,8 @@ def evaluate(
         keep: keep the data of episodes: in memory, or under ``out`` as memory-mapped TensorDicts.
             Refused where episodes have ended there without.
         out: the directory for the ledger, the statistics and the report.
-        progress: show a progress bar where there is a terminal and tqdm is installed.
+        progress: show a progress bar, on a terminal and in a notebook, where tqdm is installed;
+            elsewhere a line every 30 seconds.
         request: env and policy by name, as the command line takes them, a
             :class:`tdcollect.evaluation.request.Request`. They are kept in ``out``, and the report
             then has the commands that run episodes again.
@@ -117,8 +119,9 @@ def evaluate(
         ended = {episode.index for episode in done}
         running.numbers = [number for number in running.numbers if number not in ended]
         started, left = time.time(), len(running.numbers)
+        run = running.run(keep)
         try:
-            for record, data in _shown(running.run(keep), left, progress):
+            for record, data in _shown(run, left) if progress and left else run:
                 done.append(record)
                 if directory is not None:
                     directory.add(record, data)
@@ -143,13 +146,13 @@ def evaluate(
         return result
 
 
-def _shown(run: Iterable[Finished], total: int, progress: bool) -> Iterator[Finished]:
-    """The episodes, with a progress bar where there is a terminal to show it."""
-    if progress and total:
-        with suppress(ModuleNotFoundError):  # a bar is a courtesy; the extra `evaluate` brings it
-            tqdm = extra_module("tqdm", "a progress bar").tqdm
-            run = tqdm(run, "test episodes", total, disable=None, leave=False)
-    return iter(run)
+def _shown(run: Generator[Finished, None, None], total: int) -> Iterator[Finished]:
+    """The episodes, while how many have ended is shown."""
+    with closing(run), progress_bar(total, "test episodes", leave=False) as bar:
+        for finished in run:
+            bar.update(1)
+            yield finished
+            del finished  # or its data would take memory beside the next one's
 
 
 def _check_report_extras() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -13,7 +14,8 @@ LONGEST_LINE = 200  # characters
 
 def one_line(thing: Any, *parts: str) -> str:
     """``Name(part, part)`` for a ``__repr__``: never more than a line, cut where it is long."""
-    text = visible(" ".join(f"{type(thing).__name__}({', '.join(parts)})".split()))
+    text = re.sub(r"[ \n\t]+", " ", f"{type(thing).__name__}({', '.join(parts)})")
+    text = visible(text)
     return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 4] + "...)"
 
 

@@ -47,11 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = "; ".join(["interrupted", *map(str, error.args)])
         print(f"tdcollect: {told}", file=sys.stderr)
         return INTERRUPTED
+    except SystemExit:  # click's, where the reader of its help went away
+        drop_output()
+        return PIPE_CLOSED
     except Exception as error:
         if "--traceback" in given:
             raise
         print(f"tdcollect: {visible(_line(error))}", file=sys.stderr)
         return 1
+
+
+def drop_output() -> None:
+    """Have what stdout still holds go nowhere: its reader went away, and Python writes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _line(error: Exception) -> str:
@@ -63,16 +71,21 @@ def _line(error: Exception) -> str:
     else:
         said = str(error)
     told = " ".join(said.split())
-    place = _place(error)
-    ours = type(error).__module__.partition(".")[0] == "tdcollect"
-    plain = (ValueError, TypeError, RuntimeError, KeyError, ImportError)
     if not told:
         told = type(error).__name__
-    elif not (ours or type(error) in plain or isinstance(error, (OSError, ImportError))) or (
-        place and not ours
-    ):
+    elif not _is_ours(error):
         told = f"{type(error).__name__}: {told}"
+    place = _place(error)
     return f"{told} ({place})" if place else told
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the text says it all, without its type: that of our own refusals."""
+    if type(error).__module__.partition(".")[0] == "tdcollect":
+        return True
+    plain = (ValueError, TypeError, RuntimeError, KeyError)
+    known = type(error) in plain or isinstance(error, (OSError, ImportError))
+    return known and not any(map(_is_users, _files(error)))
 
 
 _LIBRARIES = {
@@ -84,14 +97,17 @@ _LIBRARIES = {
 def _place(error: BaseException | None) -> str | None:
     """File and line of the innermost frame of the user's code, of an error or of its causes."""
     while error is not None:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
-        if frames:
-            file = Path(frames[-1].filename)
-            here = Path.cwd()
-            shown = file.relative_to(here) if file.is_relative_to(here) else file
-            return f"{shown}:{frames[-1].lineno}"
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if _is_users(frame.filename):
+                file, here = Path(frame.filename), Path.cwd()
+                shown = file.relative_to(here) if file.is_relative_to(here) else file
+                return f"{shown}:{frame.lineno}"
         error = error.__cause__
     return None
+
+
+def _files(error: BaseException) -> list[str]:
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _is_users(file: str) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tdcollect.cli import PIPE_CLOSED
+from tdcollect.cli import PIPE_CLOSED, drop_output
 from tdcollect.text import visible
 
 _FOLDER = click.Path(path_type=Path)
@@ -30,13 +31,27 @@ class _Program(click.Group):
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         cmd.params.append(_traceback_option())
+        if cmd.callback is not None:
+            cmd.callback = _never_silent(cmd.callback)
         super().add_command(cmd, name)
 
-    def invoke(self, ctx: click.Context) -> Any:
+
+def _never_silent(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, with a reason where click and Python would end it without a word."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:  # not stdout's, see _say; click would end without a word
+            return command(**given)
+        except BrokenPipeError as error:  # not stdout's: see _say
             raise RuntimeError(f"a pipe was closed at its other end: {error}") from error
+        except SystemExit as error:  # of a script that is no module: without `if __name__ == ...`
+            raise RuntimeError(
+                f"the code that was named ended the program by sys.exit({error.code!r}); nothing "
+                "was done. Put what a script runs under `if __name__ == '__main__':`"
+            ) from error
+
+    return run
 
 
 @click.group(
@@ -419,5 +434,5 @@ def _say(text: object, err: bool = False) -> None:
     try:
         click.echo(visible(str(text), lines=True), err=err)
     except BrokenPipeError as error:  # `| head`: who reads has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         raise click.exceptions.Exit(PIPE_CLOSED) from error

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tensordict import TensorDict
 
@@ -36,7 +36,7 @@ from tdcollect.evaluation.reading import (
     trajectory_path,
     whole_lines,
 )
-from tdcollect.evaluation.records import FORMAT, Episode, ledger_digest
+from tdcollect.evaluation.records import FORMAT, Episode
 from tdcollect.files import write_atomically
 
 _HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it
@@ -143,15 +143,9 @@ class Directory:
 
     def finish(self, episodes: Sequence[Episode]) -> None:
         """Put the ledger in order."""
-        file = self.path / EPISODES
         ordered = sorted(episodes, key=lambda episode: episode.index)
-        if sha256(file) == ledger_digest(ordered):
-            return
-
-        def write(opened: BinaryIO) -> None:
-            opened.writelines(episode.to_json().encode() + b"\n" for episode in ordered)
-
-        write_atomically(file, write)
+        lines = (episode.to_json().encode() + b"\n" for episode in ordered)
+        write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))
 
     def write_results(self, results: Mapping[str, Any], files: Sequence[Path]) -> None:
         """Write the statistics, with the digests of the other files: the evaluation is finished.

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 
 import tdcollect
-from tdcollect.cli import main
+from tdcollect.cli import _line, main
 from tdcollect.cli.commands import program
 from tdcollect.evaluation.named import is_named
+from tdcollect.files import write_atomically
 
 from .ledgers import unfinished
 
@@ -342,6 +346,17 @@ def test_replay_films(typed, here) -> None:
     assert (here / "run" / "1.mp4").read_bytes()[4:8] == b"ftyp"
 
 
+@pytest.mark.parametrize("file", [".", "film", "film.txt"])
+def test_replay_films_into_videos_alone(typed, here, file: str) -> None:
+    tdcollect.evaluate("CartPole-v1", None, 1, out="run", progress=False)
+    before = sorted(here.iterdir())
+    names = "--env CartPole-v1 --policy random"
+    status, out, err = typed(f"replay run 0 {names} --video {file}")
+    assert (status, out) == (1, "")
+    assert f"expected a video file, .mp4 or .mkv or .mov, got {file}" in err
+    assert sorted(here.iterdir()) == before
+
+
 def test_replay_tells_what_has_changed(typed, here) -> None:
     for value in (0.0, 1.0):
         weights = {"module.layer.weight": torch.zeros(2, 4)}
@@ -425,6 +440,60 @@ def test_an_interrupt_says_where_the_command_can_go_on(typed, monkeypatch, comma
     status, _, err = typed(command)
     assert status == 130
     assert err.strip() == f"tdcollect: interrupted{told}"
+
+
+def into(file: IO[str], *typed: str) -> int:
+    """Type a command whose output goes there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        return main(typed)
+
+
+@pytest.mark.parametrize("typed", [("doctor", "--help"), ("compare", "a", "b")], ids=" ".join)
+def test_a_reader_that_goes_away_ends_it_without_a_word(here, capsys, typed) -> None:
+    for name in "ab" if typed[0] == "compare" else "":
+        tdcollect.evaluate("CartPole-v1", None, 2, out=name, progress=False)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output:
+        assert into(output, *typed) == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_is_told(here, capsys) -> None:
+    with suppress(OSError), open("/dev/full", "w") as output:
+        assert into(output, "doctor", "--help") == 1
+    assert capsys.readouterr().err == "tdcollect: No space left on device\n"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch) -> None:
+    def full_disk(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left") as failed:
+        write_atomically(tmp_path / "report.html", b"new")
+    assert failed.value.filename == f"{tmp_path}/report.html"
+    told = OSError(errno.ENOSPC, "No space left on device", "report.html")
+    assert _line(told) == "report.html: No space left on device"
+
+
+def test_a_pipe_of_another_kind_is_told(typed, monkeypatch) -> None:
+    def lost(*args: Any, **kwargs: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(tdcollect, "evaluate", lost)
+    status, _, err = typed("evaluate CartPole-v1 --policy random")
+    assert status == 1
+    assert "tdcollect: a pipe was closed at its other end" in err
+
+
+def test_a_script_that_ends_the_program_is_told(typed, here) -> None:
+    (here / "script_that_exits.py").write_text("import sys\nsys.exit(0)\n")
+    status, _, err = typed("evaluate CartPole-v1 --policy script_that_exits.py:make")
+    assert status == 1
+    assert "ended the program by sys.exit(0); nothing was done" in err
+    assert err.endswith("(script_that_exits.py:2)\n")
 
 
 @pytest.mark.parametrize("text", ["a:b", "a.b:c.d", "dir/file.py:name", "/x y/f.py:Class"])

@@ -108,6 +108,12 @@ class Shaper:
                 f"expected reward_shaping to return a tensor of the reward's shape "
                 f"{list(reward.shape)}, got {got}"
             )
+        if not torch.can_cast(shaped.dtype, reward.dtype):
+            raise ValueError(
+                f"expected reward_shaping to return numbers that go into the reward's "
+                f"{reward.dtype}, got {shaped.dtype}, whose fractions or imaginary parts would be "
+                "lost; cast what it returns, or the env's reward (DTypeCastTransform)"
+            )
         batch = batch.copy()
         batch.set((keys.NEXT, keys.RAW_REWARD), reward)
         batch.set((keys.NEXT, keys.REWARD), shaped.to(reward.device, reward.dtype))

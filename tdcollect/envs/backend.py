@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from tdcollect import keys
 from tdcollect.envs.spaces import Array, SpaceCodec, observation_name
+from tdcollect.envs.worker import as_flag, as_reward, keeps
 
 RESUMABLE = ("serial", "process")
 """Backends whose envs can be brought back, in another process too."""
@@ -34,7 +35,8 @@ class Frame(NamedTuple):
     """Where one step of N slots is written. All arrays belong to the caller.
 
     ``observation`` and ``info`` hold one array ``[N, *shape]`` an entry, ``reward`` is float32
-    ``[N]``, ``terminated`` and ``truncated`` are bool ``[N]``.
+    ``[N]``, or float64 for a caller that needs it as the env gave it; ``terminated`` and
+    ``truncated`` are bool ``[N]``.
     """
 
     observation: Sequence[Array]
@@ -191,6 +193,30 @@ class Backend(abc.ABC):
         """Free what the slots hold."""
 
 
+_REWARDS = (np.dtype(np.float64), np.dtype(np.float32))
+
+
+def write_outcomes(outcomes: Sequence[Any], out: Frame, rows: Any = slice(None)) -> None:
+    """Write rewards, terminated and truncated, each with one value a row, into some rows.
+
+    Raises:
+        ValueError: where a reward is no real number, or a flag no bool.
+    """
+    rewards, terminated, truncated = outcomes
+    given = np.asarray(rewards)
+    if given.dtype not in _REWARDS or given.ndim != 1:
+        given = np.array([as_reward(reward) for reward in rewards])
+    out.reward[rows] = given
+    for name, flags, array in (
+        ("terminated", terminated, out.terminated),
+        ("truncated", truncated, out.truncated),
+    ):
+        given = np.asarray(flags)
+        if given.dtype.kind != "b" or given.ndim != 1:
+            given = np.array([as_flag(name, flag) for flag in flags])
+        array[rows] = given
+
+
 def _info_entry(key: str, example: Any) -> InfoEntry:
     array = np.asarray(example)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
@@ -212,11 +238,13 @@ def write_info(
     for entry, array in zip(entries, out.info, strict=True):
         value = np.asarray(info.get(entry.key, _ZERO))
         fits = value is _ZERO or value.shape == entry.shape
-        if not fits or not np.can_cast(value.dtype, entry.dtype, "same_kind"):
+        if not (fits and keeps(value, entry.dtype)):
+            got = f"{value.dtype} of shape {value.shape}"
+            got = f"{value.dtype} {value}" if value.shape == entry.shape == () else got
             raise ValueError(
                 f"expected info {entry.key!r} to be {entry.dtype} of shape {entry.shape}, as it "
-                f"was at first, got {value.dtype} of shape {value.shape}; pass info_keys as a "
-                "dict from names to examples that say what to expect"
+                f"was at first, got {got}; pass info_keys as a dict from names to examples that "
+                "say what to expect"
             )
         array[slot] = value
 

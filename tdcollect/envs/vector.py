@@ -15,13 +15,15 @@ action an episode and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from tdcollect.envs.backend import Backend, Frame, write_info
+from tdcollect.envs.backend import Backend, Frame, write_info, write_outcomes
+from tdcollect.envs.errors import SlotError
+from tdcollect.envs.nesting import row
 from tdcollect.envs.spaces import Array
 
 _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
@@ -102,13 +104,14 @@ class VectorBackend(Backend):
                 seed=all_seeds,  # type: ignore[arg-type]
                 options={**options, "reset_mask": mask},
             )
-        rows = self.observation.empty(self.num_envs)
-        self.observation.write(observation, rows)
         for slot in slots:
             self._fresh.pop(slot, None)
-            for array, values in zip(out.observation, rows, strict=True):
-                array[slot] = values[slot]
+
+        def write(slot: int) -> None:
+            self.observation.write_slot(row(observation, slot), out.observation, slot)
             self._write_info(info, out, slot)
+
+        _singly("reset", slots, write)
 
     def _show_fresh(self, slots: Sequence[int], out: Frame) -> Sequence[int]:
         """Write the episodes that the vector env began by itself; return the slots still to reset.
@@ -130,22 +133,42 @@ class VectorBackend(Backend):
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
         observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
         self._latest = info
-        self.observation.write(observation, out.observation)
-        out.reward[...] = reward
-        out.terminated[...] = terminated
-        out.truncated[...] = truncated
+        outcomes = [self._one_each(part) for part in (reward, terminated, truncated)]
+        try:
+            self.observation.write(observation, out.observation)
+            write_outcomes(outcomes, out)
+        except (ValueError, TypeError):  # one by one, it shows whose result is at fault
+
+            def write(slot: int) -> None:
+                self.observation.write_slot(row(observation, slot), out.observation, slot)
+                write_outcomes([part[slot : slot + 1] for part in outcomes], out, [slot])
+
+            _singly("step", range(self.num_envs), write)
+            raise
         if self.info:
-            for slot in range(self.num_envs):
-                self._write_info(info, out, slot)
+            _singly("step", range(self.num_envs), lambda slot: self._write_info(info, out, slot))
         if self._mode == AutoresetMode.SAME_STEP:
-            for slot in np.flatnonzero(out.terminated | out.truncated).tolist():
-                self._fresh[slot] = (
-                    [array[slot].copy() for array in out.observation],
-                    [array[slot].copy() for array in out.info],
-                )
-                self.observation.write_slot(info["final_obs"][slot], out.observation, slot)
-                if self.info:
-                    self._write_info(info["final_info"], out, slot)
+            ended = np.flatnonzero(out.terminated | out.truncated).tolist()
+            _singly("step", ended, lambda slot: self._end(slot, info, out))
+
+    def _one_each(self, values: Any) -> Array:
+        array = np.asarray(values)
+        if len(array.shape) == 0 or len(array) != self.num_envs:
+            raise ValueError(
+                f"expected rewards and flags of shape ({self.num_envs},) from {self.env}, got "
+                f"{array.shape}; correct the vector env"
+            )
+        return array
+
+    def _end(self, slot: int, info: Mapping[str, Any], out: Frame) -> None:
+        """Keep what began the slot's next episode, and show how this one ended."""
+        self._fresh[slot] = (
+            [array[slot].copy() for array in out.observation],
+            [array[slot].copy() for array in out.info],
+        )
+        self.observation.write_slot(info["final_obs"][slot], out.observation, slot)
+        if self.info:
+            self._write_info(info["final_info"], out, slot)
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         info = self._latest
@@ -179,6 +202,18 @@ class VectorBackend(Backend):
 
     def close(self) -> None:
         self.env.close()
+
+
+def _singly(verb: str, slots: Sequence[int], write: Callable[[int], None]) -> None:
+    """Write slot by slot; raise SlotError for those whose results are not to be written."""
+    failed: dict[int, Exception] = {}
+    for slot in slots:
+        try:
+            write(slot)
+        except Exception as error:
+            failed[slot] = error
+    if failed:
+        raise SlotError(verb, failed)
 
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:

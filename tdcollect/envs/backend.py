@@ -193,28 +193,40 @@ class Backend(abc.ABC):
         """Free what the slots hold."""
 
 
-_REWARDS = (np.dtype(np.float64), np.dtype(np.float32))
+FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+BOOL = np.dtype(bool)
 
 
-def write_outcomes(outcomes: Sequence[Any], out: Frame, rows: Any = slice(None)) -> None:
-    """Write rewards, terminated and truncated, each with one value a row, into some rows.
+def as_rewards(values: Any, count: int) -> Array:
+    """Rewards of ``count`` slots as floats ``[count]``.
 
     Raises:
-        ValueError: where a reward is no real number, or a flag no bool.
+        ValueError: where one is no real number, or their number another.
     """
-    rewards, terminated, truncated = outcomes
-    given = np.asarray(rewards)
-    if given.dtype not in _REWARDS or given.ndim != 1:
-        given = np.array([as_reward(reward) for reward in rewards])
-    out.reward[rows] = given
-    for name, flags, array in (
-        ("terminated", terminated, out.terminated),
-        ("truncated", truncated, out.truncated),
-    ):
-        given = np.asarray(flags)
-        if given.dtype.kind != "b" or given.ndim != 1:
-            given = np.array([as_flag(name, flag) for flag in flags])
-        array[rows] = given
+    array = np.asarray(values)
+    if array.dtype in FLOATS and array.shape == (count,):
+        return array
+    return _all_of(np.array([as_reward(value) for value in values]), "rewards", count)
+
+
+def as_flags(name: str, values: Any, count: int) -> Array | bool:
+    """Flags of ``count`` slots as bools ``[count]``; False where none is set.
+
+    Raises:
+        ValueError: where one is no bool, or their number another.
+    """
+    if type(values) is tuple and values.count(False) == count:
+        return False  # at nearly all steps, and sooner told than the array is made
+    array = np.asarray(values)
+    if array.dtype is BOOL and array.shape == (count,):
+        return array
+    return _all_of(np.array([as_flag(name, value) for value in values]), name, count)
+
+
+def _all_of(array: Array, name: str, count: int) -> Array:
+    if len(array) != count:
+        raise ValueError(f"expected {count} {name}, one a slot, got {len(array)}; correct the env")
+    return array
 
 
 def _info_entry(key: str, example: Any) -> InfoEntry:

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tdcollect.envs.backend import Backend, Frame, write_info, write_outcomes
+from tdcollect.envs.backend import Backend, Frame, as_flags, as_rewards, write_info
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array
 from tdcollect.envs.worker import as_flag, as_reward, check_env, check_spaces
@@ -110,9 +110,12 @@ class SerialBackend(Backend):
 
     def _write(self, results: Sequence[Any], stepped: Sequence[int], out: Frame) -> None:
         observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
-        rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
+        rows: Any = ... if len(stepped) == self.num_envs else list(stepped)
         self._write_observations(observations, stepped, out)
-        write_outcomes((rewards, terminated, truncated), out, rows)
+        count = len(stepped)
+        out.reward[rows] = as_rewards(rewards, count)
+        out.terminated[rows] = as_flags("terminated", terminated, count)
+        out.truncated[rows] = as_flags("truncated", truncated, count)
         self._latest = (stepped, infos)
         if self.info:
             for slot, info in zip(stepped, infos, strict=True):

@@ -217,7 +217,7 @@ class Stepper:
                 stepped = self._every_slot if slots is None else slots
                 slots = [slot for slot in stepped if slot not in failed.causes]
                 self._must_reset[list(failed.causes)] = True
-        rows: Any = slice(None) if slots is None else list(slots)
+        rows: Any = ... if slots is None else list(slots)
         self._at.stepped(slots)
         if self.bookkeeping.time_limit is not None:
             limit = self.bookkeeping.time_limit

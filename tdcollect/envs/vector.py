@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from tdcollect.envs.backend import Backend, Frame, write_info, write_outcomes
+from tdcollect.envs.backend import BOOL, FLOATS, Backend, Frame, as_flags, as_rewards, write_info
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.nesting import row
 from tdcollect.envs.spaces import Array
+from tdcollect.envs.worker import as_flag, as_reward
 
 _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
 
@@ -133,15 +134,22 @@ class VectorBackend(Backend):
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
         observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
         self._latest = info
-        outcomes = [self._one_each(part) for part in (reward, terminated, truncated)]
         try:
             self.observation.write(observation, out.observation)
-            write_outcomes(outcomes, out)
+            if not self._are_plain(reward, terminated, truncated):
+                reward = as_rewards(reward, self.num_envs)
+                terminated = as_flags("terminated", terminated, self.num_envs)
+                truncated = as_flags("truncated", truncated, self.num_envs)
+            out.reward[...] = reward
+            out.terminated[...] = terminated
+            out.truncated[...] = truncated
         except (ValueError, TypeError):  # one by one, it shows whose result is at fault
 
             def write(slot: int) -> None:
                 self.observation.write_slot(row(observation, slot), out.observation, slot)
-                write_outcomes([part[slot : slot + 1] for part in outcomes], out, [slot])
+                out.reward[slot] = as_reward(reward[slot])
+                out.terminated[slot] = as_flag("terminated", terminated[slot])
+                out.truncated[slot] = as_flag("truncated", truncated[slot])
 
             _singly("step", range(self.num_envs), write)
             raise
@@ -151,14 +159,14 @@ class VectorBackend(Backend):
             ended = np.flatnonzero(out.terminated | out.truncated).tolist()
             _singly("step", ended, lambda slot: self._end(slot, info, out))
 
-    def _one_each(self, values: Any) -> Array:
-        array = np.asarray(values)
-        if len(array.shape) == 0 or len(array) != self.num_envs:
-            raise ValueError(
-                f"expected rewards and flags of shape ({self.num_envs},) from {self.env}, got "
-                f"{array.shape}; correct the vector env"
-            )
-        return array
+    def _are_plain(self, reward: Any, terminated: Any, truncated: Any) -> bool:
+        """Whether these are what nearly every vector env gives, which needs no closer look."""
+        return (
+            type(reward) is type(terminated) is type(truncated) is np.ndarray
+            and reward.dtype in FLOATS
+            and terminated.dtype is truncated.dtype is BOOL
+            and reward.size == terminated.size == truncated.size == self.num_envs
+        )
 
     def _end(self, slot: int, info: Mapping[str, Any], out: Frame) -> None:
         """Keep what began the slot's next episode, and show how this one ended."""

@@ -20,6 +20,8 @@ from tdcollect.envs.wrapper import nested
 from tdcollect.evaluation.records import COMPLETED, FAILED, Episode
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
+_REWARD = (keys.NEXT, keys.REWARD)
+_EXACT = (keys.NEXT, keys.EXACT_REWARD)
 _SUCCESS = ("is_success", "success")
 
 
@@ -78,8 +80,11 @@ class Assembly:
         """Take a block in; gives the episodes that end in it, in the order of their ending."""
         # Where the env raised at once, there are no columns, and pieces without steps alone.
         digested = self._digested if block.columns else []
-        arrays = {key: _array(block.columns[key]) for key, _ in digested}
-        last = {key: _array(block.columns[under_next(key)]) for key, on in digested if on}
+        columns = dict(block.columns)
+        exact = columns.pop(_EXACT, None)
+        arrays = {key: _array(columns[key]) for key, _ in digested}
+        last = {key: _array(columns[under_next(key)]) for key, on in digested if on}
+        rewards = arrays.get(_REWARD) if exact is None else _array(exact)
         for piece in block.pieces:
             if piece.error is not None:
                 self._held.pop(piece.start.number, None)
@@ -91,11 +96,11 @@ class Assembly:
                 )
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
                 digest.update(np.ascontiguousarray(self._of(array, piece)))
-            reward = self._of(arrays[keys.NEXT, keys.REWARD], piece).reshape(-1)
-            held.rewards.append(np.array(reward))
+            reward = self._of(rewards, piece).reshape(-1)
+            held.rewards.append(np.array(reward, np.float64))
             if self._keep:
                 held.parts.append(
-                    {key: self._of(column, piece).clone() for key, column in block.columns.items()}
+                    {key: self._of(column, piece).clone() for key, column in columns.items()}
                 )
             if piece.ended:
                 for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
@@ -121,11 +126,11 @@ class Assembly:
             policy_seed=policy_seed,
             status=COMPLETED,
             restarts=self.restarts.get(number, 0),
-            episode_return=math.fsum(np.concatenate(held.rewards).tolist()),
+            episode_return=exact_sum(np.concatenate(held.rewards)),
             length=sum(map(len, held.rewards)),
             terminated=terminated,
             truncated=truncated,
-            success=_success(piece.info),
+            success=_success(piece.info, number, env_seed),
             digest=_joined(held.hashes),
         )
         return Finished(record, self._data(held.parts) if self._keep else None)
@@ -220,10 +225,27 @@ def _joined(hashes: Sequence[Any]) -> str:
     return hashlib.sha256(b"".join(h.digest() for h in hashes)).hexdigest()
 
 
-def _success(info: Mapping[str, Any]) -> bool | None:
+def exact_sum(rewards: np.ndarray[Any, Any]) -> float:
+    """The sum of float64 numbers, rounded once; infinite or NaN where they are, or it is beyond."""
+    odd = rewards[~np.isfinite(rewards)]
+    if odd.size:
+        return sum(odd.tolist())
+    try:
+        return math.fsum(rewards.tolist())
+    except OverflowError:  # maybe only on the way
+        return math.fsum((rewards * 2.0**-64).tolist()) * 2.0**64
+
+
+def _success(info: Mapping[str, Any], number: int, seed: int) -> bool | None:
     for name in _SUCCESS:
-        if name in info:
-            return bool(np.all(info[name]))
+        if info.get(name) is not None:
+            given = np.asarray(info[name])
+            if given.size and given.dtype.kind in "biuf" and np.isin(given, (0, 1)).all():
+                return bool(given.all())
+            raise ValueError(
+                f"expected the info {name!r} at the end of episode {number} (seed {seed}) to be "
+                f"True or False, got {type(info[name]).__name__} {info[name]!r}; correct the env"
+            )
     return None
 
 

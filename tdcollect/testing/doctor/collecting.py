@@ -97,10 +97,7 @@ def _compare_with_plain_loop(patient: Patient, env: GymnasiumEnv, steps: int) ->
         backend, paths = env.stepper.backend, [e.path for e in env.stepper.entries]
         nexts = batch[keys.NEXT]
         roots, values = backend.observation.empty(1), backend.observation.empty(1)
-        actions = [
-            backend.action.read_slots([env._rows(batch[:, t].get(k)) for k in env.action_keys])
-            for t in range(steps)
-        ]
+        actions = [backend.action.read_slots(env.read_actions(batch[:, t])) for t in range(steps)]
         for slot in range(2):
             plain = patient.make()
             try:

@@ -22,7 +22,9 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from tdcollect.envs.backend import Backend, Frame, write_info
+from tdcollect.envs.nesting import row
 from tdcollect.envs.spaces import Array
+from tdcollect.envs.vector_wrappers import check_wrappers, share_no_options
 
 _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
 
@@ -46,7 +48,8 @@ class VectorBackend(Backend):
         self.num_envs = env.num_envs
         self._mode = _autoreset_mode(env)
         resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
-        self.resets_subset = resets_singly or self._mode == AutoresetMode.DISABLED
+        wrappers_do = check_wrappers(env, self._mode)
+        self.resets_subset = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
         self.seeds_subset = self.resets_subset
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
             raise ValueError(
@@ -62,6 +65,7 @@ class VectorBackend(Backend):
                 "AutoresetMode.NEXT_STEP resets a slot again that was reset singly, and ignores "
                 "its action; use shared_memory=True or autoreset_mode=AutoresetMode.DISABLED"
             )
+        share_no_options(env)
         self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
         self._latest: Mapping[str, Any] = {}
         self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
@@ -101,6 +105,11 @@ class VectorBackend(Backend):
             observation, info = self.env.reset(
                 seed=all_seeds,  # type: ignore[arg-type]
                 options={**options, "reset_mask": mask},
+            )
+        if not isinstance(info, Mapping):
+            raise TypeError(
+                f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
+                f"{type(info).__name__}; have it give one"
             )
         rows = self.observation.empty(self.num_envs)
         self.observation.write(observation, rows)
@@ -143,9 +152,20 @@ class VectorBackend(Backend):
                     [array[slot].copy() for array in out.observation],
                     [array[slot].copy() for array in out.info],
                 )
-                self.observation.write_slot(info["final_obs"][slot], out.observation, slot)
+                final = row(self._final(info, "final_obs"), slot)
+                self.observation.write_slot(final, out.observation, slot)
                 if self.info:
-                    self._write_info(info["final_info"], out, slot)
+                    self._write_info(self._final(info, "final_info"), out, slot)
+
+    def _final(self, info: Mapping[str, Any], name: str) -> Any:
+        """What the infos of a step tell of the episodes that it ended."""
+        if name not in info:
+            raise ValueError(
+                f"expected info[{name!r}] of {self.env} at a step that ends an episode, as "
+                f"AutoresetMode.SAME_STEP has it, got infos of {sorted(info)}: the true final one "
+                "is lost otherwise. Have it say so, or make it with another autoreset mode"
+            )
+        return info[name]
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         info = self._latest

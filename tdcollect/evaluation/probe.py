@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from gymnasium import spaces
 
 from tdcollect.envs.errors import SlotError
+from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.spaces import Array
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.errors import NotReproducibleError
@@ -16,6 +20,7 @@ from tdcollect.evaluation.isolation import GlobalRandomness
 _STEPS = 64
 _SEEDS = ((0, 1, 2, 3), (4, 5, 6, 7))
 """The second four are run only where the env raises on each of the first."""
+_MASKS = "action_masks"
 _ENOUGH = 4
 """Steps that two runs must have been compared over where every pair of runs was cut short."""
 
@@ -67,7 +72,11 @@ _Shown = list[dict[str, bytes] | SlotError]
 
 
 class _Actions:
-    """Random actions, the same at each reading, in each slot and in each process."""
+    """Random actions, the same at each reading, in each slot and in each process.
+
+    Where envs in this process tell valid actions by ``action_masks()``, as sb3-contrib has it,
+    the others are replaced by valid ones: such an env may refuse them.
+    """
 
     def __init__(self, env: GymnasiumEnv):
         spec = env.full_action_spec_unbatched
@@ -75,10 +84,38 @@ class _Actions:
             torch.manual_seed(0)
             drawn = [spec.rand() for _ in range(_STEPS)]
         self._drawn = [env.read_actions(td.expand(*env.batch_size).clone()) for td in drawn]
+        self._backend = env.stepper.backend
+        space = self._backend.action.space
+        self._are_masked = (
+            isinstance(self._backend, SerialBackend)
+            and isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
+            and all(one.has_wrapper_attr(_MASKS) for one in self._backend.envs)
+        )
 
-    def at(self, step: int, seed: int) -> list[Array]:
-        """The env's action of a step, the same in each slot; each seed begins elsewhere."""
-        return self._drawn[(step + 7 * seed) % _STEPS]
+    def at(self, step: int, seed: int, slots: Sequence[int]) -> list[Array]:
+        """The env's action of a step for ``slots``; each seed begins elsewhere."""
+        drawn = self._drawn[(step + 7 * seed) % _STEPS]
+        if not self._are_masked:
+            return drawn
+        actions, codec = [array.copy() for array in drawn], self._backend.action
+        values = codec.read_slots(drawn)
+        for slot in slots:
+            mask = self._backend.envs[slot].get_wrapper_attr(_MASKS)()  # type: ignore[attr-defined]
+            codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
+        return actions
+
+
+def _allowed(space: Any, value: Any, mask: Any) -> Any:
+    """An action, with each choice that its mask (one value per choice) forbids put to another."""
+    sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    start = np.broadcast_to(np.asarray(space.start), np.shape(value))
+    chosen = np.ravel(value - start)
+    parts = np.split(np.ravel(mask).astype(bool), np.cumsum(sizes)[:-1])
+    for i, part in enumerate(parts):
+        if part.any() and not part[chosen[i]]:
+            allowed = np.flatnonzero(part)
+            chosen[i] = allowed[chosen[i] % len(allowed)]
+    return chosen.reshape(np.shape(value)) + start
 
 
 def _on_a_new_env(env: GymnasiumEnv, actions: _Actions, seed: int, most: int) -> _Shown:
@@ -111,7 +148,7 @@ def _episode(env: GymnasiumEnv, actions: _Actions, seed: int, most: int) -> _Sho
             if others:
                 stepper.reset(others, frame)
                 frame.done[others] = False
-            stepper.step(actions.at(step, seed), slots if alone else None, frame)
+            stepper.step(actions.at(step, seed, slots), slots if alone else None, frame)
     except SlotError as error:
         if not backend.rebuilds:
             raise
@@ -154,7 +191,7 @@ def _fault(
     got = "not even a reset" if furthest < 0 else f"no more than {furthest} steps after the reset"
     return NotReproducibleError(
         f"{tried}. {got.capitalize()} could be compared, and expected {_ENOUGH} steps or a whole "
-        "episode: correct the env, which must take any action of its action space"
+        "episode: correct the env, which must take any action of its action space, or tell valid ones by action_masks()"
     )
 
 

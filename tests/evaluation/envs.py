@@ -239,6 +239,28 @@ class Strict(gym.Env[Any, Any]):
         return drawn, float(total), self.steps == 10, False, {}
 
 
+class Masked(Strict):
+    """Takes the first choice and one other, which its masks tell."""
+
+    def action_masks(self) -> Any:
+        if isinstance(self.action_space, spaces.Discrete):
+            sizes = np.array([self.action_space.n])
+        else:
+            sizes = self.action_space.nvec
+        self.valid = [{0, 1 + self.steps % (size - 1)} for size in sizes]
+        return np.concatenate(
+            [np.isin(np.arange(size), list(v)) for size, v in zip(sizes, self.valid, strict=True)]
+        )
+
+    def step(self, action: Any) -> Any:
+        self.action_masks()
+        for choice, valid in zip(
+            np.ravel(action - self.action_space.start), self.valid, strict=True
+        ):
+            assert choice in valid
+        return super().step(action)
+
+
 class Raising(Strict):
     """Raises at a step, 0 for the reset; or from there on at each with some chance."""
 

@@ -25,6 +25,7 @@ from .envs import (
     GlobalPython,
     GlobalTorch,
     Leaking,
+    Masked,
     Raising,
     SeedsGlobal,
     Sharing,
@@ -233,6 +234,21 @@ def test_an_env_that_raises_now_and_then_is_evaluated_and_its_noise_found(
     assert any(record.restarts for record in found)
     with pytest.raises(NotReproducibleError, match=r"envs of Raising .* differ from step 1 "):
         records(Raising, None, env_kwargs={**chances, "noise": True})
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(7, start=2), spaces.MultiDiscrete([3, 4])])
+def test_an_env_that_tells_valid_actions_is_looked_at_with_those(space: Any) -> None:
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        choices = [7] if isinstance(space, spaces.Discrete) else [3, 4]
+        parts = torch.zeros(len(observation), sum(choices), dtype=torch.long).split(choices, -1)
+        for part in parts:
+            part[:, 0] = 1  # the first choice, which is always valid
+        return torch.cat(parts, -1)
+
+    make = partial(Masked, space)
+    assert all(record.completed for record in records(make, act, 5, on_error="raise"))
+    with pytest.raises(NotReproducibleError, match="differ from step 1 "):
+        records(partial(make, noise=True), act, 5)
 
 
 def test_an_env_that_can_be_reset_once_only_is_made_anew() -> None:

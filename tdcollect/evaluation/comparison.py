@@ -26,6 +26,7 @@ from tdcollect.evaluation.intervals import (
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.statistics import Quantity, describe, in_order
 from tdcollect.evaluation.tables import count_text, number_text, percent_text, text_table
+from tdcollect.text import visible
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Comparison:
             f"{count_text(self.episodes, 'episode')}"
         )
         table = text_table(self.rows(), header=["", *self.names[1:]])
-        return "\n".join([head, "", table, "", *self.notes()])
+        return "\n".join([visible(head), "", table, "", *map(visible, self.notes())])
 
     def rows(self) -> list[list[str]]:
         """The table's rows: what it is, then of each difference."""

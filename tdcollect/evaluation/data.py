@@ -23,6 +23,13 @@ _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
 _SUCCESS = ("is_success", "success")
 
 
+def _path(key: Key) -> str:
+    return key if isinstance(key, str) else "/".join(key)
+
+
+_TOLD = [_path(key) for key in ((keys.NEXT, keys.REWARD), *_FLAGS)]
+
+
 class Finished(NamedTuple):
     """An episode that has ended.
 
@@ -60,13 +67,10 @@ class Assembly:
         self._dims = len(env.batch_size)
         self._seeds = seeds
         self._keep = keep
-        observed: list[Key] = sorted(env.observation_spec.keys(True, True), key=_path)
-        acted: list[Key] = sorted(env.action_keys, key=_path)
-        # Of each entry: whether the value after the last step belongs to it too.
-        self._digested: list[tuple[Key, bool]] = [
-            *((key, True) for key in observed),
-            *((key, False) for key in (*acted, (keys.NEXT, keys.REWARD), *_FLAGS)),
-        ]
+        self._digested = _digested(
+            sorted(env.observation_spec.keys(True, True), key=_path),
+            sorted(env.action_keys, key=_path),
+        )
         self._held: dict[int, _Unfinished] = {}
         self.restarts: dict[int, int] = {}
 
@@ -122,7 +126,7 @@ class Assembly:
             terminated=terminated,
             truncated=truncated,
             success=_success(piece.info),
-            digest=hashlib.sha256(b"".join(h.digest() for h in held.hashes)).hexdigest(),
+            digest=_joined(held.hashes),
         )
         return Finished(record, self._data(held.parts) if self._keep else None)
 
@@ -140,15 +144,87 @@ class Assembly:
         return data
 
 
+def digested_entries(env: EnvBase) -> dict[str, list[str]]:
+    """The entries of an episode's digest beside reward and flags, by name, for the manifest."""
+    return {
+        "observation": sorted(map(_path, env.observation_spec.keys(True, True))),
+        "action": sorted(map(_path, env.action_keys)),
+    }
+
+
+def disagreements(
+    record: Episode, data: TensorDict, entries: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Compare the data ``[L]`` of an episode with its record.
+
+    The return is compared as closely as the data tell it: they hold rewards in float32.
+
+    Args:
+        record: the episode's line in the ledger.
+        data: its steps.
+        entries: as :func:`digested_entries` named them.
+
+    Returns:
+        The differences, a phrase each; none where the data are those of the record.
+    """
+    of = {_path(key): key for key in data.keys(True, True)}
+    observed, acted = entries["observation"], entries["action"]
+    wanted = [*observed, *(f"{keys.NEXT}/{name}" for name in observed), *acted, *_TOLD]
+    missing = [name for name in wanted if name not in of]
+    if missing or not len(data):
+        return [f"the data lack {', '.join(missing) or 'steps'}"]
+    digested = _digested([of[name] for name in observed], [of[name] for name in acted])
+    rewards = data[keys.NEXT, keys.REWARD].double().flatten()
+    terminated, truncated = (bool(data[flag][-1]) for flag in _FLAGS)
+    total = math.fsum(rewards.tolist()) if bool(rewards.isfinite().all()) else math.nan
+    rounding = 1e-6 * float(rewards.abs().sum())
+    told = record.episode_return
+    found: list[tuple[str, Any, Any]] = [
+        ("length", record.length, len(data)),
+        ("terminated", record.terminated, terminated),
+        ("truncated", record.truncated, truncated),
+        ("digest", record.digest, _data_digest(data, digested)),
+    ]
+    if told is not None and abs(told - total) > rounding:
+        found.append(("return", told, total))
+    texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
+    for key in (of[name] for name in observed):  # each row leads to the one after it
+        here, after = _array(data[key])[1:], _array(data[under_next(key)])[:-1]
+        if here.tobytes() != after.tobytes():
+            texts.append(f"{_path(key)} is another one than the row before led to")
+    return texts
+
+
+def _data_digest(data: TensorDict, digested: Sequence[tuple[Key, bool]]) -> str:
+    """The digest of a whole episode, as :class:`Assembly` puts it together from pieces."""
+    hashes = []
+    for key, on in digested:
+        rows = _array(data[key])
+        digest = _hash(key, rows)
+        digest.update(np.ascontiguousarray(rows))
+        if on:
+            digest.update(np.ascontiguousarray(_array(data[under_next(key)])[-1]))
+        hashes.append(digest)
+    return _joined(hashes)
+
+
+def _digested(observed: Sequence[Key], acted: Sequence[Key]) -> list[tuple[Key, bool]]:
+    """Of each entry of a digest: whether the value after the last step belongs to it too."""
+    return [
+        *((key, True) for key in observed),
+        *((key, False) for key in (*acted, (keys.NEXT, keys.REWARD), *_FLAGS)),
+    ]
+
+
+def _joined(hashes: Sequence[Any]) -> str:
+    return hashlib.sha256(b"".join(h.digest() for h in hashes)).hexdigest()
+
+
 def _success(info: Mapping[str, Any]) -> bool | None:
     for name in _SUCCESS:
         if name in info:
             return bool(np.all(info[name]))
     return None
-
-
-def _path(key: Key) -> str:
-    return key if isinstance(key, str) else "/".join(key)
 
 
 def _array(column: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tdcollect.text import visible
+
 
 class Broken(Exception):
     """A rule does not hold; the text is the evidence."""
@@ -87,7 +89,7 @@ class Report:
             f"  {_WORDS[finding.passed]:<4}  {finding.rule:<{width}}  {finding.evidence}".rstrip()
             for finding in self.findings
         ]
-        return "\n".join([f"{self.env}: {self._summary()}", *lines])
+        return visible("\n".join([f"{self.env}: {self._summary()}", *lines]), lines=True)
 
 
 _WORDS = {True: "ok", False: "FAIL", None: "-"}

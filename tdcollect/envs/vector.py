@@ -25,6 +25,7 @@ from tdcollect.envs.backend import BOOL, FLOATS, Backend, Frame, as_flags, as_re
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.nesting import row
 from tdcollect.envs.spaces import Array
+from tdcollect.envs.vector_wrappers import check_wrappers, share_no_options
 from tdcollect.envs.worker import as_flag, as_reward
 
 _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
@@ -49,7 +50,8 @@ class VectorBackend(Backend):
         self.num_envs = env.num_envs
         self._mode = _autoreset_mode(env)
         resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
-        self.resets_subset = resets_singly or self._mode == AutoresetMode.DISABLED
+        wrappers_do = check_wrappers(env, self._mode)
+        self.resets_subset = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
         self.seeds_subset = self.resets_subset
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
             raise ValueError(
@@ -65,6 +67,7 @@ class VectorBackend(Backend):
                 "AutoresetMode.NEXT_STEP resets a slot again that was reset singly, and ignores "
                 "its action; use shared_memory=True or autoreset_mode=AutoresetMode.DISABLED"
             )
+        share_no_options(env)
         self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
         self._latest: Mapping[str, Any] = {}
         self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
@@ -104,6 +107,11 @@ class VectorBackend(Backend):
             observation, info = self.env.reset(
                 seed=all_seeds,  # type: ignore[arg-type]
                 options={**options, "reset_mask": mask},
+            )
+        if not isinstance(info, Mapping):
+            raise TypeError(
+                f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
+                f"{type(info).__name__}; have it give one"
             )
         for slot in slots:
             self._fresh.pop(slot, None)
@@ -157,7 +165,10 @@ class VectorBackend(Backend):
             _singly("step", range(self.num_envs), lambda slot: self._write_info(info, out, slot))
         if self._mode == AutoresetMode.SAME_STEP:
             ended = np.flatnonzero(out.terminated | out.truncated).tolist()
-            _singly("step", ended, lambda slot: self._end(slot, info, out))
+            if ended:
+                final = self._final(info, "final_obs")
+                final_info = self._final(info, "final_info") if self.info else {}
+                _singly("step", ended, lambda slot: self._end(slot, final, final_info, out))
 
     def _are_plain(self, reward: Any, terminated: Any, truncated: Any) -> bool:
         """Whether these are what nearly every vector env gives, which needs no closer look."""
@@ -168,15 +179,25 @@ class VectorBackend(Backend):
             and reward.size == terminated.size == truncated.size == self.num_envs
         )
 
-    def _end(self, slot: int, info: Mapping[str, Any], out: Frame) -> None:
+    def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: Frame) -> None:
         """Keep what began the slot's next episode, and show how this one ended."""
         self._fresh[slot] = (
             [array[slot].copy() for array in out.observation],
             [array[slot].copy() for array in out.info],
         )
-        self.observation.write_slot(info["final_obs"][slot], out.observation, slot)
+        self.observation.write_slot(row(final, slot), out.observation, slot)
         if self.info:
-            self._write_info(info["final_info"], out, slot)
+            self._write_info(info, out, slot)
+
+    def _final(self, info: Mapping[str, Any], name: str) -> Any:
+        """What the infos of a step tell of the episodes that it ended."""
+        if name not in info:
+            raise ValueError(
+                f"expected info[{name!r}] of {self.env} at a step that ends an episode, as "
+                f"AutoresetMode.SAME_STEP has it, got infos of {sorted(info)}: the true final one "
+                "is lost otherwise. Have it say so, or make it with another autoreset mode"
+            )
+        return info[name]
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         info = self._latest

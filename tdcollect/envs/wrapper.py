@@ -121,7 +121,7 @@ class GymnasiumEnv(EnvBase):
             slots: the slots to step; None for all.
         """
         self._check_open("step")
-        actions = [self._read_action(source, key, shape) for key, shape in self._actions]
+        actions = self.read_actions(source)
         if slots is not None:
             self._hold_waiting_rows(frame)
         try:
@@ -216,6 +216,23 @@ class GymnasiumEnv(EnvBase):
             return None
         marked: list[int] = np.flatnonzero(self._rows(mask).reshape(self.num_envs)).tolist()
         return marked
+
+    def read_actions(self, source: Mapping[Any, torch.Tensor] | TensorDictBase) -> list[Array]:
+        """The action entries in the order of the action space, as backends take them.
+
+        ``action_keys`` and specs have them in another order, sorted by name.
+
+        Args:
+            source: holds the action entries, of the env's batch size.
+
+        Returns:
+            Arrays ``[N, *shape]`` on the CPU.
+
+        Raises:
+            KeyError: where an action entry is missing.
+            ValueError: where one has another shape than the action spec says.
+        """
+        return [self._read_action(source, key, shape) for key, shape in self._actions]
 
     def _read_action(
         self, source: Mapping[Any, torch.Tensor] | TensorDictBase, key: Any, shape: torch.Size

@@ -92,7 +92,8 @@ class SB3Policy(TensorDictModuleBase):
         self._observation, self._action = backend.observation, backend.action
         _check_spaces(policy, self._observation.space, self._action.space)
         self.in_keys = [key_of(path) for path in self._observation.paths]
-        self.out_keys = list(base.action_keys)
+        # In the order of the space, which that of the env's specs need not be.
+        self.out_keys = [key_of(path) for path in self._action.paths]
         self._noise_is_fixed = bool(getattr(policy, "use_sde", False))
         # Parameters and statistics are part of this module, so that a manifest holds their digest.
         self.policy = policy

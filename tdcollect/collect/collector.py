@@ -30,6 +30,7 @@ from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
+from tdcollect.threads import collecting
 from tdcollect.trajectories.split import Layout, split_trajectories
 
 _SHUT_DOWN = (
@@ -180,7 +181,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         """
         if self.closed:
             raise RuntimeError(_SHUT_DOWN)
-        with self._monitor.collection() as record:
+        with collecting(), self._monitor.collection() as record:
             record.batch = self._rollout(record)
         return record.batch
 
@@ -216,6 +217,10 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         return with_progress(batches, self) if self._progress else batches
 
     def _batches(self) -> Iterator[TensorDictBase]:
+        with collecting(pauses=True):
+            yield from self._each_batch()
+
+    def _each_batch(self) -> Iterator[TensorDictBase]:
         if self.return_same_td or self.replay_buffer is not None:
             yield from super().iterator()
             return
@@ -297,6 +302,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             self.pre_collect_hook()
         chosen = exploration_type or self.exploration_type
         with (
+            collecting(),
             self._settings(replay_buffer=None),
             torch.set_grad_enabled(gradients),
             set_exploration_type(chosen),

@@ -118,6 +118,19 @@ _CHECKPOINT_HELP = "The policy's state_dict, or the model file."
     show_default=True,
     help="The policy always runs at this batch size.",
 )
+@click.option(
+    "--inference-threads",
+    type=int,
+    default=1,
+    show_default=True,
+    help="The policy always runs with so many of torch's threads.",
+)
+@click.option(
+    "--eval-mode/--no-eval-mode",
+    default=True,
+    show_default=True,
+    help="Run the policy in eval mode, or in the mode that it is made in.",
+)
 @click.option("--device", help="Where the policy runs.")
 @click.option("--keep", is_flag=True, help="Keep the episodes' data in --out.")
 @click.option(
@@ -150,6 +163,8 @@ def evaluate(
     """
     if keep and out is None:
         raise click.UsageError("--keep needs a directory: --out DIR")
+    if episodes == 0:
+        raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
     with redirect_stdout(sys.stderr), _going_on(out):  # whatever the user's own code prints
         from torchrl.envs.utils import ExplorationType
 

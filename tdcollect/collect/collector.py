@@ -32,6 +32,7 @@ from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.progress import check_tqdm
 from tdcollect.seeding import slot_seeds
+from tdcollect.threads import collecting
 from tdcollect.trajectories.split import Layout, split_trajectories
 
 _SHUT_DOWN = (
@@ -194,7 +195,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         """
         if self.closed:
             raise RuntimeError(_SHUT_DOWN)
-        with self._monitor.collection() as record:
+        with collecting(), self._monitor.collection() as record:
             record.batch = self._rollout(record)
         return record.batch
 
@@ -230,6 +231,10 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         return with_progress(batches, self) if self._progress else batches
 
     def _batches(self) -> Iterator[TensorDictBase]:
+        with collecting(pauses=True):
+            yield from self._each_batch()
+
+    def _each_batch(self) -> Iterator[TensorDictBase]:
         if self.return_same_td or self.replay_buffer is not None:
             yield from super().iterator()
             return
@@ -311,6 +316,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             self.pre_collect_hook()
         chosen = exploration_type or self.exploration_type
         with (
+            collecting(),
             self._settings(replay_buffer=None),
             torch.set_grad_enabled(gradients),
             set_exploration_type(chosen),

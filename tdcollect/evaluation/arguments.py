@@ -74,6 +74,15 @@ def seed_schedule(
             raise ValueError(
                 f"expected seeds that are ints and not negative, got {value!r} for episode {number}"
             )
+    first: dict[int, int] = {}
+    for number, value in chosen.items():
+        before = first.setdefault(int(value), number)
+        if before != number:
+            raise ValueError(
+                f"expected a seed of its own for each episode, got {value} for episodes {before} "
+                f"and {number}: one would count twice, and intervals would be too narrow; give "
+                "seeds that do not recur"
+            )
     return _recent(lambda number: (int(chosen[number]), policy_seed(root, number)))
 
 

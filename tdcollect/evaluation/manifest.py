@@ -54,8 +54,10 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
             "structure": structure_digest(collector.policy),
             "digest": weights_digest(collector.policy),
             "exploration": collector.exploration_type.name.lower(),
+            "mode": collector.policy_mode,
         },
         "inference_batch_size": collector.inference_batch_size,
+        "inference_threads": collector.inference_threads,
         "device": collector.device.type,
         "versions": dict(_versions()),
         "platform": {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
@@ -93,5 +94,8 @@ def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dic
         "seeds": {episode.index: episode.env_seed for episode in episodes}.__getitem__,
         "max_steps": manifest["max_episode_steps"],
         "inference_batch_size": manifest["inference_batch_size"],
+        # Protocol 1 had neither: it ran with the threads and in the modes that it found.
+        "inference_threads": manifest.get("inference_threads", torch.get_num_threads()),
+        "eval_mode": manifest["policy"].get("mode") == "eval",
         "exploration_type": ExplorationType[manifest["policy"]["exploration"].upper()],
     }

@@ -27,7 +27,16 @@ from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of,
 from tdcollect.evaluation.statistics import Summary, summarize
 
 # Of a manifest: what may change what an episode is. The env's id changes where it is filmed.
-_MATTERS = ("env", "policy", "inference_batch_size", "device", "versions", "platform", "git")
+_MATTERS = (
+    "env",
+    "policy",
+    "inference_batch_size",
+    "inference_threads",
+    "device",
+    "versions",
+    "platform",
+    "git",
+)
 
 
 class EvaluationResult:

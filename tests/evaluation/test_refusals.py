@@ -39,10 +39,12 @@ from .policies import UNFIT, deterministic, drawing, net, unfit
 
 torch.set_num_threads(1)
 
-COUPLES = "gives a row other outputs .* couples rows, as batch norm in training mode .* policy.eval"
+COUPLES = (
+    "gives a row other outputs .* couples rows, as batch norm in training mode .*eval_mode=True"
+)
 KEEPS = "gives other outputs .* for the same rows and random streams: it keeps a state that is no"
 WHY = {
-    "batch-norm": "changes its own buffers .*running_mean.*batch norm in training.*policy.eval",
+    "batch-norm": "changes its own buffers .*running_mean.*batch norm in training.*eval_mode=True",
     "batch-norm-without-statistics": COUPLES,
     "counter": KEEPS,
     "own-numpy-generator": KEEPS,
@@ -83,7 +85,7 @@ def test_each_unfit_policy_has_its_reason() -> None:
 def test_a_policy_whose_rows_are_not_each_their_own_is_refused(name: str, slots: int) -> None:
     make = Watched(Walk)
     with pytest.raises(NotReproducibleError, match=f"(?s)the policy.*{WHY[name]}"):
-        records(make, unfit(name).train(), 20, num_envs=slots)
+        records(make, unfit(name).train(), 20, num_envs=slots, eval_mode=False)
     assert make.made
     assert not make.open
 
@@ -104,15 +106,18 @@ def test_a_refused_policy_is_as_it_was(name: str) -> None:
     policy = unfit(name).train()
     before = {key: value.clone() for key, value in policy.state_dict().items()}
     with pytest.raises(NotReproducibleError):
-        records(Walk, policy)
+        records(Walk, policy, eval_mode=False)
     assert all(torch.equal(value, before[key]) for key, value in policy.state_dict().items())
     assert policy.training
 
 
 def test_batch_norm_in_eval_mode_is_taken() -> None:
-    assert digest(Walk, unfit("batch-norm").eval(), num_envs=2) == digest(
-        Walk, unfit("batch-norm").eval(), num_envs=9
-    )
+    """Also where it is in training mode outside."""
+    ledgers = {
+        digest(Walk, unfit("batch-norm").train(training), num_envs=slots)
+        for training, slots in [(False, 2), (False, 9), (True, 9)]
+    }
+    assert len(ledgers) == 1
 
 
 def test_draws_that_begin_late_are_refused() -> None:
@@ -338,10 +343,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "seeds-few": ({"seeds": [1, 2]}, "expected a seed for each .* up to number 4, got 2 seeds"),
     "seeds-kind": ({"seeds": 5}, "expected seeds to be one int an episode, or a function"),
     "seeds-negative": ({"seeds": [0, 1, -1, 3, 4]}, "got -1 for episode 2"),
+    "seeds-twice": (
+        {"seeds": [3, 1, 4, 1, 5]},
+        "a seed of its own for each episode, got 1 for episodes 1 and 3: one would count twice",
+    ),
+    "seeds-function-twice": ({"seeds": lambda i: i % 4}, "got 0 for episodes 0 and 4"),
     "seeds-function": ({"seeds": lambda i: i / 2}, "got 0.0 for episode 0"),
     "max_steps": ({"max_steps": 0}, "expected max_steps to be a positive int, got 0"),
     "num_envs": ({"num_envs": 0}, "expected num_envs to be a positive int, got 0"),
     "batch": ({"inference_batch_size": 0}, "expected inference_batch_size to be a positive int"),
+    "threads": ({"inference_threads": 0}, "expected inference_threads to be a positive int"),
+    "mode": ({"eval_mode": "eval"}, "expected eval_mode to be a bool, got 'eval'"),
     "on_error": ({"on_error": "ignore"}, "expected on_error to be 'retry' or 'raise'"),
     "retries": ({"retries": -1}, "expected retries to be an int and not negative, got -1"),
     "backend": ({"backend": "threads"}, "expected a backend of serial, process"),

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import tdcollect
 from tdcollect.evaluation import write_comparison_report
+from tdcollect.evaluation.request import Request
 
 ENV, MOST, GOAL = "CartPole-v1", 500, 475
 NUM_ENVS, FRAMES_PER_BATCH, EPOCHS, LEARNING_RATE = 8, 256, 20, 1e-3
@@ -109,10 +110,16 @@ def main(argv=None):
     draw(args.out / "learning_curve.png", training)
 
     # The same numbered episodes for both, so that they are compared one by one. For the policy,
-    # its most likely actions.
+    # its most likely actions. The names let `tdcollect replay` run episodes again.
+    names = Request(ENV, f"{__file__}:actor", checkpoint=str(args.out / "policy.pt"))
     trained, by_chance = (
-        tdcollect.evaluate(ENV, tested, args.episodes, seed=args.root, out=args.out / name)
-        for name, tested in [("trained", policy), ("random", None)]
+        tdcollect.evaluate(
+            ENV, tested, args.episodes, seed=args.root, out=args.out / name, request=request
+        )
+        for name, tested, request in [
+            ("trained", policy, names),
+            ("random", None, Request(ENV, "random")),
+        ]
     )
     comparison = tdcollect.compare(by_chance, trained, names=["random", "trained"])
     report = write_comparison_report(args.out / "comparison", comparison)[-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 
 from gymnasium.wrappers import TimeLimit
+from tensordict.utils import _encode_key_for_filesystem as encode_key_for_filesystem
 from torch.distributions import Distribution
 from torchrl._comm.backends import _get_service_backend as service_backend
 from torchrl.collectors import Collector
@@ -35,6 +36,7 @@ def steps_of_time_limit(wrapper: TimeLimit) -> int:
 __all__ = [
     "CollectorMeta",
     "append_policy_transforms",
+    "encode_key_for_filesystem",
     "gym_space_to_spec",
     "make_compatible_policy",
     "rollout_with_gradients",

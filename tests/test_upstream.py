@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -25,6 +26,7 @@ def test_every_name_has_a_test() -> None:
     tested = {
         "CollectorMeta",
         "append_policy_transforms",
+        "encode_key_for_filesystem",
         "gym_space_to_spec",
         "make_compatible_policy",
         "rollout_with_gradients",
@@ -49,6 +51,17 @@ def test_the_collector_normalizes_functions_that_make_envs() -> None:
     args, kwargs = TorchRLCollector._normalize_direct_env_fn((), {"create_env_fn": [print]})
     assert args == ()
     assert kwargs["create_env_fn"] is print
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("a", "a"), ("a/b", "a%2Fb"), ("..", "%2E%2E"), ("", "%"), ("a%", "a%25")]
+)
+def test_encode_key_for_filesystem_gives_the_names_of_memory_maps(
+    tmp_path: Path, key: str, name: str
+) -> None:
+    assert _upstream.encode_key_for_filesystem(key) == name
+    TensorDict({key: torch.zeros(1)}).memmap(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"meta.json", f"{name}.memmap"}
 
 
 def test_service_backend_is_none_outside_a_context() -> None:

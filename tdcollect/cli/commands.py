@@ -2,30 +2,74 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shlex
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tdcollect.cli import PIPE_CLOSED, drop_output
+from tdcollect.text import visible
+
 _FOLDER = click.Path(path_type=Path)
 _EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def _traceback_option() -> click.Option:
+    told = "Show where an error comes from."  # main() looks for it in what was typed
+    return click.Option(["--traceback"], is_flag=True, expose_value=False, help=told)
+
+
+class _Program(click.Group):
+    """The commands; each takes ``--traceback``, as does the program itself."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        cmd.params.append(_traceback_option())
+        if cmd.callback is not None:
+            cmd.callback = _never_silent(cmd.callback)
+        super().add_command(cmd, name)
+
+
+def _never_silent(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, with a reason where click and Python would end it without a word."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        try:
+            return command(**given)
+        except BrokenPipeError as error:  # not stdout's: see _say
+            raise RuntimeError(f"a pipe was closed at its other end: {error}") from error
+        except SystemExit as error:  # of a script that is no module: without `if __name__ == ...`
+            raise RuntimeError(
+                f"the code that was named ended the program by sys.exit({error.code!r}); nothing "
+                "was done. Put what a script runs under `if __name__ == '__main__':`"
+            ) from error
+
+    return run
+
+
+@click.group(
+    cls=_Program,
+    params=[_traceback_option()],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="tdcollect")
-@click.option("--traceback", is_flag=True, help="Show where an error comes from.")
-def program(traceback: bool) -> None:
+def program() -> None:
     """Test episodes for TorchRL policies, the same to the bit however they are run."""
 
 
-def _json_object(context: Any, parameter: Any, text: str) -> dict[str, Any]:
+def _json_object(context: Any, parameter: Any, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise click.BadParameter(f"expected a JSON object, got {text!r} ({error})") from error
     if not isinstance(value, dict):
         raise click.BadParameter(f"expected a JSON object, got {text!r}")
@@ -46,6 +90,8 @@ _POLICY_HELP = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with the env if it has a parameter without default; "
     "or 'random'; or 'sb3' for a model file of Stable-Baselines3."
 )
+_VECNORMALIZE_HELP = "Statistics that an SB3 model was saved with."
+_BACKEND_HELP = "How envs are run: serial, envpool, ..."
 _CHECKPOINT_HELP = "The policy's state_dict, or the model file."
 
 
@@ -53,14 +99,14 @@ _CHECKPOINT_HELP = "The policy's state_dict, or the model file."
 @click.argument("env")
 @click.option("--policy", required=True, help=_POLICY_HELP)
 @click.option("--checkpoint", metavar="FILE", help=_CHECKPOINT_HELP)
-@click.option("--vecnormalize", metavar="FILE", help="Statistics that an SB3 model was saved with.")
+@click.option("--vecnormalize", metavar="FILE", help=_VECNORMALIZE_HELP)
 @click.option("--episodes", type=int, help="How many; 100, or one for each of --seeds.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The root seed.")
 @click.option("--seeds", callback=_int_list, metavar="INT,...", help="The envs' own seeds instead.")
 @click.option("--num-envs", type=int, help="How many run at a time; 16.")
 @click.option("--out", type=_FOLDER, help="Directory for ledger and report; goes on where it was.")
 @click.option("--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="For ENV.")
-@click.option("--backend", help="How envs are run: serial, envpool, ...")
+@click.option("--backend", help=_BACKEND_HELP)
 @click.option(
     "--exploration", type=click.Choice(_EXPLORATION), default="deterministic", show_default=True
 )
@@ -104,7 +150,7 @@ def evaluate(
     """
     if keep and out is None:
         raise click.UsageError("--keep needs a directory: --out DIR")
-    with redirect_stdout(sys.stderr):  # whatever the user's own code prints
+    with redirect_stdout(sys.stderr), _going_on(out):  # whatever the user's own code prints
         from torchrl.envs.utils import ExplorationType
 
         import tdcollect
@@ -138,6 +184,7 @@ def evaluate(
             device=device,
             keep=keep,
             progress=not quiet,
+            request=None if out is None else request,
             **settings,
         )
         summary = result.summary()
@@ -145,7 +192,6 @@ def evaluate(
         if out is not None:
             from tdcollect.evaluation.report import REPORT
 
-            request.write(out)
             report = out / REPORT
     if as_json:
         _print_json(
@@ -156,13 +202,13 @@ def evaluate(
             **summary.to_dict(),
         )
     elif not quiet:
-        click.echo(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}\n")
-        click.echo(summary)
-        click.echo(f"\nledger {result.digest}")
+        _say(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}\n")
+        _say(summary)
+        _say(f"\nledger {result.digest}")
         if report is not None:
-            click.echo(f"report {report}")
+            _say(f"report {report}")
     if summary.failed:
-        click.echo(f"tdcollect: {summary.failed} of {summary.episodes} episodes failed", err=True)
+        _say(f"tdcollect: {summary.failed} of {summary.episodes} episodes failed", err=True)
     return 1 if summary.failed else 0
 
 
@@ -197,35 +243,49 @@ def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> N
     if as_json:
         _print_json(report=report, **found.to_dict())
         return
-    click.echo(found)
+    _say(found)
     if report is not None:
-        click.echo(f"\nreport {report}")
+        _say(f"\nreport {report}")
 
 
 @program.command()
 @click.argument("directory", type=_FOLDER)
-@click.argument("index", type=int)
+@click.argument("index", type=click.IntRange(min=0))
 @click.option("--video", type=_FOLDER, metavar="FILE", help="Write a video of it, as .mp4.")
-@click.option("--env", help="Where the directory does not say it: as evaluate took it.")
-@click.option("--policy", help="Likewise.")
-@click.option("--checkpoint", metavar="FILE", help="Likewise.")
+@click.option("--env", help="As evaluate took it, and so the options below.")
+@click.option("--policy", help=_POLICY_HELP)
+@click.option("--checkpoint", metavar="FILE", help=_CHECKPOINT_HELP)
+@click.option("--vecnormalize", metavar="FILE", help=_VECNORMALIZE_HELP)
+@click.option("--env-kwargs", metavar="JSON", callback=_json_object, help="For the env.")
+@click.option("--backend", help=_BACKEND_HELP)
+@click.option("--device", help="Where the policy runs.")
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Run what the directory names, where it is not named here. That may be any code.",
+)
 @_as_json
 def replay(
-    directory: Path,
-    index: int,
-    video: Path | None,
-    env: str | None,
-    policy: str | None,
-    checkpoint: str | None,
-    as_json: bool,
-) -> None:
-    """Run episode INDEX of an evaluation again, and check that it is the same to the bit."""
+    directory: Path, index: int, video: Path | None, trust: bool, as_json: bool, **typed: Any
+) -> int:
+    """Run episode INDEX of an evaluation again, and check that it is the same to the bit.
+
+    It runs the env and the policy that --env and --policy name. What the directory names is shown,
+    and runs only with --trust.
+    """
     with redirect_stdout(sys.stderr):
         import tdcollect
 
-        tdcollect.EvaluationResult.load(directory)  # is one, before anything is made
-        request = _request(directory, env, policy, checkpoint)
-        made_env, made_policy = request.make()
+        # Is one, and has the episode, before anything is made.
+        episodes = tdcollect.EvaluationResult.load(directory).episodes
+        if all(episode.index != index for episode in episodes):
+            raise KeyError(f"episode {index} is not among the {len(episodes)} of this ledger")
+        request = _request(directory, index, typed, trust)
+        if request is None:
+            return 1
+        # In a directory that somebody sent, a module may have the name of one that was meant.
+        look = trust or not Path.cwd().is_relative_to(directory.resolve())
+        made_env, made_policy = request.make(look)
         result = tdcollect.EvaluationResult.load(
             directory,
             made_env,
@@ -234,17 +294,35 @@ def replay(
             backend=request.backend,
             device=request.device,
         )
-        result.replay(index, video)
-        (record,) = (episode for episode in result.episodes if episode.index == index)
+        record = result.replayed(index, video).record
     if as_json:
         _print_json(**json.loads(record.to_json()), same=True, video=video)
-        return
-    click.echo(
+        return 0
+    _say(
         f"episode {index}: return {record.episode_return:.6g}, {record.length} steps; the same to "
         f"the bit as in the ledger (digest {record.digest})"
     )
     if video is not None:
-        click.echo(f"video {video}")
+        _say(f"video {video}")
+    return 0
+
+
+@program.command()
+@click.argument("directories", nargs=-1, required=True, type=_FOLDER, metavar="DIR...")
+@_as_json
+def verify(directories: tuple[Path, ...], as_json: bool) -> int:
+    """Check evaluations without running them: files, seeds, digests, statistics, kept data.
+
+    The status is 1 where something is wrong, or an evaluation is unfinished.
+    """
+    import tdcollect
+
+    found = [tdcollect.verify(directory) for directory in directories]
+    if as_json:
+        _print_json(evaluations=[checked.to_dict() for checked in found])
+    else:
+        _say("\n".join(map(str, found)))
+    return 0 if all(checked.ok for checked in found) else 1
 
 
 @program.command()
@@ -276,34 +354,85 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
     if as_json:
         _print_json(**found.to_dict())
     else:
-        click.echo(found)
+        _say(found)
     return found.exit_code
 
 
-def _request(directory: Path, env: str | None, policy: str | None, checkpoint: str | None) -> Any:
-    """What to run again: what the directory says, with what was typed in its place."""
+def _request(directory: Path, index: int, typed: dict[str, Any], trust: bool) -> Any:
+    """What to run again: what was typed; with ``trust``, beside what the directory says.
+
+    None where the directory names what was not typed, and is not trusted: that was told.
+    """
     from dataclasses import replace
 
-    from tdcollect.evaluation.named import absolute
+    from tdcollect.evaluation.named import with_file
     from tdcollect.evaluation.request import Request
 
-    typed: dict[str, Any] = {
-        "env": env and absolute(env),
-        "policy": policy and absolute(policy),
-        "checkpoint": checkpoint and os.path.abspath(checkpoint),
-    }
     given = {name: value for name, value in typed.items() if value is not None}
+    if "env" in given and "policy" in given and not trust:
+        return Request(directory=os.getcwd(), **given)  # nothing of the directory is even read
     kept = Request.read(directory)
-    if kept is not None:
-        return replace(kept, **given)
-    if env is None or policy is None:
+    if kept is None:
+        if "env" in given and "policy" in given:
+            return Request(directory=os.getcwd(), **given)
         raise ValueError(
             f"{directory} does not say how to make its env and its policy, as no finished "
             "`tdcollect evaluate` wrote it; say it: --env ENV --policy MODULE:FACTORY "
             "[--checkpoint FILE]"
         )
-    return Request(directory=os.getcwd(), **given)
+    for name in ("env", "policy"):
+        if name in given:
+            given[name] = with_file(given[name], os.path.abspath)
+    for name in ("checkpoint", "vecnormalize"):
+        if name in given:
+            given[name] = os.path.abspath(given[name])
+    wanted = replace(kept, **given)
+    if trust:
+        return wanted
+    _say(_untrusted(directory, index, wanted), err=True)
+    return None
+
+
+def _untrusted(directory: Path, index: int, request: Any) -> str:
+    """What the directory names, and how to go on."""
+    from dataclasses import asdict
+
+    named = {name: value for name, value in asdict(request).items() if value}
+    shown = "\n".join(
+        f"  {name.replace('_', '-'):<13} {visible(str(value))}" for name, value in named.items()
+    )
+    command = request.command(index, directory, os.getcwd())
+    trusting = shlex.join(["tdcollect", "replay", os.fspath(directory), str(index), "--trust"])
+    return (
+        "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
+        f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{shown}\n\n"
+        "Is the directory your own, or do you trust who wrote it?\n\n"
+        f"  {visible(trusting)}\n\nOtherwise name all that is to be run; as the directory has it:"
+        f"\n\n  {visible(command)}"
+    )
+
+
+@contextmanager
+def _going_on(out: Path | None) -> Iterator[None]:
+    """Where an interrupted command can go on, say so."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if out is None:
+            raise
+        raise click.Abort("the same command goes on from here") from error
 
 
 def _print_json(**fields: Any) -> None:
-    click.echo(json.dumps(fields, indent=1, default=str))
+    # json escapes all other control characters, and no reader of it takes `\x7f`.
+    text = json.dumps(fields, indent=1, default=str).replace("\x7f", "\\u007f")
+    _say(text)
+
+
+def _say(text: object, err: bool = False) -> None:
+    """Print; what ledgers, requests and envs are called is never the terminal's to obey."""
+    try:
+        click.echo(visible(str(text), lines=True), err=err)
+    except BrokenPipeError as error:  # `| head`: who reads has read enough
+        drop_output()
+        raise click.exceptions.Exit(PIPE_CLOSED) from error

@@ -108,9 +108,18 @@ class Shaper:
                 f"expected reward_shaping to return a tensor of the reward's shape "
                 f"{list(reward.shape)}, got {got}"
             )
+        shaped = shaped.to(reward.device)
+        stored = shaped.to(reward.dtype)
+        whole = not reward.is_floating_point()
+        if shaped.is_complex() or (whole and not torch.equal(stored.to(shaped.dtype), shaped)):
+            raise ValueError(
+                "expected reward_shaping to return numbers that go into the reward's "
+                f"{reward.dtype} without loss, got {shaped.dtype}; cast what it returns, or the "
+                "env's reward (torchrl.envs.DTypeCastTransform)"
+            )
         batch = batch.copy()
         batch.set((keys.NEXT, keys.RAW_REWARD), reward)
-        batch.set((keys.NEXT, keys.REWARD), shaped.to(reward.device, reward.dtype))
+        batch.set((keys.NEXT, keys.REWARD), stored)
         return batch
 
 

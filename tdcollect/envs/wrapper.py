@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class GymnasiumEnv(EnvBase):
             for path, leaf in zip(action.paths, action.leaves, strict=True)
         ]
         self._latest: StepFrame | None = None
+        self._exact = False
         self.is_closed = False
 
     @property
@@ -80,14 +82,30 @@ class GymnasiumEnv(EnvBase):
         for spec_name, spec in specs.items():
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
 
-    def frames(self, count: int, pinned: bool = False) -> list[StepFrame]:
+    def frames(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepFrame]:
         """Zeroed frames for ``count`` steps; their tensors, on the CPU, have the env's batch size.
 
         Args:
             count: how many.
             pinned: in page-locked memory, from which copies to a GPU need not be waited for.
+            exact: with rewards in float64, beside those of the tensors.
         """
-        return self.stepper.frames(count, bool(self.batch_size), pinned)
+        return self.stepper.frames(count, bool(self.batch_size), pinned, exact)
+
+    def exact_reward(self, frame: StepFrame | None = None) -> torch.Tensor:
+        """The reward ``[N, 1]`` as the env gave it, float64, of an exact frame or the latest."""
+        frame = self._latest if frame is None else frame
+        assert frame is not None
+        return torch.from_numpy(frame.backend.reward).view(*self.batch_size, 1)
+
+    @contextmanager
+    def exact_rewards(self) -> Iterator[None]:
+        """Have steps on TensorDicts keep the reward in float64, for :meth:`exact_reward`."""
+        self._exact = True
+        try:
+            yield
+        finally:
+            self._exact = False
 
     def step_arrays(
         self,
@@ -163,7 +181,7 @@ class GymnasiumEnv(EnvBase):
         return array if self.batch_size else array[None]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        (frame,) = self.frames(1)
+        (frame,) = self.frames(1, exact=self._exact)
         self.step_arrays(tensordict, frame, self._slots(tensordict, keys.STEP))
         return self._pack(frame)
 

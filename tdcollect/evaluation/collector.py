@@ -15,7 +15,7 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect._upstream import append_policy_transforms
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.episodes import EpisodeLoop, Start
-from tdcollect.collect.loop import Steps, array_env
+from tdcollect.collect.loop import Steps, array_env, exact_reward_of
 from tdcollect.collect.rows import Key, Rows
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
@@ -235,8 +235,9 @@ class EvaluationCollector:
         if not self.numbers:
             return
         new_envs = probe_env(self.base, self._new_envs)
-        on_arrays = array_env(self.env)
-        env = WholeEnv(self.env) if isinstance(on_arrays, str) else on_arrays
+        exact = exact_reward_of(self.env)
+        on_arrays = array_env(self.env, exact)
+        env = WholeEnv(self.env, exact) if isinstance(on_arrays, str) else on_arrays
         slots = env.batch_size.numel()
         inference = Inference(
             self._policy,

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.statistics import in_order
+from tdcollect.text import visible
 
 SAME = ("protocol", "env", "max_episode_steps")
 REMARKED = ("inference_batch_size", "device", "platform", "versions", "policy.exploration")
@@ -67,7 +68,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     return [
         found
         for key in sorted({*first, *second})
-        for found in _leaves(key, first.get(key), second.get(key))
+        for found in _leaves(visible(key), first.get(key), second.get(key))
     ]
 
 
@@ -87,7 +88,7 @@ def _leaves(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """The places where two JSON values differ, as deep as both are mappings."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in sorted({*a, *b}):
-            yield from _leaves(f"{path}.{key}", a.get(key), b.get(key))
+            yield from _leaves(f"{path}.{visible(key)}", a.get(key), b.get(key))
     elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
         yield path, a, b
 

@@ -22,6 +22,7 @@ from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.resampling import flips_are_exact, generator, sign_flip_p_value
 from tdcollect.evaluation.statistics import Quantity, describe, in_order, mean_text
 from tdcollect.evaluation.tables import count_text, number_text, percent_text, text_table
+from tdcollect.text import visible
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class Comparison:
 
     def __str__(self) -> str:
         table = text_table(self.rows(), header=["", *self.names[1:]])
-        return "\n".join([self._head(), "", table, "", *self.notes()])
+        return "\n".join([visible(self._head()), "", table, "", *map(visible, self.notes())])
 
     def _repr_html_(self) -> str:
         header = ["", *self.names[1:]]

@@ -103,7 +103,13 @@ def write_marl_eval(
         run[f"step_{number}"] = {"step_count": steps, **metrics}
     run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
     file = Path(path)
-    data = json.loads(file.read_text()) if file.exists() else {}
+    try:
+        data = json.loads(file.read_bytes()) if file.exists() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"expected {file} to hold JSON, to which a run can be added, got something else "
+            f"({error}): name another file"
+        ) from error
     level = data
     for key in (environment, task, algorithm):
         level = level.setdefault(key, {}) if isinstance(level, dict) else None

@@ -14,6 +14,7 @@ from tdcollect.evaluation.extras import extra_module
 from tdcollect.evaluation.intervals import Interval
 from tdcollect.evaluation.resampling import Values
 from tdcollect.evaluation.tables import number_text, percent_text
+from tdcollect.text import visible
 
 SIZE = (7.0, 3.6)  # inches
 DOTS_PER_INCH = 144
@@ -50,7 +51,7 @@ def canvas(title: str, x_label: str, y_label: str) -> Iterator[Canvas]:
         figure = figures.Figure(figsize=SIZE, dpi=DOTS_PER_INCH, layout="constrained")
         backend.FigureCanvasAgg(figure)
         drawn = Canvas(figure.add_subplot())
-        drawn.axes.set_title(title, pad=24)  # the legend stands between title and plot
+        drawn.axes.set_title(visible(title), pad=24)  # the legend stands between title and plot
         drawn.axes.set(xlabel=x_label, ylabel=y_label)
         yield drawn
         file = io.BytesIO()

@@ -14,6 +14,8 @@ import numpy as np
 
 from tdcollect.evaluation.extras import extra_module
 
+_VIDEOS = (".mp4", ".mkv", ".mov")
+
 
 class _Filming(gym.Wrapper[Any, Any, Any, Any]):
     """Renders at the start and after each step; the last episode's pictures are kept."""
@@ -46,11 +48,15 @@ def filmed(
 
     Raises:
         TypeError: for an env that is made already.
-        ValueError: for an env that does not render to arrays.
+        ValueError: for an env that does not render to arrays, and for a file that is no video's.
     """
     if video is None:
         yield env
         return
+    path = Path(video)
+    if path.suffix.lower() not in _VIDEOS or path.is_dir():
+        raise ValueError(f"expected a video file, {' or '.join(_VIDEOS)}, got {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     writing = extra_module("imageio_ffmpeg", "a video")
     if not isinstance(env, str) and not callable(env):
         raise TypeError(
@@ -78,8 +84,6 @@ def filmed(
     film = films[-1]
     pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in film.pictures]
     height, width = pictures[0].shape[:2]
-    path = Path(video)
-    path.parent.mkdir(parents=True, exist_ok=True)
     rate = float(film.metadata.get("render_fps", 30))
     # Players want even numbers of rows and columns.
     writer = writing.write_frames(

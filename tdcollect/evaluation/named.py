@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,32 +17,42 @@ def is_named(text: str) -> bool:
     return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
 
 
-def absolute(text: str) -> str:
-    """The same name, with a file in it by its absolute path."""
+def with_file(text: str, change: Callable[[str], str]) -> str:
+    """The same name, with the path of the file in it changed, if it names one."""
     where, _, name = text.rpartition(":")
-    return f"{Path(where).absolute()}:{name}" if where.endswith(".py") else text
+    return f"{change(where)}:{name}" if where.endswith(".py") else text
 
 
-def load_named(text: str, directory: Path) -> Any:
+def has_module(text: str, directory: Path) -> bool:
+    """Whether a text names a module, which lies in this directory."""
+    where = text.rpartition(":")[0]
+    if not where or where.endswith(".py"):
+        return False
+    top = directory / where.partition(".")[0]
+    return top.is_dir() or top.with_name(f"{top.name}.py").is_file()
+
+
+def load_named(text: str, directory: Path, look: bool = True) -> Any:
     """The object that a text names.
 
     Args:
         text: ``module:name`` or ``path/to/file.py:name``; the name may have dots in it.
         directory: where modules are looked for first, and relative paths start from.
+        look: look for modules in the directory; else only where Python looks.
 
     Raises:
         ValueError: for a text of another form.
         FileNotFoundError, ModuleNotFoundError, AttributeError: where there is no such thing.
     """
-    if not is_named(text):
+    where, _, name = text.rpartition(":")
+    if not is_named(text) or not (where.endswith(".py") or all(where.split("."))):
         raise ValueError(
             f"expected module:name or path/to/file.py:name, got {text!r} (for example "
-            "examples/policies.py:cartpole)"
+            "examples/policies.py:lean)"
         )
-    where, _, name = text.rpartition(":")
     found: Any = _module_of_file(directory / where) if where.endswith(".py") else None
     if found is None:
-        found = _module(where, directory)
+        found = _module(where, directory if look else None)
     for part in name.split("."):
         if not hasattr(found, part):
             raise AttributeError(f"expected {where} to have {name!r}, which it has not")
@@ -49,16 +60,18 @@ def load_named(text: str, directory: Path) -> Any:
     return found
 
 
-def _module(name: str, directory: Path) -> ModuleType:
-    _look_in(directory)
+def _module(name: str, directory: Path | None) -> ModuleType:
+    if directory is not None:
+        _look_in(directory)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there; what it imports is not
+        place = "" if directory is None else f"in {directory} or "
         raise ModuleNotFoundError(
-            f"there is no module {name} in {directory} or where Python looks; name a module, or a "
-            "file by its path with .py at the end",
+            f"there is no module {name} {place}where Python looks; name a module, or a file by its "
+            "path with .py at the end",
             name=error.name,
         ) from error
 

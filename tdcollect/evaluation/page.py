@@ -1,11 +1,15 @@
-"""A page of HTML that needs no other file. Every text given to these functions is escaped."""
+"""A page of HTML that needs no other file.
+
+Every text given to these functions is escaped, control characters in it too.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from tdcollect.display import html_escaped as escape
 
 STYLE = """
 :root { color-scheme: light dark; --line: #d5d9df; --soft: #f5f7fa; --muted: #5b6470; }

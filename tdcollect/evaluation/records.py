@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
 
 from tdcollect.display import one_line
 
 COMPLETED = "completed"
 FAILED = "failed"
+
+FORMAT = 2
+"""Version of the files of an evaluation. Older ones are read, never continued."""
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions of them
@@ -56,31 +61,93 @@ class Episode:
             told = f"{self.status}, {self.restarts} restarts"
         return one_line(self, str(self.index), told, f"digest {(self.digest or 'none')[:16]}")
 
-    def to_json(self) -> str:
-        """The record as one line, keys in a fixed order; floats read back to the same bits."""
-        return json.dumps({_written(name): value for name, value in _items(self)})
+    def to_json(self, format: int = FORMAT) -> str:
+        """The record as one line, keys in a fixed order; floats read back to the same bits.
+
+        Args:
+            format: of the ledger.
+        """
+        keys = _KEYS[format]
+        return json.dumps({key: getattr(self, name) for name, key in keys.items()})
 
     @classmethod
-    def from_json(cls, line: str | Mapping[str, Any]) -> Episode:
-        """The record of a line that :meth:`to_json` wrote."""
-        fields = json.loads(line) if isinstance(line, str) else line
-        return cls(**{_NAMES.get(name, name): value for name, value in fields.items()})
+    def from_json(cls, line: str, format: int = FORMAT) -> Episode:
+        """Read a line that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: for anything else, with the key that is wrong.
+        """
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"expected the record of an episode, got no JSON ({error})") from error
+        keys = _KEYS[format]
+        if not isinstance(found, dict) or found.keys() != set(keys.values()):
+            raise ValueError(
+                f"expected the record of an episode, with the keys {', '.join(keys.values())}, "
+                f"got {_shortened(line)}"
+            )
+        record = cls(**{name: found[key] for name, key in keys.items()})
+        for name, (accepts, expected) in _CHECKS[record.status == FAILED].items():
+            value = getattr(record, name)
+            if not accepts(value):
+                raise ValueError(f"expected {keys[name]} to be {expected}, got {_shortened(value)}")
+        return record
 
 
-_NAMES = {"return": "episode_return"}  # a keyword of Python's
-
-
-def _items(record: Episode) -> Iterator[tuple[str, Any]]:
-    return ((name, getattr(record, name)) for name in Episode.__slots__)
-
-
-def _written(name: str) -> str:
-    return "return" if name == _NAMES["return"] else name
-
-
-def ledger_digest(episodes: Iterable[Episode]) -> str:
+def ledger_digest(episodes: Iterable[Episode], format: int = FORMAT) -> str:
     """SHA-256 of the records in the order of their index: one number for a whole evaluation."""
     digest = hashlib.sha256()
     for episode in sorted(episodes, key=lambda episode: episode.index):
-        digest.update(f"{episode.to_json()}\n".encode())
+        digest.update(episode.to_json(format).encode() + b"\n")
     return digest.hexdigest()
+
+
+def _keys(**changed: str) -> dict[str, str]:
+    """The key of each attribute in the ledger's lines."""
+    names = [field.name for field in fields(Episode)]
+    return {name: changed.get(name, name) for name in names}
+
+
+_RETURN = {"episode_return": "return"}  # a keyword of Python's
+_KEYS = {1: _keys(restarts="retries", **_RETURN), 2: _keys(**_RETURN)}
+
+
+def is_whole(value: Any) -> bool:
+    """Tell whether a value is an int, and not negative."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def is_digest(value: Any) -> bool:
+    """Tell whether a value is a SHA-256 in hexadecimal."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+_WHOLE = (is_whole, "an int, and not negative")
+_BOOL = (lambda value: isinstance(value, bool), "true or false")
+_NONE = (lambda value: value is None, "null in an episode that failed")
+_ALWAYS = {
+    "index": _WHOLE,
+    "env_seed": _WHOLE,
+    "policy_seed": _WHOLE,
+    "status": (lambda value: value in (COMPLETED, FAILED), f"{COMPLETED!r} or {FAILED!r}"),
+    "restarts": _WHOLE,
+}
+_MEASURED = {
+    "episode_return": (lambda value: isinstance(value, float), "a float"),
+    "length": (lambda value: is_whole(value) and value > 0, "a positive int"),
+    "terminated": _BOOL,
+    "truncated": _BOOL,
+    "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "digest": (is_digest, "a SHA-256 in hexadecimal"),
+}
+# What each attribute must be, in an episode that completed and in one that failed.
+_CHECKS: dict[bool, dict[str, Any]] = {
+    False: {**_ALWAYS, **_MEASURED},
+    True: {**_ALWAYS, **dict.fromkeys(_MEASURED, _NONE)},
+}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
+from tdcollect import keys
 from tdcollect.evaluation.collector import EvaluationCollector
 from tdcollect.evaluation.film import filmed
 from tdcollect.evaluation.manifest import describe
@@ -60,6 +64,26 @@ def replayer(
         return Replayed(finished.record, finished.data, manifest)
 
     return replay
+
+
+def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
+    """Compare a record with that of the same episode run again, entry by entry.
+
+    How often its env raised is not compared: that is of the run, and not of the episode.
+
+    Returns:
+        The differences, a phrase each.
+    """
+    record = replace(again.record, restarts=recorded.restarts)
+    if format == 1:  # in which returns are sums of rewards in float32
+        rewards = again.data[keys.NEXT, keys.REWARD].flatten().tolist()
+        record = replace(record, episode_return=math.fsum(rewards))
+    was, now = (json.loads(of.to_json()) for of in (recorded, record))
+    return [
+        f"{name} is {now[name]!r}, in the ledger {was[name]!r}"
+        for name in was
+        if repr(was[name]) != repr(now[name])  # NaN is NaN
+    ]
 
 
 def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, Any]:

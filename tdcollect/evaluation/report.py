@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcollect.evaluation.comparable import manifest_entry
 from tdcollect.evaluation.comparison import Comparison, Difference
@@ -17,6 +17,9 @@ from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.statistics import Summary, in_order
 from tdcollect.evaluation.tables import count_text, number_text, percent_text
 from tdcollect.files import write_atomically
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.request import Request
 
 REPORT = "report.html"
 COMPARISON_REPORT = "comparison.html"
@@ -31,17 +34,20 @@ def write_report(
     manifest: Mapping[str, Any],
     episodes: Sequence[Episode],
     summary: Summary,
+    request: Request | None = None,
 ) -> list[Path]:
     """Write ``report.html`` and its figures, the same bytes for the same arguments.
 
     The page holds its figures and needs no network; ``figures/`` has them as PNG files too. No
-    time and no path is in them. Each file is written whole or not at all.
+    time and no absolute path is in them. Each file is written whole or not at all.
 
     Args:
         directory: where to; it is made where it is missing.
         manifest: how the evaluation was made: nested mappings of what JSON holds.
         episodes: its records.
         summary: what :func:`~tdcollect.evaluation.statistics.summarize` said of them.
+        request: env and policy by name; the page then has the commands of ``tdcollect replay``
+            that run episodes again, and otherwise the calls in Python.
 
     Returns:
         The files written, the page last.
@@ -49,6 +55,7 @@ def write_report(
     Raises:
         ModuleNotFoundError: without matplotlib or scipy, which the extra ``evaluate`` brings.
     """
+    root = Path(directory)
     records = in_order(episodes)
     completed = [episode for episode in records if episode.completed]
     env = str(manifest_entry(manifest, "env.id") or "env")
@@ -59,12 +66,11 @@ def write_report(
         cards(_headline(summary)),
         section("Statistics", _statistics(summary), paragraphs(summary.notes())),
         section("Figures", *shown or [paragraphs(["No episode completed."])]),
-        section("Lowest returns", _hardest(completed)),
+        section("Lowest returns", _hardest(completed, manifest, root, request)),
         section("Failed and restarted episodes", _troubled(records)),
         section("How it was made", _manifest(manifest)),
     ]
     lead = f"{policy}, {count_text(summary.episodes, 'test episode')}"
-    root = Path(directory)
     written = [write_atomically(root / FIGURES / name, png) for name, (png, _) in figures.items()]
     return [*written, write_atomically(root / REPORT, page(env, lead, sections))]
 
@@ -178,7 +184,9 @@ def _difference_figure(difference: Difference) -> tuple[bytes, str]:
     return png, text
 
 
-def _hardest(completed: Sequence[Episode]) -> str:
+def _hardest(
+    completed: Sequence[Episode], manifest: Mapping[str, Any], root: Path, request: Request | None
+) -> str:
     if not completed:
         return paragraphs(["No episode completed."])
     lowest = heapq.nsmallest(HARDEST, completed, lambda e: (_order(e.episode_return), e.index))
@@ -197,11 +205,28 @@ def _hardest(completed: Sequence[Episode]) -> str:
             str(e.length),
             _ended(e),
             str(e.env_seed),
-            f"tdcollect replay . {e.index}",
+            _call(e.index, manifest) if request is None else request.command(e.index, root, root),
         ]
         for e in lowest
     ]
-    return table(columns, rows, "The commands are for the directory of this page.")
+    return table(columns, rows, _CALLS if request is None else _COMMANDS)
+
+
+_COMMANDS = "The commands are typed in the directory of this page; they run what they name."
+_CALLS = (
+    "In Python, in the directory of this page, with the env and the policy that were evaluated, "
+    "and env_kwargs, backend and device where they were given."
+)
+
+
+def _call(index: int, manifest: Mapping[str, Any]) -> str:
+    """The call in Python that runs an episode again."""
+    given = ["env"]
+    if manifest_entry(manifest, "policy.class") != "random actions":
+        given.append("policy")
+    if manifest_entry(manifest, "env.kwargs"):
+        given.append("env_kwargs=env_kwargs")
+    return f'tdcollect.EvaluationResult.load(".", {", ".join(given)}).replay({index})'
 
 
 def _troubled(records: Sequence[Episode]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect.envs.make import make_env
-from tdcollect.evaluation.named import is_named, load_named
+from tdcollect.evaluation.named import has_module, is_named, load_named, with_file
 from tdcollect.files import write_atomically
 
 REQUEST = "request.json"
@@ -36,7 +37,7 @@ class Request:
         env_kwargs: for the env's constructor.
         backend: of :func:`tdcollect.make_env`.
         device: where the policy runs.
-        directory: absolute; modules are looked for here first, and relative paths start here.
+        directory: modules are looked for here first, and relative paths start here.
     """
 
     env: str
@@ -48,12 +49,17 @@ class Request:
     device: str | None = None
     directory: str = "."
 
-    def make(self) -> tuple[str | Callable[..., Any], Any]:
+    def make(self, look: bool = True) -> tuple[str | Callable[..., Any], Any]:
         """What to give :func:`tdcollect.evaluate`: the env, and the policy.
+
+        This runs the code that is named.
 
         A factory is called with an env, made for it and closed afterwards, if it has a parameter
         without default, and with nothing otherwise. Weights that it draws start from
         ``torch.manual_seed(0)``.
+
+        Args:
+            look: look for modules in ``directory``; else only where Python looks.
 
         Raises:
             ValueError: for a request that cannot be met.
@@ -61,7 +67,7 @@ class Request:
                 is not there.
         """
         here = Path(self.directory)
-        env = load_named(self.env, here) if is_named(self.env) else self.env
+        env = load_named(self.env, here, look) if is_named(self.env) else self.env
         if self.vecnormalize is not None and self.policy != SB3:
             raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {self.policy}")
         if self.policy == RANDOM:
@@ -70,7 +76,7 @@ class Request:
             return env, None
         if self.policy == SB3:
             return env, self._sb3(env)
-        factory = load_named(self.policy, here)
+        factory = load_named(self.policy, here, look)
         if not callable(factory):
             raise TypeError(
                 f"expected {self.policy} to be callable and to give a policy, got {factory!r}"
@@ -111,15 +117,117 @@ class Request:
         return made if isinstance(made, EnvBase) else make_env(made)
 
     def write(self, directory: str | os.PathLike[str]) -> None:
-        """Keep the request beside the evaluation's files."""
-        text = json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        """Keep the request beside the evaluation's files.
+
+        Paths are relative, so that a tree of folders can be moved as a whole; a path that has no
+        folder in common with the directory is absolute.
+        """
+        kept = self._with_paths(
+            lambda path: _near(path, self.directory) if os.path.isabs(path) else path
+        )
+        kept = replace(kept, directory=_near(self.directory, directory))
+        text = json.dumps(asdict(kept), indent=1, sort_keys=True) + "\n"
         write_atomically(Path(directory) / REQUEST, text.encode())
 
     @classmethod
     def read(cls, directory: str | os.PathLike[str]) -> Request | None:
-        """The request that a directory keeps, None where it keeps none."""
+        """The request that a directory keeps, None where it keeps none. Nothing of it is run.
+
+        Raises:
+            ValueError: for a file that holds something else.
+        """
         file = Path(directory) / REQUEST
-        return cls(**json.loads(file.read_text())) if file.exists() else None
+        if not file.exists():
+            return None
+        try:
+            kept = cls(**_checked(json.loads(file.read_bytes())))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"expected {file} to hold a request as `tdcollect evaluate` writes it: {error}; "
+                "name what to run instead, --env ENV --policy MODULE:FACTORY, without --trust"
+            ) from error
+        start = os.path.realpath(directory)
+        return replace(kept, directory=os.path.normpath(os.path.join(start, kept.directory)))
+
+    def command(
+        self, index: int | str, directory: str | os.PathLike[str], start: str | os.PathLike[str]
+    ) -> str:
+        """The shell command that runs an episode again, with all names.
+
+        Args:
+            index: the episode's.
+            directory: of the evaluation.
+            start: where the command will be typed; its paths are relative to this.
+        """
+        seen = self._with_paths(lambda path: _relative(os.path.join(self.directory, path), start))
+        options = {
+            "--env": seen.env,
+            "--policy": seen.policy,
+            "--checkpoint": seen.checkpoint,
+            "--vecnormalize": seen.vecnormalize,
+            "--env-kwargs": json.dumps(seen.env_kwargs, sort_keys=True)
+            if seen.env_kwargs
+            else None,
+            "--backend": seen.backend,
+            "--device": seen.device,
+        }
+        typed = ["tdcollect", "replay", _relative(directory, start), str(index)]
+        for option, value in options.items():
+            typed += [] if value is None else [option, value]
+        command = shlex.join(typed)
+        beside = _relative(self.directory, start)
+        if beside != "." and any(
+            has_module(n, Path(self.directory)) for n in (self.env, self.policy)
+        ):
+            command = f"PYTHONPATH={shlex.quote(beside)} {command}"  # where evaluate found it
+        return command
+
+    def _with_paths(self, change: Callable[[str], str]) -> Request:
+        """The request with each of its paths changed, but that of the directory."""
+        return replace(
+            self,
+            env=with_file(self.env, change),
+            policy=with_file(self.policy, change),
+            checkpoint=self.checkpoint and change(self.checkpoint),
+            vecnormalize=self.vecnormalize and change(self.vecnormalize),
+        )
+
+
+def _checked(value: Any) -> Mapping[str, Any]:
+    """The entries of a request, each of its type."""
+    if not isinstance(value, dict):
+        raise TypeError(f"it is no JSON object but {type(value).__name__}")
+    known = {entry.name for entry in fields(Request)}
+    unknown = sorted(value.keys() - known)
+    if unknown:
+        raise ValueError(f"it has {unknown}, which no request has")
+    for name in sorted(known):
+        entry = value.get(name, {} if name == "env_kwargs" else None)
+        if name == "env_kwargs":
+            right = isinstance(entry, dict)
+        elif name in ("env", "policy"):
+            right = isinstance(entry, str) and bool(entry)
+        else:
+            right = isinstance(entry, str) or (entry is None and name != "directory")
+            right |= name not in value
+        if isinstance(entry, str):
+            right &= b"\0" not in os.fsencode(entry)
+        if not right:
+            raise TypeError(f"its {name} is {entry!r}")
+    return value
+
+
+def _relative(path: str | os.PathLike[str], start: str | os.PathLike[str]) -> str:
+    """The path as seen from a folder; links are followed, as `..` would not lead back."""
+    seen = os.path.relpath(os.path.realpath(path), os.path.realpath(start))
+    return f"./{seen}" if seen.startswith("-") else seen
+
+
+def _near(path: str | os.PathLike[str], start: str | os.PathLike[str]) -> str:
+    """The path as seen from a folder, absolute where they have no folder in common."""
+    ends = [os.path.realpath(path), os.path.realpath(start)]
+    common = os.path.commonpath(ends)
+    return ends[0] if common == os.path.dirname(common) else _relative(path, start)
 
 
 def _wants_env(factory: Callable[..., Any]) -> bool:

@@ -23,6 +23,7 @@ from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.report import write_report
+from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.progress import progress_bar
 
@@ -47,6 +48,7 @@ def evaluate(
     keep: bool = False,
     out: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    request: Request | None = None,
 ) -> EvaluationResult:
     """Run numbered test episodes, the same to the bit however they are run.
 
@@ -56,9 +58,13 @@ def evaluate(
 
     Args:
         keep: keep the data of episodes: in memory, or under ``out`` as memory-mapped TensorDicts.
+            Refused where episodes have ended there without.
         out: the directory for the ledger, the statistics and the report.
         progress: show a progress bar, on a terminal and in a notebook, where tqdm is installed;
             elsewhere a line every 30 seconds.
+        request: env and policy by name, as the command line takes them, a
+            :class:`tdcollect.evaluation.request.Request`. They are kept in ``out``, and the report
+            then has the commands that run episodes again.
 
     Returns:
         The result; ``result.summary()`` gives statistics, ``result.replay(i)`` runs an episode
@@ -74,6 +80,10 @@ def evaluate(
         >>> result = evaluate("CartPole-v1", policy, episodes=100, seed=0, out="runs/test")
         >>> print(result.summary())
     """
+    if request is not None and not isinstance(request, Request):
+        raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
+    if request is not None and out is None:
+        raise ValueError("request is kept in a directory; give it: out=")
     if out is not None:
         check_directory(Path(out))
         _check_report_extras()
@@ -103,23 +113,33 @@ def evaluate(
             directory = Directory(out, manifest)
             stack.callback(directory.close)
             done = list(directory.episodes)
+            if keep:
+                directory.check_kept(done)
         trajectories: dict[int, TensorDict] = {}
         ended = {episode.index for episode in done}
         running.numbers = [number for number in running.numbers if number not in ended]
         started, left = time.time(), len(running.numbers)
         run = running.run(keep)
-        for record, data in _shown(run, left) if progress and left else run:
-            done.append(record)
+        try:
+            for record, data in _shown(run, left) if progress and left else run:
+                done.append(record)
+                if directory is not None:
+                    directory.add(record, data)
+                elif data is not None:
+                    trajectories[record.index] = data
+        except BaseException as error:
             if directory is not None:
-                directory.add(record, data)
-            elif data is not None:
-                trajectories[record.index] = data
+                directory.give_up(error)
+            raise
         replay = replayer(env, policy, env_kwargs, given)
         result = EvaluationResult(manifest, done, out, trajectories, replay)
         if directory is not None:
             summary = result.summary()
-            directory.finish(result.episodes, summary.to_dict())
-            write_report(directory.path, manifest, result.episodes, summary)
+            directory.finish(result.episodes)
+            if request is not None:
+                request.write(directory.path)
+            files = write_report(directory.path, manifest, result.episodes, summary, request)
+            directory.write_results(summary.to_dict(), files)
             if left:
                 how = {"env": repr(running.base), "threads": torch.get_num_threads()}
                 directory.note_run(started, left, how)

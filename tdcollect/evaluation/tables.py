@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tdcollect.text import visible
+
 
 def number_text(value: float | None) -> str:
     """Five significant digits, or all before the point; "-" where there is no number."""
@@ -28,8 +30,11 @@ def percent_text(share: float) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
-    """Columns under their header: the first flush left, the others flush right."""
-    lines = [list(header), *map(list, rows)]
+    """Columns under their header: the first flush left, the others flush right.
+
+    Control characters in cells are written out.
+    """
+    lines = [[visible(cell) for cell in line] for line in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 
     def line_text(line: list[str]) -> str:

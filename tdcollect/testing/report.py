@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tdcollect.display import html_table, one_line
+from tdcollect.text import visible
 
 
 class Broken(Exception):
@@ -99,7 +100,7 @@ class Report:
             f"  {_WORDS[finding.passed]:<4}  {finding.rule:<{width}}  {finding.evidence}".rstrip()
             for finding in self.findings
         ]
-        return "\n".join([f"{self.env}: {self._summary()}", *lines])
+        return visible("\n".join([f"{self.env}: {self._summary()}", *lines]), lines=True)
 
 
 _WORDS = {True: "ok", False: "FAIL", None: "-"}

@@ -2,105 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import html
 import json
+import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 
 import tdcollect
-from tdcollect.cli import main
+from tdcollect.cli import _line, main
+from tdcollect.cli.commands import program
 from tdcollect.evaluation.named import is_named
+from tdcollect.files import write_atomically
+
+from .ledgers import unfinished
 
 ROOT = Path(__file__).parents[2]
-POLICIES = r"""
-import gymnasium as gym
-import torch
-from tensordict.nn import TensorDictModule
-from torch import nn
-
-print("read")
-
-
-def lean():
-    print("made")
-    def push(observation):
-        return torch.nn.functional.one_hot((observation[..., 2] > 0).long(), 2)
-    return TensorDictModule(push, in_keys=["observation"], out_keys=["action"])
-
-
-class Net(nn.Module):
-    def __init__(self, env):
-        super().__init__()
-        self.layer = nn.Linear(env.observation_spec["observation"].shape[-1], 2)
-
-    def forward(self, observation):
-        return torch.nn.functional.one_hot(self.layer(observation).argmax(-1), 2)
-
-
-def net(env, hidden=None):
-    return TensorDictModule(Net(env), in_keys=["observation"], out_keys=["action"])
-
-
-class Falling(gym.Wrapper):
-    # Raises in long episodes; in none where actions are random.
-    def reset(self, **kwargs):
-        self.steps = 0
-        return super().reset(**kwargs)
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 45:
-            raise RuntimeError("the env fell over")
-        return super().step(action)
-
-
-def short(length=9, **kwargs):
-    return gym.make("CartPole-v1", max_episode_steps=length, **kwargs)
-
-
-def falling():
-    return Falling(gym.make("CartPole-v1"))
-
-
-def breaks():
-    raise ZeroDivisionError("in the factory\nof the user")
-
-
-def nothing():
-    return None
-
-
-number = 3
-"""
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with policies, of a name that no other test imports."""
-    name = f"policies_{tmp_path.name}".replace("-", "_")
-    (tmp_path / f"{name}.py").write_text(POLICIES)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return tmp_path
-
-
-@pytest.fixture
-def typed(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str, str]]:
-    """Type a command; ``@`` stands for the module of policies. Its status, stdout and stderr."""
-
-    def run(command: str) -> tuple[int, str, str]:
-        (file,) = here.glob("policies_*.py")
-        status = main(command.replace("@", file.stem).split())
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 def test_evaluate_prints_the_statistics_and_writes_the_report(typed, here) -> None:
@@ -237,6 +164,12 @@ def test_failed_episodes_are_told_and_counted(typed) -> None:
         ("evaluate CartPole-v1 --policy random --out .", "to be empty, or the directory of an"),
         ("compare one two", "expected the directory of an evaluation, got one"),
         ("replay one 3", "expected the directory of an evaluation, got one"),
+        ("replay @.py 3", "expected the directory of an evaluation, got policies"),
+        ("compare @.py one", "expected the directory of an evaluation, got policies"),
+        ("evaluate CartPole-v1 --policy random --out @.py", "expected out to be a directory, got"),
+        ("evaluate CartPole-v1 --policy random --out @.py/run", ".py/run: Not a directory"),
+        ("evaluate CartPole-v1 --policy .:lean", "expected module:name or path/to/file.py:name"),
+        ("evaluate CartPole-v1 --policy a..b:lean", "expected module:name or path/to/file.py:name"),
     ],
 )
 def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -> None:
@@ -260,6 +193,8 @@ def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -
         ("evaluate CartPole-v1 --policy random --exploration mad", "'mad' is not one of"),
         ("compare one", "expected two directories or more"),
         ("replay one x", "'x' is not a valid integer"),
+        ("replay one -- -1", "-1 is not in the range"),
+        ("replay one 0 --env-kwargs [1]", "expected a JSON object, got '[1]'"),
         ("dance", "No such command 'dance'"),
     ],
 )
@@ -269,9 +204,50 @@ def test_what_is_not_understood_has_the_status_2(typed, command: str, reason: st
     assert reason in err
 
 
-def test_a_traceback_is_shown_on_request(typed) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--traceback evaluate CartPole-v1 --policy @:breaks",
+        "evaluate CartPole-v1 --policy @:breaks --traceback",
+        "evaluate --traceback CartPole-v1 --policy @:breaks",
+    ],
+)
+def test_a_traceback_is_shown_on_request(typed, command: str) -> None:
     with pytest.raises(ZeroDivisionError):
-        typed("--traceback evaluate CartPole-v1 --policy @:breaks")
+        typed(command)
+
+
+@pytest.mark.parametrize("name", sorted(program.commands))
+def test_each_command_shows_tracebacks(name: str) -> None:
+    assert "--traceback" in [option for p in program.commands[name].params for option in p.opts]
+
+
+def line_of(file: Path, text: str) -> int:
+    return next(n for n, line in enumerate(file.read_text().splitlines(), 1) if text in line)
+
+
+def test_an_error_of_the_users_code_tells_where(typed, here) -> None:
+    (file,) = here.glob("policies_*.py")
+    raising = line_of(file, "raise ZeroDivisionError")
+    for of in ("@:breaks", "@.py:breaks"):
+        status, _, err = typed(f"evaluate CartPole-v1 --policy {of}")
+        assert status == 1
+        assert err.splitlines()[-1] == (
+            f"tdcollect: ZeroDivisionError: in the factory of the user ({file.name}:{raising})"
+        )
+
+
+def test_an_env_that_raises_tells_where(typed, here) -> None:
+    """Below the names of slot and episode, where the user's code raised."""
+    (file,) = here.glob("policies_*.py")
+    _, _, err = typed("evaluate @:falling --policy @:lean --episodes 5 --on-error raise")
+    raising = line_of(file, "raise RuntimeError")
+    assert err.splitlines()[-1].endswith(f"({file.name}:{raising})")
+
+
+def test_what_is_refused_by_us_or_by_libraries_has_no_place(typed) -> None:
+    for command in ("evaluate CartPole-v0x --policy random", "evaluate CartPole-v1 --policy sb3"):
+        assert not re.search(r":\d+\)$", typed(command)[2])
 
 
 # compare
@@ -303,8 +279,7 @@ def test_compare_refuses_other_episodes(typed) -> None:
 def test_compare_refuses_an_unfinished_evaluation(typed, here) -> None:
     for name in "ab":
         typed(f"evaluate CartPole-v1 --policy random --episodes 3 --out {name} --quiet")
-        file = here / name / "episodes.jsonl"
-        file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+        unfinished(here / name, 2)
     status, _, err = typed("compare a b")
     assert status == 1
     assert "a is unfinished: it lacks 1 of its episodes" in err
@@ -315,21 +290,38 @@ def test_compare_refuses_an_unfinished_evaluation(typed, here) -> None:
 
 def test_replay_runs_the_episode_again(typed) -> None:
     typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --seed 3 --out run --quiet")
-    status, out, _ = typed("replay run 2")
+    status, out, _ = typed("replay run 2 --env CartPole-v1 --policy @:lean")
     record = tdcollect.EvaluationResult.load("run").episodes[2]
     assert status == 0
     assert f"return {record.episode_return:.6g}, {record.length} steps; the same to the bit" in out
-    status, out, _ = typed("replay run 2 --json")
+    status, out, _ = typed("replay run 2 --trust --json")
     assert json.loads(out) == {**json.loads(record.to_json()), "same": True, "video": None}
+
+
+def commands(run: Path, index: int | None = None) -> list[str]:
+    """The commands of the page, for an episode."""
+    found = re.findall("<code>(.*?)</code>", (run / "report.html").read_text())
+    told = [html.unescape(text) for text in found]
+    return [text for text in told if index is None or f" . {index} " in text]
 
 
 def test_replay_works_as_the_report_says_it(typed, here, monkeypatch) -> None:
     """From within the directory; the paths of policy and checkpoint were relative."""
     torch.save({"module.layer.weight": torch.eye(2, 4), "module.layer.bias": torch.ones(2)}, "w.pt")
     typed("evaluate CartPole-v1 --policy @.py:net --checkpoint w.pt --episodes 2 --out run --quiet")
-    assert "<code>tdcollect replay . 1</code>" in (here / "run" / "report.html").read_text()
+    (command,) = commands(here / "run", 1)
+    (file,) = here.glob("policies_*.py")
+    assert command == (
+        f"tdcollect replay . 1 --env CartPole-v1 --policy ../{file.name}:net --checkpoint ../w.pt"
+    )
     monkeypatch.chdir(here / "run")
-    assert main(["replay", ".", "1"]) == 0
+    assert main(shlex.split(command)[1:]) == 0
+    monkeypatch.chdir(here.parent)
+    shutil.move(here, here.parent / "moved")
+    del sys.modules[file.stem]  # as in another process
+    monkeypatch.chdir(here.parent / "moved" / "run")
+    assert main(shlex.split(command)[1:]) == 0
+    assert main(["replay", ".", "1", "--trust"]) == 0
 
 
 def test_replay_keeps_the_settings_of_the_evaluation(typed) -> None:
@@ -337,16 +329,32 @@ def test_replay_keeps_the_settings_of_the_evaluation(typed) -> None:
         'evaluate @:short --policy random --seeds 5,7 --max-steps 8 --env-kwargs {"length":12} '
         "--exploration random --inference-batch-size 3 --out run --quiet"
     )
-    assert typed("replay run 1")[0] == 0
+    assert typed("replay run 1 --trust")[0] == 0
+    names = "--env @:short --policy random --env-kwargs"
+    assert typed(f'replay run 1 {names} {{"length":12}}')[0] == 0
+    status, _, err = typed(f'replay run 1 {names} {{"length":7}}')
+    assert status == 1
+    assert "episode 1 is not what the ledger says" in err
 
 
 def test_replay_films(typed, here) -> None:
     pytest.importorskip("pygame")
     typed("evaluate CartPole-v1 --policy random --episodes 2 --out run --quiet")
-    status, out, _ = typed("replay run 1 --video run/1.mp4")
+    status, out, _ = typed("replay run 1 --trust --video run/1.mp4")
     assert status == 0
     assert "video run/1.mp4" in out
     assert (here / "run" / "1.mp4").read_bytes()[4:8] == b"ftyp"
+
+
+@pytest.mark.parametrize("file", [".", "film", "film.txt"])
+def test_replay_films_into_videos_alone(typed, here, file: str) -> None:
+    tdcollect.evaluate("CartPole-v1", None, 1, out="run", progress=False)
+    before = sorted(here.iterdir())
+    names = "--env CartPole-v1 --policy random"
+    status, out, err = typed(f"replay run 0 {names} --video {file}")
+    assert (status, out) == (1, "")
+    assert f"expected a video file, .mp4 or .mkv or .mov, got {file}" in err
+    assert sorted(here.iterdir()) == before
 
 
 def test_replay_tells_what_has_changed(typed, here) -> None:
@@ -356,9 +364,9 @@ def test_replay_tells_what_has_changed(typed, here) -> None:
         if not value:
             command = "evaluate CartPole-v1 --policy @:net --checkpoint w.pt --episodes 2 --out run"
             typed(command)
-    status, out, err = typed("replay run 0")
+    status, out, err = typed("replay run 0 --trust")
     assert (status, out) == (1, "")
-    assert "episode 0 is not what it was: return " in err
+    assert "episode 0 is not what the ledger says: " in err
     assert "What has changed: policy.digest was " in err
 
 
@@ -414,15 +422,78 @@ def test_missing_click_is_named(monkeypatch, capsys) -> None:
     assert capsys.readouterr().err == expected + "\n"
 
 
-@pytest.mark.parametrize("exception", [KeyboardInterrupt])
-def test_an_interrupt_says_how_to_go_on(typed, monkeypatch, exception) -> None:
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("evaluate CartPole-v1 --policy random --out run", "; the same command goes on from here"),
+        ("evaluate CartPole-v1 --policy random", ""),
+        ("compare one two", ""),
+        ("replay one 0 --env CartPole-v1 --policy random", ""),
+    ],
+)
+def test_an_interrupt_says_where_the_command_can_go_on(typed, monkeypatch, command, told) -> None:
     def interrupted(*args: Any, **kwargs: Any) -> None:
-        raise exception
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(tdcollect, "evaluate", interrupted)
-    status, _, err = typed("evaluate CartPole-v1 --policy random --out run")
+    monkeypatch.setattr(tdcollect.EvaluationResult, "load", interrupted)
+    status, _, err = typed(command)
     assert status == 130
-    assert "interrupted; the same command goes on from here" in err
+    assert err.strip() == f"tdcollect: interrupted{told}"
+
+
+def into(file: IO[str], *typed: str) -> int:
+    """Type a command whose output goes there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        return main(typed)
+
+
+@pytest.mark.parametrize("typed", [("doctor", "--help"), ("compare", "a", "b")], ids=" ".join)
+def test_a_reader_that_goes_away_ends_it_without_a_word(here, capsys, typed) -> None:
+    for name in "ab" if typed[0] == "compare" else "":
+        tdcollect.evaluate("CartPole-v1", None, 2, out=name, progress=False)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output:
+        assert into(output, *typed) == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_is_told(here, capsys) -> None:
+    with suppress(OSError), open("/dev/full", "w") as output:
+        assert into(output, "doctor", "--help") == 1
+    assert capsys.readouterr().err == "tdcollect: No space left on device\n"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch) -> None:
+    def full_disk(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left") as failed:
+        write_atomically(tmp_path / "report.html", b"new")
+    assert failed.value.filename == f"{tmp_path}/report.html"
+    told = OSError(errno.ENOSPC, "No space left on device", "report.html")
+    assert _line(told) == "report.html: No space left on device"
+
+
+def test_a_pipe_of_another_kind_is_told(typed, monkeypatch) -> None:
+    def lost(*args: Any, **kwargs: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(tdcollect, "evaluate", lost)
+    status, _, err = typed("evaluate CartPole-v1 --policy random")
+    assert status == 1
+    assert "tdcollect: a pipe was closed at its other end" in err
+
+
+def test_a_script_that_ends_the_program_is_told(typed, here) -> None:
+    (here / "script_that_exits.py").write_text("import sys\nsys.exit(0)\n")
+    status, _, err = typed("evaluate CartPole-v1 --policy script_that_exits.py:make")
+    assert status == 1
+    assert "ended the program by sys.exit(0); nothing was done" in err
+    assert err.endswith("(script_that_exits.py:2)\n")
 
 
 @pytest.mark.parametrize("text", ["a:b", "a.b:c.d", "dir/file.py:name", "/x y/f.py:Class"])

@@ -149,13 +149,14 @@ def test_the_statistics_are_those_of_the_summary(whole) -> None:
     assert page.tables[0][1:] == summarize(records()).rows()
 
 
-def test_the_lowest_returns_come_first_with_the_command_that_runs_them_again(whole) -> None:
+def test_the_lowest_returns_come_first_with_the_call_that_runs_them_again(whole) -> None:
     _, page = whole
     completed = [e for e in records() if e.completed]
     lowest = sorted(completed, key=lambda e: e.episode_return)[:10]
     rows = page.tables[1][1:]
     assert [float(row[1]) for row in rows] == [e.episode_return for e in lowest]
-    assert rows[0][-1] == f"tdcollect replay . {lowest[0].index}"
+    again = f'tdcollect.EvaluationResult.load(".", env, policy).replay({lowest[0].index})'
+    assert rows[0][-1] == again
     assert rows[0][-2] == str(lowest[0].env_seed)
 
 

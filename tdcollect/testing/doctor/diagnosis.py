@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tdcollect.display import html_table, one_line
+from tdcollect.text import visible
 
 OK, WARNING, BROKEN, NOT_CHECKED = STATUSES = "ok", "warning", "broken", "not checked"
 
@@ -125,4 +126,4 @@ class Diagnosis:
     def __str__(self) -> str:
         width = max((len(verdict.name) for verdict in self.verdicts), default=0)
         lines = [line for verdict in self.verdicts for line in verdict.lines(width)]
-        return "\n".join([self._headline(), "", *lines])
+        return visible("\n".join([self._headline(), "", *lines]), lines=True)

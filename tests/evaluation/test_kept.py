@@ -1,0 +1,217 @@
+"""Kept data are read as they were written, and run nothing, whoever wrote them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tdcollect
+from tdcollect.evaluation.kept import _DTYPES, read_trajectory
+
+
+def data() -> TensorDict:
+    """Three steps, with what names and shapes may hold."""
+    entries = {
+        "a/b": torch.arange(6).view(3, 2),
+        "..": torch.ones(3),
+        "": torch.ones(3, 1),
+        "none": torch.zeros(3, 0),
+        "next": {"deep": {"done": torch.tensor([[False], [False], [True]])}},
+    }
+    return TensorDict({**entries, **{str(d): torch.ones(3).to(d) for d in _DTYPES.values()}}, [3])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    data().memmap(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_what_was_written_is_read(path: Path) -> None:
+    read = read_trajectory(path)
+    expected = TensorDict.load_memmap(path, allow_pickle=False)
+    assert (
+        set(read.keys(True, True)) == set(expected.keys(True, True)) == set(data().keys(True, True))
+    )
+    for key, value in expected.items(True, True):
+        assert (read[key].dtype, read[key].shape) == (value.dtype, value.shape)
+        assert read[key].flatten().tolist() == value.flatten().tolist()
+    assert read.names == ["time"]
+    assert read.device == expected.device
+
+
+def test_what_is_written_to_it_reaches_no_file(path: Path) -> None:
+    before = {file: file.read_bytes() for file in path.rglob("*.memmap")}
+    for value in read_trajectory(path).values(True, True):
+        value.zero_()
+    assert {file: file.read_bytes() for file in path.rglob("*.memmap")} == before
+
+
+def test_files_need_not_be_writable_nor_stay_open(path: Path) -> None:
+    for file in path.rglob("*"):
+        file.chmod(0o555 if file.is_dir() else 0o444)
+    opened = len(os.listdir("/proc/self/fd"))
+    kept = [read_trajectory(path) for _ in range(20)]
+    assert len(kept) == 20
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+class Payload:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path):
+        self.mark = str(mark)
+
+    def __reduce__(self) -> Any:
+        return open, (self.mark, "w")
+
+
+def pickled(folder: Path) -> None:
+    (folder / "other.pickle").write_bytes(pickle.dumps(Payload(folder.parent / "mark")))
+
+
+def tensorclass(folder: Path) -> None:
+    """As tensordict writes what is no tensor."""
+    kind = "<class 'tensordict.tensorclass.NonTensorData'>"
+    pickled(folder)
+    (folder / "meta.json").write_text(json.dumps({"_type": kind, "data": None}))
+
+
+def nested_tensorclass(folder: Path) -> None:
+    (folder / "extra").mkdir()
+    change(folder, extra={"type": "NonTensorData"})
+    tensorclass(folder / "extra")
+
+
+def nested_under_another_name(folder: Path) -> None:
+    (folder / "extra").mkdir()
+    change(folder, extra={"type": "TensorDict"})
+    tensorclass(folder / "extra")
+
+
+def change(folder: Path, **entries: Any) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, **entries}))
+
+
+def outside(folder: Path) -> None:
+    (folder.parent / "secret.memmap").write_bytes(b"secret")
+    change(folder, **{"../secret": {"shape": [3, 2], "dtype": "torch.uint8"}})
+
+
+def absolute(folder: Path) -> None:
+    change(folder, **{"/etc/passwd": {"shape": [3, 2], "dtype": "torch.uint8"}})
+
+
+def link(folder: Path) -> None:
+    (folder.parent / "secret").write_bytes(b"secret")
+    (folder / "linked.memmap").symlink_to(folder.parent / "secret")
+    change(folder, linked={"shape": [3, 2], "dtype": "torch.uint8"})
+
+
+def linked_folder(folder: Path) -> None:
+    folder.rename(folder.parent / "elsewhere")
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+def pipe(folder: Path) -> None:
+    """Reading it would wait for ever."""
+    os.mkfifo(folder / "pipe.memmap")
+    change(folder, pipe={"shape": [3, 2], "dtype": "torch.uint8"})
+
+
+def meta_is_a_pipe(folder: Path) -> None:
+    (folder / "meta.json").unlink()
+    os.mkfifo(folder / "meta.json")
+
+
+def sizes(*shape: Any, dtype: Any = "torch.int64", **more: Any) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        change(folder, **{"a/b": {"shape": list(shape), "dtype": dtype, **more}})
+
+    make.__name__ = f"shape {shape} {dtype} {more}"
+    return make
+
+
+def meta(text: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        (folder / "meta.json").write_text(text)
+
+    make.__name__ = f"meta {text[:30]}"
+    return make
+
+
+def no_meta(folder: Path) -> None:
+    (folder / "meta.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("tamper", "told"),
+    [
+        (pickled, "other.pickle is there, which meta.json does not name"),
+        (tensorclass, "describes no TensorDict"),
+        (nested_tensorclass, "'extra' is of 'NonTensorData', which is no tensor"),
+        (nested_under_another_name, "describes no TensorDict"),
+        (outside, "No such file"),
+        (absolute, "No such file"),
+        (link, "linked.memmap is not a file"),
+        (linked_folder, "data is not a folder"),
+        (pipe, "pipe.memmap is not a file"),
+        (meta_is_a_pipe, "meta.json is not a file"),
+        (sizes(3, 3), "has 48 bytes, not those of"),
+        (sizes(3, 1), "has 48 bytes, not those of"),
+        (sizes(10**6, 10**6), "has 48 bytes, not those of"),
+        (sizes(2**62, 2**62), "has 48 bytes, not those of"),
+        (sizes(0, 2**62, 2**62), "overflow"),
+        (sizes(3, -2), "is no shape"),
+        (sizes(3, 2.0), "is no shape"),
+        (sizes(3, True), "is no shape"),
+        (sizes("3", "2"), "is no shape"),
+        (sizes(*[1] * 65), "is no shape"),
+        (sizes(3, 2, is_nested=True), "is no plain tensor"),
+        (sizes(3, 2, dtype="torch.load"), "is no plain tensor"),
+        (sizes(3, 2, dtype=["torch.int64"]), "is no plain tensor"),
+        (sizes(2, 3), "does not hold the data"),  # another length than the episode's
+        (lambda folder: change(folder, none=3), "says 3 of 'none'"),
+        (lambda folder: change(folder, shape=[4]), "does not hold the data"),
+        (lambda folder: change(folder, shape={}), "is no shape"),
+        (meta("[1]"), "describes no TensorDict"),
+        (meta("{"), "does not hold the data"),
+        (meta("\0"), "does not hold the data"),
+        (meta("[" * 100_000), "does not hold the data"),
+        (meta(" " * (1 << 20) + "{}"), "has 1048578 bytes"),
+        (no_meta, "No such file"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_anything_else_is_refused(path: Path, tamper: Callable[[Path], None], told: str) -> None:
+    tamper(path)
+    with pytest.raises(ValueError, match="and run the episode again with replay") as refused:
+        read_trajectory(path)
+    assert told in str(refused.value)
+    assert not (path.parent / "mark").exists()
+
+
+def test_the_payload_would_run(path: Path) -> None:
+    """TorchRL's own reader runs it: the tests above are not empty."""
+    tensorclass(path)
+    with pytest.raises(OSError, match="not readable"):  # what the payload gives is no dict
+        TensorDict.load_memmap(path, allow_pickle=True)
+    assert (path.parent / "mark").exists()
+
+
+def test_a_crafted_trajectory_runs_nothing(tmp_path: Path) -> None:
+    tdcollect.evaluate("CartPole-v1", None, 1, out=tmp_path / "run", keep=True, progress=False)
+    nested_tensorclass(tmp_path / "run" / "trajectories" / "000000")
+    result = tdcollect.EvaluationResult.load(tmp_path / "run")
+    with pytest.raises(ValueError, match="'NonTensorData', which is no tensor"):
+        result.trajectory(0)
+    assert not list(tmp_path.rglob("mark"))

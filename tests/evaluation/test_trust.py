@@ -1,0 +1,366 @@
+"""A directory that somebody sent runs nothing that its reader did not name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tdcollect
+from tdcollect.cli import main
+from tdcollect.evaluation.reading import sha256
+from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.sb3 import _read_normalization
+from tdcollect.text import visible
+from tests.evaluation.test_kept import Payload
+
+SAFE_TO_OPEN = (Path(__file__).parents[2] / "docs" / "safe-to-open.md").read_text()
+PAYLOAD = """
+import pathlib
+pathlib.Path({mark!r}).touch()
+
+def make(*args, **kwargs):
+    pathlib.Path({mark!r}).touch()
+"""
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """A file that only a payload makes."""
+    return tmp_path / "mark"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path.parent)  # for the manifest's commit is that of where one stands
+        tdcollect.evaluate("CartPole-v1", None, 4, keep=True, out=path, progress=False)
+    return path
+
+
+@pytest.fixture
+def sent(finished: Path, here: Path, mark: Path) -> Path:
+    """A finished evaluation with a payload in every place that has one."""
+    run = here / "sent"
+    shutil.copytree(finished, run)
+    source = PAYLOAD.format(mark=str(mark))
+    for name in ("payload", "sitecustomize", "scipy", "matplotlib", "imageio_ffmpeg", "conftest"):
+        (run / f"{name}.py").write_text(source)
+    for file in ("policy.pt", "model.zip", "norm.pkl", "other.pickle"):
+        (run / file).write_bytes(pickle.dumps(Payload(mark)))
+    episode = run / "trajectories" / "000000"
+    (episode / "extra").mkdir()
+    kind = "<class 'tensordict.tensorclass.NonTensorData'>"
+    (episode / "extra" / "meta.json").write_text(json.dumps({"_type": kind, "data": None}))
+    (episode / "extra" / "other.pickle").write_bytes(pickle.dumps(Payload(mark)))
+    meta = json.loads((episode / "meta.json").read_text())
+    (episode / "meta.json").write_text(json.dumps({**meta, "extra": {"type": "NonTensorData"}}))
+    return run
+
+
+def ask(run: Path, **entries: Any) -> None:
+    """Have the directory name these."""
+    usual = {"env": "CartPole-v1", "policy": "random", "directory": "."}
+    (run / "request.json").write_text(json.dumps({**usual, **entries}))
+
+
+NAMED = [
+    {"policy": "payload.py:make"},
+    {"policy": "payload:make"},
+    {"policy": "subprocess:getoutput", "checkpoint": "policy.pt"},
+    {"env": "payload.py:make"},
+    {"env": "payload:make"},
+    {"env": "payload:CartPole-v1"},
+    {"env": "CartPole-v1", "env_kwargs": {"render_mode": "human"}},
+    {"policy": "sb3", "checkpoint": "model.zip"},
+    {"policy": "sb3", "checkpoint": "model.zip", "vecnormalize": "norm.pkl"},
+    {"policy": "payload.py:make", "checkpoint": "policy.pt"},
+]
+
+
+@pytest.mark.parametrize("named", NAMED, ids=lambda named: " ".join(map(str, named.values())))
+@pytest.mark.parametrize("within", [False, True], ids=["beside", "within"])
+def test_replay_runs_nothing_that_a_directory_names(
+    sent: Path, mark: Path, monkeypatch, capsys, named: dict[str, Any], within: bool
+) -> None:
+    ask(sent, **named)
+    if within:
+        monkeypatch.chdir(sent)
+    shown = "." if within else "sent"
+    before = list(sys.path)
+    assert main(["replay", shown, "0"]) == 1
+    out, err = capsys.readouterr()
+    assert not out
+    assert not mark.exists()
+    assert sys.path == before
+    assert "payload" not in sys.modules
+    for name, value in named.items():
+        assert re.search(rf"^  {name.replace('_', '-')} +{re.escape(str(value))}$", err, re.M)
+    assert f"\n  tdcollect replay {shown} 0 --trust\n" in err
+
+
+def test_what_replay_says_works_as_typed(here, typed, monkeypatch, capsys) -> None:
+    """Both ways, from beside the directory and from within; for files and for modules."""
+    (file,) = here.glob("policies_*.py")
+    for number, policy in enumerate(["@:lean", "@.py:lean"]):
+        typed(f"evaluate @:short --policy {policy} --episodes 1 --out {number} --quiet")
+        for folder, shown in [(here, str(number)), (here / str(number), ".")]:
+            monkeypatch.chdir(folder)
+            assert main(["replay", shown, "0"]) == 1
+            err = capsys.readouterr().err
+            ways = re.findall(r"^  ((?:PYTHONPATH=\S+ )?tdcollect replay .*)$", err, re.M)
+            assert len(ways) == 2
+            for way in ways:
+                forget(file)
+                run(way, monkeypatch)
+        monkeypatch.chdir(here)
+
+
+def forget(file: Path) -> None:
+    """As in another process."""
+    sys.modules.pop(file.stem, None)
+    sys.path[:] = [place for place in sys.path if place != str(file.parent)]
+
+
+def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Type a command of a page or of a message."""
+    words = shlex.split(command)
+    if words[0].startswith("PYTHONPATH="):
+        monkeypatch.syspath_prepend(Path(words.pop(0).partition("=")[2]).resolve())
+    assert words[:2] == ["tdcollect", "replay"]
+    assert main(words[1:]) == 0
+
+
+def test_what_the_user_names_runs_and_nothing_else_is_read(sent, mark, typed) -> None:
+    (sent / "request.json").write_text("not JSON")
+    names = "--env CartPole-v1 --policy random"
+    assert typed(f"replay sent 1 {names}")[0] == 0
+    assert not mark.exists()
+
+
+def test_a_module_is_not_taken_from_the_directory_that_one_stands_in(
+    sent, mark, monkeypatch, capsys
+) -> None:
+    """The user meant a module of their own, by the name of one that somebody sent."""
+    monkeypatch.chdir(sent)
+    assert main(["replay", ".", "1", "--env", "CartPole-v1", "--policy", "payload:make"]) == 1
+    assert "there is no module payload where Python looks" in capsys.readouterr().err
+    assert not mark.exists()
+    assert main(["replay", ".", "1", "--env", "CartPole-v1", "--policy", "payload.py:make"]) == 1
+    assert mark.exists()  # now it was named
+
+
+def test_trust_runs_what_the_directory_names(sent, mark, monkeypatch, capsys) -> None:
+    """And so the tests above are not empty."""
+    monkeypatch.delitem(sys.modules, "payload", raising=False)
+    ask(sent, policy="payload.py:make")
+    assert main(["replay", "sent", "1", "--trust"]) == 1
+    assert "to give a policy, got None" in capsys.readouterr().err
+    assert mark.exists()
+
+
+def test_what_is_typed_stands_in_for_what_the_directory_names(sent, mark, capsys) -> None:
+    ask(sent, policy="payload.py:make")
+    assert main(["replay", "sent", "1", "--trust", "--policy", "random"]) == 0
+    ask(sent, policy="random", env="payload.py:make")
+    assert main(["replay", "sent", "1", "--policy", "random"]) == 1  # it names half
+    assert "  tdcollect replay sent 1 --trust" in capsys.readouterr().err
+    assert not mark.exists()
+
+
+def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
+    ask(sent, policy="payload.py:make", env="payload:make")
+    result = tdcollect.EvaluationResult.load(sent)
+    result.summary()
+    assert len(result.trajectory(1)) == result.lengths[1]
+    with pytest.raises(ValueError, match="'NonTensorData', which is no tensor"):
+        result.trajectory(0)
+    shutil.copytree(finished, "mine")
+    assert typed("compare sent mine --out compared")[0] == 0
+    assert typed("compare mine sent --json")[0] == 0
+    assert not mark.exists()
+
+
+def test_going_on_in_it_runs_nothing_of_it(sent, mark, typed) -> None:
+    ask(sent, policy="payload.py:make", env="payload:make")
+    told = typed("evaluate CartPole-v1 --policy random --episodes 4 --out sent --quiet")
+    assert told == (0, "", "")
+    assert not mark.exists()
+    assert Request.read(sent).policy == "random"
+
+
+def test_a_checkpoint_holds_weights_and_nothing_else(sent, mark, typed) -> None:
+    named = "--env CartPole-v1 --policy @:net --checkpoint sent/policy.pt"
+    status, _, err = typed(f"replay sent 1 {named}")
+    assert status == 1
+    assert "policy.pt is no state_dict of TensorDictModule" in err
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        tdcollect.load_checkpoint(sent / "policy.pt")
+    assert not mark.exists()
+
+
+def test_files_of_stable_baselines3_run_code(here, mark) -> None:
+    """As docs/safe-to-open.md warns: a name of the user's own."""
+    pytest.importorskip("stable_baselines3")
+    (here / "norm.pkl").write_bytes(pickle.dumps(Payload(mark)))
+    with pytest.raises(ValueError, match="holds another object"):
+        _read_normalization(here / "norm.pkl")
+    assert mark.exists()
+
+
+def test_the_page_on_it_shows_what_is_printed(finished, here, capsys) -> None:
+    shutil.copytree(finished, here / "their-run")
+    ask(here / "their-run", policy="policies.py:lean", directory="..")
+    shown = re.search(r"```console\n\$ (.*?)\n(.*?)```", SAFE_TO_OPEN, re.DOTALL)
+    assert shown is not None
+    assert main(shlex.split(shown[1])[1:]) == 1
+    assert capsys.readouterr().err.replace(str(here), "/home/me/inbox") == shown[2]
+
+
+# request.json
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "Expecting value"),
+        ("[]", "it is no JSON object but list"),
+        ("null", "it is no JSON object but NoneType"),
+        ("[" * 100_000, "recursion"),
+        ("\xff", "codec can't decode"),
+        ('{"policy": "random"}', "its env is None"),
+        ('{"env": "CartPole-v1"}', "its policy is None"),
+        ('{"env": 3, "policy": "random"}', "its env is 3"),
+        ('{"env": "", "policy": "random"}', "its env is ''"),
+        ('{"env": "a", "policy": "b", "run": "rm"}', "it has ['run'], which no request has"),
+        ('{"env": "a", "policy": "b", "checkpoint": 3}', "its checkpoint is 3"),
+        ('{"env": "a", "policy": "b", "directory": null}', "its directory is None"),
+        ('{"env": "a", "policy": "b", "env_kwargs": [1]}', "its env_kwargs is [1]"),
+        ('{"env": "a", "policy": "b", "env_kwargs": null}', "its env_kwargs is None"),
+        (r'{"env": "a", "policy": "b", "checkpoint": "\ud800"}', "surrogates not allowed"),
+        (r'{"env": "a", "policy": "b", "checkpoint": "a\u0000"}', r"its checkpoint is 'a\x00'"),
+    ],
+)
+def test_another_content_of_a_request_is_refused(sent, typed, text: str, told: str) -> None:
+    (sent / "request.json").write_bytes(text.encode("latin-1"))
+    for more in ("", " --trust"):
+        status, out, err = typed(f"replay sent 0{more}")
+        assert (status, out) == (1, "")
+        assert err.count("\n") == 1
+        assert "expected sent/request.json to hold a request as `tdcollect evaluate` writes" in err
+        assert told in err
+        assert "name what to run instead, --env ENV --policy MODULE:FACTORY" in err
+
+
+def test_a_request_has_no_absolute_path_in_a_tree(here, typed) -> None:
+    (file,) = here.glob("policies_*.py")
+    typed(
+        f"evaluate {file}:short --policy {file}:lean --episodes 1 --out {here / 'a' / 'b'} --quiet"
+    )
+    for text in ("request.json", "report.html"):
+        assert str(here) not in (here / "a" / "b" / text).read_text()
+    kept = json.loads((here / "a" / "b" / "request.json").read_text())
+    assert kept["directory"] == "../.."
+    assert kept["policy"] == f"{file.name}:lean"
+    assert Request.read("a/b") == Request(
+        f"{file.name}:short", f"{file.name}:lean", directory=str(here)
+    )
+
+
+def test_a_request_is_absolute_where_no_folder_is_common(tmp_path: Path) -> None:
+    Request("CartPole-v1", "random", checkpoint="/w.pt", directory="/").write(tmp_path)
+    assert Request.read(tmp_path) == Request("CartPole-v1", "random", "/w.pt", directory="/")
+    assert json.loads((tmp_path / "request.json").read_text())["directory"] == "/"
+
+
+def test_a_request_with_absolute_paths_is_read(here, typed) -> None:
+    """As they were written before."""
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 1 --out run --quiet")
+    file = here / "run" / "request.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "directory": str(here)}))
+    assert typed("replay run 0 --trust")[0] == 0
+
+
+def test_an_evaluation_by_python_can_be_named(here, typed, monkeypatch) -> None:
+    with pytest.raises(TypeError, match="expected request to be a Request, got str"):
+        tdcollect.evaluate("CartPole-v1", None, 1, out="run", request="random")
+    with pytest.raises(ValueError, match="request is kept in a directory; give it: out="):
+        tdcollect.evaluate("CartPole-v1", None, 1, request=Request("CartPole-v1", "random"))
+    request = Request("CartPole-v1", "random", directory=str(here))
+    tdcollect.evaluate("CartPole-v1", None, 1, out="run", progress=False, request=request)
+    command = "tdcollect replay . 0 --env CartPole-v1 --policy random"
+    assert f"<code>{command}</code>" in (here / "run" / "report.html").read_text()
+    monkeypatch.chdir("run")
+    run(command, monkeypatch)
+
+
+def test_the_call_of_a_page_works_as_typed(here) -> None:
+    def env(**kwargs: Any) -> Any:
+        import gymnasium as gym
+
+        return gym.make("CartPole-v1", **kwargs)
+
+    def policy(td: Any) -> Any:
+        return td.set("action", td["observation"].new_ones(*td.shape, 2).long() * 0 + 1)
+
+    env_kwargs = {"max_episode_steps": 5}
+    names = {"tdcollect": tdcollect, "env": env, "policy": None, "env_kwargs": env_kwargs}
+    tdcollect.evaluate(env, None, 1, out="run", env_kwargs=env_kwargs, progress=False)
+    (call,) = re.findall("<code>(.*?)</code>", (here / "run" / "report.html").read_text())
+    assert call.endswith(").replay(0)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir("run")
+        assert len(eval(call.replace("&quot;", '"'), names)) == 5
+
+
+# Text
+
+
+EVIL = "a\x1b]0;title\x07\x9b2J\u202eb\u2066\r\x7f <script>"
+WRITTEN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2066\r\x7f <script>"
+
+
+def test_text_that_no_terminal_takes_is_written_out() -> None:
+    assert visible("a\ud800b\nc\td\u2028") == r"a\ud800b\nc\td\u2028"
+    assert visible("a\nc\td", lines=True) == "a\nc\td"
+    assert visible("naïve 日本語 👩\u200d🚀 \\x1b") == "naïve 日本語 👩\u200d🚀 \\x1b"
+
+
+def test_control_characters_reach_no_terminal_and_no_page(sent, typed, capsys) -> None:
+    for run in ("sent", "other"):
+        if run == "other":
+            shutil.copytree(sent, run)
+        manifest = json.loads(Path(run, "manifest.json").read_text())
+        manifest["env"]["id"] = EVIL
+        manifest["versions"][EVIL] = run
+        Path(run, "manifest.json").write_text(json.dumps(manifest))
+        results = json.loads(Path(run, "results.json").read_text())
+        results["manifest"] = sha256(Path(run, "manifest.json"))
+        Path(run, "results.json").write_text(json.dumps(results))
+    ask(sent, policy=EVIL, checkpoint=f"{EVIL}.pt", env_kwargs={EVIL: EVIL})
+    outputs = [
+        "".join(typed(command)[1:])
+        for command in [
+            "compare sent other --out compared",
+            "compare sent other --json",
+            "replay sent 0",
+            "replay sent 0 --trust",
+        ]
+    ]
+    result = tdcollect.EvaluationResult.load("sent")
+    outputs += [repr(result), str(tdcollect.compare(result, result, names=[EVIL, f"{EVIL}2"]))]
+    for output in outputs:
+        assert WRITTEN in output.replace("\\u001b", "\\x1b") or '"env": "a\\u001b' in output
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", output)
+    json.loads(outputs[1])
+    page = Path("compared", "comparison.html").read_text()
+    assert WRITTEN.replace("<", "&lt;").replace(">", "&gt;") in page
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", page)

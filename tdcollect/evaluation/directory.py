@@ -23,6 +23,7 @@ from tensordict import TensorDict
 
 from tdcollect.evaluation.comparable import differences
 from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.kept import write_trajectory
 from tdcollect.evaluation.reading import (
     EPISODES,
     MANIFEST,
@@ -136,7 +137,7 @@ class Directory:
             part = target.with_name(target.name + ".part")
             if target.exists():  # its line was never written
                 shutil.rmtree(target)
-            data.memmap(part)
+            write_trajectory(part, data)
             part.rename(target)
         self._journal.write(episode.to_json().encode() + b"\n")
         self._journal.flush()

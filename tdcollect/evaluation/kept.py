@@ -1,4 +1,4 @@
-"""Read the data of episodes that an evaluation kept, from files that anybody may have written.
+"""Keep the data of episodes, and read them from files that anybody may have written.
 
 TorchRL's memory maps may hold pickles, which run code as they are read, and shapes that their
 files do not have. Here a file holds the numbers of one tensor, and nothing else is read.
@@ -34,8 +34,25 @@ _MOST_DIMS = 64  # torch's own limit
 _MOST_BYTES = 1 << 20  # of a meta.json
 
 
+def write_trajectory(path: Path, data: TensorDict) -> None:
+    """Write the data ``[L]`` of an episode: a folder of plain files of tensors.
+
+    Raises:
+        ValueError: for an entry whose name TorchRL's memory maps lose.
+    """
+    lost = [
+        key for key in data.keys(True) if (key if isinstance(key, str) else key[-1]) in _NOT_ENTRIES
+    ]
+    if lost:
+        raise ValueError(
+            f"expected entries to keep that are called neither {' nor '.join(_NOT_ENTRIES)}, which "
+            f"memory maps of TorchRL lose, got {lost}; rename the policy's, or do not keep the data"
+        )
+    data.memmap(path)
+
+
 def read_trajectory(path: Path) -> TensorDict:
-    """The data ``[L]`` of an episode, as :meth:`TensorDict.memmap` wrote them.
+    """The data ``[L]`` of an episode, as :func:`write_trajectory` wrote them.
 
     Tensors are mapped from their files when they are used; what is written to them stays in
     memory, and never reaches a file. No code is run, whatever the files hold.

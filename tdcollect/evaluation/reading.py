@@ -176,10 +176,14 @@ def read_manifest(root: Path) -> dict[str, Any]:
                 "as it was, or evaluate again in another directory"
             )
     given = found["seeds"].get("env")
-    if given is not None and len(given) != number_of_episodes(found):
+    if given is None:
+        return found
+    count = number_of_episodes(found)
+    if len(given) != count or (version > 1 and len({*given}) < count):
         raise ValueError(
-            f"expected a seed for each of {number_of_episodes(found)} episodes in {file}, got "
-            f"{len(given)}; ask for the file as it was, or evaluate again in another directory"
+            f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
+            f" got {len(given)} seeds, {len({*given})} of them distinct; ask for the file as it "
+            "was, or evaluate again in another directory"
         )
     return found
 
@@ -406,7 +410,7 @@ def _is_list_of_whole(value: Any) -> bool:
 
 def _is_asked(value: Any) -> bool:
     if isinstance(value, list):
-        return _is_list_of_whole(value) and len(set(value)) == len(value)
+        return _is_list_of_whole(value) and len({*value}) == len(value)
     return is_whole(value) and value <= _MOST_EPISODES
 
 

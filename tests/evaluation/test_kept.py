@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 
 import tdcollect
-from tdcollect.evaluation.kept import _DTYPES, read_trajectory
+from tdcollect.evaluation.kept import _DTYPES, read_trajectory, write_trajectory
 
 
 def data() -> TensorDict:
@@ -62,6 +62,34 @@ def test_files_need_not_be_writable_nor_stay_open(path: Path) -> None:
     kept = [read_trajectory(path) for _ in range(20)]
     assert len(kept) == 20
     assert len(os.listdir("/proc/self/fd")) == opened
+
+
+@pytest.mark.parametrize("name", ["shape", "device", "_type"])
+def test_names_that_memory_maps_lose_are_refused(tmp_path: Path, name: str) -> None:
+    """TorchRL's own reader gives the data without them."""
+    lost = TensorDict({"a": torch.zeros(3), name: torch.zeros(3)}, [3])
+    for data, said in [(lost, f"['{name}']"), (TensorDict({"b": lost}, [3]), f"[('b', '{name}')]")]:
+        with pytest.raises(ValueError, match="which memory maps of TorchRL lose") as refused:
+            write_trajectory(tmp_path / "data", data)
+        assert said in str(refused.value)
+    assert not (tmp_path / "data").exists()
+    lost.memmap(tmp_path / "data")
+    assert set(TensorDict.load_memmap(tmp_path / "data", allow_pickle=False).keys()) == {"a"}
+
+
+def test_what_is_no_tensor_is_not_kept(tmp_path: Path) -> None:
+    """So that no file needs pickles."""
+
+    def note(td: TensorDict) -> TensorDict:
+        td["note"] = NonTensorData(object(), batch_size=td.batch_size)
+        action = torch.zeros(*td.shape, 2, dtype=torch.int64)
+        action[..., 0] = 1
+        return td.set("action", action)
+
+    out = tmp_path / "run"
+    result = tdcollect.evaluate("CartPole-v1", note, 1, out=out, keep=True, progress=False)
+    assert "note" not in result.trajectory(0)
+    assert {file.suffix for file in out.glob("trajectories/**/*.*")} == {".memmap", ".json"}
 
 
 class Payload:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tdcollect
-from tdcollect.cli import main
+from tdcollect.cli import commands, main
 from tdcollect.evaluation.reading import sha256
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.sb3 import _read_normalization
+from tdcollect.plain import unpack
 from tdcollect.text import visible
 from tests.evaluation.test_kept import Payload
 
@@ -225,6 +227,14 @@ def test_the_page_on_it_shows_what_is_printed(finished, here, capsys) -> None:
     assert capsys.readouterr().err.replace(str(here), "/home/me/inbox") == shown[2]
 
 
+def test_a_state_that_was_saved_runs_nothing_as_it_is_read() -> None:
+    """Collectors' state dicts: tensors and one string."""
+    raw = torch.zeros(8, dtype=torch.uint8)
+    for form in (["array", "O", [1], 0], ["array", "|O8", [1], 0], ["tensor", [[1], "load"]]):
+        with pytest.raises((TypeError, ValueError)):
+            unpack({"form": json.dumps(form), "0": raw})
+
+
 # request.json
 
 
@@ -326,6 +336,14 @@ def test_the_call_of_a_page_works_as_typed(here) -> None:
 
 EVIL = "a\x1b]0;title\x07\x9b2J\u202eb\u2066\r\x7f <script>"
 WRITTEN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2066\r\x7f <script>"
+
+
+def test_the_commands_print_through_one_function() -> None:
+    """Which writes out control characters."""
+    source = Path(commands.__file__).read_text()
+    assert re.findall(r"(?:click\.s?echo|print)\(.*", source) == [
+        "click.echo(visible(str(text), lines=True), err=err)"
+    ]
 
 
 def test_text_that_no_terminal_takes_is_written_out() -> None:

@@ -191,7 +191,8 @@ def _fault(
     got = "not even a reset" if furthest < 0 else f"no more than {furthest} steps after the reset"
     return NotReproducibleError(
         f"{tried}. {got.capitalize()} could be compared, and expected {_ENOUGH} steps or a whole "
-        "episode: correct the env, which must take any action of its action space, or tell valid ones by action_masks()"
+        "episode: correct the env, which must take any action of its action space, or tell valid "
+        "ones by action_masks()"
     )
 
 

@@ -149,7 +149,7 @@ def test_a_recurrent_policy_starts_each_episode_from_nothing() -> None:
         assert torch.equal(data["action"], torch.stack(expected.actions))
 
 
-@pytest.mark.parametrize("seeds", [[7, 7, 123, 0], lambda i: 5 * (i + 1), np.arange(4)])
+@pytest.mark.parametrize("seeds", [[7, 8, 123, 0], lambda i: 5 * (i + 1), np.arange(4)])
 def test_seeds_can_be_given(seeds: Any) -> None:
     given = [int(seeds(i) if callable(seeds) else seeds[i]) for i in range(4)]
     found = records(Walk, deterministic(), 4, seeds=seeds, in_order=True)

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from tdcollect import compare
+from tdcollect.evaluation import resampling
 from tdcollect.evaluation.intervals import (
     Interval,
     interquartile_mean,
@@ -107,6 +108,27 @@ def methods(size: int, evaluations: int) -> str:
     return markdown([f"returns, E = {size}", "percentile", "BCa", "Student's t"], rows)
 
 
+def blocks(size: int, evaluations: int) -> str:
+    """Of both intervals: by resamples value by value, and by those for more than 20,000 values."""
+    rows, limit = [], resampling.DRAWN_SINGLY
+    for number, (name, draw) in enumerate(RETURNS.items()):
+        many = draw(np.random.default_rng(0), (4_000_000,))
+        for what, interval_of, truth in [
+            ("mean", mean_interval, many.mean()),
+            ("interquartile mean", interquartile_mean_interval, interquartile_mean(many)),
+        ]:
+            shares = []
+            for longest in (size, 0):
+                resampling.DRAWN_SINGLY = longest
+                rng = np.random.default_rng([number, size])
+                samples = draw(rng, (evaluations, size))
+                found = [interval_of(values, CONFIDENCE, 500, rng) for values in samples]
+                shares.append(np.mean([holds(interval, truth) for interval in found]))
+            rows.append([name, what, *map(percent, shares)])
+    resampling.DRAWN_SINGLY = limit
+    return markdown([f"returns, E = {size}", "interval of", "value by value", "by blocks"], rows)
+
+
 def rates(sizes: Sequence[int]) -> str:
     """Exact: the chance of every count of successes, summed where its interval holds the rate."""
     rows = []
@@ -152,6 +174,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(coverage(arguments.sizes, arguments.evaluations), end="\n\n")
     print(methods(20, arguments.evaluations), end="\n\n")
+    print(blocks(400, arguments.evaluations), end="\n\n")
     print(rates(arguments.sizes), end="\n\n")
     print(pairing(arguments.evaluations))
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.collector import EvaluationCollector
     from tdcollect.evaluation.comparison import compare
     from tdcollect.evaluation.errors import NotReproducibleError
+    from tdcollect.evaluation.reading import verify
     from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.run import evaluate
     from tdcollect.seeding import env_seed, policy_seed
@@ -46,6 +47,7 @@ __all__ = [
     "policy_seed",
     "save_checkpoint",
     "split_trajectories",
+    "verify",
 ]
 
 # Imported when they are asked for: torch takes seconds, and the command line should not make
@@ -69,6 +71,7 @@ _MODULES = {
     "policy_seed": "seeding",
     "save_checkpoint": "checkpoint",
     "split_trajectories": "trajectories",
+    "verify": "evaluation.reading",
 }
 _PACKAGES = ("collect", "envs", "evaluation", "keys", "seeding", "testing", "trajectories")
 

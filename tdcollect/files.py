@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,7 +33,8 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
                 file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        if not (path.is_file() and filecmp.cmp(path, beside, shallow=False)):
+            beside.replace(path)
     except OSError as error:  # a full disk does not say of which file
         if error.errno is not None and error.filename is None:
             error.filename = os.fspath(path)

@@ -12,6 +12,7 @@ OBSERVATION = "observation"
 PIXELS = "pixels"
 ACTION = "action"
 REWARD = "reward"
+EXACT_REWARD = "_exact_reward"  # under "next": in float64, for the ledger's returns alone
 RAW_REWARD = "raw_reward"  # under "next": the env's, where learners are shown a shaped one
 DONE = "done"
 TERMINATED = "terminated"
@@ -39,6 +40,7 @@ RESERVED = frozenset(
     {
         ACTION,
         REWARD,
+        EXACT_REWARD,
         DONE,
         TERMINATED,
         TRUNCATED,

@@ -279,6 +279,13 @@ class RaisesLater(Sound):
         return super().reset(seed=seed)
 
 
+class RaisesUnseeded(Sound):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is None:
+            raise ValueError("no seed")
+        return super().reset(seed=seed)
+
+
 class FourValues(Sound):
     def step(self, action: Any) -> Any:
         return super().step(action)[:4]
@@ -290,6 +297,7 @@ class Slow(NeverEnds):
         return super().step(action)
 
 
+A_NUMBER = 5
 _only = Sound()
 
 
@@ -310,3 +318,118 @@ class Process(Sound):
 
         elsewhere = "tdcollect" not in sys.modules
         return super().draw() + (multiprocessing.parent_process() is not None or elsewhere)
+
+
+class Ages(Sound):
+    """Its joints wear out, after 1,000 steps in its life."""
+
+    def __init__(self) -> None:
+        self.life = 0
+
+    def step(self, action: Any) -> Any:
+        self.life += 1
+        if self.life > 1000:
+            self.position *= np.float32(0.9)
+        return super().step(action)
+
+
+class AllAge(Ages):
+    """The same, in the life of the process."""
+
+    life_of_all: ClassVar[list[int]] = [0]
+
+    @property
+    def life(self) -> Any:
+        return self.life_of_all[0]
+
+    @life.setter
+    def life(self, steps: int) -> None:
+        if steps:
+            self.life_of_all[0] = steps
+
+    def step(self, action: Any) -> Any:
+        self.life += 1
+        if self.life > 500:
+            self.position *= np.float32(0.9)
+        return Sound.step(self, action)
+
+
+class DrawsSeldom(Sound):
+    """Draws what no seed reaches in one of the first 600 steps or so."""
+
+    generator: Any = None
+    left: Any = 400
+
+    def step(self, action: Any) -> Any:
+        DrawsSeldom.left -= 1
+        if DrawsSeldom.left == 0:
+            self.position += np.float32(np.random.default_rng().normal())
+        return super().step(action)
+
+
+class SeedsAndDraws(SeedsNumpy):
+    """Its seed is NumPy's, which all envs draw from."""
+
+    def draw(self) -> Any:
+        return np.random.normal(size=2)  # noqa: NPY002
+
+
+class InnerGenerator(Sound):
+    """Its generator, which a seed reaches, is none that gymnasium knows, as in ALE."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.generator = np.random.default_rng(seed)
+        return super().reset()
+
+    def draw(self) -> Any:
+        return self.generator.normal(size=2)
+
+
+class BadSnapshot(Sound):
+    """Brings nothing back."""
+
+    def snapshot(self) -> Any:
+        return {"position": self.position}
+
+    def restore(self, snapshot: Any) -> None:
+        pass
+
+
+class WithText(Sound):
+    """Tells a mission beside the position, as MiniGrid does."""
+
+    observation_space: Any = spaces.Dict(
+        position=Sound.observation_space, mission=spaces.Text(20, charset="go right")
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observation, info = super().reset(seed=seed)
+        return {"position": observation, "mission": "go right"}, info
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return {"position": observation, "mission": "go right"}, *rest
+
+
+class WithOtherText(WithText):
+    """Tells one that its space does not hold."""
+
+    observation_space: Any = spaces.Dict(
+        position=Sound.observation_space, mission=spaces.Text(20, charset="left")
+    )
+
+
+class Composite(Sound):
+    """Takes actions in parts, whose order is not that of their names."""
+
+    action_space: Any = spaces.Dict(
+        [
+            ("move", spaces.Box(-1.0, 1.0, (2,), np.float32)),
+            ("force", spaces.Box(2.0, 3.0, (2,), np.float32)),
+        ]
+    )
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        return super().step(action["move"] * action["force"])

@@ -11,7 +11,7 @@ import pytest
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("page", ["migration.md", "robustness.md"])
+@pytest.mark.parametrize("page", ["migration.md", "performance.md", "robustness.md"])
 def test_snippets_run(page: str) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.S | re.M)
     assert blocks

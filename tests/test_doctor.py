@@ -18,9 +18,13 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tdcollect import make_env
 from tdcollect.cli import main
 from tdcollect.testing import Diagnosis, Verdict, diagnose
+from tdcollect.testing.doctor.collecting import _compare_with_plain_loop
+from tdcollect.testing.doctor.diagnose import QUESTIONS
 from tdcollect.testing.doctor.divergence import Divergence, first_divergence
+from tdcollect.testing.doctor.patient import Patient
 from tdcollect.testing.gymnasium_probe import Row
 
 ENVS = Path(__file__).with_name("doctor_envs.py")
@@ -38,7 +42,9 @@ def by_status(diagnosis: Diagnosis, status: str) -> set[str]:
 # --- verdicts --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("env", [envs.Sound, envs.WithoutChance, envs.InfoAtTheEnd])
+@pytest.mark.parametrize(
+    "env", [envs.Sound, envs.WithoutChance, envs.InfoAtTheEnd, envs.WithText, envs.Composite]
+)
 def test_sound_env(env: Any) -> None:
     diagnosis = quickly(env)
     assert by_status(diagnosis, "broken") == by_status(diagnosis, "warning") == set(), diagnosis
@@ -56,7 +62,7 @@ def test_sound_gymnasium_env(env_id: str) -> None:
 
 BROKEN = [
     (envs.OwnGenerator, {"seed"}, "a generator of the env's own that reset(seed=) does not seed"),
-    (envs.IgnoresSeed, {"seed", "leaks"}, "the env ignores its seed"),
+    (envs.IgnoresSeed, {"seed"}, "the env ignores its seed"),
     (envs.DrawsFromNumpy, {"seed", "global-random"}, "np.random: the runs agree once that"),
     (envs.DrawsFromPython, {"seed", "global-random"}, "Python's random: the runs agree once"),
     (envs.DrawsFromTorch, {"seed", "global-random"}, "torch: the runs agree once that global"),
@@ -67,8 +73,9 @@ BROKEN = [
     (envs.SharesState, {"neighbours"}, "state that envs share"),
     (envs.FlagsAreInts, {"ends"}, "seed 0, step 1: terminated is int 0"),
     (envs.OtherDtype, {"space"}, "seed 0, step 1: expected float32, got float64"),
+    (envs.WithOtherText, {"space"}, "step 0, 'mission': 'go right' is not in Text"),
     (envs.OutOfBounds, {"space"}, "is not in [-2.0, 2.0]"),
-    (envs.GivesNaN, {"space", "numbers"}, "observation[1] is nan"),
+    (envs.GivesNaN, {"numbers"}, "observation[1] is nan"),
     (envs.NaNReward, {"numbers"}, "seed 0, step 1: nan"),
     (envs.BoolReward, {"numbers"}, "seed 0, step 1: bool True"),
     (envs.ReusesItsBuffer, {"aliasing"}, "step 0: the observation was changed after it was given"),
@@ -86,6 +93,70 @@ def test_broken_env(env: Any, names: set[str], told: str) -> None:
     assert any(told in text for text in texts), diagnosis
     assert all(verdict.advice for verdict in diagnosis.broken)
     assert diagnosis.exit_code == 1
+
+
+# What is found is not told again by questions whose answer it would change.
+ONCE = [
+    (envs.AllAge, "neighbours", ["leaks", "resumes", "batches"], "state that outlives the envs"),
+    (envs.DrawsSeldom, "leaks", ["neighbours", "resumes", "batches"], "drawn now and then"),
+    (envs.SeedsAndDraws, "global-random", ["neighbours", "resumes", "batches"], "np.random at"),
+    (envs.SharesState, "neighbours", ["resumes", "batches"], "state that envs share"),
+    (envs.OtherDtype, "space", ["batches"], "expected float32, got float64"),
+    (envs.GivesNaN, "numbers", ["space", "batches"], "observation[1] is nan"),
+    (envs.RaisesLater, "leaks", ["batches"], "ZeroDivisionError: no seed 4"),
+    (envs.WithText, "batches", ["speed"], "mission'] is a Text space, which has no fixed-size"),
+]
+
+
+@pytest.mark.parametrize(
+    ("env", "name", "unasked", "told"), ONCE, ids=lambda v: getattr(v, "__name__", "")
+)
+def test_a_fault_is_told_once(
+    env: Any, name: str, unasked: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envs.AllAge, "life_of_all", [0])
+    monkeypatch.setattr(envs.DrawsSeldom, "left", 400)
+    diagnosis = diagnose(env, steps=100, skip=() if name == "batches" else ["speed"])
+    assert by_status(diagnosis, "broken") == {name}, diagnosis
+    assert by_status(diagnosis, "warning") == set()
+    verdict = diagnosis[name]
+    assert told in f"{verdict.evidence} {verdict.cause}"
+    for other in unasked:
+        assert diagnosis[other].status == "not checked", other
+        assert diagnosis[other].evidence.endswith(f"(see {name})")
+
+
+def test_what_raises_is_told_once() -> None:
+    diagnosis = quickly(envs.RaisesUnseeded)
+    assert by_status(diagnosis, "broken") == {"seed"}, diagnosis
+    assert str(diagnosis).count("ValueError: no seed") == 1, diagnosis
+
+
+def test_a_change_late_in_life_is_found_within_twice_the_steps() -> None:
+    assert "after a life of 400 steps" in quickly(envs.Ages, steps=200)["leaks"].evidence
+    verdict = quickly(envs.Ages, steps=600)["leaks"]
+    assert verdict.status == "broken"
+    assert verdict.data["life"] == 1200
+    assert "Ages.life (0 and " in verdict.cause
+    assert "evaluate(..., new_envs=True)" in verdict.advice
+
+
+RESUMABLE = [
+    (envs.Sound, "ok", "resumable=True brings it back", ""),
+    (envs.InnerGenerator, "ok", "resumable='history' brings it back", "resumable='history'"),
+    (envs.Leaks, "ok", "resumable='history' brings it back", "resumable='history'"),
+    (envs.BadSnapshot, "warning", "nor does resumable='history': its snapshot()", "snapshot()"),
+]
+
+
+@pytest.mark.parametrize(
+    ("env", "status", "told", "advice"), RESUMABLE, ids=lambda v: getattr(v, "__name__", "")
+)
+def test_how_an_env_is_resumed_is_told(env: Any, status: str, told: str, advice: str) -> None:
+    verdict = quickly(env)["resumes"]
+    assert verdict.status == status
+    assert told in verdict.evidence
+    assert advice in verdict.advice
 
 
 WARNED = [
@@ -116,7 +187,6 @@ RAISING = [
     (envs.FourValues, "step gave 4 values, expected (observation, reward, terminated"),
     (envs.the_same_env, "the callable gave the same env twice"),
     (envs.not_an_env, "expected a gymnasium.Env, got int"),
-    ("NoSuchEnv-v0", "NameNotFound: Environment `NoSuchEnv` doesn't exist"),
 ]
 
 
@@ -170,7 +240,7 @@ def test_time_limit_of_a_wrapper_is_told() -> None:
 
 def test_slow_env_is_played_for_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tdcollect.testing.doctor.patient.PLAY_SECONDS", 0.3)
-    evidence = quickly(envs.Slow, skip=(*SLOW, "leaks", "seed"))["runs"].evidence
+    evidence = quickly(envs.Slow, skip=tuple(QUESTIONS))["runs"].evidence
     assert "to bound time or memory" in evidence
 
 
@@ -196,6 +266,13 @@ def test_batches_are_those_of_a_plain_loop_on_each_backend() -> None:
     assert verdict.status == "ok"
     assert "serial: 200 rows" in verdict.evidence
     assert "process: 200 rows" in verdict.evidence
+
+
+def test_actions_in_parts_reach_the_plain_loop_as_the_space_has_them() -> None:
+    patient = Patient(envs.Composite, None, {}, 40, 0)
+    _, found = _compare_with_plain_loop(patient, make_env(envs.Composite, 2), 40)
+    patient.close()
+    assert found == ""
 
 
 def test_env_that_depends_on_its_process() -> None:
@@ -231,8 +308,8 @@ def test_envpool() -> None:
     assert by_status(diagnosis, "broken") == set(), diagnosis
     assert "new pools for seeded resets" in diagnosis["leaks"].evidence
     assert "envpool: 200 rows" in diagnosis["batches"].evidence
-    unknown = diagnose("NoSuchEnv-v0", backend="envpool")
-    assert "expected an id of envpool.list_all_envs(), got 'NoSuchEnv-v0'" in str(unknown["runs"])
+    with pytest.raises(ValueError, match=r"an id of envpool.list_all_envs\(\), got 'NoSuchEnv-v0'"):
+        diagnose("NoSuchEnv-v0", backend="envpool")
 
 
 # --- the first divergence --------------------------------------------------------------------
@@ -326,9 +403,9 @@ def command(*arguments: str) -> int:
 
 def test_command_prints_the_table_and_exits_by_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("CartPole-v1") == 0
-    assert capsys.readouterr().out.startswith("CartPole-v1: sound (12 ok, 2 not checked)\n\n  ok  ")
+    assert capsys.readouterr().out.startswith("CartPole-v1: sound (13 ok, 2 not checked)\n\n  ok  ")
     assert command(f"{ENVS}:Leaks") == 1
-    assert capsys.readouterr().out.startswith("Leaks: broken (11 ok, 1 broken, 2 not checked)\n")
+    assert capsys.readouterr().out.startswith("Leaks: broken (12 ok, 1 broken, 2 not checked)\n")
 
 
 def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,12 +423,33 @@ def test_command_passes_env_kwargs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a time limit of 9 steps" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_env_that_is_not_there_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(f"{ENVS}:Missing") == 1
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (f"{ENVS}:Missing", "doctor_envs.py to have 'Missing', which it has not"),
+        (f"{ENVS}:A_NUMBER", "as new envs are compared with used ones, got 5"),
+        ("no_such_module:make", "there is no module no_such_module in"),
+        ("no_such_module:Env-v0", "No module named 'no_such_module'"),
+        ("CartPol-v1", "Environment `CartPol` doesn't exist. Did you mean: `CartPole`?"),
+        ("CartPole-v9", "It provides versioned environments: [ `v0`, `v1` ]."),
+        ("No id", "Malformed environment ID: No id."),
+    ],
+)
+def test_an_env_that_is_not_there_is_told_in_one_line(
+    typed: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A typo says nothing about an env."""
+    assert command(typed) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.endswith("doctor_envs.py to have 'Missing', which it has not\n")
+    assert captured.err.startswith("tdcollect: ")
+    assert told in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_an_unknown_id_raises() -> None:
+    with pytest.raises(gym.error.NameNotFound, match="Did you mean: `CartPole`"):
+        diagnose("CartPol-v1")
 
 
 ROOT = Path(__file__).parent.parent

@@ -95,7 +95,7 @@ def test_the_policys_action_and_the_envs_are_both_kept(change: str, made: list[R
     transforms, expected = CHANGES[change]
     env = recorders(made, [EnvAction(), *(make() for make in transforms)])
     collector = Collector(env, wide(), frames_per_batch=30)
-    assert "as TorchRL does" not in repr(collector.explain())
+    assert "as TorchRL does" not in str(collector.explain())
     batch = next(iter(collector))
     assert (batch["action"].abs() > 2).any()
     torch.testing.assert_close(batch[KEPT], expected(batch["action"]))

@@ -117,6 +117,19 @@ _CHECKPOINT_HELP = "The policy's state_dict, or the model file."
     show_default=True,
     help="The policy always runs at this batch size.",
 )
+@click.option(
+    "--inference-threads",
+    type=int,
+    default=1,
+    show_default=True,
+    help="The policy always runs with so many of torch's threads.",
+)
+@click.option(
+    "--eval-mode/--no-eval-mode",
+    default=True,
+    show_default=True,
+    help="Run the policy in eval mode, or in the mode that it is made in.",
+)
 @click.option("--device", help="Where the policy runs.")
 @click.option("--keep", is_flag=True, help="Keep the episodes' data in --out.")
 @click.option(
@@ -149,6 +162,8 @@ def evaluate(
     """
     if keep and out is None:
         raise click.UsageError("--keep needs a directory: --out DIR")
+    if episodes == 0:
+        raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
     with redirect_stdout(sys.stderr), _going_on(out):  # whatever the user's own code prints
         from torchrl.envs.utils import ExplorationType
 
@@ -292,8 +307,7 @@ def replay(
             backend=request.backend,
             device=request.device,
         )
-        result.replay(index, video)
-        (record,) = (episode for episode in result.episodes if episode.index == index)
+        record = result.replayed(index, video).record
     if as_json:
         _print_json(**json.loads(record.to_json()), same=True, video=video)
         return
@@ -303,6 +317,24 @@ def replay(
     )
     if video is not None:
         _say(f"video {video}")
+
+
+@program.command()
+@click.argument("directories", nargs=-1, required=True, type=_FOLDER, metavar="DIR...")
+@_as_json
+def verify(directories: tuple[Path, ...], as_json: bool) -> int:
+    """Check evaluations without running them: files, seeds, digests, statistics, kept data.
+
+    The status is 1 where something is wrong, or an evaluation is unfinished.
+    """
+    import tdcollect
+
+    found = [tdcollect.verify(directory) for directory in directories]
+    if as_json:
+        _print_json(evaluations=[checked.to_dict() for checked in found])
+    else:
+        _say("\n".join(map(str, found)))
+    return 0 if all(checked.ok for checked in found) else 1
 
 
 @program.command()

@@ -8,28 +8,39 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect import keys
+from tdcollect.collect.arguments import (
+    cannot_wrap,
+    check_made,
+    check_options,
+    check_weights,
+    failed_call,
+)
 from tdcollect.collect.buffers import check_replay_buffer
 from tdcollect.collect.by_count import check_count, round_up, whole_episodes
 from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
-from tdcollect.collect.explain import Explanation, explanation
+from tdcollect.collect.explain import Explanation, explanation, short
 from tdcollect.collect.hooks import AnyHooks
 from tdcollect.collect.loop import ArrayEnv
 from tdcollect.collect.monitor import Monitor, StatsAttribute
 from tdcollect.collect.options import extends
-from tdcollect.collect.progress import check_tqdm, with_progress
+from tdcollect.collect.progress import with_progress
 from tdcollect.collect.record import Record
 from tdcollect.collect.resume import ResumableCollector
-from tdcollect.collect.rows import flat
+from tdcollect.collect.rows import Rows, flat
 from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
+from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.progress import check_tqdm
 from tdcollect.seeding import slot_seeds
+from tdcollect.threads import collecting
 from tdcollect.trajectories.split import Layout, split_trajectories
 
 _SHUT_DOWN = (
@@ -59,7 +70,8 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         stats_window: K, how many of the latest episodes ``stats.window`` holds.
         timers: also time the env's steps and the policy's calls, which costs a little at each step.
         hooks: one :class:`tdcollect.Hooks`, or several, told of steps, episodes and collections.
-        progress: show a progress bar while iterating (needs tqdm).
+        progress: show a progress bar while iterating (needs tqdm); where there is neither a
+            terminal nor a notebook, a line every 30 seconds.
         **kwargs: as the parent has them.
 
     Attributes:
@@ -110,10 +122,39 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             self._auto_register_policy_transforms = needs_state(policy)
         return super()._maybe_setup_policy_env_transforms(env, policy)
 
-    def _setup_policy_and_weights(self, policy: Any) -> None:
-        super()._setup_policy_and_weights(policy)
+    def _init_policy(self, policy: Any, policy_factory: Any, *args: Any, **kwargs: Any) -> Any:
         with self._closing_what_it_made():
+            try:
+                return super()._init_policy(policy, policy_factory, *args, **kwargs)
+            except TypeError as error:
+                if isinstance(policy_factory, nn.Module):
+                    raise TypeError(
+                        "expected policy_factory to be a function without arguments that makes a "
+                        f"policy, got a {type(policy_factory).__name__}; pass it as the policy"
+                    ) from error
+                raise
+
+    def _setup_policy_and_weights(self, policy: Any) -> None:
+        with self._closing_what_it_made():
+            try:
+                super()._setup_policy_and_weights(policy)
+            except TypeError as error:
+                if error.__cause__ is None or not str(error).startswith("Failed to wrap"):
+                    raise
+                raise TypeError(cannot_wrap(policy, self.env)) from error.__cause__
             check_writes_action(self.policy, self.env)
+
+    def _maybe_make_final_rollout(self, make_rollout: bool) -> None:
+        # Here TorchRL calls the policy for the first time, with some exceptions.
+        with self._closing_what_it_made():
+            try:
+                super()._maybe_make_final_rollout(make_rollout)
+            except Exception as error:
+                wrapped = self._wrapped_policy_uncompiled
+                known = failed_call(self.policy, wrapped, self._carrier, self.env)
+                if known is not None:
+                    raise known from error
+                raise
 
     def _setup_frames_per_batch(self, frames_per_batch: int) -> None:
         # The last of the parent's preparations before the env is reset.
@@ -133,26 +174,54 @@ class Collector(ResumableCollector, metaclass=Dispatch):
                     trajectories=self.trajs_per_batch is not None,
                 )
 
+    def __repr__(self) -> str:
+        if getattr(self, "closed", True):
+            return one_line(self, "shut down")
+        counts = (
+            f"frames_per_batch={self.requested_frames_per_batch}",
+            f"total_frames={self.total_frames}",
+            f"exploration={self.exploration_type}",
+        )
+        policy = type(self.policy).__name__
+        return one_line(self, short(base_of(self.env)), policy, *counts)
+
     @contextmanager
     def _closing_what_it_made(self) -> Iterator[None]:
         """Close the env where the collector made it and then refuses something."""
         try:
             yield
-        except (TypeError, ValueError):
+        except Exception:
             if self._made_env:
                 self.env.close()
             raise
 
     def _init_env(self, create_env_fn: Any, create_env_kwargs: Any) -> EnvBase:
         self._made_env = not isinstance(create_env_fn, EnvBase)
-        return super()._init_env(create_env_fn, create_env_kwargs)
+        try:
+            env = super()._init_env(create_env_fn, create_env_kwargs)
+        except TypeError as error:
+            if self._made_env and isinstance(create_env_fn, nn.Module):
+                raise TypeError(
+                    "expected an env of TorchRL, or a function that makes one, got a "
+                    f"{type(create_env_fn).__name__}; pass the env first, then the policy"
+                ) from error
+            raise
+        check_made(env)
+        return env
 
     def _postproc(self, tensordict_out: TensorDictBase) -> TensorDictBase:
         """What is done to each batch before its user, or the replay buffer, gets it."""
         if self._shaper is not None:
             tensordict_out = self._shaper(tensordict_out)
             self._monitor.shaped(tensordict_out[keys.NEXT, keys.REWARD])
-        return super()._postproc(tensordict_out)
+        try:
+            return super()._postproc(tensordict_out)
+        except AttributeError as error:
+            if error.obj is None and error.name == "keys":
+                raise TypeError(
+                    "expected postproc to return a TensorDict, got None; return the batch"
+                ) from error
+            raise
 
     def explain(self) -> Explanation:
         """Which parts of a collection run on arrays, which do not, and why.
@@ -164,7 +233,10 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             raise RuntimeError("the collector is shut down; explain() asks for a live one")
         env = self._array_env
         with set_exploration_type(self.exploration_type):
-            program = self._program(flat(self._carrier), checked=isinstance(env, str))
+            if self._stacked_lazily:
+                program = self._program(Rows(), whole="the env's entries are stacked lazily")
+            else:
+                program = self._program(flat(self._carrier), checked=isinstance(env, str))
         reason = env if isinstance(env, str) else None
         return explanation(self.env, reason, program, self._place, self.return_same_td)
 
@@ -180,7 +252,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         """
         if self.closed:
             raise RuntimeError(_SHUT_DOWN)
-        with self._monitor.collection() as record:
+        with collecting(), self._monitor.collection() as record:
             record.batch = self._rollout(record)
         return record.batch
 
@@ -206,6 +278,12 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             self._start_new_trajectories()
         with set_exploration_type(self.exploration_type):
             batch = self._on_arrays(env, self._program, self.frames_per_batch, record)
+        if batch is None:
+            self._fresh = False
+            self._restore_buffer()
+            settings = self._settings(pre_collect_hook=None, reset_at_each_iter=False)
+            with settings, self._policy_on_rows(), record.watching(self):
+                return super().rollout()
         if self.return_same_td and self._use_buffers:
             return self._final_rollout.update_(batch)
         return batch
@@ -216,6 +294,10 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         return with_progress(batches, self) if self._progress else batches
 
     def _batches(self) -> Iterator[TensorDictBase]:
+        with collecting(pauses=True):
+            yield from self._each_batch()
+
+    def _each_batch(self) -> Iterator[TensorDictBase]:
         if self.return_same_td or self.replay_buffer is not None:
             yield from super().iterator()
             return
@@ -231,6 +313,16 @@ class Collector(ResumableCollector, metaclass=Dispatch):
                 self.post_collect_hook(batch)
             yield batch
             del batch  # or it would take memory beside the next one
+
+    def update_policy_weights_(
+        self, policy_or_weights: Any = None, *, worker_ids: Any = None, **kwargs: Any
+    ) -> None:
+        """Copy weights into the policy; see the parent's method."""
+        try:
+            super().update_policy_weights_(policy_or_weights, worker_ids=worker_ids, **kwargs)
+        except (AttributeError, TypeError) as error:
+            check_weights(kwargs.get("policy_weights", policy_or_weights), error)
+            raise
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset the envs; see the parent's method.
@@ -292,11 +384,13 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             RuntimeError: where the collector is shut down.
         """
         count = check_count(frames, episodes, max_steps, layout)
+        check_options(options)
         self._check_open()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         chosen = exploration_type or self.exploration_type
         with (
+            collecting(),
             self._settings(replay_buffer=None),
             torch.set_grad_enabled(gradients),
             set_exploration_type(chosen),

@@ -7,6 +7,7 @@ episodes and evaluating both run it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from tensordict import TensorDictBase
 from tdcollect import keys
 from tdcollect.collect.loop import ArrayEnv, Batch, next_row
 from tdcollect.collect.placement import Placement
-from tdcollect.collect.rows import Key, Rows, by_slot, is_next
+from tdcollect.collect.rows import Key, Rows, by_slot, check_tensors, is_next
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv, reset_all
 from tdcollect.envs.errors import SlotError
@@ -150,7 +151,7 @@ class EpisodeLoop:
         self._act = act
         self._remembered = remembered
         self._starts = starts
-        self._again: list[Start] = []
+        self._again: deque[Start] = deque()
         self._steps = steps
         self._max_steps = max_steps
         self._left_out = left_out
@@ -205,7 +206,7 @@ class EpisodeLoop:
             yield Block(batch.cut(), pieces)
 
     def _next(self) -> Start | None:
-        return self._again.pop(0) if self._again else next(self._starts, None)
+        return self._again.popleft() if self._again else next(self._starts, None)
 
     def _start_all(self) -> bool:
         """Start an episode in every slot; False where none is left to start."""
@@ -223,7 +224,7 @@ class EpisodeLoop:
                 rows = reset_all(self._env.whole, seeds, self._options)
             except SlotError as error:
                 self._give_up(error, starts)
-                self._again[:0] = starts.values()
+                self._again.extendleft(reversed(starts.values()))
                 continue
             if self._place is not None:
                 rows = Rows((key, value.cpu()) for key, value in rows.items())
@@ -255,6 +256,7 @@ class EpisodeLoop:
         active = list(running)
         self._act(rows, active)
         if self._next_keys is None:
+            check_tensors(rows)
             self._next_keys = [key for key in rows if is_next(key)]
             self._zeroed = self._remembered(rows)
         slots = active if self._waits and len(active) < len(self._slots) else None
@@ -321,13 +323,13 @@ class EpisodeLoop:
             The entries that begin the next row, None where no slot was reset; and the episodes.
         """
         free = [slot for slot in self._slots if slot not in self._running]
+        # Slots that run on unseen are reset where they end, as their env asks for.
+        unseen = set() if self._waits else set(free).intersection(ended)
         starts: dict[int, Start] = {}
         while True:
             for slot in free if self._singly else ():
                 if slot not in starts and (start := self._next()) is not None:
                     starts[slot] = start
-            # Slots that run on unseen are reset where they end, as their env asks for.
-            unseen = () if self._waits else (slot for slot in free if slot in ended)
             reset = sorted({*starts, *unseen})
             if not reset:
                 return None, {}

@@ -9,6 +9,7 @@ from torchrl.envs import EnvBase
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
 from tdcollect.collect.transforms import base_of, transforms_of
+from tdcollect.display import html_table, one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 
@@ -24,6 +25,12 @@ class Explanation(tuple[Part, ...]):
     """The parts of a collection; prints as a table."""
 
     def __repr__(self) -> str:
+        return one_line(self, *(f"{part.name}: {part.how}" for part in self))
+
+    def _repr_html_(self) -> str:
+        return html_table(["part", "what", "how"], self)
+
+    def __str__(self) -> str:
         name_width = max(len(part.name) for part in self)
         what_width = max(len(part.what) for part in self)
         return "\n".join(
@@ -49,8 +56,8 @@ def explanation(
     """
     how = "on rows" if reason is None else "as TorchRL does"
     stepped = "steps on arrays" if reason is None else f"{how}: {reason}"
-    parts = [Part("env", _short(base_of(env)), stepped)]
-    parts += [Part("transform", _short(transform), how) for transform in transforms_of(env)]
+    parts = [Part("env", short(base_of(env)), stepped)]
+    parts += [Part("transform", short(transform), how) for transform in transforms_of(env)]
     parts += [Part("policy", what, called) for what, called in program.described]
     if reason is not None:
         parts.append(Part("batch", "stacked from TensorDicts, then copied", how))
@@ -64,7 +71,8 @@ def explanation(
     return Explanation(parts)
 
 
-def _short(thing: Any) -> str:
+def short(thing: Any) -> str:
+    """What a part is called."""
     if isinstance(thing, GymnasiumEnv):
         return f"{type(thing).__name__}({thing.name}, {thing.stepper.backend.name})"
     return getattr(thing, "__name__", type(thing).__name__)

@@ -8,6 +8,7 @@ from tensordict import TensorDictBase
 
 from tdcollect.collect.hooks import Hooks
 from tdcollect.collect.statistics import Spread, Statistics
+from tdcollect.display import one_line
 
 
 class ScalarLogger(Protocol):
@@ -84,6 +85,9 @@ class LogStatistics(Hooks):
         self._logger = logger
         self._every = every
         self._prefix = prefix
+
+    def __repr__(self) -> str:
+        return one_line(self, type(self._logger).__name__, f"every={self._every}", self._prefix)
 
     def collection_ended(self, batch: TensorDictBase | None, stats: Statistics) -> None:
         """Write them."""

@@ -18,8 +18,22 @@ from torchrl.envs import EnvBase, TransformedEnv
 from tdcollect import keys
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
-from tdcollect.collect.rows import Key, Rows, flat, from_next, is_next, under_next
-from tdcollect.collect.transforms import RowTransform, lower_transforms, transforms_of
+from tdcollect.collect.rows import (
+    Key,
+    Rows,
+    check_tensors,
+    flat,
+    from_next,
+    is_next,
+    under_next,
+)
+from tdcollect.collect.transforms import (
+    ExactReward,
+    RowTransform,
+    exact_reward,
+    lower_transforms,
+    transforms_of,
+)
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.frames import StepFrame
 from tdcollect.envs.spaces import key_of
@@ -61,10 +75,19 @@ class ArrayEnv:
         env: the env itself.
         transforms: what stands around it, innermost first.
         whole: the env with its transforms.
+        exact: carries float64 rewards through the transforms; they are shown beside the others,
+            under ``"_exact_reward"``. None for nobody who asks for them.
     """
 
-    def __init__(self, env: GymnasiumEnv, transforms: list[RowTransform], whole: EnvBase):
+    def __init__(
+        self,
+        env: GymnasiumEnv,
+        transforms: list[RowTransform],
+        whole: EnvBase,
+        exact: ExactReward | None = None,
+    ):
         self.env = env
+        self._exact = exact
         self.transforms = transforms
         self.whole = whole
         self.carried = carried_entries(whole)
@@ -78,7 +101,7 @@ class ArrayEnv:
 
     def frames(self, count: int, pinned: bool = False) -> list[StepFrame]:
         """What so many steps write; see :meth:`GymnasiumEnv.frames`."""
-        return self.env.frames(count, pinned)
+        return self.env.frames(count, pinned, self._exact is not None)
 
     def step(
         self, rows: Rows, next_keys: list[Key], frame: StepFrame
@@ -132,6 +155,8 @@ class ArrayEnv:
             following.setdefault(from_next(key), rows[key])  # what the env says holds
         for transform in self.transforms:
             transform.step(given, following)
+        if self._exact is not None:
+            following[keys.EXACT_REWARD] = self._exact(self.env.exact_reward(frame))
         return following, error
 
     def begin(
@@ -173,18 +198,33 @@ def carried_entries(env: EnvBase) -> list[Key]:
     return [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
 
 
-def array_env(env: EnvBase) -> ArrayEnv | str:
-    """The env on rows, or the reason why it is stepped as TorchRL does."""
+def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv | str:
+    """The env on rows, or the reason why it is stepped as TorchRL does; see :class:`ArrayEnv`."""
     transforms, reason = lower_transforms(transforms_of(env))
     if reason is not None:
         return reason
     base = env.base_env if type(env) is TransformedEnv else env
-    replaced = [name for part in (env, base) for name in _STEPPING if name in part.__dict__]
-    if replaced:
+    if replaced := _replaced(env, base):
         return f"the env has a {replaced[0]} of its own"
     if type(base) is not GymnasiumEnv:
         return f"the env is a {type(base).__name__}; those of tdcollect.make_env run on arrays"
-    return ArrayEnv(base, transforms, env)
+    return ArrayEnv(base, transforms, env, exact)
+
+
+def _replaced(*parts: EnvBase) -> list[str]:
+    """What steps an env, where its user has put something else in its place."""
+    return [name for part in parts for name in _STEPPING if name in part.__dict__]
+
+
+def exact_reward_of(env: EnvBase) -> ExactReward | None:
+    """Carries the rewards of an env through its transforms in float64.
+
+    None where only the env itself knows what becomes of them.
+    """
+    base = env.base_env if type(env) is TransformedEnv else env
+    if type(base) is not GymnasiumEnv or _replaced(env, base):
+        return None
+    return exact_reward(transforms_of(env))
 
 
 def collect_frames(
@@ -216,6 +256,10 @@ def collect_frames(
 
     Returns:
         The entries of the batch, ``[N, T, ...]`` each.
+
+    Raises:
+        NotTensors: where the policy writes something else; nothing has been stepped, and the row
+            that is kept has its outputs.
     """
     rows = flat(carrier) if place is None else place.enter(carrier, env.carried)
     program = lower(rows)
@@ -230,6 +274,7 @@ def collect_frames(
             else:
                 place.run(program, rows)
             if next_keys is None:
+                check_tensors(rows)
                 next_keys = [key for key in rows if is_next(key)]
                 forgotten = forgotten_entries(rows, env, program)
             stepping = True
@@ -354,6 +399,16 @@ class Batch:
                 f"expected the entry {error} in every step of a batch, as in its first, got steps "
                 "without it; have the policy write it at every call"
             ) from error
+        except RuntimeError as error:
+            rows = [{**r, **f} for r, f in zip(self._rows, self._following, strict=True)]
+            for key, value in rows[0].items():
+                odd = [row[key].shape for row in rows if row[key].shape != value.shape]
+                if odd:
+                    raise ValueError(
+                        f"expected the entry {key!r} in one shape at every step of a batch, got "
+                        f"{list(value.shape)}, then {list(odd[0])}; pad it"
+                    ) from error
+            raise
         self._filled += len(self._rows)
         self._rows, self._following = [], []
         if self._place is not None:

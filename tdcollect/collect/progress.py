@@ -1,4 +1,4 @@
-"""A progress bar around iteration."""
+"""A collector's batches, with how far it is."""
 
 from __future__ import annotations
 
@@ -7,32 +7,19 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-
-def check_tqdm() -> None:
-    """Raise ModuleNotFoundError, naming the extra, where tqdm is not installed."""
-    _tqdm()
-
-
-def _tqdm() -> Any:
-    try:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "progress=True needs the tqdm package: pip install 'tdcollect[evaluate]'"
-        ) from error
-    return tqdm
+from tdcollect.progress import progress_bar
 
 
 def with_progress(batches: Iterator[Any], collector: Any) -> Iterator[Any]:
-    """The batches, while a bar shows the frames collected and the latest mean return.
+    """The batches, while the frames collected and the latest mean return are shown.
 
-    The bar closes with the iteration, however that ends.
+    A bar closes with the iteration, however that ends.
     """
     total = collector.total_frames
     total = None if math.isinf(total) else total
     with (
         closing(batches),  # type: ignore[type-var]
-        _tqdm()(total=total, initial=collector._frames, unit="frames") as bar,
+        progress_bar(total, "frames", collector._frames) as bar,
     ):
         for batch in batches:
             latest = collector.stats.latest if collector.stats.on else None

@@ -10,6 +10,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect.collect.hooks import Hooks
 from tdcollect.collect.statistics import Ints
+from tdcollect.display import one_line
 
 
 class Render(Hooks):
@@ -38,6 +39,10 @@ class Render(Hooks):
         self._interval = 0.0 if fps is None else 1 / fps
         self._keep = keep
         self._due = -float("inf")
+
+    def __repr__(self) -> str:
+        kept = f"{len(self.frames)} frames kept"
+        return one_line(self, f"{self._interval:.4g} s between frames", kept)
 
     def env_created(self, env: EnvBase) -> None:
         """Check that the env renders."""

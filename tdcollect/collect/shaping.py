@@ -108,10 +108,24 @@ class Shaper:
                 f"expected reward_shaping to return a tensor of the reward's shape "
                 f"{list(reward.shape)}, got {got}"
             )
+        shaped = shaped.to(reward.device)
+        if not _goes_into(shaped, reward.dtype):
+            raise ValueError(
+                "expected reward_shaping to return numbers that go into the reward's "
+                f"{reward.dtype} without loss, got {shaped.dtype}; cast what it returns, or the "
+                "env's reward (torchrl.envs.DTypeCastTransform)"
+            )
         batch = batch.copy()
         batch.set((keys.NEXT, keys.RAW_REWARD), reward)
-        batch.set((keys.NEXT, keys.REWARD), shaped.to(reward.device, reward.dtype))
+        batch.set((keys.NEXT, keys.REWARD), shaped.to(reward.dtype))
         return batch
+
+
+def _goes_into(values: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether no fraction, no imaginary part and no range is lost; floats may lose digits."""
+    if values.is_complex() or dtype.is_floating_point:
+        return not values.is_complex()
+    return torch.equal(values.to(dtype).to(values.dtype), values)
 
 
 def _counted(transform: Transform) -> list[Key]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tdcollect.display import html_text, one_line
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -40,7 +42,8 @@ class Episodes(NamedTuple):
 
     Attributes:
         slots: ``[E]`` int64, counted over all batch dims of the env.
-        returns: ``[E]`` float64, sums of the env's rewards from first step to last.
+        returns: ``[E]`` float64, sums from first step to last of the env's rewards as batches hold
+            them (float32).
         lengths: ``[E]`` int64, in steps.
     """
 
@@ -60,8 +63,9 @@ class Collection:
         env_seconds: time in the env's steps and resets; None without ``timers=True``.
         policy_seconds: time in calls of the policy; None without ``timers=True``.
         slots: ``[E]`` int64, the slot of each episode that ended, counted over all batch dims.
-        returns: ``[E]`` float64, the return of each: the sum of the rewards that the env gave,
-            from the episode's first step on, in whatever collections these were taken.
+        returns: ``[E]`` float64, the return of each: the sum of the env's rewards as batches hold
+            them (float32), from the episode's first step on, in whatever collections these were
+            taken.
         lengths: ``[E]`` int64, the length of each, in steps.
         shaped_returns: ``[E]`` float64, sums of the shaped rewards; None where none are shaped.
         restarts: envs that failed and were built anew since the collection before. Episodes broken
@@ -103,6 +107,9 @@ class Collection:
     def shaped_return_stats(self) -> Spread | None:
         """Of the shaped returns; None where no episode ended, or none are shaped."""
         return None if self.shaped_returns is None else spread(self.shaped_returns)
+
+    def __repr__(self) -> str:
+        return _line(self, f"{self.episodes} episodes")
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -174,6 +181,9 @@ class Life:
         """Count the shaped returns of a collection."""
         if len(returns):
             self._shaped.add(returns)
+
+    def __repr__(self) -> str:
+        return _line(self, f"{self.collections} collections", f"{self.episodes} episodes")
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -316,14 +326,27 @@ class Statistics:
 
     def __repr__(self) -> str:
         if not self.on:
-            return "Statistics(off)"
+            return one_line(self, "off")
         if self._latest is None:
-            return "Statistics(nothing collected yet)"
+            return one_line(self, "nothing collected yet")
+        return one_line(self, f"latest {self._latest!r}", f"window {self._window!r}")
+
+    def _repr_html_(self) -> str:
+        return html_text(str(self))
+
+    def __str__(self) -> str:
+        if self._latest is None:
+            return repr(self)
         parts = [("latest collection", _lines(self._latest)), ("life", _lines(self._life))]
         last = [f"returns   {self._window.return_stats}", f"lengths   {self._window.length_stats}"]
         if self._window.episodes:
             parts.append((f"latest {self._window.episodes} episodes", last))
         return "\n".join(f"{name}\n" + "\n".join(f"  {x}" for x in lines) for name, lines in parts)
+
+
+def _line(of: Collection | Life, *counts: str) -> str:
+    returns = "no returns" if of.return_stats is None else f"mean return {of.return_stats.mean:.4g}"
+    return one_line(of, f"{of.steps} steps", f"{of.seconds:.4g} s", *counts, returns)
 
 
 class Tally:

@@ -225,6 +225,67 @@ def _parts(transform: T.Transform) -> list[T.Transform]:
     return [transform]
 
 
+_OF_REWARDS = (
+    T.BinarizeReward,
+    T.ClipTransform,
+    T.ObservationNorm,
+    T.RewardClipping,
+    T.RewardScaling,
+    T.SignTransform,
+)
+"""Transforms that compute one number from another, in any float dtype."""
+
+_SPARE_REWARDS = (
+    *_ELEMENTWISE,
+    EnvAction,
+    PolicyVersion,
+    T.ActionDiscretizer,
+    T.ActionMask,
+    T.ActionScaling,
+    T.CatFrames,
+    T.InitTracker,
+    T.RewardSum,
+    T.StepCounter,
+    T.TargetReturn,
+    T.TensorDictPrimer,
+    T.TimeMaxPool,
+    T.VecNorm,
+    T.VecNormV2,
+)
+"""Transforms that leave the reward alone unless it is among what they write."""
+
+
+class ExactReward:
+    """The reward after the transforms, in float64 all the way.
+
+    Args:
+        transforms: those that change it, innermost first.
+    """
+
+    def __init__(self, transforms: Sequence[T.Transform]):
+        self._transforms = transforms
+
+    def __call__(self, reward: torch.Tensor) -> torch.Tensor:
+        """What float64 rewards become."""
+        rows = Rows({keys.REWARD: reward})
+        for transform in self._transforms:
+            transform._call(rows)
+        return rows[keys.REWARD]
+
+
+def exact_reward(transforms: Sequence[T.Transform]) -> ExactReward | None:
+    """Carries rewards through transforms in float64; None where these may cast or are not known."""
+    changing = []
+    for transform in transforms:
+        kind = type(transform)
+        alone = list(transform.in_keys) == list(transform.out_keys) == [keys.REWARD]
+        if kind in _OF_REWARDS and alone:
+            changing.append(transform)
+        elif kind not in _SPARE_REWARDS or keys.REWARD in transform.out_keys:
+            return None
+    return ExactReward(changing)
+
+
 def lower_transforms(transforms: Sequence[T.Transform]) -> tuple[list[RowTransform], str | None]:
     """Transforms on rows, or the reason why these cannot be."""
     lowered: list[RowTransform] = []

@@ -10,7 +10,8 @@ from torchrl.envs import EnvBase
 from tdcollect import keys
 from tdcollect.collect.loop import carried_entries
 from tdcollect.collect.rows import Key, Rows, flat, from_next
-from tdcollect.envs.wrapper import nested
+from tdcollect.collect.transforms import ExactReward, base_of
+from tdcollect.envs.wrapper import GymnasiumEnv, nested
 
 
 class WholeEnv:
@@ -19,13 +20,14 @@ class WholeEnv:
 
     Args:
         whole: the env with its transforms.
+        exact: as :class:`ArrayEnv` takes it.
 
     Raises:
         ValueError: where its slots do not end one by one, each with a flag of its own, or show
             something else than tensors of fixed shapes.
     """
 
-    def __init__(self, whole: EnvBase):
+    def __init__(self, whole: EnvBase, exact: ExactReward | None = None):
         if keys.DONE not in whole.done_keys or len(whole.done_keys_groups) > 1:
             raise ValueError(
                 f"expected an env with one {keys.DONE!r} flag a slot, got the flags "
@@ -39,6 +41,7 @@ class WholeEnv:
                 f"in {odd}; collect by frames"
             )
         self.whole = whole
+        self._exact = exact
         self.carried = carried_entries(whole)
         self.batch_size = whole.batch_size
         self.row_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves.values())
@@ -52,7 +55,14 @@ class WholeEnv:
     ) -> tuple[Rows, None]:
         """Step all slots; see :meth:`ArrayEnv.advance`. What an env raises is raised."""
         given = nested(rows.items(), self.batch_size, self.whole.device)
-        following = flat(self.whole.step(given).get(keys.NEXT))
+        if self._exact is None:
+            following = flat(self.whole.step(given).get(keys.NEXT))
+        else:
+            base: GymnasiumEnv = base_of(self.whole)
+            with base.exact_rewards():
+                following = flat(self.whole.step(given).get(keys.NEXT))
+            reward = base.exact_reward().to(following[keys.REWARD].device)
+            following[keys.EXACT_REWARD] = self._exact(reward)
         for key in next_keys:
             following.setdefault(from_next(key), rows[key])
         return following, None
@@ -66,7 +76,8 @@ class WholeEnv:
         options: dict[str, Any] | None = None,
     ) -> Rows:
         """Start an episode in ``slots``, where ``first`` is true."""
-        entries = {key: value for key, value in following.items() if key != keys.REWARD}
+        left_out = (keys.REWARD, keys.EXACT_REWARD)
+        entries = {key: value for key, value in following.items() if key not in left_out}
         given = nested(entries.items(), self.batch_size, self.whole.device)
         given.set(keys.RESET, first.to(given.device) if given.device else first)
         arguments = _reset_arguments(self.whole, seeds, options)

@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from tdcollect import keys
 from tdcollect.envs.spaces import Array, SpaceCodec, observation_name
+from tdcollect.envs.worker import as_flag, as_reward, keeps
 
 RESUMABLE = ("serial", "process")
 """Backends whose envs can be brought back, in another process too."""
@@ -34,7 +35,8 @@ class Frame(NamedTuple):
     """Where one step of N slots is written. All arrays belong to the caller.
 
     ``observation`` and ``info`` hold one array ``[N, *shape]`` an entry, ``reward`` is float32
-    ``[N]``, ``terminated`` and ``truncated`` are bool ``[N]``.
+    ``[N]``, or float64 for a caller that needs it as the env gave it; ``terminated`` and
+    ``truncated`` are bool ``[N]``.
     """
 
     observation: Sequence[Array]
@@ -191,6 +193,42 @@ class Backend(abc.ABC):
         """Free what the slots hold."""
 
 
+FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+BOOL = np.dtype(bool)
+
+
+def as_rewards(values: Any, count: int) -> Array:
+    """Rewards of ``count`` slots as floats ``[count]``.
+
+    Raises:
+        ValueError: where one is no real number, or their number another.
+    """
+    array = np.asarray(values)
+    if array.dtype in FLOATS and array.shape == (count,):
+        return array
+    return _all_of(np.array([as_reward(value) for value in values]), "rewards", count)
+
+
+def as_flags(name: str, values: Any, count: int) -> Array | bool:
+    """Flags of ``count`` slots as bools ``[count]``; False where none is set.
+
+    Raises:
+        ValueError: where one is no bool, or their number another.
+    """
+    if type(values) is tuple and values.count(False) == count:
+        return False  # at nearly all steps, and sooner told than the array is made
+    array = np.asarray(values)
+    if array.dtype is BOOL and array.shape == (count,):
+        return array
+    return _all_of(np.array([as_flag(name, value) for value in values]), name, count)
+
+
+def _all_of(array: Array, name: str, count: int) -> Array:
+    if len(array) != count:
+        raise ValueError(f"expected {count} {name}, one a slot, got {len(array)}; correct the env")
+    return array
+
+
 def _info_entry(key: str, example: Any) -> InfoEntry:
     array = np.asarray(example)
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
@@ -212,11 +250,13 @@ def write_info(
     for entry, array in zip(entries, out.info, strict=True):
         value = np.asarray(info.get(entry.key, _ZERO))
         fits = value is _ZERO or value.shape == entry.shape
-        if not fits or not np.can_cast(value.dtype, entry.dtype, "same_kind"):
+        if not (fits and keeps(value, entry.dtype)):
+            got = f"{value.dtype} of shape {value.shape}"
+            got = f"{value.dtype} {value}" if value.shape == entry.shape == () else got
             raise ValueError(
                 f"expected info {entry.key!r} to be {entry.dtype} of shape {entry.shape}, as it "
-                f"was at first, got {value.dtype} of shape {value.shape}; pass info_keys as a "
-                "dict from names to examples that say what to expect"
+                f"was at first, got {got}; pass info_keys as a dict from names to examples that "
+                "say what to expect"
             )
         array[slot] = value
 

@@ -82,16 +82,24 @@ class Restarts:
 
 
 def not_finite(
-    verb: str, backend: Backend, slots: Sequence[int], out: Frame, failed: SlotError | None
+    verb: str,
+    backend: Backend,
+    slots: Sequence[int],
+    out: Frame,
+    failed: SlotError | None,
+    reward: Array | None = None,
 ) -> SlotError | None:
-    """What failed, joined with the slots whose observations or rewards are NaN or infinite."""
+    """What failed, joined with the slots whose observations or rewards are NaN or infinite.
+
+    Rewards count as they are stored: one beyond the range of float32 is infinite.
+    """
     found: dict[int, Exception] = {}
     named = [
         ("/".join(path), array)
         for path, array in zip(backend.observation.paths, out.observation, strict=True)
     ]
-    if verb == "step":
-        named.append(("reward", out.reward))
+    if reward is not None:
+        named.append(("reward", reward))
     for name, array in named:
         if array.dtype.kind == "f":
             for slot in _odd_rows(array, slots):

@@ -39,13 +39,16 @@ class StepFrame(NamedTuple):
     """What one step or reset of N slots writes, in memory of its own.
 
     ``entries`` are arrays ``[N, *shape]``, in the order of the stepper's; ``backend`` and
-    ``bookkeeping`` are the parts of them that each writes. ``done`` is bool ``[N]``. ``tensors``
-    share the memory of the entries, then reward, terminated, truncated and done ``[N, 1]``.
+    ``bookkeeping`` are the parts of them that each writes. ``reward`` is float32 ``[N]``: the
+    backend's own array, or its rounding where the backend writes float64. ``done`` is bool ``[N]``.
+    ``tensors`` share the memory of the entries, then reward, terminated, truncated and done
+    ``[N, 1]``.
     """
 
     backend: Frame
     bookkeeping: Sequence[Array]
     entries: Sequence[Array]
+    reward: Array
     done: Array
     tensors: Sequence[torch.Tensor]
 
@@ -71,7 +74,12 @@ def entries_of(backend: Backend, bookkeeping: Bookkeeping, marks: bool) -> list[
 
 
 def frames_of(
-    backend: Backend, entries: Sequence[Entry], count: int, batched: bool, pinned: bool
+    backend: Backend,
+    entries: Sequence[Entry],
+    count: int,
+    batched: bool,
+    pinned: bool,
+    exact: bool = False,
 ) -> list[StepFrame]:
     """Zeroed frames for ``count`` steps, allocated together; see :meth:`Stepper.frames`."""
 
@@ -86,7 +94,9 @@ def frames_of(
     tensors = zip(
         *(torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in blocks), strict=True
     )
-    scalars = zip(*(block[..., 0] for block in (reward, *flags)), strict=True)
+    given = zeros((1,), np.float64) if exact else reward
+    scalars = zip(*(block[..., 0] for block in (given, *flags)), strict=True)
+    rounded = reward[..., 0] if exact else [None] * count
     first = len(backend.observation.leaves)
     second = first + len(backend.info)
     return [
@@ -94,10 +104,13 @@ def frames_of(
             Frame(row[:first], row[first:second], *scalar[:3]),
             row[second:],
             row,
+            scalar[0] if stored is None else stored,
             scalar[3],
             tensor,
         )
-        for row, scalar, tensor in zip(zip(*arrays, strict=True), scalars, tensors, strict=True)
+        for row, scalar, stored, tensor in zip(
+            zip(*arrays, strict=True), scalars, rounded, tensors, strict=True
+        )
     ]
 
 

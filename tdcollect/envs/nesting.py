@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tdcollect.envs.spaces import WIDENED, Array, kinds_for
+from tdcollect.envs.spaces import Array, kinds_for
 from tdcollect.envs.worker import Field, Tree
 
 
@@ -24,7 +24,7 @@ def fields_of(space: spaces.Space[Any], fields: list[Field]) -> Tree:
     else:
         assert space.shape is not None
         assert space.dtype is not None
-        dtype = np.dtype(WIDENED.get(space.dtype.type, space.dtype))
+        dtype = np.dtype(space.dtype)
         fields.append(Field(tuple(space.shape), dtype.str, kinds_for(dtype)))
     return len(fields) - 1
 

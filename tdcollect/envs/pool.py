@@ -19,6 +19,27 @@ from tdcollect.envs.spaces import Array
 _MAX_SEED = 2**31 - 1
 
 
+def check_task_id(task_id: str) -> Any:
+    """The envpool package, where it has an env of this id.
+
+    Raises:
+        ModuleNotFoundError: where envpool is not installed.
+        ValueError: for an unknown id.
+    """
+    try:
+        import envpool
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "backend='envpool' needs the envpool package: pip install tdcollect[envpool]"
+        ) from error
+    if task_id not in envpool.list_all_envs():
+        raise ValueError(
+            f"expected an id of envpool.list_all_envs(), got {task_id!r}; gymnasium's own ids "
+            "run with backend='serial'"
+        )
+    return envpool
+
+
 class EnvPoolBackend(Backend):
     """The slots of an EnvPool.
 
@@ -45,17 +66,7 @@ class EnvPoolBackend(Backend):
         options: Mapping[str, Any] | None = None,
         categorical: bool = False,
     ):
-        try:
-            import envpool
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "backend='envpool' needs the envpool package: pip install tdcollect[envpool]"
-            ) from error
-        if task_id not in envpool.list_all_envs():
-            raise ValueError(
-                f"expected an id of envpool.list_all_envs(), got {task_id!r}; gymnasium's own ids "
-                "run with backend='serial'"
-            )
+        envpool = check_task_id(task_id)
         options = dict(options or {})
         if options.get("batch_size", num_envs) != num_envs:
             raise ValueError(

@@ -154,13 +154,20 @@ class ProcessBackend(Backend):
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
         values: list[Array] = []
         flatten(self.action.read(actions), values)
-        for shared, value in zip(self._actions, values, strict=True):
-            shared[...] = value
+        shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
+        if shared:
+            for array, value in zip(self._actions, values, strict=True):
+                array[...] = value
         stepped: Sequence[int] = range(self.num_envs) if slots is None else slots
         payloads = dict.fromkeys(self._crew.processes, b"")
-        if slots is not None:
-            shares = {p: [slot for slot in slots if slot in p.slots] for p in payloads}
-            payloads = {process: packed((mine,)) for process, mine in shares.items() if mine}
+        if slots is not None or not shared:
+            shares = {p: [slot for slot in stepped if slot in p.slots] for p in payloads}
+            # Actions of another dtype are sent as they are: `serial` gives them to envs so, too.
+            sent = {
+                p: None if shared else [v[p.slots.start : p.slots.stop] for v in values]
+                for p in shares
+            }
+            payloads = {p: packed((mine, sent[p])) for p, mine in shares.items() if mine}
         failed, odd = self._crew.ask("step", STEP, payloads)
         if failed:
             failed = {slot: failed[slot] for slot in stepped if slot in failed}

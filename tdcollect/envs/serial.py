@@ -9,10 +9,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tdcollect.envs.backend import Backend, Frame, write_info
+from tdcollect.envs.backend import Backend, Frame, as_flags, as_rewards, write_info
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array
-from tdcollect.envs.worker import check_env, check_spaces
+from tdcollect.envs.worker import as_flag, as_reward, check_env, check_spaces
 
 _SMALL = 4096  # bytes
 
@@ -54,7 +54,7 @@ class SerialBackend(Backend):
         small = self.observation.direct and leaf.nbytes <= _SMALL
         # Small plain observations are gathered in one go; large ones are copied once only.
         self._small_shape = (self.num_envs, *leaf.shape) if small else None
-        self._kinds = leaf.kinds
+        self._leaf = leaf
 
     def _add(self, slot: int, env: Any) -> None:
         check_env(slot, env, dict(enumerate(self.envs)))
@@ -110,14 +110,12 @@ class SerialBackend(Backend):
 
     def _write(self, results: Sequence[Any], stepped: Sequence[int], out: Frame) -> None:
         observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
-        rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
+        rows: Any = ... if len(stepped) == self.num_envs else list(stepped)
         self._write_observations(observations, stepped, out)
-        try:
-            out.reward[rows] = rewards
-        except ValueError:  # rewards that are arrays of one number
-            out.reward[rows] = np.asarray(rewards).reshape(-1)
-        out.terminated[rows] = terminated
-        out.truncated[rows] = truncated
+        count = len(stepped)
+        out.reward[rows] = as_rewards(rewards, count)
+        out.terminated[rows] = as_flags("terminated", terminated, count)
+        out.truncated[rows] = as_flags("truncated", truncated, count)
         self._latest = (stepped, infos)
         if self.info:
             for slot, info in zip(stepped, infos, strict=True):
@@ -132,9 +130,9 @@ class SerialBackend(Backend):
             try:
                 observation, reward, terminated, truncated, info = result
                 self.observation.write_slot(observation, out.observation, slot)
-                out.reward[slot] = np.asarray(reward).reshape(())
-                out.terminated[slot] = terminated
-                out.truncated[slot] = truncated
+                out.reward[slot] = as_reward(reward)
+                out.terminated[slot] = as_flag("terminated", terminated)
+                out.truncated[slot] = as_flag("truncated", truncated)
                 write_info(self.info, info, out, slot)
             except Exception as error:
                 failed[slot] = error
@@ -171,7 +169,8 @@ class SerialBackend(Backend):
                 stacked = np.array(observations)
             except ValueError:  # unlike shapes: writing them one by one says which is wrong
                 stacked = np.empty(0)
-            if stacked.shape == self._small_shape and stacked.dtype.kind in self._kinds:
+            fits = stacked.dtype is self._leaf.exact or self._leaf.takes(stacked)
+            if fits and stacked.shape == self._small_shape:
                 out.observation[0][...] = stacked
                 return
         for slot, observation in zip(slots, observations, strict=True):

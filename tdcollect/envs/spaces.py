@@ -31,6 +31,7 @@ from torchrl.data import (
 
 from tdcollect import keys
 from tdcollect._upstream import gym_space_to_spec
+from tdcollect.envs.worker import keeps, limits
 
 Array = np.ndarray[Any, Any]
 Path = tuple[str, ...]
@@ -56,8 +57,11 @@ def key_of(path: Path) -> str | Path:
 class Leaf:
     """One array entry of a space.
 
-    ``shape`` and ``dtype`` are those of the entry, ``spec`` is its unbatched TorchRL spec.
+    ``shape`` and ``dtype`` are those of the entry, ``spec`` is its unbatched TorchRL spec. Numbers
+    of the dtype ``exact`` go into it unseen; None where those of the space's own may not.
     """
+
+    space: spaces.Space[Any] | None = None
 
     def __init__(
         self, spec: TensorSpec, space_dtype: np.dtype[Any], space_shape: tuple[int, ...] = ()
@@ -69,6 +73,7 @@ class Leaf:
         self.space_dtype = space_dtype
         self.space_shape = space_shape
         self.kinds = kinds_for(space_dtype)
+        self.exact = space_dtype if np.can_cast(space_dtype, self.dtype, "safe") else None
 
     def write(self, value: Any, out: Array) -> None:
         """Encode ``value`` ``[*lead, *space.shape]`` into ``out`` ``[*lead, *shape]``."""
@@ -87,13 +92,26 @@ class Leaf:
                 f"expected an observation of shape {self.space_shape}, as the env's space says, "
                 f"got {got}; correct the env or its observation_space"
             )
-        if value.dtype.kind not in self.kinds:
+        if value.dtype is not self.exact and not self.takes(value):
             raise ValueError(
                 f"expected an observation of dtype {self.space_dtype}, as the env's space says, "
-                f"got {value.dtype}, which does not go into it without loss; correct the env or "
-                "its observation_space"
+                f"got {self._misfit(value)}, which does not go into {_told(self.space)} without "
+                "loss; correct the env or its observation_space"
             )
         return value
+
+    def takes(self, value: Array) -> bool:
+        """Whether the numbers go into the entry as they are; floats may lose digits."""
+        return value.dtype.kind in self.kinds and keeps(value, self.space_dtype)
+
+    def _misfit(self, value: Array) -> str:
+        """The dtype of what is not taken; of whole numbers, the first that does not fit."""
+        if value.dtype.kind not in "biu":
+            return str(value.dtype)
+        low, high = limits(self.space_dtype)
+        most = min(high, limits(self.dtype)[1])
+        odd = np.argwhere((value < low) | (value > most))[0]
+        return f"{value.dtype} {value[tuple(odd)]} at {odd.tolist()}"
 
 
 class _BoxLeaf(Leaf):
@@ -103,13 +121,20 @@ class _BoxLeaf(Leaf):
         assert space.shape is not None
         assert space.dtype is not None
         super().__init__(spec, np.dtype(space.dtype), space.shape)
+        self.space = space
         self._recast = self.dtype != self.space_dtype
 
     def write(self, value: Any, out: Array) -> None:
         out[...] = self._checked(value, out).reshape(out.shape)
 
+    def takes(self, value: Array) -> bool:
+        # A widened entry may still be narrower than its space: uint64 goes into int64.
+        return super().takes(value) and (not self._recast or keeps(value, self.dtype))
+
     def read(self, entry: Array) -> Array:
         lead = entry.shape[: entry.ndim - len(self.shape)]
+        if self._recast:
+            check_action(entry, self.space_dtype)
         # A copy: an env may keep or change the array that it is given.
         value = np.array(entry, dtype=self.space_dtype if self._recast else None)
         return value.reshape(*lead, *self.space_shape)
@@ -122,6 +147,9 @@ class _CategoricalLeaf(Leaf):
         self.n = np.asarray(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         self.start = np.asarray(space.start)
         super().__init__(spec, np.dtype(space.dtype), self.n.shape)
+        self.space = space
+        self._offset = self.start.astype(np.int64)
+        self._counts_from_zero = not self.start.any()
 
     def index(self, value: Any, out: Array) -> Array:
         """Integers counting from zero, checked to lie in the space."""
@@ -139,7 +167,11 @@ class _CategoricalLeaf(Leaf):
     def read(self, entry: Array) -> Array:
         lead = entry.shape[: entry.ndim - len(self.shape)]
         index = entry.reshape(*lead, *self.space_shape)
-        return (index + self.start).astype(self.space_dtype)
+        if self._counts_from_zero and index.dtype is self.space_dtype:
+            return index.copy()
+        value = index + self._offset
+        check_action(value, self.space_dtype)
+        return value.astype(self.space_dtype)
 
 
 class _OneHotLeaf(_CategoricalLeaf):
@@ -148,14 +180,13 @@ class _OneHotLeaf(_CategoricalLeaf):
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, spec: TensorSpec):
         super().__init__(space, spec)
         self._range = np.arange(self.shape[-1])
-        self._counts_from_zero = self.space_dtype == np.intp and not self.start.any()
 
     def write(self, value: Any, out: Array) -> None:
         out[...] = self.index(value, out)[..., None] == self._range
 
     def read(self, entry: Array) -> Array:
         index = entry.argmax(-1)
-        if self._counts_from_zero:
+        if self._counts_from_zero and index.dtype is self.space_dtype:
             return index
         return (index + self.start).astype(self.space_dtype)
 
@@ -295,6 +326,25 @@ def observation_name(space: spaces.Space[Any]) -> str:
         and bool((space.low == 0).all() and (space.high == 255).all())
     )
     return keys.PIXELS if is_rgb else keys.OBSERVATION
+
+
+def _told(space: spaces.Space[Any] | None) -> str:
+    told = str(space)
+    return told if len(told) <= 80 else f"{type(space).__name__} of dtype {space.dtype}"  # type: ignore[union-attr]
+
+
+def check_action(value: Array, dtype: np.dtype[Any]) -> None:
+    """Raise ValueError for an action that a dtype of whole numbers does not hold as it is."""
+    if value.dtype is dtype or keeps(value, dtype):
+        return
+    with np.errstate(invalid="ignore"):
+        odd = np.argwhere(value.astype(dtype) != value)
+    if odd.size:
+        raise ValueError(
+            f"expected an action of dtype {dtype}, as the env's space says, got {value.dtype} "
+            f"{value[tuple(odd[0])]} at {odd[0].tolist()}, which does not go into it without loss; "
+            "compare the policy's output with env.action_spec"
+        )
 
 
 class SpaceCodec:

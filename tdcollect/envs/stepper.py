@@ -74,15 +74,18 @@ class Stepper:
         self._unstarted = set(self._every_slot)
         self._seeds: dict[int, int] = {}
 
-    def frames(self, count: int, batched: bool = True, pinned: bool = False) -> list[StepFrame]:
+    def frames(
+        self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
+    ) -> list[StepFrame]:
         """Zeroed frames for ``count`` steps, allocated together.
 
         Args:
             count: how many.
             batched: tensors of batch size ``[N]``; False for ``[]``, where N is 1.
             pinned: in page-locked memory, from which copies to a GPU need not be waited for.
+            exact: the backend writes rewards in float64; those of the tensors are made from them.
         """
-        return frames_of(self.backend, self.entries, count, batched, pinned)
+        return frames_of(self.backend, self.entries, count, batched, pinned, exact)
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed a slot for that slot's next reset.
@@ -203,24 +206,24 @@ class Stepper:
         """
         self._check_step(slots)
         frame = out.backend
-        failed = self._step_backend(actions, slots, frame)
+        failed = self._step_backend(actions, slots, out)
         if self.broken:
             self.broken = {}
         if failed is not None:
             if self.restarts is not None and shown is not None:
-                self._break_off(failed, frame, shown)
+                self._break_off(failed, out, shown)
                 self.broken, failed = failed.causes, None
             else:
                 stepped = self._every_slot if slots is None else slots
                 slots = [slot for slot in stepped if slot not in failed.causes]
                 self._must_reset[list(failed.causes)] = True
-        rows: Any = slice(None) if slots is None else list(slots)
+        rows: Any = ... if slots is None else list(slots)
         self._at.stepped(slots)
         if self.bookkeeping.time_limit is not None:
             limit = self.bookkeeping.time_limit
             frame.truncated[rows] |= self._at.lengths()[rows] >= limit
         if self.bookkeeping.episode_reward:
-            self._returns[rows] += frame.reward[rows]
+            self._returns[rows] += out.reward[rows]
         np.logical_or(frame.terminated, frame.truncated, out=out.done)
         self._must_reset[rows] = out.done[rows]
         if out.bookkeeping:
@@ -229,7 +232,7 @@ class Stepper:
             raise failed
 
     def _step_backend(
-        self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame
+        self, actions: Sequence[Array], slots: Sequence[int] | None, out: StepFrame
     ) -> SlotError | None:
         """Step slots; returns what failed, told with its place."""
         failed: SlotError | None = None
@@ -240,29 +243,31 @@ class Stepper:
                 fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
                 failed = SlotError("step", fallen)
         try:
-            self.backend.step(actions, slots, out)
+            self.backend.step(actions, slots, out.backend)
         except SlotError as error:
             failed = error if failed is None else failed.joined(error)
+        if out.reward is not out.backend.reward:
+            out.reward[...] = out.backend.reward
         if self._finite:
             asked = self._every_slot if slots is None else slots
-            failed = not_finite("step", self.backend, asked, out, failed)
+            failed = not_finite("step", self.backend, asked, out.backend, failed, out.reward)
         if failed is None:
             return None
         return failed.at(self._at.told("step", failed.causes, {}))
 
-    def _break_off(self, failed: SlotError, out: Frame, shown: StepFrame) -> None:
+    def _break_off(self, failed: SlotError, out: StepFrame, shown: StepFrame) -> None:
         """End the episodes of slots whose envs failed, where they are, and build these anew."""
         self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])
         rows = list(failed.causes)
         for array, present in zip(
-            (*out.observation, *out.info),
+            (*out.backend.observation, *out.backend.info),
             (*shown.backend.observation, *shown.backend.info),
             strict=True,
         ):
             array[rows] = present[rows]
-        out.reward[rows] = 0
-        out.terminated[rows] = False
-        out.truncated[rows] = True
+        out.reward[rows] = out.backend.reward[rows] = 0
+        out.backend.terminated[rows] = False
+        out.backend.truncated[rows] = True
         for slot in rows:
             self._fallen.pop(slot, None)
         self._unstarted.update(rows)

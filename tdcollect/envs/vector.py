@@ -15,14 +15,18 @@ action an episode and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from tdcollect.envs.backend import Backend, Frame, write_info
+from tdcollect.envs.backend import BOOL, FLOATS, Backend, Frame, as_flags, as_rewards, write_info
+from tdcollect.envs.errors import SlotError
+from tdcollect.envs.nesting import row
 from tdcollect.envs.spaces import Array
+from tdcollect.envs.vector_wrappers import check_wrappers, share_no_options
+from tdcollect.envs.worker import as_flag, as_reward
 
 _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
 
@@ -46,7 +50,8 @@ class VectorBackend(Backend):
         self.num_envs = env.num_envs
         self._mode = _autoreset_mode(env)
         resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
-        self.resets_subset = resets_singly or self._mode == AutoresetMode.DISABLED
+        wrappers_do = check_wrappers(env, self._mode)
+        self.resets_subset = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
         self.seeds_subset = self.resets_subset
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
             raise ValueError(
@@ -62,6 +67,7 @@ class VectorBackend(Backend):
                 "AutoresetMode.NEXT_STEP resets a slot again that was reset singly, and ignores "
                 "its action; use shared_memory=True or autoreset_mode=AutoresetMode.DISABLED"
             )
+        share_no_options(env)
         self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
         self._latest: Mapping[str, Any] = {}
         self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
@@ -102,13 +108,19 @@ class VectorBackend(Backend):
                 seed=all_seeds,  # type: ignore[arg-type]
                 options={**options, "reset_mask": mask},
             )
-        rows = self.observation.empty(self.num_envs)
-        self.observation.write(observation, rows)
+        if not isinstance(info, Mapping):
+            raise TypeError(
+                f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
+                f"{type(info).__name__}; have it give one"
+            )
         for slot in slots:
             self._fresh.pop(slot, None)
-            for array, values in zip(out.observation, rows, strict=True):
-                array[slot] = values[slot]
+
+        def write(slot: int) -> None:
+            self.observation.write_slot(row(observation, slot), out.observation, slot)
             self._write_info(info, out, slot)
+
+        _singly("reset", slots, write)
 
     def _show_fresh(self, slots: Sequence[int], out: Frame) -> Sequence[int]:
         """Write the episodes that the vector env began by itself; return the slots still to reset.
@@ -130,22 +142,62 @@ class VectorBackend(Backend):
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
         observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
         self._latest = info
-        self.observation.write(observation, out.observation)
-        out.reward[...] = reward
-        out.terminated[...] = terminated
-        out.truncated[...] = truncated
+        try:
+            self.observation.write(observation, out.observation)
+            if not self._are_plain(reward, terminated, truncated):
+                reward = as_rewards(reward, self.num_envs)
+                terminated = as_flags("terminated", terminated, self.num_envs)
+                truncated = as_flags("truncated", truncated, self.num_envs)
+            out.reward[...] = reward
+            out.terminated[...] = terminated
+            out.truncated[...] = truncated
+        except (ValueError, TypeError):  # one by one, it shows whose result is at fault
+
+            def write(slot: int) -> None:
+                self.observation.write_slot(row(observation, slot), out.observation, slot)
+                out.reward[slot] = as_reward(reward[slot])
+                out.terminated[slot] = as_flag("terminated", terminated[slot])
+                out.truncated[slot] = as_flag("truncated", truncated[slot])
+
+            _singly("step", range(self.num_envs), write)
+            raise
         if self.info:
-            for slot in range(self.num_envs):
-                self._write_info(info, out, slot)
+            _singly("step", range(self.num_envs), lambda slot: self._write_info(info, out, slot))
         if self._mode == AutoresetMode.SAME_STEP:
-            for slot in np.flatnonzero(out.terminated | out.truncated).tolist():
-                self._fresh[slot] = (
-                    [array[slot].copy() for array in out.observation],
-                    [array[slot].copy() for array in out.info],
-                )
-                self.observation.write_slot(info["final_obs"][slot], out.observation, slot)
-                if self.info:
-                    self._write_info(info["final_info"], out, slot)
+            ended = np.flatnonzero(out.terminated | out.truncated).tolist()
+            if ended:
+                final = self._final(info, "final_obs")
+                final_info = self._final(info, "final_info") if self.info else {}
+                _singly("step", ended, lambda slot: self._end(slot, final, final_info, out))
+
+    def _are_plain(self, reward: Any, terminated: Any, truncated: Any) -> bool:
+        """Whether these are what nearly every vector env gives, which needs no closer look."""
+        return (
+            type(reward) is type(terminated) is type(truncated) is np.ndarray
+            and reward.dtype in FLOATS
+            and terminated.dtype is truncated.dtype is BOOL
+            and reward.size == terminated.size == truncated.size == self.num_envs
+        )
+
+    def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: Frame) -> None:
+        """Keep what began the slot's next episode, and show how this one ended."""
+        self._fresh[slot] = (
+            [array[slot].copy() for array in out.observation],
+            [array[slot].copy() for array in out.info],
+        )
+        self.observation.write_slot(row(final, slot), out.observation, slot)
+        if self.info:
+            self._write_info(info, out, slot)
+
+    def _final(self, info: Mapping[str, Any], name: str) -> Any:
+        """What the infos of a step tell of the episodes that it ended."""
+        if name not in info:
+            raise ValueError(
+                f"expected info[{name!r}] of {self.env} at a step that ends an episode, as "
+                f"AutoresetMode.SAME_STEP has it, got infos of {sorted(info)}: the true final one "
+                "is lost otherwise. Have it say so, or make it with another autoreset mode"
+            )
+        return info[name]
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         info = self._latest
@@ -179,6 +231,18 @@ class VectorBackend(Backend):
 
     def close(self) -> None:
         self.env.close()
+
+
+def _singly(verb: str, slots: Sequence[int], write: Callable[[int], None]) -> None:
+    """Write slot by slot; raise SlotError for those whose results are not to be written."""
+    failed: dict[int, Exception] = {}
+    for slot in slots:
+        try:
+            write(slot)
+        except Exception as error:
+            failed[slot] = error
+    if failed:
+        raise SlotError(verb, failed)
 
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -67,7 +68,7 @@ class Shared(NamedTuple):
     @property
     def fields(self) -> list[Field]:
         """Every field, in order; reward, terminated and truncated come first."""
-        return [Field((), "f4"), Field((), "?"), Field((), "?"), *self.observation, *self.action]
+        return [Field((), "f8"), Field((), "?"), Field((), "?"), *self.observation, *self.action]
 
     def plain(self) -> tuple[Any, ...]:
         """As built-in types: a class of this package would have a worker import it, and torch."""
@@ -259,6 +260,68 @@ def check_spaces(slot: int, expected: Sequence[Any], got: Sequence[Any]) -> None
             )
 
 
+def keeps(values: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether an array of a dtype takes these numbers as they are.
+
+    A float may lose digits there, as TorchRL has it (float64 into float32). A whole number must lie
+    in its range, and a fraction goes into floats only.
+    """
+    given = values.dtype
+    if given == dtype:
+        return True
+    if given.kind not in ("biuf" if dtype.kind == "f" else "biu"):
+        return False
+    if dtype.kind == "f" or not values.size or np.can_cast(given, dtype, "safe"):
+        return True
+    low, high = limits(dtype)
+    return low <= int(values.min()) and int(values.max()) <= high
+
+
+def limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The least and the largest number of a dtype of whole numbers."""
+    if dtype.kind == "b":
+        return 0, 1
+    bounds = np.iinfo(dtype)
+    return int(bounds.min), int(bounds.max)
+
+
+def as_reward(value: Any) -> float:
+    """A reward as a float: any one real number, as a scalar or in an array.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if type(value) is float:
+        return value
+    array = np.asarray(value)
+    if array.size == 1:
+        item, kind = array.item(), array.dtype.kind
+        if kind in "biuf" or (kind == "O" and isinstance(item, Real)):
+            return float(item)
+    raise ValueError(
+        f"expected a reward that is one real number, got {_told(value)}; correct the env"
+    )
+
+
+def as_flag(name: str, value: Any) -> bool:
+    """A flag of a step as a bool: any one number that is 0 or 1, as a scalar or in an array.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if value is True or value is False:
+        return value
+    array = np.asarray(value)
+    if array.size == 1 and array.dtype.kind in "biuf" and array.item() in (0, 1):
+        return bool(array.item())
+    raise ValueError(f"expected {name} to be one bool, got {_told(value)}; correct the env")
+
+
+def _told(value: Any) -> str:
+    told = repr(value)
+    return f"{type(value).__name__} {told if len(told) <= 80 else told[:80] + '...'}"
+
+
 def unstack(tree: Tree, arrays: Sequence[Array]) -> Sequence[Any] | Array:
     """One nested value a row of ``arrays``."""
     if isinstance(tree, int):
@@ -334,15 +397,22 @@ class Worker:
         fields = [Field(shape, dtype) for _, shape, dtype in infos]
         self.info_arrays = map_arrays(descriptor, num_envs, fields)
 
-    def step(self, slots: Sequence[int] | None) -> tuple[dict[int, Failure], dict[int, Any]]:
-        """Step some slots; None for all.
+    def step(
+        self, slots: Sequence[int] | None, actions: Sequence[Array] | None = None
+    ) -> tuple[dict[int, Failure], dict[int, Any]]:
+        """Step some slots.
+
+        Args:
+            slots: which; None for all.
+            actions: of all slots here; None for those in shared memory.
 
         Returns:
             What failed, by slot; and what does not fit the shared memory, by slot: the
             observation, and the infos or None.
         """
         # Copies: an env may keep or change the array that it is given.
-        actions = unstack(self.action_tree, [array.copy() for array in self.action])
+        given = [array.copy() for array in self.action] if actions is None else actions
+        unbatched = unstack(self.action_tree, given)
         failed: dict[int, Failure] = {}
         odd: dict[int, Any] = {}
         self.latest = {}
@@ -350,13 +420,11 @@ class Worker:
             self._begin(slot)
             try:
                 observation, reward, terminated, truncated, info = self.envs[slot].step(
-                    actions[slot - self.first]
+                    unbatched[slot - self.first]
                 )
-                if getattr(reward, "ndim", 0):
-                    reward = np.asarray(reward).reshape(())  # an array of one number
-                self.reward[slot] = reward
-                self.terminated[slot] = terminated
-                self.truncated[slot] = truncated
+                self.reward[slot] = as_reward(reward)
+                self.terminated[slot] = as_flag("terminated", terminated)
+                self.truncated[slot] = as_flag("truncated", truncated)
             except Exception as error:
                 failed[slot] = describe(error)
                 continue
@@ -393,10 +461,12 @@ class Worker:
     def _put(self, tree: Tree, value: Any, slot: int) -> bool:
         """Write an observation; False where the parent has to look at it."""
         if isinstance(tree, int):
-            field, array = self.fields[tree], np.asarray(value)
+            field, array, target = self.fields[tree], np.asarray(value), self.observation[tree]
             if array.shape != field.shape or array.dtype.kind not in field.kinds:
                 return False
-            self.observation[tree][slot] = array
+            if array.dtype is not target.dtype and not keeps(array, target.dtype):
+                return False
+            target[slot] = array
             return True
         if isinstance(tree, dict):
             return (
@@ -414,7 +484,7 @@ class Worker:
         for (key, shape, dtype), array in zip(self.infos, self.info_arrays, strict=True):
             value = np.asarray(info.get(key, _ZERO))
             fits = value is _ZERO or value.shape == shape
-            if not fits or not np.can_cast(value.dtype, dtype, "same_kind"):
+            if not (fits and keeps(value, dtype)):
                 return False
             array[slot] = value
         return True

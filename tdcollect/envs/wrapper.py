@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class GymnasiumEnv(EnvBase):
             for path, leaf in zip(action.paths, action.leaves, strict=True)
         ]
         self._latest: StepFrame | None = None
+        self._exact = False
         self.is_closed = False
 
     @property
@@ -80,14 +82,30 @@ class GymnasiumEnv(EnvBase):
         for spec_name, spec in specs.items():
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
 
-    def frames(self, count: int, pinned: bool = False) -> list[StepFrame]:
+    def frames(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepFrame]:
         """Zeroed frames for ``count`` steps; their tensors, on the CPU, have the env's batch size.
 
         Args:
             count: how many.
             pinned: in page-locked memory, from which copies to a GPU need not be waited for.
+            exact: with rewards in float64, beside those of the tensors.
         """
-        return self.stepper.frames(count, bool(self.batch_size), pinned)
+        return self.stepper.frames(count, bool(self.batch_size), pinned, exact)
+
+    def exact_reward(self, frame: StepFrame | None = None) -> torch.Tensor:
+        """The reward ``[N, 1]`` as the env gave it, float64, of an exact frame or the latest."""
+        frame = self._latest if frame is None else frame
+        assert frame is not None
+        return torch.from_numpy(frame.backend.reward).view(*self.batch_size, 1)
+
+    @contextmanager
+    def exact_rewards(self) -> Iterator[None]:
+        """Have steps on TensorDicts keep the reward in float64, for :meth:`exact_reward`."""
+        self._exact = True
+        try:
+            yield
+        finally:
+            self._exact = False
 
     def step_arrays(
         self,
@@ -103,7 +121,7 @@ class GymnasiumEnv(EnvBase):
             slots: the slots to step; None for all.
         """
         self._check_open("step")
-        actions = [self._read_action(source, key, shape) for key, shape in self._actions]
+        actions = self.read_actions(source)
         if slots is not None:
             self._hold_waiting_rows(frame)
         try:
@@ -163,7 +181,7 @@ class GymnasiumEnv(EnvBase):
         return array if self.batch_size else array[None]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        (frame,) = self.frames(1)
+        (frame,) = self.frames(1, exact=self._exact)
         self.step_arrays(tensordict, frame, self._slots(tensordict, keys.STEP))
         return self._pack(frame)
 
@@ -198,6 +216,23 @@ class GymnasiumEnv(EnvBase):
             return None
         marked: list[int] = np.flatnonzero(self._rows(mask).reshape(self.num_envs)).tolist()
         return marked
+
+    def read_actions(self, source: Mapping[Any, torch.Tensor] | TensorDictBase) -> list[Array]:
+        """The action entries in the order of the action space, as backends take them.
+
+        ``action_keys`` and specs have them in another order, sorted by name.
+
+        Args:
+            source: holds the action entries, of the env's batch size.
+
+        Returns:
+            Arrays ``[N, *shape]`` on the CPU.
+
+        Raises:
+            KeyError: where an action entry is missing.
+            ValueError: where one has another shape than the action spec says.
+        """
+        return [self._read_action(source, key, shape) for key, shape in self._actions]
 
     def _read_action(
         self, source: Mapping[Any, torch.Tensor] | TensorDictBase, key: Any, shape: torch.Size

@@ -2,6 +2,7 @@
 
 from tdcollect.evaluation.comparison import Comparison, Difference, compare, episodes_needed
 from tdcollect.evaluation.exports import to_pandas, write_evaluations_npz, write_marl_eval
+from tdcollect.evaluation.reading import Problem, Verification, verify
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.report import write_comparison_report, write_report
 from tdcollect.evaluation.statistics import Summary, summarize
@@ -10,11 +11,14 @@ __all__ = [
     "Comparison",
     "Difference",
     "Episode",
+    "Problem",
     "Summary",
+    "Verification",
     "compare",
     "episodes_needed",
     "summarize",
     "to_pandas",
+    "verify",
     "write_comparison_report",
     "write_evaluations_npz",
     "write_marl_eval",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from numbers import Integral
 from typing import Any
 
@@ -56,7 +56,7 @@ def seed_schedule(
 ) -> Callable[[int], tuple[int, int]]:
     """The seed of the env and of the policy in each episode."""
     if seeds is None:
-        return cache(lambda number: (env_seed(root, number), policy_seed(root, number)))
+        return _recent(lambda number: (env_seed(root, number), policy_seed(root, number)))
     if not callable(seeds) and not isinstance(seeds, (Sequence, np.ndarray)):
         raise TypeError(
             "expected seeds to be one int an episode, or a function of the episode's number, got "
@@ -74,7 +74,20 @@ def seed_schedule(
             raise ValueError(
                 f"expected seeds that are ints and not negative, got {value!r} for episode {number}"
             )
-    return cache(lambda number: (int(chosen[number]), policy_seed(root, number)))
+    first: dict[int, int] = {}
+    for number, value in chosen.items():
+        before = first.setdefault(int(value), number)
+        if before != number:
+            raise ValueError(
+                f"expected a seed of its own for each episode, got {value} for episodes {before} "
+                f"and {number}: one would count twice, and intervals would be too narrow; give "
+                "seeds that do not recur"
+            )
+    return _recent(lambda number: (int(chosen[number]), policy_seed(root, number)))
+
+
+# An episode's seeds are asked for when it starts and when it ends; of a million, few run at once.
+_recent = lru_cache(maxsize=2**14)
 
 
 def made_env(

@@ -15,11 +15,13 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect._upstream import append_policy_transforms
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.episodes import EpisodeLoop, Start
-from tdcollect.collect.loop import Steps, array_env
+from tdcollect.collect.loop import Steps, array_env, exact_reward_of
 from tdcollect.collect.rows import Key, Rows
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
+from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.actions import ActionCheck
 from tdcollect.evaluation.arguments import (
     Seeds,
     check_positive,
@@ -33,9 +35,18 @@ from tdcollect.evaluation.arguments import (
 )
 from tdcollect.evaluation.data import Assembly, Finished
 from tdcollect.evaluation.inference import Inference, as_policy, at_batch_size
-from tdcollect.evaluation.isolation import GlobalRandomness, isolated
+from tdcollect.evaluation.isolation import (
+    GlobalRandomness,
+    check_alone,
+    in_eval_mode,
+    isolated,
+    mode_of,
+    with_threads,
+)
+from tdcollect.evaluation.masks import with_masks
 from tdcollect.evaluation.probe import probe_env
 from tdcollect.evaluation.records import Episode
+from tdcollect.threads import evaluating
 
 # Between checks; finished episodes come out so often.
 _STEPS = 128
@@ -70,6 +81,10 @@ class EvaluationCollector:
         max_steps: truncate episodes at this length.
         inference_batch_size: the batch size that the policy always runs at, whatever the number of
             slots. Another one rounds otherwise.
+        inference_threads: the number of torch's threads that the policy always runs with, whatever
+            it is outside. Another one may round otherwise.
+        eval_mode: run the policy in eval mode, whatever it is in outside; False to keep the modes
+            of its modules. A callable that is no module is run as it is.
         device: where the policy runs; None for where its parameters are.
         on_error: ``"retry"`` an episode whose env raises on a new env, or ``"raise"``.
         retries: how often, before the episode is recorded as failed.
@@ -82,9 +97,13 @@ class EvaluationCollector:
         numbers: of the episodes to run.
         seeds_of: gives the seed of the env and that of the policy in an episode.
         env: the env, and ``base``, the one under its transforms.
+        policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
+            in; None for a policy that is no module.
 
     Raises:
-        TypeError, ValueError: for arguments that cannot be honoured, before an env is made.
+        TypeError, ValueError: for arguments that cannot be honoured, before an env is made; on
+            iterating, for actions that are not those of the env's action spec.
+        RuntimeError: where another thread collects or draws random numbers meanwhile.
         NotReproducibleError: on iterating, for an env or a policy that does not give the same
             episode for the same seeds.
 
@@ -107,6 +126,8 @@ class EvaluationCollector:
         exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
         max_steps: int | None = None,
         inference_batch_size: int = 16,
+        inference_threads: int = 1,
+        eval_mode: bool = True,
         device: torch.device | str | None = None,
         on_error: str = "retry",
         retries: int = 2,
@@ -119,6 +140,9 @@ class EvaluationCollector:
             if value is not None:
                 check_positive(name, value)
         check_positive("inference_batch_size", inference_batch_size)
+        check_positive("inference_threads", inference_threads)
+        if not isinstance(eval_mode, bool):
+            raise TypeError(f"expected eval_mode to be a bool, got {eval_mode!r}")
         if on_error not in ("retry", "raise"):
             raise ValueError(f"expected on_error to be 'retry' or 'raise', got {on_error!r}")
         if not is_count(retries):
@@ -134,10 +158,14 @@ class EvaluationCollector:
         self.exploration_type = exploration_type
         self.max_steps = max_steps
         self.inference_batch_size = inference_batch_size
+        self.inference_threads = inference_threads
+        self._eval_mode = eval_mode
         self._retries = retries if on_error == "retry" else None
         self._new_envs = new_envs
         self._in_order = in_order
         self._made = not isinstance(env, EnvBase)
+        with evaluating():
+            pass  # no env is made beside a collection
         self.env = made_env(env, num_envs, backend, env_kwargs, len(self.numbers))
         try:
             self.base = base_of(self.env)
@@ -152,9 +180,11 @@ class EvaluationCollector:
                 # Transforms are appended in place: to an env of ours, not to the one given.
                 own = TransformedEnv(self.env, auto_unwrap=True)
                 self.env = append_policy_transforms(own, policy)
+            self.env = with_masks(self.env, policy)
             self.policy = policy
             with self._apart():
                 self._policy = as_policy(policy, self.env, inference_batch_size)
+                self.policy_mode = mode_of(policy)
             self.device = device_of(policy, device)
             self._check_new_envs()
         except BaseException:
@@ -191,6 +221,8 @@ class EvaluationCollector:
         self._check_open()
         episodes: list[Episode] = []
         self.episodes = episodes
+        with evaluating():
+            check_alone()
         steps = self._run(keep)
         waiting: dict[int, Finished] = {}
         due = iter(self.numbers)
@@ -224,6 +256,9 @@ class EvaluationCollector:
     def _apart(self) -> Iterator[GlobalRandomness]:
         size = self.inference_batch_size
         with (
+            evaluating(),
+            with_threads(self.inference_threads),
+            in_eval_mode(self.policy if self._eval_mode else None),
             isolated(self.env, self.exploration_type) as randomness,
             at_batch_size(self.policy, self.env, size),
         ):
@@ -234,8 +269,9 @@ class EvaluationCollector:
         if not self.numbers:
             return
         new_envs = probe_env(self.base, self._new_envs)
-        on_arrays = array_env(self.env)
-        env = WholeEnv(self.env) if isinstance(on_arrays, str) else on_arrays
+        exact = exact_reward_of(self.env)
+        on_arrays = array_env(self.env, exact)
+        env = WholeEnv(self.env, exact) if isinstance(on_arrays, str) else on_arrays
         slots = env.batch_size.numel()
         inference = Inference(
             self._policy,
@@ -245,13 +281,14 @@ class EvaluationCollector:
             self.device,
         )
         assembly = Assembly(self.env, self.seeds_of, keep)
+        actions = ActionCheck(self.env)
         given_up: list[Finished] = []
         remembered: list[Key] | None = None
 
         def act(rows: Rows, active: list[int]) -> None:
             nonlocal remembered
             if remembered is None:
-                remembered = self._first_call(inference, rows, env)
+                remembered = self._first_call(inference, rows, env, actions)
             inference(rows, active)
 
         def start(slot: int, start: Start) -> None:
@@ -278,15 +315,19 @@ class EvaluationCollector:
         )
         for block in loop:
             inference.check()
+            actions.block(block)
             yield [*assembly.feed(block), *given_up]
             given_up.clear()
         yield given_up
 
-    def _first_call(self, inference: Inference, rows: Rows, env: Steps) -> list[Key]:
+    def _first_call(
+        self, inference: Inference, rows: Rows, env: Steps, actions: ActionCheck
+    ) -> list[Key]:
         """Look at the policy before it acts; the entries that it remembers are then there."""
         randomness = GlobalRandomness()
         outputs = inference.probe(rows)
         randomness.check("the policy")
+        actions.first(outputs)
         seen = Rows({**rows, **outputs})
         remembered = inference.remembered(seen, env)
         for key in remembered:
@@ -315,7 +356,6 @@ class EvaluationCollector:
         self.close()
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self.numbers)} episodes of {self.base.name}, "
-            f"seed={self.seed}, ended={len(self.episodes)}, env={self.env})"
-        )
+        told = (f"seed={self.seed}", f"ended={len(self.episodes)}")
+        slots = f"{self.env.batch_size.numel()} slots"
+        return one_line(self, f"{len(self.numbers)} episodes of {self.base.name}", *told, slots)

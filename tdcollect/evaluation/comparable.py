@@ -10,7 +10,15 @@ from tdcollect.evaluation.statistics import in_order
 from tdcollect.text import visible
 
 SAME = ("protocol", "env", "max_episode_steps")
-REMARKED = ("inference_batch_size", "device", "platform", "versions", "policy.exploration")
+REMARKED = (
+    "inference_batch_size",
+    "inference_threads",
+    "device",
+    "platform",
+    "versions",
+    "policy.exploration",
+    "policy.mode",
+)
 
 
 class Evaluation(Protocol):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from tdcollect.display import html_table, one_line
 from tdcollect.evaluation.comparable import (
     Evaluation,
     check_same_episodes,
@@ -16,15 +17,10 @@ from tdcollect.evaluation.comparable import (
     remarks,
 )
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.intervals import (
-    BATCH_VALUES,
-    Values,
-    check_settings,
-    exact_mean,
-    generator,
-)
+from tdcollect.evaluation.intervals import check_settings, exact_mean
 from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.statistics import Quantity, describe, in_order
+from tdcollect.evaluation.resampling import flips_are_exact, generator, sign_flip_p_value
+from tdcollect.evaluation.statistics import Quantity, describe, in_order, mean_text
 from tdcollect.evaluation.tables import count_text, number_text, percent_text, text_table
 from tdcollect.text import visible
 
@@ -71,6 +67,11 @@ class Difference:
     adjusted_p_value: float | None
     exact: bool
     confidence: float
+
+    def __repr__(self) -> str:
+        names = f"{self.name} minus {self.baseline}"
+        told = (count_text(len(self.values), "episode"), mean_text(self.difference))
+        return one_line(self, names, *told, f"p-value {_p_text(self.p_value)}")
 
     def episodes_needed(self, difference: float, power: float = 0.8) -> int:
         """How many episodes would show a mean difference as large as this one.
@@ -124,19 +125,29 @@ class Comparison:
 
         The differences of single episodes are left out: the ledgers hold the returns.
         """
-        fields = asdict(self)
+        shown = [replace(d, episodes=(), values=()) for d in self.differences]
+        fields = asdict(replace(self, differences=tuple(shown)))
         for shown, difference in zip(fields["differences"], self.differences, strict=True):
             del shown["episodes"], shown["values"]
             shown["detectable"] = difference.detectable()
         return fields | {name: list(fields[name]) for name in ("names", "differences", "remarks")}
 
+    def __repr__(self) -> str:
+        return one_line(self, self._head(), *(mean_text(d.difference) for d in self.differences))
+
     def __str__(self) -> str:
-        head = (
+        table = text_table(self.rows(), header=["", *self.names[1:]])
+        return "\n".join([visible(self._head()), "", table, "", *map(visible, self.notes())])
+
+    def _repr_html_(self) -> str:
+        header = ["", *self.names[1:]]
+        return html_table(header, self.rows(), before=[self._head()], after=self.notes())
+
+    def _head(self) -> str:
+        return (
             f"{self.env}: {', '.join(self.names[1:])} minus {self.names[0]} on the same "
             f"{count_text(self.episodes, 'episode')}"
         )
-        table = text_table(self.rows(), header=["", *self.names[1:]])
-        return "\n".join([visible(head), "", table, "", *map(visible, self.notes())])
 
     def rows(self) -> list[list[str]]:
         """The table's rows: what it is, then of each difference."""
@@ -315,27 +326,10 @@ def _difference(
         won=int((values > 0).sum()),
         tied=int((values == 0).sum()),
         lost=int((values < 0).sum()),
-        p_value=_sign_flip_test(values, resamples, rngs[2]) if usable else None,
+        p_value=sign_flip_p_value(values, resamples, rngs[2]) if usable else None,
         adjusted_p_value=None,
-        exact=2 ** len(both) <= resamples,
+        exact=flips_are_exact(len(both), resamples),
         confidence=confidence,
-    )
-
-
-def _sign_flip_test(values: Values, resamples: int, rng: np.random.Generator) -> float:
-    if len(values) == 1 or not values.any():
-        return 1.0  # flips give the same mean, up to its sign
-    stats = extra_module("scipy.stats", "a permutation test")
-    return float(
-        stats.permutation_test(
-            (values,),
-            lambda flipped, axis: flipped.mean(axis),
-            permutation_type="samples",
-            vectorized=True,
-            n_resamples=resamples,
-            batch=max(1, BATCH_VALUES // len(values)),
-            rng=rng,
-        ).pvalue
     )
 
 
@@ -349,8 +343,7 @@ def _holm(differences: Sequence[Difference]) -> tuple[Difference, ...]:
         running = max(running, (len(tested) - rank) * (differences[number].p_value or 0.0))
         adjusted[number] = min(1.0, running)
     return tuple(
-        Difference(**(vars(d) | {"adjusted_p_value": adjusted.get(number)}))
-        for number, d in enumerate(differences)
+        replace(d, adjusted_p_value=adjusted.get(number)) for number, d in enumerate(differences)
     )
 
 

@@ -20,7 +20,16 @@ from tdcollect.envs.wrapper import nested
 from tdcollect.evaluation.records import COMPLETED, FAILED, Episode
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
+_REWARD = (keys.NEXT, keys.REWARD)
+_EXACT = (keys.NEXT, keys.EXACT_REWARD)
 _SUCCESS = ("is_success", "success")
+
+
+def _path(key: Key) -> str:
+    return key if isinstance(key, str) else "/".join(key)
+
+
+_TOLD = [_path(key) for key in ((keys.NEXT, keys.REWARD), *_FLAGS)]
 
 
 class Finished(NamedTuple):
@@ -60,13 +69,10 @@ class Assembly:
         self._dims = len(env.batch_size)
         self._seeds = seeds
         self._keep = keep
-        observed: list[Key] = sorted(env.observation_spec.keys(True, True), key=_path)
-        acted: list[Key] = sorted(env.action_keys, key=_path)
-        # Of each entry: whether the value after the last step belongs to it too.
-        self._digested: list[tuple[Key, bool]] = [
-            *((key, True) for key in observed),
-            *((key, False) for key in (*acted, (keys.NEXT, keys.REWARD), *_FLAGS)),
-        ]
+        self._digested = _digested(
+            sorted(env.observation_spec.keys(True, True), key=_path),
+            sorted(env.action_keys, key=_path),
+        )
         self._held: dict[int, _Unfinished] = {}
         self.restarts: dict[int, int] = {}
 
@@ -74,8 +80,11 @@ class Assembly:
         """Take a block in; gives the episodes that end in it, in the order of their ending."""
         # Where the env raised at once, there are no columns, and pieces without steps alone.
         digested = self._digested if block.columns else []
-        arrays = {key: _array(block.columns[key]) for key, _ in digested}
-        last = {key: _array(block.columns[under_next(key)]) for key, on in digested if on}
+        columns = dict(block.columns)
+        exact = columns.pop(_EXACT, None)
+        arrays = {key: _array(columns[key]) for key, _ in digested}
+        last = {key: _array(columns[under_next(key)]) for key, on in digested if on}
+        rewards = arrays.get(_REWARD) if exact is None else _array(exact)
         for piece in block.pieces:
             if piece.error is not None:
                 self._held.pop(piece.start.number, None)
@@ -87,11 +96,11 @@ class Assembly:
                 )
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
                 digest.update(np.ascontiguousarray(self._of(array, piece)))
-            reward = self._of(arrays[keys.NEXT, keys.REWARD], piece).reshape(-1)
-            held.rewards.append(np.array(reward))
+            reward = self._of(rewards, piece).reshape(-1)
+            held.rewards.append(np.array(reward, np.float64))
             if self._keep:
                 held.parts.append(
-                    {key: self._of(column, piece).clone() for key, column in block.columns.items()}
+                    {key: self._of(column, piece).clone() for key, column in columns.items()}
                 )
             if piece.ended:
                 for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
@@ -117,12 +126,12 @@ class Assembly:
             policy_seed=policy_seed,
             status=COMPLETED,
             restarts=self.restarts.get(number, 0),
-            episode_return=math.fsum(np.concatenate(held.rewards).tolist()),
+            episode_return=exact_sum(np.concatenate(held.rewards)),
             length=sum(map(len, held.rewards)),
             terminated=terminated,
             truncated=truncated,
-            success=_success(piece.info),
-            digest=hashlib.sha256(b"".join(h.digest() for h in held.hashes)).hexdigest(),
+            success=_success(piece.info, number, env_seed),
+            digest=_joined(held.hashes),
         )
         return Finished(record, self._data(held.parts) if self._keep else None)
 
@@ -140,15 +149,104 @@ class Assembly:
         return data
 
 
-def _success(info: Mapping[str, Any]) -> bool | None:
+def digested_entries(env: EnvBase) -> dict[str, list[str]]:
+    """The entries of an episode's digest beside reward and flags, by name, for the manifest."""
+    return {
+        "observation": sorted(map(_path, env.observation_spec.keys(True, True))),
+        "action": sorted(map(_path, env.action_keys)),
+    }
+
+
+def disagreements(
+    record: Episode, data: TensorDict, entries: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Compare the data ``[L]`` of an episode with its record.
+
+    The return is compared as closely as the data tell it: they hold rewards in float32.
+
+    Args:
+        record: the episode's line in the ledger.
+        data: its steps.
+        entries: as :func:`digested_entries` named them.
+
+    Returns:
+        The differences, a phrase each; none where the data are those of the record.
+    """
+    of = {_path(key): key for key in data.keys(True, True)}
+    observed, acted = entries["observation"], entries["action"]
+    wanted = [*observed, *(f"{keys.NEXT}/{name}" for name in observed), *acted, *_TOLD]
+    missing = [name for name in wanted if name not in of]
+    if missing or not len(data):
+        return [f"the data lack {', '.join(missing) or 'steps'}"]
+    digested = _digested([of[name] for name in observed], [of[name] for name in acted])
+    rewards = data[keys.NEXT, keys.REWARD].double().flatten()
+    terminated, truncated = (bool(data[flag][-1]) for flag in _FLAGS)
+    total = math.fsum(rewards.tolist()) if bool(rewards.isfinite().all()) else math.nan
+    rounding = 1e-6 * float(rewards.abs().sum())
+    told = record.episode_return
+    found: list[tuple[str, Any, Any]] = [
+        ("length", record.length, len(data)),
+        ("terminated", record.terminated, terminated),
+        ("truncated", record.truncated, truncated),
+        ("digest", record.digest, _data_digest(data, digested)),
+    ]
+    if told is not None and abs(told - total) > rounding:
+        found.append(("return", told, total))
+    texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
+    for key in (of[name] for name in observed):  # each row leads to the one after it
+        here, after = _array(data[key])[1:], _array(data[under_next(key)])[:-1]
+        if here.tobytes() != after.tobytes():
+            texts.append(f"{_path(key)} is another one than the row before led to")
+    return texts
+
+
+def _data_digest(data: TensorDict, digested: Sequence[tuple[Key, bool]]) -> str:
+    """The digest of a whole episode, as :class:`Assembly` puts it together from pieces."""
+    hashes = []
+    for key, on in digested:
+        rows = _array(data[key])
+        digest = _hash(key, rows)
+        digest.update(np.ascontiguousarray(rows))
+        if on:
+            digest.update(np.ascontiguousarray(_array(data[under_next(key)])[-1]))
+        hashes.append(digest)
+    return _joined(hashes)
+
+
+def _digested(observed: Sequence[Key], acted: Sequence[Key]) -> list[tuple[Key, bool]]:
+    """Of each entry of a digest: whether the value after the last step belongs to it too."""
+    return [
+        *((key, True) for key in observed),
+        *((key, False) for key in (*acted, (keys.NEXT, keys.REWARD), *_FLAGS)),
+    ]
+
+
+def _joined(hashes: Sequence[Any]) -> str:
+    return hashlib.sha256(b"".join(h.digest() for h in hashes)).hexdigest()
+
+
+def exact_sum(rewards: np.ndarray[Any, Any]) -> float:
+    """The sum of float64 numbers, rounded once; infinite or NaN where they are, or it is beyond."""
+    odd = rewards[~np.isfinite(rewards)]
+    if odd.size:
+        return sum(odd.tolist())
+    try:
+        return math.fsum(rewards.tolist())
+    except OverflowError:  # maybe only on the way
+        return math.fsum((rewards * 2.0**-64).tolist()) * 2.0**64
+
+
+def _success(info: Mapping[str, Any], number: int, seed: int) -> bool | None:
     for name in _SUCCESS:
-        if name in info:
-            return bool(np.all(info[name]))
+        if info.get(name) is not None:
+            given = np.asarray(info[name])
+            if given.size and given.dtype.kind in "biuf" and np.isin(given, (0, 1)).all():
+                return bool(given.all())
+            raise ValueError(
+                f"expected the info {name!r} at the end of episode {number} (seed {seed}) to be "
+                f"True or False, got {type(info[name]).__name__} {info[name]!r}; correct the env"
+            )
     return None
-
-
-def _path(key: Key) -> str:
-    return key if isinstance(key, str) else "/".join(key)
 
 
 def _array(column: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -1,30 +1,46 @@
-"""The files of an evaluation: a journal while it runs, the ledger and its report at the end.
+"""The directory of an evaluation as it is written: a journal first, the ledger and its report last.
 
-``manifest.json`` is written first. ``episodes.jsonl`` takes a line an episode as they end, and is
-sorted by index at the end. Whatever moment a process dies at, the same command goes on from the
-lines that are whole, and the files are byte for byte those of a run that was never interrupted.
+``manifest.json`` is the first file there: by it a directory is known as an evaluation's, and
+nothing in one without it is touched. ``episodes.jsonl`` takes a line an episode as they end, and is
+sorted by index at the end. ``results.json`` is the last, and marks the evaluation as finished.
+Whatever moment a process dies at, the same command goes on from the lines that are whole, and the
+files are byte for byte those of a run that was never interrupted.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDict
 
 from tdcollect.evaluation.comparable import differences
+from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.evaluation.kept import write_trajectory
-from tdcollect.evaluation.records import Episode, ledger_digest
+from tdcollect.evaluation.reading import (
+    EPISODES,
+    MANIFEST,
+    REFUSED,
+    RESULTS,
+    RUN,
+    TRAJECTORIES,
+    read_directory,
+    read_manifest,
+    sha256,
+    trajectory_path,
+    whole_lines,
+)
+from tdcollect.evaluation.records import FORMAT, Episode
 from tdcollect.files import write_atomically
 
-MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
-TRAJECTORIES = "trajectories"
+_HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it
 
 
 class Directory:
@@ -39,21 +55,25 @@ class Directory:
 
     Raises:
         ValueError: for a directory of another evaluation, naming the differences, and for one
-            that holds something else.
+            that holds something else, of which nothing is changed.
         RuntimeError: where another process writes to it.
     """
 
     def __init__(self, path: str | os.PathLike[str], manifest: Mapping[str, Any]):
         self.path = Path(path)
-        check_directory(self.path)
+        self._made = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
             self._claim(opened)
-            # The first file there is: by it check_directory knows an evaluation.
-            self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
-            self._sweep()
+            check_directory(self.path)
             self._check_manifest(manifest)
-            self.episodes = self._read_journal()
+            self.episodes = read_directory(self.path)[1]
+            # From here on it is known to be this evaluation's.
+            self._sweep()
+            self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
+            whole = sum(map(len, whole_lines(self.path / EPISODES)))
+            if self._journal.tell() > whole:  # a process died as it wrote a line
+                self._journal.truncate(whole)
             self._opened = opened.pop_all()
 
     def _claim(self, opened: ExitStack) -> None:
@@ -67,17 +87,18 @@ class Directory:
         except BlockingIOError as error:
             raise RuntimeError(f"another process is writing to {self.path}; wait for it") from error
 
-    def _sweep(self) -> None:
-        """Remove what a process left half written."""
-        for part in (*self.path.glob("**/.*.part"), *self.path.glob(f"{TRAJECTORIES}/*.part")):
-            shutil.rmtree(part) if part.is_dir() else part.unlink()
-
     def _check_manifest(self, manifest: Mapping[str, Any]) -> None:
         file = self.path / MANIFEST
         if not file.exists():
             write_atomically(file, _json(manifest))
             return
-        found = differences(json.loads(file.read_text()), json.loads(_json(manifest)))
+        there = read_manifest(self.path)
+        if there["format"] != FORMAT:
+            raise ValueError(
+                f"{self.path} holds an evaluation of format {there['format']}, which an older "
+                "tdcollect wrote: it can be read and not continued; choose another directory"
+            )
+        found = differences(there, json.loads(_json(manifest)))
         if found:
             told = "; ".join(f"{where} is {a!r} there and {b!r} here" for where, a, b in found)
             raise ValueError(
@@ -85,17 +106,29 @@ class Directory:
                 "remove this one to start anew"
             )
 
-    def _read_journal(self) -> list[Episode]:
-        """The records of the lines that are whole; what a dying process left behind goes."""
-        self._journal.seek(0)
-        whole, lines = 0, []
-        for line in self._journal:
-            if not line.endswith(b"\n"):
-                self._journal.truncate(whole)
-                break
-            lines.append(line)
-            whole += len(line)
-        return _records(lines, self.path / EPISODES)
+    def _sweep(self) -> None:
+        """Remove what a process left half written."""
+        for part in (self.path / TRAJECTORIES).glob("*.part"):
+            if part.stem.isdecimal():
+                shutil.rmtree(part)
+
+    def check_kept(self, episodes: Iterable[Episode]) -> None:
+        """Refuse to keep data where episodes have ended without.
+
+        Raises:
+            ValueError: naming the first of them.
+        """
+        lacking = [
+            episode.index
+            for episode in episodes
+            if episode.completed and not trajectory_path(self.path, episode.index).exists()
+        ]
+        if lacking:
+            raise ValueError(
+                f"expected the data of the episodes that {self.path} holds, got {len(lacking)} "
+                f"without (episode {lacking[0]} first): data are kept as an episode runs. Evaluate "
+                "into another directory, or replay single episodes"
+            )
 
     def add(self, episode: Episode, data: TensorDict | None = None) -> None:
         """Keep an episode: its data first, then its line."""
@@ -109,21 +142,53 @@ class Directory:
         self._journal.write(episode.to_json().encode() + b"\n")
         self._journal.flush()
 
-    def finish(self, episodes: Sequence[Episode], results: Mapping[str, Any]) -> None:
-        """Write the ledger in order, and the results."""
+    def finish(self, episodes: Sequence[Episode]) -> None:
+        """Put the ledger in order."""
         ordered = sorted(episodes, key=lambda episode: episode.index)
-        lines = "".join(episode.to_json() + "\n" for episode in ordered).encode()
-        write_atomically(self.path / EPISODES, lines)
-        write_atomically(self.path / RESULTS, _json({"ledger": ledger_digest(ordered), **results}))
+        lines = (episode.to_json().encode() + b"\n" for episode in ordered)
+        write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))
+
+    def write_results(self, results: Mapping[str, Any], files: Sequence[Path]) -> None:
+        """Write the statistics, with the digests of the other files: the evaluation is finished.
+
+        Args:
+            results: the statistics.
+            files: those that show them.
+        """
+        digests = {
+            "ledger": sha256(self.path / EPISODES),
+            "manifest": sha256(self.path / MANIFEST),
+            "files": {str(file.relative_to(self.path)): sha256(file) for file in files},
+        }
+        write_atomically(self.path / RESULTS, _json({**digests, **results}))
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Add how this run went, in the one file that holds times."""
         file = self.path / RUN
         runs = json.loads(file.read_text()) if file.exists() else []
+        if not isinstance(runs, list):
+            raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
+                f"expected {file} to hold a list, got {type(runs).__name__}; remove the file"
+            )
         seconds = round(time.time() - started, 3)
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))
         runs.append({"began": began, "seconds": seconds, "episodes": ran, **how})
         write_atomically(file, _json(runs))
+
+    def give_up(self, error: BaseException) -> None:
+        """Leave nothing behind where no episode has ended; mark what was refused later as such.
+
+        Nobody shall take a refused evaluation for an unfinished one, nor be kept from the
+        directory once env or policy are corrected.
+        """
+        if not self._journal.tell():
+            for name in (EPISODES, MANIFEST):
+                (self.path / name).unlink()
+            with suppress(OSError):  # it was there before, and may hold what is not ours
+                if self._made:
+                    self.path.rmdir()
+        elif isinstance(error, NotReproducibleError):
+            write_atomically(self.path / REFUSED, _json({"reason": str(error)}))
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -131,47 +196,25 @@ class Directory:
 
 
 def check_directory(path: Path) -> None:
-    """Refuse a path that is no directory of an evaluation, and cannot become one."""
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"expected out to be a directory, got the file {path}")
-    if path.is_dir() and any(path.iterdir()) and not (path / EPISODES).exists():
-        raise ValueError(
-            f"expected out to be empty, or the directory of an evaluation, got {path}, which holds "
-            f"other files; choose another"
-        )
-
-
-def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Episode]]:
-    """The manifest and the records of an evaluation's directory.
+    """Refuse a path that is no directory of an evaluation, and cannot become one.
 
     Raises:
-        FileNotFoundError: where there is none.
+        ValueError: for a file, and for a directory that holds something else.
     """
-    root = Path(path)
-    if not (root / MANIFEST).exists():
-        raise FileNotFoundError(f"expected the directory of an evaluation, got {root}")
-    manifest = json.loads((root / MANIFEST).read_text())
-    lines = (root / EPISODES).read_bytes().splitlines(keepends=True)
-    episodes = _records([line for line in lines if line.endswith(b"\n")], root / EPISODES)
-    return manifest, sorted(episodes, key=lambda episode: episode.index)
-
-
-def _records(lines: Sequence[bytes], file: Path) -> list[Episode]:
-    episodes = []
-    for number, line in enumerate(lines, 1):
-        try:
-            episodes.append(Episode.from_json(line.decode()))
-        except (ValueError, TypeError) as error:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"expected out to be a directory, got the file {path}")
+    if not path.is_dir():
+        return
+    if (path / MANIFEST).exists():
+        read_manifest(path)
+        return
+    for entry in path.iterdir():
+        part = _HALF_WRITTEN.fullmatch(entry.name)
+        if part is None or part["file"] != MANIFEST:  # a process died as it wrote the first file
             raise ValueError(
-                f"expected a record of an episode, got something else in line {number} of {file}: "
-                "remove the line, and the episode is run again"
-            ) from error
-    return episodes
-
-
-def trajectory_path(root: Path, index: int) -> Path:
-    """Where the data of an episode are kept."""
-    return root / TRAJECTORIES / f"{index:06d}"
+                f"expected out to be empty, or the directory of an evaluation, got {path}, which "
+                "holds other files; choose another"
+            )
 
 
 def _json(value: Any) -> bytes:

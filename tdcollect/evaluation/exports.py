@@ -103,7 +103,13 @@ def write_marl_eval(
         run[f"step_{number}"] = {"step_count": steps, **metrics}
     run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
     file = Path(path)
-    data = json.loads(file.read_text()) if file.exists() else {}
+    try:
+        data = json.loads(file.read_bytes()) if file.exists() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"expected {file} to hold JSON, to which a run can be added, got something else "
+            f"({error}): name another file"
+        ) from error
     level = data
     for key in (environment, task, algorithm):
         level = level.setdefault(key, {}) if isinstance(level, dict) else None
@@ -126,8 +132,8 @@ def to_pandas(episodes: Sequence[Episode]) -> Any:
         ModuleNotFoundError: without pandas.
     """
     pandas = extra_module("pandas", "to_pandas")
-    rows = [json.loads(episode.to_json()) for episode in in_order(episodes)]
-    columns = {name: [row[name] for row in rows] for name in _DTYPES}
+    records = in_order(episodes)
+    columns = {name: [getattr(e, _ATTRIBUTES.get(name, name)) for e in records] for name in _DTYPES}
     frame = pandas.DataFrame(
         {
             name: pandas.Series(values, dtype=_dtype(name, values))
@@ -137,6 +143,7 @@ def to_pandas(episodes: Sequence[Episode]) -> Any:
     return frame.set_index("index")
 
 
+_ATTRIBUTES = {"return": "episode_return"}  # the others are called as their keys are
 _DTYPES = {
     "index": "int64",
     "env_seed": "UInt64",

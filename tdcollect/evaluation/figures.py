@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.intervals import Interval, Values
+from tdcollect.evaluation.intervals import Interval
+from tdcollect.evaluation.resampling import Values
 from tdcollect.evaluation.tables import number_text, percent_text
 from tdcollect.text import visible
 
@@ -19,6 +20,7 @@ SIZE = (7.0, 3.6)  # inches
 DOTS_PER_INCH = 144
 BAR, LINE, BAND, ZERO = "#8fb3d9", "#1b4f8a", "#1b4f8a", "#555555"
 MOST_BARS = 40
+MOST_POINTS = 2000  # of a line: more than a picture this wide has dots across
 
 
 class Canvas:
@@ -90,14 +92,19 @@ def histogram(
 
 
 def cumulative_mean(values: Sequence[float], *, title: str, confidence: float) -> bytes:
-    """The mean over the first 1, 2, ... of ``values [E]``, with Student's t interval of each."""
+    """The mean over the first 1, 2, ... of ``values [E]``, with Student's t interval of each.
+
+    Of more than 2,000 values, at 2,000 numbers of them.
+    """
     finite = _finite(values)
     stats = extra_module("scipy.stats", "the interval of a cumulative mean")
-    count = np.arange(1, len(finite) + 1)
+    shown = np.unique(np.linspace(0, len(finite) - 1, MOST_POINTS).astype(np.int64))
+    shown = np.arange(len(finite)) if len(finite) <= MOST_POINTS else shown
+    count = shown + 1
     with canvas(title, "completed episodes, by index", "mean return") as drawn:
         axes = drawn.axes
         if len(finite):
-            mean, deviation = _running(finite)
+            mean, deviation = (line[shown] for line in _running(finite))
             axes.plot(count, mean, color=LINE, linewidth=1.5, label="mean so far")
         if len(finite) > 1:
             reach = stats.t.ppf(0.5 + confidence / 2, count[1:] - 1) * deviation[1:]
@@ -106,13 +113,13 @@ def cumulative_mean(values: Sequence[float], *, title: str, confidence: float) -
             label = f"{percent_text(confidence)} interval (Student's t)"
             axes.fill_between(count[1:], low, high, color=BAND, alpha=0.18, lw=0, label=label)
             # The first few intervals are so wide that they would hide the rest.
-            shown = slice(min(len(low) - 1, max(3, len(low) // 20)), None)
-            bottom, top = low[shown].min(), high[shown].max()
+            later = slice(min(len(low) - 1, max(3, len(low) // 20)), None)
+            bottom, top = low[later].min(), high[later].max()
             if top > bottom:
                 margin = 0.1 * (top - bottom)
                 axes.set_ylim(
-                    min(bottom, mean[1:][shown].min()) - margin,
-                    max(top, mean[1:][shown].max()) + margin,
+                    min(bottom, mean[1:][later].min()) - margin,
+                    max(top, mean[1:][later].max()) + margin,
                 )
             axes.set_xlim(1, len(finite))
         axes.xaxis.get_major_locator().set_params(integer=True)

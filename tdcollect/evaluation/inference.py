@@ -227,7 +227,7 @@ class Inference:
                 [place],
                 "gives a row other outputs {} where the rest of the batch differs, or at another "
                 "place in it: it couples rows, as batch norm in training mode or noise on the "
-                "weights does; call policy.eval(), or remove what mixes rows",
+                "weights does; run it in eval mode (eval_mode=True), or remove what mixes rows",
             )
         self._on_rows = self._runs_on_rows()
         return first
@@ -307,8 +307,8 @@ def _unchanged_buffers(policy: Any) -> Iterator[None]:
     if changed:
         raise NotReproducibleError(
             f"the policy changes its own buffers {changed} as it runs, so that an episode would "
-            "depend on those before it (batch norm in training mode, say); call policy.eval(), or "
-            "freeze what it keeps"
+            "depend on those before it (batch norm in training mode, say); run it in eval mode "
+            "(eval_mode=True), or freeze what it keeps"
         )
 
 

@@ -17,6 +17,8 @@ from torch import nn
 from tdcollect.collect.transforms import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.data import digested_entries
+from tdcollect.evaluation.records import FORMAT
 from tdcollect.seeding import EVALUATION_PROTOCOL
 
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
@@ -33,6 +35,7 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
     if collector.seeds_are_given:
         seeds["env"] = [collector.seeds_of(number)[0] for number in numbers]
     return {
+        "format": FORMAT,
         "protocol": EVALUATION_PROTOCOL,
         "env": {
             "id": collector.base.name,
@@ -42,6 +45,7 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
             "observation_space": repr(collector.base.stepper.backend.observation.space),
             "action_space": repr(collector.base.stepper.backend.action.space),
         },
+        "entries": digested_entries(collector.env),
         "episodes": len(numbers) if numbers == list(range(len(numbers))) else numbers,
         "seeds": seeds,
         "max_episode_steps": collector.max_steps,
@@ -50,8 +54,10 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
             "structure": structure_digest(collector.policy),
             "digest": weights_digest(collector.policy),
             "exploration": collector.exploration_type.name.lower(),
+            "mode": collector.policy_mode,
         },
         "inference_batch_size": collector.inference_batch_size,
+        "inference_threads": collector.inference_threads,
         "device": collector.device.type,
         "versions": dict(_versions()),
         "platform": {

@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape as escape_markup
 
-from tdcollect.text import visible
+from tdcollect.display import html_escaped as escape
 
 STYLE = """
 :root { color-scheme: light dark; --line: #d5d9df; --soft: #f5f7fa; --muted: #5b6470; }
@@ -123,11 +122,6 @@ def figure(png: bytes, description: str) -> str:
 def paragraphs(texts: Sequence[str]) -> str:
     """A paragraph a text."""
     return "\n".join(f'<p class="note">{escape(text)}</p>' for text in texts)
-
-
-def escape(text: str) -> str:
-    """Text that is shown as it is, whatever it holds."""
-    return escape_markup(visible(text, lines=True))
 
 
 def _cell(column: Column, text: str, first: bool) -> str:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from tdcollect.envs.errors import SlotError
+from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.spaces import Array
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.evaluation.isolation import GlobalRandomness
 
 _STEPS = 64
-_SEEDS = (0, 1, 2, 3)
+_SEEDS = ((0, 1, 2, 3), (4, 5, 6, 7))
+"""The second four are run only where the env raises on each of the first."""
+_MASKS = "action_masks"
+_ENOUGH = 4
+"""Steps that two runs must have been compared over where every pair of runs was cut short."""
 
 
 def probe_env(env: GymnasiumEnv, new_envs: bool | None = None) -> bool:
     """Run a few seeds in slot 0: in one order alone, in another beside a second slot; compare.
+
+    Where the env raises, its runs are compared as far as they came. No difference then says little,
+    so at least two runs must have come to their end, or far enough.
 
     Args:
         env: its slots are reset, and stepped with actions drawn from the action spec.
@@ -28,62 +40,90 @@ def probe_env(env: GymnasiumEnv, new_envs: bool | None = None) -> bool:
         only a new env gives an episode that its seed decides.
 
     Raises:
-        NotReproducibleError: where not even a new env does, or none can be made, or where the env
-            draws from global random numbers.
+        NotReproducibleError: where not even a new env does, or none can be made; where the env
+            raises too early to tell; or where it draws from global random numbers.
+
+    Warns:
+        UserWarning: where the env raised in some run of each seed, so that less was compared.
     """
     actions = _Actions(env)
-    found = None
+    found: NotReproducibleError | str | None = None
     randomness = GlobalRandomness()
     if not new_envs:
-        first = {seed: _episode(env, actions, seed) for seed in _SEEDS}
-        again = {seed: _episode(env, actions, seed, 2) for seed in reversed(_SEEDS)}
-        found = _where(first, again)
-    if new_envs or (new_envs is None and found and env.stepper.backend.rebuilds):
+        found = _fault(env, "episodes", lambda seed, slots: _episode(env, actions, seed, slots))
+    differs = isinstance(found, NotReproducibleError)
+    if new_envs or (new_envs is None and differs and env.stepper.backend.rebuilds):
         new_envs = True
-        found = _where(_on_new_envs(env, actions, 1), _on_new_envs(env, actions, 2))
+        found = _fault(
+            env,
+            "episodes on new envs",
+            lambda seed, slots: _on_a_new_env(env, actions, seed, slots),
+        )
     randomness.check(f"the env {env.name}")
-    if found is None:
-        return bool(new_envs)
-    what = "episodes on new envs" if new_envs else "episodes"
-    raise NotReproducibleError(
-        f"{what} of {env.name} with the same seed and actions differ from {found} "
-        "on: the env draws random numbers that reset(seed=) does not reach, or keeps something "
-        "from one episode to the next, or shares something with the envs of other slots. Have it "
-        "draw from env.np_random alone, and reset all that it keeps"
-    )
+    if isinstance(found, NotReproducibleError):
+        raise found
+    if found is not None:
+        warnings.warn(found, stacklevel=2)
+    return bool(new_envs)
 
 
-# What an env shows at each step, by entry; None at the end where the env raised.
-_Shown = list[dict[str, bytes] | None]
-
-
-def _on_new_envs(env: GymnasiumEnv, actions: _Actions, most: int) -> dict[int, _Shown]:
-    shown = {}
-    for seed in _SEEDS if most == 1 else reversed(_SEEDS):
-        env.stepper.rebuild(list(range(min(most, env.num_envs))))
-        shown[seed] = _episode(env, actions, seed, most)
-    return shown
+# The entries that an env shows at each step; where it raised, the error comes last.
+_Shown = list[dict[str, bytes] | SlotError]
 
 
 class _Actions:
-    """Random actions, the same at each reading, in each slot and in each process."""
+    """Random actions, the same at each reading, in each slot and in each process.
+
+    Where envs in this process tell valid actions by ``action_masks()``, as sb3-contrib has it,
+    the others are replaced by valid ones: such an env may refuse them.
+    """
 
     def __init__(self, env: GymnasiumEnv):
         spec = env.full_action_spec_unbatched
         with torch.random.fork_rng():
             torch.manual_seed(0)
             drawn = [spec.rand() for _ in range(_STEPS)]
-        self._of_step = [
-            [np.stack([td.get(key).numpy(force=True)] * env.num_envs) for key in env.action_keys]
-            for td in drawn
-        ]
+        self._drawn = [env.read_actions(td.expand(*env.batch_size).clone()) for td in drawn]
+        self._backend = env.stepper.backend
+        space = self._backend.action.space
+        self._are_masked = (
+            isinstance(self._backend, SerialBackend)
+            and isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
+            and all(one.has_wrapper_attr(_MASKS) for one in self._backend.envs)
+        )
 
-    def at(self, step: int) -> list[Any]:
-        """The action entries ``[N, ...]`` of a step."""
-        return self._of_step[step]
+    def at(self, step: int, seed: int, slots: Sequence[int]) -> list[Array]:
+        """The env's action of a step for ``slots``; each seed begins elsewhere."""
+        drawn = self._drawn[(step + 7 * seed) % _STEPS]
+        if not self._are_masked:
+            return drawn
+        actions, codec = [array.copy() for array in drawn], self._backend.action
+        values = codec.read_slots(drawn)
+        for slot in slots:
+            mask = self._backend.envs[slot].get_wrapper_attr(_MASKS)()  # type: ignore[attr-defined]
+            codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
+        return actions
 
 
-def _episode(env: GymnasiumEnv, actions: _Actions, seed: int, most: int = 1) -> _Shown:
+def _allowed(space: Any, value: Any, mask: Any) -> Any:
+    """An action, with each choice that its mask (one value per choice) forbids put to another."""
+    sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+    start = np.broadcast_to(np.asarray(space.start), np.shape(value))
+    chosen = np.ravel(value - start)
+    parts = np.split(np.ravel(mask).astype(bool), np.cumsum(sizes)[:-1])
+    for i, part in enumerate(parts):
+        if part.any() and not part[chosen[i]]:
+            allowed = np.flatnonzero(part)
+            chosen[i] = allowed[chosen[i] % len(allowed)]
+    return chosen.reshape(np.shape(value)) + start
+
+
+def _on_a_new_env(env: GymnasiumEnv, actions: _Actions, seed: int, most: int) -> _Shown:
+    env.stepper.rebuild(list(range(min(most, env.num_envs))))
+    return _episode(env, actions, seed, most)
+
+
+def _episode(env: GymnasiumEnv, actions: _Actions, seed: int, most: int) -> _Shown:
     """What slot 0 shows at each step, of the first steps or to its episode's end.
 
     Up to ``most`` slots run; all of them where they cannot be stepped singly.
@@ -108,20 +148,59 @@ def _episode(env: GymnasiumEnv, actions: _Actions, seed: int, most: int = 1) -> 
             if others:
                 stepper.reset(others, frame)
                 frame.done[others] = False
-            stepper.step(actions.at(step), slots if alone else None, frame)
+            stepper.step(actions.at(step, seed, slots), slots if alone else None, frame)
     except SlotError as error:
         if not backend.rebuilds:
             raise
         stepper.rebuild(list(error.causes))
-        shown.append(None)
+        shown.append(error)
     return shown
 
 
-def _where(first: dict[int, _Shown], again: dict[int, _Shown]) -> str | None:
+def _fault(
+    env: GymnasiumEnv, what: str, run: Callable[[int, int], _Shown]
+) -> NotReproducibleError | str | None:
+    """The error if runs on the same seeds differ, or end too early; a warning's text if early."""
+    furthest, raised = -1, None
+    for seeds in _SEEDS:
+        first = {seed: run(seed, 1) for seed in seeds}
+        again = {seed: run(seed, 2) for seed in reversed(seeds)}
+        found = _where(first, again)
+        if found is not None:
+            return NotReproducibleError(
+                f"{what} of {env.name} with the same seed and actions differ from {found} "
+                "on: the env draws random numbers that reset(seed=) does not reach, or keeps "
+                "something from one episode to the next, or shares something with the envs of "
+                "other slots. Have it draw from env.np_random alone, and reset all that it keeps"
+            )
+        for seed in seeds:
+            ends = [shown[-1] for shown in (first[seed], again[seed])]
+            errors = [end for end in ends if isinstance(end, SlotError)]
+            if not errors:
+                return None
+            raised = raised or errors[0]
+            lengths = (_length(first[seed]), _length(again[seed]))
+            furthest = max(furthest, min(lengths) - 1)
+    tried = (
+        f"{env.name} raised in {what} of each of the seeds {_SEEDS[0][0]} to {_SEEDS[-1][-1]} "
+        "with random actions, which are run before an evaluation to see whether a seed decides "
+        f"what the env does: {raised}"
+    )
+    if furthest >= _ENOUGH:
+        return f"{tried}. No more than {furthest} steps could be compared; they agree"
+    got = "not even a reset" if furthest < 0 else f"no more than {furthest} steps after the reset"
+    return NotReproducibleError(
+        f"{tried}. {got.capitalize()} could be compared, and expected {_ENOUGH} steps or a whole "
+        "episode: correct the env, which must take any action of its action space, or tell valid "
+        "ones by action_masks()"
+    )
+
+
+def _where(first: Mapping[int, _Shown], again: Mapping[int, _Shown]) -> str | None:
     """Where two runs of the same episodes differ, as far as neither raised."""
     for seed, shown in first.items():
         for step, (one, other) in enumerate(zip(shown, again[seed], strict=False)):
-            if one is None or other is None:
+            if isinstance(one, SlotError) or isinstance(other, SlotError):
                 break
             for name in one:
                 if one[name] != other[name]:
@@ -131,3 +210,8 @@ def _where(first: dict[int, _Shown], again: dict[int, _Shown]) -> str | None:
                 step = min(len(shown), len(again[seed]))
                 return f"step {step} (seed {seed}), where one ends,"
     return None
+
+
+def _length(shown: _Shown) -> int:
+    """How many rows an env showed, its reset included."""
+    return len(shown) - isinstance(shown[-1], SlotError)

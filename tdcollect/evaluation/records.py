@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
+
+from tdcollect.display import one_line
 
 COMPLETED = "completed"
 FAILED = "failed"
 
+FORMAT = 2
+"""Version of the files of an evaluation. Older ones are read, never continued."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)  # there may be millions of them
 class Episode:
     """What the ledger holds of one test episode.
 
@@ -22,13 +29,15 @@ class Episode:
         policy_seed: what the policy's random numbers started from.
         status: ``"completed"``, or ``"failed"`` where the env raised at every try.
         restarts: how many times it was started again because the env raised.
-        episode_return: the sum of its rewards, exactly rounded; None where it failed.
+        episode_return: the sum of its rewards after transforms, carried in float64 and rounded
+            once; None where it failed.
         length: its number of steps; None where it failed.
         terminated: whether the env said that its last step is terminal.
         truncated: whether it was cut off at its last step, by a time limit, say.
         success: what the env said in its last info's ``is_success`` or ``success``; None where it
             says nothing.
-        digest: SHA-256 of its observations, actions, rewards and flags; None where it failed.
+        digest: SHA-256 of its observations, actions, rewards and flags as they are stored (rewards
+            in float32); None where it failed.
     """
 
     index: int
@@ -48,25 +57,99 @@ class Episode:
         """Whether the episode ran to its end."""
         return self.status == COMPLETED
 
-    def to_json(self) -> str:
-        """The record as one line, keys in a fixed order; floats read back to the same bits."""
-        return json.dumps({_written(name): value for name, value in vars(self).items()})
+    def __repr__(self) -> str:
+        told = f"{self.status}, return {self.episode_return}, {self.length} steps"
+        if not self.completed:
+            told = f"{self.status}, {self.restarts} restarts"
+        return one_line(self, str(self.index), told, f"digest {(self.digest or 'none')[:16]}")
+
+    def to_json(self, format: int = FORMAT) -> str:
+        """The record as one line, keys in a fixed order; floats read back to the same bits.
+
+        Args:
+            format: of the ledger.
+        """
+        keys = _KEYS[format]
+        return json.dumps({key: getattr(self, name) for name, key in keys.items()})
 
     @classmethod
-    def from_json(cls, line: str | Mapping[str, Any]) -> Episode:
-        """The record of a line that :meth:`to_json` wrote."""
-        fields = json.loads(line) if isinstance(line, str) else line
-        return cls(**{_NAMES.get(name, name): value for name, value in fields.items()})
+    def from_json(cls, line: str, format: int = FORMAT) -> Episode:
+        """Read a line that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: for anything else, with the key that is wrong.
+        """
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"expected the record of an episode, got no JSON ({error})") from error
+        keys = _KEYS[format]
+        if not isinstance(found, dict) or found.keys() != set(keys.values()):
+            raise ValueError(
+                f"expected the record of an episode, with the keys {', '.join(keys.values())}, "
+                f"got {_shortened(line)}"
+            )
+        record = cls(**{name: found[key] for name, key in keys.items()})
+        for name, (accepts, expected) in _CHECKS[record.status == FAILED].items():
+            value = getattr(record, name)
+            if not accepts(value):
+                raise ValueError(f"expected {keys[name]} to be {expected}, got {_shortened(value)}")
+        return record
 
 
-_NAMES = {"return": "episode_return"}  # a keyword of Python's
-
-
-def _written(name: str) -> str:
-    return "return" if name == _NAMES["return"] else name
-
-
-def ledger_digest(episodes: Iterable[Episode]) -> str:
+def ledger_digest(episodes: Iterable[Episode], format: int = FORMAT) -> str:
     """SHA-256 of the records in the order of their index: one number for a whole evaluation."""
-    ordered = sorted(episodes, key=lambda episode: episode.index)
-    return hashlib.sha256("".join(e.to_json() + "\n" for e in ordered).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for episode in sorted(episodes, key=lambda episode: episode.index):
+        digest.update(episode.to_json(format).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _keys(**changed: str) -> dict[str, str]:
+    """The key of each attribute in the ledger's lines."""
+    names = [field.name for field in fields(Episode)]
+    return {name: changed.get(name, name) for name in names}
+
+
+_RETURN = {"episode_return": "return"}  # a keyword of Python's
+_KEYS = {1: _keys(restarts="retries", **_RETURN), 2: _keys(**_RETURN)}
+
+
+def is_whole(value: Any) -> bool:
+    """Tell whether a value is an int, and not negative."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def is_digest(value: Any) -> bool:
+    """Tell whether a value is a SHA-256 in hexadecimal."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+_WHOLE = (is_whole, "an int, and not negative")
+_BOOL = (lambda value: isinstance(value, bool), "true or false")
+_NONE = (lambda value: value is None, "null in an episode that failed")
+_ALWAYS = {
+    "index": _WHOLE,
+    "env_seed": _WHOLE,
+    "policy_seed": _WHOLE,
+    "status": (lambda value: value in (COMPLETED, FAILED), f"{COMPLETED!r} or {FAILED!r}"),
+    "restarts": _WHOLE,
+}
+_MEASURED = {
+    "episode_return": (lambda value: isinstance(value, float), "a float"),
+    "length": (lambda value: is_whole(value) and value > 0, "a positive int"),
+    "terminated": _BOOL,
+    "truncated": _BOOL,
+    "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "digest": (is_digest, "a SHA-256 in hexadecimal"),
+}
+# What each attribute must be, in an episode that completed and in one that failed.
+_CHECKS: dict[bool, dict[str, Any]] = {
+    False: {**_ALWAYS, **_MEASURED},
+    True: {**_ALWAYS, **dict.fromkeys(_MEASURED, _NONE)},
+}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
+from tdcollect import keys
 from tdcollect.evaluation.collector import EvaluationCollector
 from tdcollect.evaluation.film import filmed
 from tdcollect.evaluation.manifest import describe
@@ -62,6 +67,26 @@ def replayer(
     return replay
 
 
+def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
+    """Compare a record with that of the same episode run again, entry by entry.
+
+    How often its env raised is not compared: that is of the run, and not of the episode.
+
+    Returns:
+        The differences, a phrase each.
+    """
+    record = replace(again.record, restarts=recorded.restarts)
+    if format == 1:  # in which returns are sums of rewards in float32
+        rewards = again.data[keys.NEXT, keys.REWARD].flatten().tolist()
+        record = replace(record, episode_return=math.fsum(rewards))
+    was, now = (json.loads(of.to_json()) for of in (recorded, record))
+    return [
+        f"{name} is {now[name]!r}, in the ledger {was[name]!r}"
+        for name in was
+        if repr(was[name]) != repr(now[name])  # NaN is NaN
+    ]
+
+
 def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, Any]:
     """The settings that an evaluation's episodes were run with, from what it wrote."""
     return {
@@ -69,5 +94,8 @@ def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dic
         "seeds": {episode.index: episode.env_seed for episode in episodes}.__getitem__,
         "max_steps": manifest["max_episode_steps"],
         "inference_batch_size": manifest["inference_batch_size"],
+        # Protocol 1 had neither: it ran with the threads and in the modes that it found.
+        "inference_threads": manifest.get("inference_threads", torch.get_num_threads()),
+        "eval_mode": manifest["policy"].get("mode") == "eval",
         "exploration_type": ExplorationType[manifest["policy"]["exploration"].upper()],
     }

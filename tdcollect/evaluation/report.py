@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ REPORT = "report.html"
 COMPARISON_REPORT = "comparison.html"
 FIGURES = "figures"
 HARDEST = 10  # rows of the table of lowest returns
+LISTED = 100  # entries shown of a list in the manifest: the seeds that were given, say
 TROUBLED = 100  # rows of the table of failed and restarted episodes
 
 
@@ -187,7 +189,7 @@ def _hardest(
 ) -> str:
     if not completed:
         return paragraphs(["No episode completed."])
-    lowest = sorted(completed, key=lambda e: (_order(e.episode_return), e.index))[:HARDEST]
+    lowest = heapq.nsmallest(HARDEST, completed, lambda e: (_order(e.episode_return), e.index))
     columns = [
         Column("episode", number=True),
         Column("return", number=True),
@@ -262,6 +264,9 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, value
     elif isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value):
         yield path, ", ".join(value)
+    elif isinstance(value, (list, tuple)) and len(value) > LISTED:
+        shown = json.dumps(value[:LISTED], ensure_ascii=False, default=str)
+        yield path, f"{shown[:-1]}, ...], {len(value)} in all: manifest.json has them"
     else:
         yield path, json.dumps(value, ensure_ascii=False, default=str)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,29 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
+from tdcollect.display import one_line
 from tdcollect.evaluation.comparable import differences
-from tdcollect.evaluation.directory import read_directory, trajectory_path
-from tdcollect.evaluation.kept import read_trajectory
-from tdcollect.evaluation.records import Episode, ledger_digest
-from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of
+from tdcollect.evaluation.reading import (
+    number_of_episodes,
+    read_data,
+    read_directory,
+    trajectory_path,
+)
+from tdcollect.evaluation.records import FORMAT, Episode, ledger_digest
+from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of, unequal
 from tdcollect.evaluation.statistics import Summary, summarize
-from tdcollect.text import visible
 
 # Of a manifest: what may change what an episode is. The env's id changes where it is filmed.
-_MATTERS = ("env", "policy", "inference_batch_size", "device", "versions", "platform", "git")
+_MATTERS = (
+    "env",
+    "policy",
+    "inference_batch_size",
+    "inference_threads",
+    "device",
+    "versions",
+    "platform",
+    "git",
+)
 
 
 class EvaluationResult:
@@ -92,6 +106,8 @@ class EvaluationResult:
     @property
     def missing(self) -> list[int]:
         """The numbers of the episodes that are not in the ledger: it is unfinished."""
+        if len(self.episodes) == number_of_episodes(self.manifest):
+            return []
         numbers = self.manifest["episodes"]
         there = {episode.index for episode in self.episodes}
         asked = range(numbers) if isinstance(numbers, int) else numbers
@@ -100,7 +116,7 @@ class EvaluationResult:
     @property
     def digest(self) -> str:
         """SHA-256 of the ledger: equal for equal episodes, however they were run."""
-        return ledger_digest(self.episodes)
+        return ledger_digest(self.episodes, self.manifest.get("format", FORMAT))
 
     @property
     def returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -124,20 +140,21 @@ class EvaluationResult:
 
         Raises:
             KeyError: where they were not.
-            ValueError: for files that hold anything but plain tensors.
+            ValueError: for files that hold other data than the ledger tells of, or anything but
+                plain tensors.
         """
         if index in self._trajectories:
             return self._trajectories[index]
-        path = None if self.directory is None else trajectory_path(self.directory, index)
-        if path is None or not path.exists():
+        record = self._record(index)
+        if self.directory is None or not trajectory_path(self.directory, index).exists():
             raise KeyError(
                 f"the data of episode {index} were not kept: evaluate with keep=True, or run it "
                 "again with replay()"
             )
-        return read_trajectory(path)
+        return read_data(self.directory, record, self.manifest)
 
     def replay(self, index: int, video: str | os.PathLike[str] | None = None) -> TensorDict:
-        """Run an episode again, and check that it is the same to the bit.
+        """Run an episode again, and check that all its record says holds, to the bit.
 
         Args:
             index: its number.
@@ -148,40 +165,47 @@ class EvaluationResult:
 
         Raises:
             KeyError: for an episode that is not in the ledger.
-            RuntimeError: where the digest is another, or where there is no policy to run, as in a
-                result that was loaded.
+            RuntimeError: where the episode differs from its record, or where there is no policy to
+                run, as in a result that was loaded.
         """
-        recorded = {episode.index: episode for episode in self.episodes}.get(index)
-        if recorded is None:
-            raise KeyError(f"episode {index} is not among the {len(self.episodes)} of this ledger")
+        return self.replayed(index, video).data
+
+    def replayed(self, index: int, video: str | os.PathLike[str] | None = None) -> Replayed:
+        """Run an episode again as :meth:`replay` does; gives its new record and manifest too."""
+        recorded = self._record(index)
         if self._replay is None:
             raise RuntimeError(
                 "a result that was loaded has no env and no policy to run: give them to "
                 "EvaluationResult.load(directory, env, policy)"
             )
         again = self._replay(index, video)
-        if again.record.digest != recorded.digest:
-            raise RuntimeError(self._unequal(recorded, again, filmed=video is not None))
-        return again.data
+        unlike = unequal(recorded, again, self.manifest["format"])
+        if unlike:
+            raise RuntimeError(self._unequal(unlike, recorded, again, filmed=video is not None))
+        return again
 
-    def _unequal(self, recorded: Episode, again: Replayed, filmed: bool) -> str:
-        """Why an episode is not what it was, as far as the manifests tell."""
-        then = {key: self.manifest[key] for key in _MATTERS[filmed:]}
+    def _record(self, index: int) -> Episode:
+        at = bisect_left(self.episodes, index, key=lambda episode: episode.index)
+        if at == len(self.episodes) or self.episodes[at].index != index:
+            raise KeyError(f"episode {index} is not among the {len(self.episodes)} of this ledger")
+        return self.episodes[at]
+
+    def _unequal(
+        self, unlike: Sequence[str], recorded: Episode, again: Replayed, filmed: bool
+    ) -> str:
+        """Tell why an episode differs from its record, as far as the manifests say."""
+        told = f"episode {recorded.index} is not what the ledger says: {'; '.join(unlike)}. "
+        if recorded.digest == again.record.digest:
+            return told + "Its data are the same to the bit: the ledger was altered"
+        then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
         now = {key: again.manifest[key] for key in _MATTERS[filmed:]}
         changed = differences(then, json.loads(json.dumps(now)))
-        told = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
-        told = told or "something that the manifest does not hold"
-        return (
-            f"episode {recorded.index} is not what it was: return {again.record.episode_return} "
-            f"and digest {again.record.digest}, in the ledger {recorded.episode_return} and "
-            f"{recorded.digest}. What has changed: {told}"
-        )
+        why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
+        return told + f"What has changed: {why or 'something that the manifest does not hold'}"
 
     def __repr__(self) -> str:
-        failed = len(self.episodes) - len(self.returns)
-        mean = f"{self.returns.mean():.6g}" if len(self.returns) else "none"
-        return (
-            f"{type(self).__name__}({visible(str(self.manifest['env']['id']))}, "
-            f"{len(self.episodes)} episodes, "
-            f"{failed} failed, mean return {mean}, digest {self.digest[:16]})"
-        )
+        returns = self.returns
+        failed = len(self.episodes) - len(returns)
+        mean = f"{returns.mean():.6g}" if len(returns) else "none"
+        told = (f"{len(self.episodes)} episodes", f"{failed} failed", f"mean return {mean}")
+        return one_line(self, self.manifest["env"]["id"], *told, f"digest {self.digest[:16]}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.report import write_report
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.progress import progress_bar
 
 
 def evaluate(
@@ -40,6 +41,8 @@ def evaluate(
     exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
     max_steps: int | None = None,
     inference_batch_size: int = 16,
+    inference_threads: int = 1,
+    eval_mode: bool = True,
     device: torch.device | str | None = None,
     on_error: str = "retry",
     retries: int = 2,
@@ -57,8 +60,10 @@ def evaluate(
 
     Args:
         keep: keep the data of episodes: in memory, or under ``out`` as memory-mapped TensorDicts.
+            Refused where episodes have ended there without.
         out: the directory for the ledger, the statistics and the report.
-        progress: show a progress bar where there is a terminal and tqdm is installed.
+        progress: show a progress bar, on a terminal and in a notebook, where tqdm is installed;
+            elsewhere a line every 30 seconds.
         request: env and policy by name, as the command line takes them, a
             :class:`tdcollect.evaluation.request.Request`. They are kept in ``out``, and the report
             then has the commands that run episodes again.
@@ -91,6 +96,8 @@ def evaluate(
         "exploration_type": exploration_type,
         "max_steps": max_steps,
         "inference_batch_size": inference_batch_size,
+        "inference_threads": inference_threads,
+        "eval_mode": eval_mode,
         "device": device,
         "on_error": on_error,
         "retries": retries,
@@ -110,37 +117,46 @@ def evaluate(
             directory = Directory(out, manifest)
             stack.callback(directory.close)
             done = list(directory.episodes)
+            if keep:
+                directory.check_kept(done)
         trajectories: dict[int, TensorDict] = {}
         ended = {episode.index for episode in done}
         running.numbers = [number for number in running.numbers if number not in ended]
         started, left = time.time(), len(running.numbers)
-        for record, data in _shown(running.run(keep), left, progress):
-            done.append(record)
+        run = running.run(keep)
+        try:
+            for record, data in _shown(run, left) if progress and left else run:
+                done.append(record)
+                if directory is not None:
+                    directory.add(record, data)
+                elif data is not None:
+                    trajectories[record.index] = data
+        except BaseException as error:
             if directory is not None:
-                directory.add(record, data)
-            elif data is not None:
-                trajectories[record.index] = data
+                directory.give_up(error)
+            raise
         replay = replayer(env, policy, env_kwargs, given)
         result = EvaluationResult(manifest, done, out, trajectories, replay)
         if directory is not None:
             summary = result.summary()
-            directory.finish(result.episodes, summary.to_dict())
+            directory.finish(result.episodes)
             if request is not None:
                 request.write(directory.path)
-            write_report(directory.path, manifest, result.episodes, summary, request)
+            files = write_report(directory.path, manifest, result.episodes, summary, request)
+            directory.write_results(summary.to_dict(), files)
             if left:
                 how = {"env": repr(running.base), "threads": torch.get_num_threads()}
                 directory.note_run(started, left, how)
         return result
 
 
-def _shown(run: Iterable[Finished], total: int, progress: bool) -> Iterator[Finished]:
-    """The episodes, with a progress bar where there is a terminal to show it."""
-    if progress and total:
-        with suppress(ModuleNotFoundError):  # a bar is a courtesy; the extra `evaluate` brings it
-            tqdm = extra_module("tqdm", "a progress bar").tqdm
-            run = tqdm(run, "test episodes", total, disable=None, leave=False)
-    return iter(run)
+def _shown(run: Generator[Finished, None, None], total: int) -> Iterator[Finished]:
+    """The episodes, while how many have ended is shown."""
+    with closing(run), progress_bar(total, "test episodes", leave=False) as bar:
+        for finished in run:
+            bar.update(1)
+            yield finished
+            del finished  # or its data would take memory beside the next one's
 
 
 def _check_report_extras() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import pickle
@@ -21,6 +22,7 @@ from tdcollect.collect.transforms import base_of
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.masks import ACTION_MASKS, check_masks
 
 
 def load_policy(
@@ -35,8 +37,9 @@ def load_policy(
     every exploration type but ``RANDOM``.
 
     Args:
-        model: a file that ``model.save`` wrote, of PPO, A2C, DQN, SAC, TD3, DDPG, or another
-            algorithm whose policy acts on the observation alone; or a model.
+        model: a file that ``model.save`` wrote, of PPO, A2C, DQN, SAC, TD3, DDPG, of sb3-contrib's
+            MaskablePPO, QRDQN, TQC, TRPO, ARS, CrossQ, or of another algorithm whose policy acts on
+            the observation alone; or a model.
         env: of :func:`tdcollect.make_env`, bare or under transforms; for its spaces and keys.
         normalization: the ``VecNormalize`` that the model was trained under, or the file that its
             ``save`` wrote. Its statistics stay as they are.
@@ -44,7 +47,9 @@ def load_policy(
     Raises:
         ModuleNotFoundError: without Stable-Baselines3.
         FileNotFoundError: where there is no such file.
-        ValueError: for a model of other spaces than the env's, or one that keeps a hidden state.
+        ValueError: for a model of other spaces than the env's, or one that keeps a hidden state;
+            for a model that takes masks, and an env without ``action_masks()`` or not of backend
+            ``"serial"``.
 
     Note:
         Stable-Baselines3's files hold pickled objects: load only files that you trust.
@@ -70,7 +75,7 @@ def load_policy(
     elif normalization is not None:
         # A copy without its envs: it may learn further.
         normalization = pickle.loads(pickle.dumps(normalization))
-    return SB3Policy(policy, env, normalization, _epsilon(policy, settings))
+    return SB3Policy(policy, env, normalization, _epsilon(settings))
 
 
 class SB3Policy(TensorDictModuleBase):
@@ -81,6 +86,10 @@ class SB3Policy(TensorDictModuleBase):
         env: whose spaces and keys.
         normalization: ``VecNormalize``, or None.
         epsilon: the share of random actions where it explores.
+
+    Attributes:
+        mask_size: the number of choices that masks tell apart; None for a model without masks.
+            An evaluation then shows the env's masks under ``"action_masks"``.
     """
 
     def __init__(self, policy: Any, env: EnvBase, normalization: Any = None, epsilon: float = 0.0):
@@ -92,10 +101,16 @@ class SB3Policy(TensorDictModuleBase):
         self._observation, self._action = backend.observation, backend.action
         _check_spaces(policy, self._observation.space, self._action.space)
         self.in_keys = [key_of(path) for path in self._observation.paths]
-        self.out_keys = list(base.action_keys)
+        self.mask_size = _mask_size(policy)
+        if self.mask_size is not None:
+            check_masks(env)
+            self.in_keys.append(ACTION_MASKS)
+        # In the order of the space, which that of the env's specs need not be.
+        self.out_keys = [key_of(path) for path in self._action.paths]
         self._noise_is_fixed = bool(getattr(policy, "use_sde", False))
         # Parameters and statistics are part of this module, so that a manifest holds their digest.
         self.policy = policy
+        self.eval()  # as `predict` has it
         self._normalization = normalization
         for name, value in _statistics(normalization).items():
             self.register_buffer(name, value)
@@ -110,11 +125,14 @@ class SB3Policy(TensorDictModuleBase):
                 "the noise of gSDE is drawn at each rollout, and no model file holds it; evaluate "
                 "with a deterministic exploration type"
             )
-        given = [_array(tensordict.get(key)) for key in self.in_keys]
+        given = [_array(tensordict.get(key_of(path))) for path in self._observation.paths]
         observation = self._observation.read(given)
         if self._normalization is not None:
             observation = self._normalization.normalize_obs(observation)
-        action, _ = self.policy.predict(observation, deterministic=not explores)
+        options: dict[str, Any] = {"deterministic": not explores}
+        if self.mask_size is not None:
+            options["action_masks"] = _array(tensordict.get(ACTION_MASKS))
+        action, _ = self.policy.predict(observation, **options)
         if explores and self._epsilon:
             action = self._explored(action)
         encoded = self._action.empty(len(action))
@@ -125,7 +143,7 @@ class SB3Policy(TensorDictModuleBase):
         return tensordict
 
     def _explored(self, action: Any) -> Any:
-        """DQN's: random actions instead, each with a chance of epsilon."""
+        """DQN's and QRDQN's: random actions instead, each with a chance of epsilon."""
         rows = (len(action),)
         instead = torch.rand(rows) < self._epsilon
         drawn = torch.randint(int(self._action.space.n), rows)  # type: ignore[attr-defined]
@@ -145,8 +163,10 @@ def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
         options = dict(settings["policy_kwargs"])
         if issubclass(made, ActorCriticPolicy):  # the one that its algorithm tells apart from these
             options["use_sde"] = settings["use_sde"]
-        both = settings["observation_space"], settings["action_space"]
-        policy = made(*both, lambda _: 0.0, **options)
+        given = [settings["observation_space"], settings["action_space"]]
+        if "lr_schedule" in inspect.signature(made).parameters:  # ARS has none
+            given.append(lambda _: 0.0)
+        policy = made(*given, **options)
     policy.load_state_dict(parameters["policy"])
     return policy, settings
 
@@ -164,11 +184,21 @@ def _read_normalization(file: Path) -> Any:
     return normalization
 
 
-def _epsilon(policy: Any, settings: Mapping[str, Any]) -> float:
-    """How often DQN's ``predict`` draws a random action; other algorithms' never does."""
-    from stable_baselines3.dqn.policies import DQNPolicy
+def _epsilon(settings: Mapping[str, Any]) -> float:
+    """How often DQN's and QRDQN's ``predict`` draw a random action; other algorithms' never do."""
+    return float(settings.get("exploration_rate", 0.0))
 
-    return float(settings["exploration_rate"]) if isinstance(policy, DQNPolicy) else 0.0
+
+def _mask_size(policy: Any) -> int | None:
+    """The number of choices in a policy's masks; None where its ``predict`` takes none."""
+    if ACTION_MASKS not in inspect.signature(policy.predict).parameters:
+        return None
+    space = policy.action_space
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    if isinstance(space, spaces.MultiBinary):
+        return 2 * int(np.prod(space.shape))
+    return int(space.n)
 
 
 def _statistics(normalization: Any) -> dict[str, torch.Tensor]:

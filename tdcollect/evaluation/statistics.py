@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from tdcollect.display import html_table, one_line
 from tdcollect.evaluation.extras import extra_module
 from tdcollect.evaluation.intervals import (
     Interval,
-    Values,
     check_settings,
     exact_mean,
-    generator,
     interquartile_mean_interval,
     mean_interval,
 )
 from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.resampling import Values, generator
 from tdcollect.evaluation.tables import (
     count_text,
     number_text,
@@ -28,6 +28,7 @@ from tdcollect.evaluation.tables import (
     text_table,
 )
 
+_HEADER = ["", "return", "length (steps)"]
 FEW = 20  # below it, intervals are too narrow: docs/statistics.md has the measurement
 
 
@@ -66,6 +67,9 @@ class Quantity:
     mean_interval: Interval | None = None
     interquartile_mean_interval: Interval | None = None
 
+    def __repr__(self) -> str:
+        return one_line(self, count_text(self.count, "value"), mean_text(self))
+
 
 @dataclass(frozen=True)
 class Success:
@@ -85,6 +89,10 @@ class Success:
     unknown: int
     rate: float
     interval: Interval
+
+    def __repr__(self) -> str:
+        rate = f"rate {number_text(self.rate)} {self.interval}"
+        return one_line(self, f"{self.successes} of {self.count}", rate)
 
 
 @dataclass(frozen=True)
@@ -119,14 +127,22 @@ class Summary:
         """The summary as plain dicts, numbers and None, for JSON."""
         return asdict(self)
 
+    def __repr__(self) -> str:
+        return one_line(self, self._counts(), f"{mean_text(self.returns)} of returns")
+
     def __str__(self) -> str:
-        head = (
+        lines = [self._counts(), "", text_table(self.rows(), header=_HEADER)]
+        notes = self.notes()
+        return "\n".join([*lines, "", *notes] if notes else lines)
+
+    def _repr_html_(self) -> str:
+        return html_table(_HEADER, self.rows(), before=[self._counts()], after=self.notes())
+
+    def _counts(self) -> str:
+        return (
             f"{count_text(self.episodes, 'episode')}: {self.completed} completed, "
             f"{self.failed} failed, {self.restarted} restarted"
         )
-        lines = [head, "", text_table(self.rows(), header=["", "return", "length (steps)"])]
-        notes = self.notes()
-        return "\n".join([*lines, "", *notes] if notes else lines)
 
     def rows(self) -> list[list[str]]:
         """The table's rows: what it is, of the returns, of the lengths."""
@@ -280,6 +296,12 @@ def _success(records: Sequence[Episode], confidence: float) -> Success | None:
         rate=successes / count,
         interval=Interval(float(found.low), float(found.high)),
     )
+
+
+def mean_text(quantity: Quantity) -> str:
+    """The mean with its interval, in a few words."""
+    interval = quantity.mean_interval
+    return f"mean {number_text(quantity.mean)}" + ("" if interval is None else f" {interval}")
 
 
 def _or_dash(interval: Interval | None) -> str:

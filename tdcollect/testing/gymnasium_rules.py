@@ -280,8 +280,8 @@ def _why_other_dtype(space: spaces.Space[Any], value: Any) -> str | None:
     if isinstance(space, spaces.Discrete):
         whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         return None if whole else f"expected an integer, got {type(value).__name__} {_show(value)}"
-    if space.dtype is None:
-        return None
+    if space.dtype is None or np.dtype(space.dtype).kind not in "biufc":
+        return None  # Text, say: no array of numbers, and the space itself knows its values
     if not isinstance(value, (np.ndarray, np.generic)):
         return f"expected an array of {space.dtype}, got {type(value).__name__}"
     return None if value.dtype == space.dtype else f"expected {space.dtype}, got {value.dtype}"

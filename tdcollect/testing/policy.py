@@ -9,6 +9,7 @@ from torchrl.data import Unbounded
 from torchrl.envs import TensorDictPrimer
 
 from tdcollect import keys
+from tdcollect.display import one_line
 from tdcollect.testing.counting import CountingRules
 
 HIDDEN = "counting_hidden"
@@ -49,6 +50,9 @@ class CountingPolicy(TensorDictModuleBase):
         tensordict[keys.NEXT, HIDDEN] = hidden + 1
         return tensordict
 
+    def __repr__(self) -> str:
+        return one_line(self, repr(self.rules), f"categorical={self.categorical}")
+
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """The transform that starts the hidden state at zero, at each reset."""
         return TensorDictPrimer({HIDDEN: Unbounded(shape=(1,))}, expand_specs=True)
@@ -70,6 +74,9 @@ class StatelessCountingPolicy(TensorDictModuleBase):
         self.out_keys = [keys.ACTION]
         self.rules = rules
         self.categorical = categorical_action_encoding
+
+    def __repr__(self) -> str:
+        return one_line(self, repr(self.rules), f"categorical={self.categorical}")
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         step = tensordict[keys.OBSERVATION][..., 0].long()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tdcollect.display import html_table, one_line
 from tdcollect.text import visible
 
 
@@ -45,6 +46,9 @@ class Finding:
     passed: bool | None
     evidence: str
 
+    def __repr__(self) -> str:
+        return one_line(self, _WORDS[self.passed], self.rule, self.evidence or "no evidence")
+
 
 @dataclass(frozen=True)
 class Report:
@@ -82,6 +86,13 @@ class Report:
             f"{len(self.findings)} rules: {count['ok']} ok, {count['FAIL']} failed, "
             f"{count['-']} not checked"
         )
+
+    def __repr__(self) -> str:
+        return one_line(self, self.env, self._summary())
+
+    def _repr_html_(self) -> str:
+        rows = [[_WORDS[f.passed], f.rule, f.evidence] for f in self.findings]
+        return html_table(["", "rule", "evidence"], rows, before=[f"{self.env}: {self._summary()}"])
 
     def __str__(self) -> str:
         width = max((len(finding.rule) for finding in self.findings), default=0)

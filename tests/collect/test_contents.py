@@ -70,7 +70,7 @@ def test_a_row_holds_the_version_of_the_weights_that_acted(env: str, arrays: boo
     policy = policies.actor(made)
     frames = 12 * made.batch_size.numel()
     collector = Collector(made, policy, frames_per_batch=frames, track_policy_version=True)
-    assert ("steps on arrays" in repr(collector.explain())) == arrays
+    assert ("steps on arrays" in str(collector.explain())) == arrays
     stream = iter(collector)
     for version in range(4):
         batch = next(stream)

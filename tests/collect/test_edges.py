@@ -106,7 +106,7 @@ def test_distributions_are_used_themselves_where_validation_is_asked_for() -> No
     torch.distributions.Distribution.set_default_validate_args(True)
     try:
         collector = tdcollect.Collector(cartpole(), nothing_but(0.0), frames_per_batch=30)
-        assert "computed straight" not in repr(collector.explain())
+        assert "computed straight" not in str(collector.explain())
     finally:
         torch.distributions.Distribution.set_default_validate_args(False)
 
@@ -256,7 +256,7 @@ def test_a_transform_over_an_entry_of_another() -> None:
     make = lambda: TransformedEnv(cartpole(), Compose(RewardSum(), scaled.clone()))  # noqa: E731
     check_same(make, policies.actor)
     collector = tdcollect.Collector(make(), frames_per_batch=30)
-    assert "changes an entry of another transform" in repr(collector.explain())
+    assert "changes an entry of another transform" in str(collector.explain())
 
 
 def test_a_reward_with_one_dimension_more() -> None:

@@ -110,7 +110,7 @@ def test_values_and_exploration_run_their_own_code_on_rows() -> None:
 def test_a_replay_buffer_takes_batches_but_not_single_steps(options: Any, reason: str) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=1 if options else 2), batch_size=4)
     explanation = explain(cartpole(), actor(), replay_buffer=buffer, **options)
-    assert reason in repr(explanation)
+    assert reason in str(explanation)
 
 
 def test_explaining_runs_nothing() -> None:
@@ -124,5 +124,5 @@ def test_explaining_runs_nothing() -> None:
 
 
 def test_it_prints_a_line_for_each_part() -> None:
-    lines = repr(explain(cartpole(), actor())).splitlines()
+    lines = str(explain(cartpole(), actor())).splitlines()
     assert [line.split()[0] for line in lines] == ["env", "policy", "policy", "batch"]

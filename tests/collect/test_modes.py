@@ -73,7 +73,7 @@ def test_modes(kind: ExplorationType, net: str, one_hot: bool, scored: bool) -> 
 
     check_same(env, policy, batches(2), lambda: {"exploration_type": kind, **FRAMES})
     collector = Collector(env(), policy(env()), exploration_type=kind, **FRAMES)
-    assert "computed straight" in repr(collector.explain())
+    assert "computed straight" in str(collector.explain())
 
 
 FRAMES = {"frames_per_batch": 30, "total_frames": 90}

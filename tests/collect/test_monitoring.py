@@ -123,7 +123,7 @@ class Bar:
 
     made: list[Bar]
 
-    def __init__(self, total: int | None, initial: int, unit: str):
+    def __init__(self, total: int | None, initial: int, unit: str, leave: bool):
         self.total, self.n, self.unit, self.closed = total, initial, unit, False
         self.shown: list[tuple[int, dict[str, str]]] = []
         self.postfix: dict[str, str] = {}
@@ -147,7 +147,8 @@ class Bar:
 def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
     """The bars that are made."""
     Bar.made = []
-    monkeypatch.setattr("tdcollect.collect.progress._tqdm", lambda: Bar)
+    monkeypatch.setattr("tdcollect.progress._tqdm", lambda: Bar)
+    monkeypatch.setattr("tdcollect.progress._can_be_drawn", lambda: True)
     return Bar.made
 
 
@@ -158,7 +159,7 @@ def test_the_bar_counts_frames_and_shows_the_latest_mean_return(bars: list[Bar])
     )
     assert len(list(collector)) == 3
     (bar,) = bars
-    assert (bar.total, bar.unit, bar.closed) == (36, "frames", True)
+    assert (bar.total, bar.unit, bar.closed) == (36, " frames", True)
     five = {"return": "5"}
     assert bar.shown == [(12, {}), (24, five), (36, five)]
 
@@ -219,8 +220,9 @@ def test_the_bar_with_a_replay_buffer(bars: list[Bar], extend: bool) -> None:
     assert bars[0].closed
 
 
-def test_tqdms_own_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tqdms_own_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tqdm")
+    monkeypatch.setattr("tdcollect.progress._can_be_drawn", lambda: True)
     for progress in (False, True):
         collector = Collector(
             cartpole(time_limit=5), frames_per_batch=15, total_frames=30, progress=progress

@@ -73,7 +73,7 @@ def test_a_policy_that_counts_in_its_hidden_state_predicts_the_env(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         collector = tdcollect.Collector(env, policy, frames_per_batch=13 * (slots or 1))
-    assert ("steps on arrays" in repr(collector.explain())) == arrays
+    assert ("steps on arrays" in str(collector.explain())) == arrays
     stream = iter(collector)
     for _ in range(5):
         batch = next(stream)
@@ -208,7 +208,7 @@ def test_recurrent_modules_run_as_a_plain_loop_does(kind: str, arrays: bool) -> 
     policy = greedy(env, memory)
     collector = tdcollect.Collector(env, policy, frames_per_batch=20 * slots)
     if arrays:
-        assert "its own code, on rows" in repr(collector.explain())
+        assert "its own code, on rows" in str(collector.explain())
     collector.set_seed(3)
     stream = iter(collector)
     data = torch.cat([next(stream) for _ in range(3)], -1)

@@ -324,7 +324,7 @@ def test_shaped_returns_stand_beside_the_envs(options: Any) -> None:
         some += latest.shaped_returns.tolist()
     assert len(some) > 3
     assert collector.stats.life.shaped_return_stats.mean == pytest.approx(np.mean(some))
-    assert "shaped    mean" in repr(collector.stats)
+    assert "shaped    mean" in str(collector.stats)
 
 
 @both_ways
@@ -544,7 +544,7 @@ def test_statistics_print_readably(monkeypatch: pytest.MonkeyPatch) -> None:
         "lengths   mean 5, sd 0, min 5, max 5"
     )
     collector.rollout()
-    lines = repr(collector.stats).splitlines()
+    lines = str(collector.stats).splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
         "latest collection",
         "life",

@@ -200,3 +200,89 @@ class Failing(Walk):
             failed = self.failures[self.seed] = self.failures.get(self.seed, 0) + 1
             if failed <= self.times:
                 raise RuntimeError(f"broken by seed {self.seed}")
+
+
+class Strict(gym.Env[Any, Any]):
+    """Takes no action from outside its space; episodes of ten steps.
+
+    Args:
+        action_space: of the actions.
+        noise: show random numbers that no seed reaches, from the first step on.
+        resets: how many it allows; None for any number.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(
+        self,
+        action_space: spaces.Space[Any] = spaces.Discrete(2),
+        noise: bool = False,
+        resets: int | None = None,
+    ):
+        self.action_space = action_space
+        self.noise = np.random.default_rng() if noise else None
+        self.resets = resets
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.resets == 0:
+            raise RuntimeError("reset too often")
+        self.resets = self.resets and self.resets - 1
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.normal(size=2).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), f"not in the space: {action}"
+        self.steps += 1
+        drawn = (self.noise or self.np_random).normal(size=2).astype(np.float32)
+        total = np.asarray(spaces.flatten(self.action_space, action), np.float64).sum()
+        return drawn, float(total), self.steps == 10, False, {}
+
+
+class Masked(Strict):
+    """Takes the first choice and one other, which its masks tell."""
+
+    def action_masks(self) -> Any:
+        if isinstance(self.action_space, spaces.Discrete):
+            sizes = np.array([self.action_space.n])
+        else:
+            sizes = self.action_space.nvec
+        self.valid = [{0, 1 + self.steps % (size - 1)} for size in sizes]
+        return np.concatenate(
+            [np.isin(np.arange(size), list(v)) for size, v in zip(sizes, self.valid, strict=True)]
+        )
+
+    def step(self, action: Any) -> Any:
+        self.action_masks()
+        for choice, valid in zip(
+            np.ravel(action - self.action_space.start), self.valid, strict=True
+        ):
+            assert choice in valid
+        return super().step(action)
+
+
+class Raising(Strict):
+    """Raises at a step, 0 for the reset; or from there on at each with some chance."""
+
+    dice = np.random.default_rng(0)
+
+    def __init__(self, step: int, chance: float | None = None, noise: bool = False):
+        super().__init__(noise=noise)
+        self.step_that_raises, self.chance = step, chance
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        self._raise()
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self._raise()
+        return result
+
+    def _raise(self) -> None:
+        due = self.steps == self.step_that_raises
+        if self.chance is not None:
+            due = self.steps >= self.step_that_raises and self.dice.random() < self.chance
+        if due:
+            raise ValueError(f"at {self.steps}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tdcollect import env_seed, policy_seed
@@ -48,6 +49,13 @@ def ledger(
     return records
 
 
+def unfinished(directory: Path, lines: int) -> None:
+    """Make of an evaluation's directory what a process that dies after so many episodes leaves."""
+    file = directory / "episodes.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
+    (directory / "results.json").unlink()
+
+
 @dataclass
 class Run:
     """An evaluation as comparisons take it."""
@@ -70,8 +78,10 @@ def run(returns: Iterable[float], policy: str = "lab.policies.Actor", **options:
 def manifest(policy: str = "lab.policies.Actor", **changed: Any) -> dict[str, Any]:
     """A manifest as an evaluation writes it."""
     return {
+        "format": 2,
         "protocol": 2,
         "env": ENV,
+        "entries": {"action": ["action"], "observation": ["observation"]},
         "episodes": 100,
         "seeds": {"root": 0},
         "max_episode_steps": None,

@@ -25,6 +25,8 @@ from tdcollect.cli.commands import program
 from tdcollect.evaluation.named import is_named
 from tdcollect.files import write_atomically
 
+from .ledgers import unfinished
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,13 +55,14 @@ def test_each_option_reaches_the_evaluation(typed) -> None:
     command = (
         "evaluate @:short --policy random --seeds 5,7,9 --num-envs 2 --max-steps 8 --retries 1 "
         '--env-kwargs {"length":12} --inference-batch-size 4 --exploration random --backend serial '
-        "--device cpu --keep --out run --quiet"
+        "--inference-threads 2 --no-eval-mode --device cpu --keep --out run --quiet"
     )
     assert typed(command)[:2] == (0, "")
     result = tdcollect.EvaluationResult.load("run")
     assert [episode.env_seed for episode in result.episodes] == [5, 7, 9]
     assert result.manifest["max_episode_steps"] == 8
     assert result.manifest["inference_batch_size"] == 4
+    assert result.manifest["inference_threads"] == 2
     assert result.manifest["policy"]["exploration"] == "random"
     assert result.manifest["env"]["kwargs"] == {"length": "12"}
     assert len(result.trajectory(0)) == 8
@@ -139,6 +142,28 @@ def test_failed_episodes_are_told_and_counted(typed) -> None:
     assert f"tdcollect: {told['failed']} of 5 episodes failed" in err
 
 
+@pytest.mark.parametrize(("flag", "mode"), [("", "eval"), ("--no-eval-mode", "train")])
+def test_the_mode_of_the_policy_is_in_the_manifest_and_replayed(typed, flag, mode) -> None:
+    typed(f"evaluate CartPole-v1 --policy @:net --episodes 2 --out run --quiet {flag}")
+    assert tdcollect.EvaluationResult.load("run").manifest["policy"]["mode"] == mode
+    status, out, err = typed("replay run 1 --trust")
+    assert (status, "the same to the bit" in out) == (0, True), err
+
+
+def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
+    contrib = pytest.importorskip("sb3_contrib")
+    sys.path.insert(0, str(ROOT / "tests"))
+    from evaluation.test_sb3 import Doors
+
+    model = contrib.MaskablePPO("MlpPolicy", Doors(), n_steps=8, batch_size=8, device="cpu")
+    model.save(here / "model.zip")
+    (here / "doors.py").write_text("from evaluation.test_sb3 import Doors\n")
+    command = "evaluate doors.py:Doors --policy sb3 --checkpoint model.zip --episodes 3 --json"
+    status, out, err = typed(command)
+    assert status == 0, err
+    assert json.loads(out)["returns"]["mean"] == json.loads(out)["lengths"]["mean"]
+
+
 # Refusals: one line, and the status
 
 
@@ -153,6 +178,8 @@ def test_failed_episodes_are_told_and_counted(typed) -> None:
         ("evaluate CartPole-v1 --policy none.py:lean", "none.py, which is none"),
         ("evaluate CartPole-v1 --policy not_there:lean", "there is no module not_there in"),
         ("evaluate CartPole-v0x --policy random", "CartPole"),
+        ("evaluate CartPole-v1 --policy random --episodes 0", "--episodes to be positive, got 0"),
+        ("evaluate CartPole-v1 --policy random --seeds 1,2,1", "got 1 for episodes 0 and 2"),
         ("evaluate CartPole-v1 --policy random --num-envs 0", "expected num_envs to be a positive"),
         ("evaluate CartPole-v1 --policy random --checkpoint a.pt", "have no checkpoint"),
         ("evaluate CartPole-v1 --policy @:net --checkpoint a.pt", "a.pt, which is no file"),
@@ -277,8 +304,7 @@ def test_compare_refuses_other_episodes(typed) -> None:
 def test_compare_refuses_an_unfinished_evaluation(typed, here) -> None:
     for name in "ab":
         typed(f"evaluate CartPole-v1 --policy random --episodes 3 --out {name} --quiet")
-        file = here / name / "episodes.jsonl"
-        file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+        unfinished(here / name, 2)
     status, _, err = typed("compare a b")
     assert status == 1
     assert "a is unfinished: it lacks 1 of its episodes" in err
@@ -333,7 +359,7 @@ def test_replay_keeps_the_settings_of_the_evaluation(typed) -> None:
     assert typed(f'replay run 1 {names} {{"length":12}}')[0] == 0
     status, _, err = typed(f'replay run 1 {names} {{"length":7}}')
     assert status == 1
-    assert "episode 1 is not what it was" in err
+    assert "episode 1 is not what the ledger says" in err
 
 
 def test_replay_films(typed, here) -> None:
@@ -365,7 +391,7 @@ def test_replay_tells_what_has_changed(typed, here) -> None:
             typed(command)
     status, out, err = typed("replay run 0 --trust")
     assert (status, out) == (1, "")
-    assert "episode 0 is not what it was: return " in err
+    assert "episode 0 is not what the ledger says: " in err
     assert "What has changed: policy.digest was " in err
 
 

@@ -157,12 +157,21 @@ def test_runs_gather_in_one_file_and_a_run_written_again_is_replaced(tmp_path: P
     assert found == {("ppo", "seed_0"): [1.0], ("ppo", "seed_1"): [9.0], ("dqn", "seed_0"): [3.0]}
 
 
-def test_a_file_that_holds_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"gym": [1, 2]}', "to hold marl-eval's nested objects"),
+        ('{"gym": ', "to hold JSON, to which a run can be added, got something else"),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused_and_kept(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     path = tmp_path / "raw.json"
-    path.write_text('{"gym": [1, 2]}')
-    with pytest.raises(ValueError, match="to hold marl-eval's nested objects"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=reason):
         write_json(path, {0: ledger([1.0])})
-    assert path.read_text() == '{"gym": [1, 2]}'
+    assert path.read_text() == text
 
 
 # pandas

@@ -21,6 +21,8 @@ from tdcollect.cli import main
 from tdcollect.evaluation import directory as files
 from tests.forkserver import forkserver
 
+from .ledgers import manifest, unfinished
+
 COMMAND = ["evaluate", "CartPole-v1", "--policy", "random", "--num-envs", "4", "--quiet"]
 TIMES = "run.json"  # the one file that holds times
 
@@ -142,6 +144,7 @@ def test_a_last_line_that_is_torn_is_run_again(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "whole", tmp_path / "torn")
     file = tmp_path / "torn" / "episodes.jsonl"
     for cut in (1, 30):
+        unfinished(tmp_path / "torn", 6)
         file.write_bytes(file.read_bytes()[:-cut])
         assert main(command(tmp_path / "torn", episodes=6)) == 0
         assert contents(tmp_path / "torn") == contents(tmp_path / "whole")
@@ -151,6 +154,7 @@ def test_a_last_line_that_is_torn_is_run_again(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_record_is_told(tmp_path: Path, capsys) -> None:
     assert main(command(tmp_path / "out", episodes=3)) == 0
+    unfinished(tmp_path / "out", 3)
     file = tmp_path / "out" / "episodes.jsonl"
     first, _, last = file.read_text().splitlines(keepends=True)
     file.write_text(first + '{"index": 1, "env\n' + last)
@@ -159,7 +163,7 @@ def test_a_line_that_is_no_record_is_told(tmp_path: Path, capsys) -> None:
 
 
 def hold(path: Path, held: Any, done: Any) -> None:
-    directory = files.Directory(path, {"episodes": 1})
+    directory = files.Directory(path, manifest())
     held.set()
     done.wait(60)
     directory.close()
@@ -190,7 +194,7 @@ def test_a_process_that_was_killed_holds_nothing(start, tmp_path: Path) -> None:
     assert held.wait(60)
     process.kill()
     process.join()
-    files.Directory(tmp_path / "out", {"episodes": 1}).close()
+    files.Directory(tmp_path / "out", manifest()).close()
 
 
 def test_the_function_goes_on_where_the_command_was(tmp_path: Path) -> None:
@@ -206,6 +210,7 @@ def test_the_function_goes_on_where_the_command_was(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "whole", tmp_path / "half")
     file = tmp_path / "half" / "episodes.jsonl"
     text = file.read_text().splitlines(keepends=True)
+    unfinished(tmp_path / "half", 0)
     file.write_text("".join(text[7:2:-1]))  # as they ended, in another order
     again = tdcollect.evaluate("CartPole-v1", act, 12, progress=False, out=tmp_path / "half")
     assert again.digest == whole.digest

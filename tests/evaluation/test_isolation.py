@@ -21,7 +21,15 @@ from tdcollect.evaluation.records import ledger_digest
 
 from .envs import Failing, Walk
 from .ledger import digest, records
-from .policies import categorical, epsilon_greedy, gaussian_noise, recurrent, tanh_normal
+from .policies import (
+    Drawing,
+    categorical,
+    epsilon_greedy,
+    gaussian_noise,
+    net,
+    recurrent,
+    tanh_normal,
+)
 
 torch.set_num_threads(1)
 
@@ -111,6 +119,95 @@ def test_modes_and_exploration_modules_are_as_before(training: bool, ending: str
     assert all(one is other for one, other in zip(specs, after, strict=True))
     assert all(module.training is training for module in policy.modules())
     assert all(torch.equal(value, state[name]) for name, value in policy.state_dict().items())
+
+
+def modes(policy: nn.Module) -> list[bool]:
+    return [module.training for module in policy.modules()]
+
+
+class Toggled(nn.Dropout):
+    """Does more in ``train`` than to set the flag."""
+
+    scale = 1
+
+    def train(self, mode: bool = True) -> Any:
+        self.scale = 1 if mode else 2
+        return super().train(mode)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return super().forward(value) * self.scale
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, Toggled])
+def test_the_policy_is_in_eval_mode_and_each_module_then_in_its_own(kind: Any, ending: str) -> None:
+    def make() -> Any:
+        return categorical(network=nn.Sequential(net(3, 2), kind(0.5), nn.BatchNorm1d(2)))
+
+    policy = make().train()
+    policy.module[0].module[0].eval()  # frozen, as a backbone may be
+    before = modes(policy)
+    assert set(before) == {True, False}
+    with EvaluationCollector(Walk, policy, 40, **RANDOM) as collector:
+        assert collector.policy_mode == "eval"
+        assert modes(policy) == before
+        for count, _ in enumerate(collector):
+            assert modes(policy) == before
+            if count == 5 and ending != "finished":
+                break
+    assert modes(policy) == before
+    assert digest(Walk, policy, **RANDOM) == digest(Walk, make().eval(), **RANDOM)
+    assert policy.module[0].module[1].training
+    assert getattr(policy.module[0].module[1], "scale", 1) == 1
+
+
+def test_modes_are_as_before_where_the_policy_raises() -> None:
+    def broken(value: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError
+
+    policy = categorical(network=nn.Sequential(Toggled(0.5), Drawing(broken))).train()
+    with pytest.raises(ArithmeticError):
+        records(Walk, policy)
+    assert all(modes(policy))
+
+
+def test_transforms_are_in_eval_mode_and_then_as_before() -> None:
+    class Normed(T.ObservationTransform):
+        def __init__(self) -> None:
+            super().__init__(in_keys=["observation"], out_keys=["observation"])
+            self.norm = nn.BatchNorm1d(3, affine=False)
+
+        def _apply_transform(self, observation: torch.Tensor) -> torch.Tensor:
+            return self.norm(observation.reshape(-1, 3)).reshape(observation.shape)
+
+        def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
+            return self._call(tensordict_reset)
+
+    ledgers = set()
+    for slots in (2, 5):
+        transform = Normed()
+        before = {name: value.clone() for name, value in transform.state_dict().items()}
+        env = TransformedEnv(make_env(Walk, slots), transform)
+        transform.train()  # TorchRL has put it in eval mode
+        ledgers.add(digest(env, categorical()))
+        assert transform.training
+        assert transform.norm.training
+        assert all(torch.equal(v, before[name]) for name, v in transform.state_dict().items())
+    assert len(ledgers) == 1
+
+
+def test_modes_are_kept_on_request() -> None:
+    dropout = nn.Sequential(net(3, 2), nn.Dropout(0.5))
+    policy = categorical(network=dropout).train()
+    plain = digest(Walk, policy, **RANDOM)
+    kept = EvaluationCollector(Walk, policy, 20, eval_mode=False, **RANDOM)
+    assert kept.policy_mode == "train"
+    assert ledger_digest(record for record, _ in kept.run()) != plain
+    kept.close()
+    dropout[1].eval()
+    mixed = EvaluationCollector(Walk, policy, 20, eval_mode=False, **RANDOM)
+    assert mixed.policy_mode == "mixed"
+    assert ledger_digest(record for record, _ in mixed.run()) == plain
+    mixed.close()
 
 
 @pytest.mark.parametrize("frozen", [False, True])

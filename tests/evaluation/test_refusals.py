@@ -7,8 +7,10 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict.nn import TensorDictModule
 from torchrl.envs import EnvBase, ExplorationType, GymEnv, TransformedEnv
@@ -23,8 +25,11 @@ from .envs import (
     GlobalPython,
     GlobalTorch,
     Leaking,
+    Masked,
+    Raising,
     SeedsGlobal,
     Sharing,
+    Strict,
     Touching,
     Unseeded,
     Walk,
@@ -34,10 +39,12 @@ from .policies import UNFIT, deterministic, drawing, net, unfit
 
 torch.set_num_threads(1)
 
-COUPLES = "gives a row other outputs .* couples rows, as batch norm in training mode .* policy.eval"
+COUPLES = (
+    "gives a row other outputs .* couples rows, as batch norm in training mode .*eval_mode=True"
+)
 KEEPS = "gives other outputs .* for the same rows and random streams: it keeps a state that is no"
 WHY = {
-    "batch-norm": "changes its own buffers .*running_mean.*batch norm in training.*policy.eval",
+    "batch-norm": "changes its own buffers .*running_mean.*batch norm in training.*eval_mode=True",
     "batch-norm-without-statistics": COUPLES,
     "counter": KEEPS,
     "own-numpy-generator": KEEPS,
@@ -78,7 +85,7 @@ def test_each_unfit_policy_has_its_reason() -> None:
 def test_a_policy_whose_rows_are_not_each_their_own_is_refused(name: str, slots: int) -> None:
     make = Watched(Walk)
     with pytest.raises(NotReproducibleError, match=f"(?s)the policy.*{WHY[name]}"):
-        records(make, unfit(name).train(), 20, num_envs=slots)
+        records(make, unfit(name).train(), 20, num_envs=slots, eval_mode=False)
     assert make.made
     assert not make.open
 
@@ -99,15 +106,18 @@ def test_a_refused_policy_is_as_it_was(name: str) -> None:
     policy = unfit(name).train()
     before = {key: value.clone() for key, value in policy.state_dict().items()}
     with pytest.raises(NotReproducibleError):
-        records(Walk, policy)
+        records(Walk, policy, eval_mode=False)
     assert all(torch.equal(value, before[key]) for key, value in policy.state_dict().items())
     assert policy.training
 
 
 def test_batch_norm_in_eval_mode_is_taken() -> None:
-    assert digest(Walk, unfit("batch-norm").eval(), num_envs=2) == digest(
-        Walk, unfit("batch-norm").eval(), num_envs=9
-    )
+    """Also where it is in training mode outside."""
+    ledgers = {
+        digest(Walk, unfit("batch-norm").train(training), num_envs=slots)
+        for training, slots in [(False, 2), (False, 9), (True, 9)]
+    }
+    assert len(ledgers) == 1
 
 
 def test_draws_that_begin_late_are_refused() -> None:
@@ -165,6 +175,90 @@ def test_an_env_that_carries_something_on_is_refused_where_it_cannot_be_made_ane
 def test_new_envs_do_not_make_up_for_a_seed_without_effect() -> None:
     with pytest.raises(NotReproducibleError, match="episodes on new envs of Unseeded"):
         records(Unseeded, None, new_envs=True)
+
+
+def box(low: float, size: int) -> spaces.Box:
+    return spaces.Box(low, low + 1, (size,), np.float32)
+
+
+# Spaces whose order is not that of their names; of unlike shapes, and of like ones.
+COMPOSITE = {
+    "dict": spaces.Dict([("move", box(0, 3)), ("force", box(2, 2))]),
+    "dict-of-like-shapes": spaces.Dict([("move", box(0, 2)), ("force", box(2, 2))]),
+    "nested": spaces.Dict(
+        [("z", spaces.Dict([("b", box(0, 1)), ("a", box(2, 1))])), ("a", box(4, 2))]
+    ),
+    "tuple": spaces.Tuple([box(i, 1 + i % 2) for i in range(12)]),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITE)
+def test_composite_actions_reach_the_env_as_its_space_has_them(name: str) -> None:
+    make = partial(Strict, COMPOSITE[name])
+    found = records(make, None, 5, on_error="raise")
+    assert all(record.completed for record in found)
+    assert found == records(make, None, 5, num_envs=2, on_error="raise")
+    with pytest.raises(NotReproducibleError, match="differ from step 1 "):
+        records(partial(make, noise=True), None, 5)
+
+
+TRIED = "{} raised in episodes on new envs of each of the seeds 0 to 7 with random actions"
+
+
+@pytest.mark.parametrize(
+    ("step", "compared"), [(0, "Not even a reset"), (1, "No more than 0"), (4, "No more than 3")]
+)
+def test_an_env_that_always_raises_cannot_be_looked_at(step: int, compared: str) -> None:
+    where = rf"step\(\) .*, step {step - 1}, " if step else r"reset\(\) "
+    told = f"{TRIED.format('Raising')}.* failed in {where}.*ValueError: at {step}.*{compared}"
+    for new_envs in (None, True):
+        with pytest.raises(NotReproducibleError, match=told):
+            records(Raising, None, new_envs=new_envs, env_kwargs={"step": step})
+    told = "Raising raised in episodes of each .* must take any action of its action space"
+    with pytest.raises(NotReproducibleError, match=told):
+        records(Raising, None, new_envs=False, env_kwargs={"step": step})
+
+
+def test_runs_that_are_all_cut_short_are_told() -> None:
+    with pytest.warns(
+        UserWarning, match=r"Raising raised .*No more than 5 steps could be compared"
+    ):
+        found = records(Raising, None, 3, env_kwargs={"step": 6}, retries=0)
+    assert not any(record.completed for record in found)
+    with pytest.raises(NotReproducibleError, match=r"envs of Raising .* differ from step 1 "):
+        records(Raising, None, env_kwargs={"step": 6, "noise": True})
+
+
+def test_an_env_that_raises_now_and_then_is_evaluated_and_its_noise_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Raising, "dice", np.random.default_rng(0))
+    chances = {"step": 1, "chance": 0.02}
+    found = records(Raising, None, 10, env_kwargs=chances, retries=1000)
+    assert all(record.completed for record in found)
+    assert any(record.restarts for record in found)
+    with pytest.raises(NotReproducibleError, match=r"envs of Raising .* differ from step 1 "):
+        records(Raising, None, env_kwargs={**chances, "noise": True})
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(7, start=2), spaces.MultiDiscrete([3, 4])])
+def test_an_env_that_tells_valid_actions_is_looked_at_with_those(space: Any) -> None:
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        choices = [7] if isinstance(space, spaces.Discrete) else [3, 4]
+        parts = torch.zeros(len(observation), sum(choices), dtype=torch.long).split(choices, -1)
+        for part in parts:
+            part[:, 0] = 1  # the first choice, which is always valid
+        return torch.cat(parts, -1)
+
+    make = partial(Masked, space)
+    assert all(record.completed for record in records(make, act, 5, on_error="raise"))
+    with pytest.raises(NotReproducibleError, match="differ from step 1 "):
+        records(partial(make, noise=True), act, 5)
+
+
+def test_an_env_that_can_be_reset_once_only_is_made_anew() -> None:
+    whole = digest(Strict, None)
+    assert digest(partial(Strict, resets=1), None) == whole
 
 
 def test_a_transform_that_draws_is_refused() -> None:
@@ -249,10 +343,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "seeds-few": ({"seeds": [1, 2]}, "expected a seed for each .* up to number 4, got 2 seeds"),
     "seeds-kind": ({"seeds": 5}, "expected seeds to be one int an episode, or a function"),
     "seeds-negative": ({"seeds": [0, 1, -1, 3, 4]}, "got -1 for episode 2"),
+    "seeds-twice": (
+        {"seeds": [3, 1, 4, 1, 5]},
+        "a seed of its own for each episode, got 1 for episodes 1 and 3: one would count twice",
+    ),
+    "seeds-function-twice": ({"seeds": lambda i: i % 4}, "got 0 for episodes 0 and 4"),
     "seeds-function": ({"seeds": lambda i: i / 2}, "got 0.0 for episode 0"),
     "max_steps": ({"max_steps": 0}, "expected max_steps to be a positive int, got 0"),
     "num_envs": ({"num_envs": 0}, "expected num_envs to be a positive int, got 0"),
     "batch": ({"inference_batch_size": 0}, "expected inference_batch_size to be a positive int"),
+    "threads": ({"inference_threads": 0}, "expected inference_threads to be a positive int"),
+    "mode": ({"eval_mode": "eval"}, "expected eval_mode to be a bool, got 'eval'"),
     "on_error": ({"on_error": "ignore"}, "expected on_error to be 'retry' or 'raise'"),
     "retries": ({"retries": -1}, "expected retries to be an int and not negative, got -1"),
     "backend": ({"backend": "threads"}, "expected a backend of serial, process"),

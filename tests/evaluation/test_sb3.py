@@ -67,7 +67,10 @@ def model(algorithm: str, env: Any, policy: str = "MlpPolicy", **options: Any) -
     """Not trained: its weights are drawn from a seed."""
     if algorithm in ("PPO", "A2C"):
         options = {"n_steps": 8, **options}
-    return getattr(sb3, algorithm)(policy, make(env), seed=3, device="cpu", **options)
+    if algorithm in ("MaskablePPO", "TRPO"):
+        options = {"n_steps": 8, "batch_size": 8, **options}
+    module = sb3 if hasattr(sb3, algorithm) else pytest.importorskip("sb3_contrib")
+    return getattr(module, algorithm)(policy, make(env), seed=3, device="cpu", **options)
 
 
 def by_predict(model: Any, env: Any, count: int, deterministic: bool) -> list[list[Any]]:
@@ -118,6 +121,11 @@ CASES = [
     ("PPO", shown("discrete choices"), "MlpPolicy"),
     ("PPO", shown("bits"), "MlpPolicy"),
     ("SAC", shown("numbers from a start"), "MlpPolicy"),
+    ("QRDQN", "CartPole-v1", "MlpPolicy"),
+    ("TRPO", "CartPole-v1", "MlpPolicy"),
+    ("ARS", "CartPole-v1", "LinearPolicy"),
+    ("TQC", pendulum, "MlpPolicy"),
+    ("CrossQ", pendulum, "MlpPolicy"),
 ]
 NAMES = [
     "ppo",
@@ -128,6 +136,7 @@ NAMES = [
     "td3",
     "ddpg",
     *(k.replace(" ", "-") for k in SHOWN),
+    *("qrdqn", "trpo", "ars", "tqc", "crossq"),
 ]
 
 
@@ -136,8 +145,8 @@ NAMES = [
 def test_actions_are_those_of_predict(
     algorithm: str, env: Any, policy: str, deterministic: bool, tmp_path: Path
 ) -> None:
-    if algorithm == "DQN" and not deterministic:
-        pytest.skip("DQN's predict draws from NumPy's global numbers; see the tests of its epsilon")
+    if algorithm in ("DQN", "QRDQN") and not deterministic:
+        pytest.skip("their predict draws from NumPy's global numbers; see the tests of its epsilon")
     of = model(algorithm, env, policy)
     of.save(tmp_path / "model.zip")
     expected = by_predict(of, env, 3, deterministic)
@@ -201,9 +210,11 @@ def test_observations_are_normalized_as_the_model_was_trained(tmp_path: Path) ->
     assert without.manifest["policy"]["digest"] != result.manifest["policy"]["digest"]
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
-def test_dqn_explores_with_its_epsilon(epsilon: float) -> None:
-    of = model("DQN", shown("a discrete observation"))
+@pytest.mark.parametrize(
+    ("algorithm", "epsilon"), [("DQN", 0.0), ("DQN", 0.3), ("DQN", 1.0), ("QRDQN", 0.3)]
+)
+def test_dqn_explores_with_its_epsilon(algorithm: str, epsilon: float) -> None:
+    of = model(algorithm, shown("a discrete observation"))
     of.exploration_rate = epsilon
     greedy, _ = by_evaluate(of, shown("a discrete observation"), 100, True)
     found, _ = by_evaluate(of, shown("a discrete observation"), 100, False)
@@ -247,6 +258,114 @@ def test_noise_that_no_file_holds_is_refused() -> None:
     by_evaluate(of, pendulum, 1, True, max_steps=5)
     with pytest.raises(ValueError, match="gSDE is drawn at each rollout"):
         by_evaluate(of, pendulum, 1, False)
+
+
+class Doors(gym.Env[Any, Any]):
+    """Some choices are open, and the observation does not tell which; others cost a point."""
+
+    def __init__(self, action: spaces.Space[Any] | None = None):
+        self.observation_space = UNIT
+        self.action_space = action or spaces.Discrete(4)
+
+    def _observe(self) -> Any:
+        space = self.action_space
+        sizes = [space.n] if isinstance(space, spaces.Discrete) else getattr(space, "nvec", None)
+        sizes = [2] * space.shape[0] if sizes is None else list(sizes)
+        self.open = [np.arange(size) == self.np_random.integers(size) for size in sizes]
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+    def action_masks(self) -> Any:
+        assert self.left > 0, "the episode has ended"
+        return np.concatenate(self.open)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(3, 9))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        chosen = np.atleast_1d(action)
+        through = all(doors[i] for doors, i in zip(self.open, chosen, strict=True))
+        self.left -= 1
+        return self._observe(), 1.0 if through else -1.0, False, self.left == 0, {}
+
+
+DOORS = {
+    "discrete": Doors,
+    "wrapped": lambda: gym.wrappers.TimeLimit(Doors(), 6),
+    "choices": lambda: Doors(spaces.MultiDiscrete([2, 3])),
+    "bits": lambda: Doors(spaces.MultiBinary(3)),
+}
+
+
+class Seeded(gym.Wrapper[Any, Any, Any, Any]):
+    """Resets with an evaluation's seeds, and has the policy draw from its streams."""
+
+    started = 0
+
+    def reset(self, **_: Any) -> Any:
+        self.started += 1
+        torch.manual_seed(tdcollect.policy_seed(0, self.started - 1))
+        return super().reset(seed=tdcollect.env_seed(0, self.started - 1))
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "stochastic"])
+@pytest.mark.parametrize("name", DOORS)
+def test_masks_are_passed_as_by_the_evaluation_of_sb3_contrib(
+    name: str, deterministic: bool, tmp_path: Path
+) -> None:
+    maskable = pytest.importorskip("sb3_contrib.common.maskable.evaluation")
+    of = model("MaskablePPO", DOORS[name])
+    of.save(tmp_path / "model.zip")
+    returns, lengths = maskable.evaluate_policy(
+        of, Seeded(DOORS[name]()), 5, deterministic, return_episode_rewards=True, warn=False
+    )
+    for given, options in ((of, {"inference_batch_size": 1}), (tmp_path / "model.zip", {})):
+        _, result = by_evaluate(given, DOORS[name], 5, deterministic, **options)
+        assert result.returns.tolist() == returns == result.lengths.tolist() == lengths
+    assert result.manifest["env"]["transforms"] == ["ActionMasks"]
+    env = tdcollect.make_env(DOORS[name], 3)
+    kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+    other = tdcollect.evaluate(
+        env, load_policy(of, env), 5, exploration_type=kind, progress=False, max_steps=100
+    )
+    assert other.digest == result.digest  # for any number of slots
+
+
+def test_masks_of_an_unbatched_env_and_of_a_replay() -> None:
+    of = model("MaskablePPO", Doors)
+    env = tdcollect.make_env(Doors)
+    result = tdcollect.evaluate(env, load_policy(of, env), 3, progress=False)
+    assert result.returns.tolist() == result.lengths.tolist()
+    again = tdcollect.evaluate(Doors, load_policy(of, env), 3, progress=False)
+    assert again.digest == result.digest
+    again.replay(1)
+    assert "action_masks" not in env.observation_spec
+
+
+def test_masks_that_cannot_be_read_are_refused() -> None:
+    of = model("MaskablePPO", Doors)
+    mode = gym.vector.AutoresetMode.DISABLED
+    env = tdcollect.make_env(gym.vector.SyncVectorEnv([Doors], autoreset_mode=mode))
+    with pytest.raises(ValueError, match="expected backend='serial', got 'gymnasium': the policy"):
+        load_policy(of, env)
+    unmasked = model("MaskablePPO", shown("a discrete observation"))
+    env = tdcollect.make_env(shown("a discrete observation"), 2)
+    with pytest.raises(ValueError, match=r"expected an env with a method action_masks\(\), got"):
+        load_policy(unmasked, env)
+
+    class Odd(Doors):
+        def action_masks(self) -> Any:
+            return np.ones(3, bool)
+
+    with pytest.raises(ValueError, match=r"slot 0 to give 4 values, one for each choice, got sh"):
+        tdcollect.evaluate(Odd, load_policy(of, tdcollect.make_env(Doors)), 1, progress=False)
+
+
+def test_a_recurrent_model_of_sb3_contrib_is_refused() -> None:
+    of = model("RecurrentPPO", "CartPole-v1", "MlpLstmPolicy", n_steps=8)
+    with pytest.raises(ValueError, match=r"acts on the observation alone, got a recurrent one"):
+        load_policy(of, tdcollect.make_env("CartPole-v1"))
 
 
 def test_a_recurrent_model_is_refused() -> None:

@@ -120,7 +120,7 @@ def test_global_random_state_is_neither_used_nor_changed() -> None:
 def test_more_values_than_one_batch_of_resamples_give_the_same_interval(monkeypatch) -> None:
     values = np.array(RETURNS)
     whole = mean_interval(values, 0.95, 1000, np.random.default_rng(0))
-    monkeypatch.setattr("tdcollect.evaluation.intervals.BATCH_VALUES", 700)
+    monkeypatch.setattr("tdcollect.evaluation.resampling.BATCH_VALUES", 700)
     assert mean_interval(values, 0.95, 1000, np.random.default_rng(0)) == whole
 
 
@@ -261,7 +261,7 @@ def test_a_completed_record_without_a_return_is_refused() -> None:
 
 
 def test_missing_scipy_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
     said = r"a bootstrap interval needs the scipy package: pip install 'tdcollect\[evaluate\]'"
     with pytest.raises(ModuleNotFoundError, match=said):
         summarize(ledger([1.0, 2.0]))

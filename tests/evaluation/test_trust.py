@@ -16,6 +16,7 @@ import torch
 
 import tdcollect
 from tdcollect.cli import commands, main
+from tdcollect.evaluation.reading import sha256
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.plain import unpack
@@ -359,6 +360,9 @@ def test_control_characters_reach_no_terminal_and_no_page(sent, typed, capsys) -
         manifest["env"]["id"] = EVIL
         manifest["versions"][EVIL] = run
         Path(run, "manifest.json").write_text(json.dumps(manifest))
+        results = json.loads(Path(run, "results.json").read_text())
+        results["manifest"] = sha256(Path(run, "manifest.json"))
+        Path(run, "results.json").write_text(json.dumps(results))
     ask(sent, policy=EVIL, checkpoint=f"{EVIL}.pt", env_kwargs={EVIL: EVIL})
     outputs = [
         "".join(typed(command)[1:])

@@ -15,7 +15,16 @@ from tdcollect.envs.crew import usable_cores
 from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.testing.doctor.patient import Patient
-from tdcollect.testing.doctor.questions import Answer, Questions, broken, ok, warning
+from tdcollect.testing.doctor.questions import (
+    Answer,
+    Questions,
+    broken,
+    by_chance,
+    ok,
+    outlives,
+    warning,
+)
+from tdcollect.testing.doctor.repeating import needs_seed
 from tdcollect.testing.report import NotChecked
 
 _COMPARED_STEPS = 100
@@ -49,8 +58,13 @@ def _backends(patient: Patient) -> tuple[str, ...]:
 
 @QUESTIONS.add("batches", "batches hold what a plain loop gives, final observations too")
 def _batches(patient: Patient) -> Answer:
-    if patient.unrepeatable is not None:
-        raise NotChecked("new envs differ under one seed as it is (see seed)")
+    if patient.without_form:
+        return broken(
+            f"make_env does not take it: {patient.without_form}",
+            advice="wrap the env; what it does is not at fault",
+        )
+    needs_seed(patient)
+    patient.needs("leaks", "global-random", "neighbours", "space", "numbers", "ends")
     if patient.leak is not None:
         raise NotChecked("episodes depend on those before (see leaks)")
     seen = []
@@ -67,16 +81,33 @@ def _batches(patient: Patient) -> Answer:
         steps = _compared_steps(patient)
         ends, found = _compare_with_plain_loop(patient, env, steps)
         if found:
-            return broken(
-                f"backend={backend!r} and a plain loop: {found}",
-                cause="something beside the seed and the actions decides what the env does: state "
-                "that envs share, global random numbers, the process that it runs in"
-                if backend != "envpool"
-                else "slots of one pool are not what a pool of one slot is",
-                advice="see the verdicts above; if all are ok, tdcollect is wrong: report it",
-            )
+            told = f"backend={backend!r} and a plain loop: {found}"
+            again = _compare_with_plain_loop(patient, _made(patient, backend, 2, 2), steps)[1]
+            if patient.is_changed(patient.seed):
+                assert patient.changed is not None
+                return outlives(patient.changed)
+            if again != found:
+                return by_chance(patient, told)
+            return broken(told, **_why_unlike(backend))
         seen.append(f"{backend}: {2 * steps} rows, {ends} of them final")
     return ok("; ".join(seen))
+
+
+def _why_unlike(backend: str) -> dict[str, str]:
+    """The likely cause, where repeated runs in this process agree in all that was asked before."""
+    if backend == "envpool":
+        cause = "slots of one pool are not what a pool of one slot is"
+        return {"cause": cause, "advice": "use the pool for training, and one slot for tests"}
+    if backend == "process":
+        return {
+            "cause": "the env depends on the process that it runs in: its id, its directory, its "
+            "environment variables, what was imported or set before",
+            "advice": "pass to the env what it needs (env_kwargs), or use backend='serial'",
+        }
+    return {
+        "cause": "not known: in a plain loop the env repeats itself",
+        "advice": "report it to tdcollect, with the env",
+    }
 
 
 def _compared_steps(patient: Patient) -> int:
@@ -97,10 +128,7 @@ def _compare_with_plain_loop(patient: Patient, env: GymnasiumEnv, steps: int) ->
         backend, paths = env.stepper.backend, [e.path for e in env.stepper.entries]
         nexts = batch[keys.NEXT]
         roots, values = backend.observation.empty(1), backend.observation.empty(1)
-        actions = [
-            backend.action.read_slots([env._rows(batch[:, t].get(k)) for k in env.action_keys])
-            for t in range(steps)
-        ]
+        actions = [backend.action.read_slots(env.read_actions(batch[:, t])) for t in range(steps)]
         for slot in range(2):
             plain = patient.make()
             try:
@@ -138,6 +166,8 @@ def _same(given: torch.Tensor, expected: Any) -> bool:
 
 @QUESTIONS.add("speed", "how long steps take, and what pays off here")
 def _speed(patient: Patient) -> Answer:
+    if patient.without_form:
+        raise NotChecked("make_env does not take it (see batches)")
     workers = max(2, usable_cores())
     step, reset = patient.step_seconds, patient.reset_seconds
     settings = [

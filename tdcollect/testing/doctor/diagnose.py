@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -11,7 +12,8 @@ from typing import Any
 import gymnasium as gym
 import torch
 
-from tdcollect.testing.doctor import collecting, keeping, repeating
+from tdcollect.envs.pool import check_task_id
+from tdcollect.testing.doctor import collecting, keeping, repeating, resuming
 from tdcollect.testing.doctor.diagnosis import (
     BROKEN,
     NOT_CHECKED,
@@ -28,6 +30,7 @@ _RUNS = "runs", "the env can be made, reset and stepped"
 QUESTIONS: dict[str, tuple[str, Ask]] = {
     **repeating.QUESTIONS,
     **keeping.QUESTIONS,
+    **resuming.QUESTIONS,
     **collecting.QUESTIONS,
 }
 """In the order in which they are asked."""
@@ -62,16 +65,20 @@ def diagnose(
 
     Raises:
         TypeError, ValueError: for arguments that cannot be honoured.
+        gymnasium.error.Error: for an unknown id; ModuleNotFoundError for one in a module that is
+            not there.
 
     Examples:
         >>> print(diagnose("CartPole-v1"))
         >>> diagnose(MyEnv).raise_if_broken()
     """
     _check_arguments(env, backend, steps, skip)
+    if isinstance(env, str):
+        _check_id(env, backend)
     from tdcollect.evaluation.isolation import GlobalRandomness
 
     before = GlobalRandomness()
-    verdicts = []
+    verdicts: list[Verdict] = []
     patient = None
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -88,7 +95,10 @@ def diagnose(
                     verdicts.append(Verdict(name, sentence, NOT_CHECKED, "see runs"))
                 else:
                     assert patient is not None
-                    verdicts.append(_verdict(name, sentence, _answer(ask, patient)))
+                    found = _told_once(_answer(ask, patient), verdicts)
+                    if found.status == BROKEN:
+                        patient.broken.append(name)
+                    verdicts.append(_verdict(name, sentence, found))
     finally:
         if patient is not None:
             _close(patient)
@@ -114,6 +124,17 @@ def _check_arguments(env: Any, backend: Any, steps: int, skip: Collection[str]) 
         raise ValueError(f"expected the questions to skip to be of {known}; got {unknown}")
 
 
+def _check_id(env: str, backend: Any) -> None:
+    """Raise for an id that nobody knows: it is no env yet, so no verdict is due."""
+    if backend == "envpool":
+        check_task_id(env)
+        return
+    module, _, name = env.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    gym.spec(name)
+
+
 def _admit(
     env: Any, backend: Any, kwargs: Mapping[str, Any], steps: int, seed: int
 ) -> tuple[Patient, Answer]:
@@ -137,6 +158,14 @@ def _answer(ask: Ask, patient: Patient) -> Answer:
         return Answer(NOT_CHECKED, str(reason))
     except Exception as error:
         return _raised(error)
+
+
+def _told_once(answer: Answer, verdicts: Collection[Verdict]) -> Answer:
+    """The answer, unless the same evidence has been told by a question before."""
+    for verdict in verdicts:
+        if answer.status == verdict.status == BROKEN and answer.evidence == verdict.evidence:
+            return Answer(NOT_CHECKED, f"it meets what is told above (see {verdict.name})")
+    return answer
 
 
 def _raised(error: Exception) -> Answer:

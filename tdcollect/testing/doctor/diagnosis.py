@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tdcollect.display import html_table, one_line
 from tdcollect.text import visible
 
 OK, WARNING, BROKEN, NOT_CHECKED = STATUSES = "ok", "warning", "broken", "not checked"
@@ -36,6 +37,9 @@ class Verdict:
     cause: str = ""
     advice: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name, self.status, self.evidence or self.question)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -108,6 +112,16 @@ class Diagnosis:
         }
         told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         return f"{self.env}: {'sound' if self.sound else 'broken'} ({told})"
+
+    def __repr__(self) -> str:
+        return one_line(self, self._headline())
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [v.status, v.name, v.evidence or v.question, v.cause, v.advice] for v in self.verdicts
+        ]
+        header = ["", "question", "evidence", "cause", "do"]
+        return html_table(header, rows, before=[self._headline()])
 
     def __str__(self) -> str:
         width = max((len(verdict.name) for verdict in self.verdicts), default=0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tdcollect.display import one_line
 from tdcollect.testing.gymnasium_probe import Row
 
 ENTRIES = ("observation", "reward", "terminated", "truncated")
@@ -49,6 +50,9 @@ class Divergence:
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self))
 
     def __str__(self) -> str:
         at = "the reset" if self.step == 0 else f"step {self.step}"

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tdcollect.testing.doctor.divergence import row_difference
 from tdcollect.testing.doctor.patient import Patient
-from tdcollect.testing.doctor.questions import Answer, Questions, broken, by_rule, ok, warning
+from tdcollect.testing.doctor.questions import (
+    Answer,
+    Questions,
+    broken,
+    by_chance,
+    by_rule,
+    ok,
+    outlives,
+    warning,
+)
+from tdcollect.testing.doctor.repeating import needs_seed
 from tdcollect.testing.gymnasium_probe import Row
+from tdcollect.testing.report import NotChecked
 
 _FEW = 3
 
@@ -25,29 +36,26 @@ def _rows(patient: Patient) -> Iterator[tuple[str, Row]]:
 
 @QUESTIONS.add("space", "observations have the space's shape, dtype and bounds")
 def _space(patient: Patient) -> Answer:
-    return by_rule(
+    answer = by_rule(
         patient,
         "observations lie in the space",
         "the dtype is the space's",
         advice="state the observation_space that the observations keep, or cast and clip them; "
         "batches take shapes and dtypes from it",
     )
+    if answer.status == "broken" and _not_finite(patient, np.isnan):
+        raise NotChecked(
+            "not asked: observations that are no numbers lie in no space (see numbers)"
+        )
+    return answer
 
 
 @QUESTIONS.add("numbers", "observations and rewards are numbers, and finite")
 def _numbers(patient: Patient) -> Answer:
-    infinite = ""
-    for where, row in _rows(patient):
-        for entry, leaf in _leaves("observation", row.observation):
-            array = np.asarray(leaf)
-            if array.dtype.kind != "f" or np.isfinite(array).all():
-                continue
-            at = np.argwhere(~np.isfinite(array))[0]
-            value = array[tuple(at)]
-            told = f"{where}: {entry}{''.join(f'[{i}]' for i in at)} is {value}"
-            if np.isnan(value):
-                return broken(told, advice="find the division or the root that gives it")
-            infinite = infinite or told
+    nan = _not_finite(patient, np.isnan)
+    if nan:
+        return broken(nan, advice="find the division or the root that gives it")
+    infinite = _not_finite(patient, np.isinf)
     answer = by_rule(
         patient,
         "rewards are finite numbers",
@@ -59,6 +67,17 @@ def _numbers(patient: Patient) -> Answer:
         return warning(infinite, advice="clip it: networks and running means take no infinities")
     types = sorted({type(row.reward).__name__ for _, row in _rows(patient) if not row.is_reset})
     return ok(f"rewards {answer.evidence}, as {' or '.join(types)}")
+
+
+def _not_finite(patient: Patient, kind: Callable[[Any], Any]) -> str:
+    """The first number of this kind in an observation, with its place; empty where none is."""
+    for where, row in _rows(patient):
+        for entry, leaf in _leaves("observation", row.observation):
+            array = np.asarray(leaf)
+            if array.dtype.kind == "f" and kind(array).any():
+                at = tuple(np.argwhere(kind(array))[0])
+                return f"{where}: {entry}{''.join(f'[{i}]' for i in at)} is {array[at]}"
+    return ""
 
 
 def _leaves(entry: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -185,7 +204,17 @@ def _aliasing(patient: Patient) -> Answer:
     )
     if answer.status != "ok":
         return answer
+    try:
+        needs_seed(patient)
+        patient.needs("global-random", "neighbours")
+    except NotChecked as reason:
+        return ok(f"not by the env later; nor was the env written to: {reason}")
     found = _inner_buffer(patient)
+    if found and patient.is_changed(patient.seed):
+        assert patient.changed is not None
+        return outlives(patient.changed)
+    if found and _inner_buffer(patient) != found:
+        return by_chance(patient, found)
     if found:
         return broken(
             found,
@@ -197,8 +226,6 @@ def _aliasing(patient: Patient) -> Answer:
 
 def _inner_buffer(patient: Patient) -> str:
     """Whether an env goes another way where what it gave out is written to."""
-    if patient.unrepeatable is not None:
-        return ""
     alone = patient.fresh[patient.seed][0]
     env = patient.make()
     try:

@@ -6,18 +6,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
+from itertools import count
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 
+from tdcollect import keys
 from tdcollect._upstream import steps_of_time_limit
+from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.testing.doctor.attributes import unlike_attributes
 from tdcollect.testing.doctor.divergence import Divergence, Run, first_divergence
 from tdcollect.testing.doctor.pooled import PooledEnv
 from tdcollect.testing.gymnasium_probe import Env, Probe, Row
-from tdcollect.testing.report import Broken
+from tdcollect.testing.report import Broken, NotChecked
 
 PLAY_SECONDS = 2.0
 """How long one episode may take; slower envs are played for fewer steps."""
@@ -35,11 +38,15 @@ class Leak(NamedTuple):
     Attributes:
         divergence: where a used env differs from a new one.
         played: how many episodes the used one had ended.
+        life: how many steps it had made in all.
+        late: whether it showed only after a long life.
         attributes: what differs in it after the same seeded reset, with both values.
     """
 
     divergence: Divergence
     played: int
+    life: int
+    late: bool
     attributes: list[str]
 
 
@@ -55,6 +62,12 @@ class Patient(Probe):
 
     Attributes:
         step_seconds, reset_seconds: how long these take; set by :meth:`time`.
+        life: how many steps a used env has made when it is last compared with a new one.
+        broken: the questions that were found broken so far.
+        changed: where a new env no longer does what the first ones did; None where that was not
+            seen.
+        unsteady: where runs differ that do not differ when they are run again; None likewise.
+        has_chance: the place in ``broken`` of the question that saw this first; None likewise.
     """
 
     make: Callable[[], Env]  # always there
@@ -87,6 +100,31 @@ class Patient(Probe):
             raise Broken("the callable gave the same env twice; a new one is needed at each call")
         another.close()
         self.step_seconds = self.reset_seconds = 0.0
+        self.life = 2 * steps
+        self.broken: list[str] = []
+        self.changed: Divergence | None = None
+        self.unsteady: Divergence | None = None
+        self.has_chance: int | None = None
+
+    def needs(self, *names: str) -> None:
+        """Raise unless all questions of these names may be sound.
+
+        Raises:
+            NotChecked: where the fault that one of them found would show in another as well.
+        """
+        found = [name for name in names if name in self.broken]
+        if found:
+            raise NotChecked(f"not asked: a fault told above would show here too (see {found[0]})")
+
+    @cached_property
+    def without_form(self) -> str:
+        """The reason that no batch can hold the env's observations or actions; empty if one can."""
+        try:
+            SpaceCodec(self.env.observation_space, keys.OBSERVATION)
+            SpaceCodec(self.env.action_space, keys.ACTION)
+        except TypeError as error:
+            return str(error)
+        return ""
 
     @property
     def seeds(self) -> range:
@@ -154,18 +192,59 @@ class Patient(Probe):
 
     @cached_property
     def leak(self) -> Leak | None:
-        """Where a used env differs from a new one under one seed."""
+        """Where a used env differs from a new one under one seed.
+
+        None also where something else than the env's own past makes the difference: see ``changed``
+        and ``unsteady``.
+        """
+        found = self._leak()
+        if found is None or self.is_changed(found.divergence.seed):
+            return None
+        again = self._leak()
+        if again is None or str(again.divergence) != str(found.divergence):
+            self.unsteady = found.divergence
+            return None
+        return found
+
+    def _leak(self) -> Leak | None:
         env = self.make()
         try:
             # Each seed after every other, after itself, and after episodes left unfinished.
+            life = 0
             for played, seed in enumerate([*self.seeds, *reversed(self.seeds)]):
+                run = self.run(env, seed)
+                found = first_divergence(seed, self.fresh[seed][:1], run)
+                if found is not None:
+                    return Leak(found, played, life, False, self._left_over(env, seed))
+                life += len(run[0]) + 1
+                self._leave_unfinished(env, seed + 1)
+            if self.pooled:  # its seeded reset makes a new pool
+                return None
+            more, lived = self._live(env, self.life - life)
+            self.life = life + lived
+            for played, seed in enumerate(self.seeds, 8 + more):
                 found = first_divergence(seed, self.fresh[seed][:1], self.run(env, seed))
                 if found is not None:
-                    return Leak(found, played, self._left_over(env, seed))
-                self._leave_unfinished(env, seed + 1)
+                    return Leak(found, played, self.life, True, self._left_over(env, seed))
             return None
         finally:
             env.close()
+
+    def _live(self, env: Env, steps: int) -> tuple[int, int]:
+        """Play for so many steps, or so long; returns how many episodes and steps it was."""
+        began, lived = time.perf_counter(), 0
+        for episodes in count():
+            for row in self.rows(env, None, action_seed=self.seed + episodes):
+                lived += not row.is_reset
+                if lived >= steps or time.perf_counter() - began > PLAY_SECONDS:
+                    return episodes, lived
+        raise AssertionError
+
+    def is_changed(self, seed: int) -> bool:
+        """Compare a new env with the first ones; True, and ``changed`` is set, if they differ."""
+        if self.changed is None:
+            self.changed = first_divergence(seed, self.fresh[seed][:1], self.run_anew(seed))
+        return self.changed is not None
 
     def _leave_unfinished(self, env: Env, seed: int) -> None:
         unfinished = self.rows(env, seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tdcollect.testing.doctor.diagnosis import BROKEN, OK, WARNING
+from tdcollect.testing.doctor.divergence import Divergence
 from tdcollect.testing.doctor.patient import Patient
 from tdcollect.testing.gymnasium_rules import RULES
 from tdcollect.testing.report import Broken
@@ -33,6 +34,33 @@ def warning(evidence: str, **more: Any) -> Answer:
 
 def broken(evidence: str, **more: Any) -> Answer:
     return Answer(BROKEN, evidence, **more)
+
+
+OWN_RANDOM = (
+    "draw all random numbers from self.np_random, which gymnasium's Env.reset(seed=seed) seeds; "
+    "call super().reset(seed=seed) first in reset"
+)
+
+
+def by_chance(patient: Patient, told: str, found: Divergence | None = None) -> Answer:
+    """Broken: runs differ that should agree, though not in the same way when they are repeated."""
+    patient.has_chance = len(patient.broken)
+    return broken(
+        f"{told}; run again, these do not differ there",
+        cause="random numbers that reset(seed=) does not reach, drawn now and then, or the clock",
+        advice=OWN_RANDOM,
+        data={} if found is None else found.to_dict(),
+    )
+
+
+def outlives(found: Divergence) -> Answer:
+    """Broken: a new env no longer does what the first ones did."""
+    return broken(
+        f"a new env, and another one made after some had been played: {found}",
+        cause="state that outlives the envs: class attributes, module globals, a file",
+        advice="keep state in self, made in __init__ or reset",
+        data=found.to_dict(),
+    )
 
 
 Ask = Callable[[Patient], Answer]

@@ -8,16 +8,20 @@ from itertools import chain, repeat
 from tdcollect.evaluation.isolation import GlobalRandomness
 from tdcollect.testing.doctor.divergence import Divergence, first_divergence
 from tdcollect.testing.doctor.patient import GLOBAL, Leak, Patient
-from tdcollect.testing.doctor.questions import Answer, Questions, broken, ok, warning
+from tdcollect.testing.doctor.questions import (
+    OWN_RANDOM,
+    Answer,
+    Questions,
+    broken,
+    by_chance,
+    ok,
+    outlives,
+    warning,
+)
 from tdcollect.testing.gymnasium_probe import Env, Row
 from tdcollect.testing.report import NotChecked
 
 _WATCHED_STEPS = 200
-
-_OWN_RANDOM = (
-    "draw all random numbers from self.np_random, which gymnasium's Env.reset(seed=seed) seeds; "
-    "call super().reset(seed=seed) first in reset"
-)
 
 QUESTIONS = Questions()
 
@@ -29,7 +33,7 @@ def _seed(patient: Patient) -> Answer:
         return broken(
             f"two new envs under one seed and the same actions: {found}",
             cause=_why_unrepeatable(patient, found),
-            advice=_OWN_RANDOM,
+            advice=OWN_RANDOM,
             data=found.to_dict(),
         )
     first = patient.fresh[patient.seed]
@@ -44,7 +48,7 @@ def _seed(patient: Patient) -> Answer:
             f"{seeds} give one and the same episode, and a reset without a seed gives another",
             cause="the env ignores its seed: its random numbers come from a generator that "
             "reset(seed=) does not reach, or what differs is carried over",
-            advice=_OWN_RANDOM,
+            advice=OWN_RANDOM,
         )
     return ok(f"{seeds} give one and the same episode: nothing is left to chance")
 
@@ -67,22 +71,40 @@ def _why_unrepeatable(patient: Patient, found: Divergence) -> str:
 
 @QUESTIONS.add("leaks", "nothing leaks from one episode into the next")
 def _leaks(patient: Patient) -> Answer:
-    _needs_seed(patient)
+    needs_seed(patient)
     leak = patient.leak
+    if patient.changed is not None:
+        raise NotChecked("a new env no longer does what the first ones did (see neighbours)")
+    if patient.unsteady is not None:
+        return by_chance(
+            patient, f"a new env, and one used before: {patient.unsteady}", patient.unsteady
+        )
     if leak is None:
-        how = "new pools for seeded resets" if patient.pooled else "a used env and new ones"
-        return ok(f"{how}: the same in {2 * len(patient.seeds)} episodes of any order")
+        told = f"the same in {2 * len(patient.seeds)} episodes of any order"
+        if patient.pooled:
+            return ok(f"new pools for seeded resets: {told}")
+        return ok(f"a used env and new ones: {told}, and after a life of {patient.life} steps")
+    evaluated = (
+        "evaluate(..., new_envs=True), as its own look is shorter than that life"
+        if leak.late
+        else "tdcollect.evaluate finds that out and makes them"
+    )
+    used = f"episodes ended: {leak.played}" + (f", steps: {leak.life}" if leak.late else "")
     return broken(
-        f"a new env, and one used before (episodes ended: {leak.played}): {leak.divergence}",
+        f"a new env, and one used before ({used}): {leak.divergence}",
         cause=_why_leaking(leak),
-        advice="set all that an episode changes in reset. As it is, resuming by replay cannot "
-        "bring such an env back, and test episodes need a new env each "
-        "(tdcollect.evaluate finds that out and makes them)",
-        data={**leak.divergence.to_dict(), "attributes": leak.attributes},
+        advice="set all that an episode changes in reset. As it is, one episode cannot be "
+        f"resumed by replay (see resumes), and test episodes need a new env each ({evaluated})",
+        data={**leak.divergence.to_dict(), "attributes": leak.attributes, "life": leak.life},
     )
 
 
-def _needs_seed(patient: Patient) -> None:
+def needs_seed(patient: Patient) -> None:
+    """Raise NotChecked where runs on one seed have nothing in common to be compared by."""
+    patient.needs("seed")
+    if patient.has_chance is not None:
+        found_by = patient.broken[patient.has_chance]
+        raise NotChecked(f"not asked: runs differ by chance as it is (see {found_by})")
     if patient.unrepeatable is not None:
         raise NotChecked("new envs differ under one seed as it is (see seed)")
 
@@ -144,14 +166,17 @@ def _global_random(patient: Patient) -> Answer:
     return broken(
         evidence,
         cause="episodes depend on what else in the process draws random numbers, and it on them",
-        advice=_OWN_RANDOM,
+        advice=OWN_RANDOM,
         data=called,
     )
 
 
 @QUESTIONS.add("neighbours", "envs in one process leave each other alone")
 def _neighbours(patient: Patient) -> Answer:
-    _needs_seed(patient)
+    needs_seed(patient)
+    patient.needs("global-random")
+    if patient.changed is not None:
+        return outlives(patient.changed)
     alone = patient.fresh[patient.seed][:1]
     envs = [patient.make() for _ in range(2)]
     try:
@@ -168,6 +193,9 @@ def _neighbours(patient: Patient) -> Answer:
         for env in envs:
             env.close()
     found = first_divergence(patient.seed, alone, [rows])
+    if patient.is_changed(patient.seed):
+        assert patient.changed is not None
+        return outlives(patient.changed)
     if found is None:
         return ok(f"{len(rows) - 1} steps alone and in turn with others: the same")
     return broken(

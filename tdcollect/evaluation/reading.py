@@ -1,0 +1,443 @@
+"""The files of an evaluation as they are read, each held against the others.
+
+A directory may come from somebody else. Nothing in it is run, and nothing is believed that another
+of its files contradicts: a record's seeds follow from the manifest, the ledger and the manifest
+have their digests in ``results.json``, and data that were kept have theirs in the ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensordict import TensorDict
+
+from tdcollect.evaluation.data import disagreements
+from tdcollect.evaluation.kept import read_trajectory
+from tdcollect.evaluation.records import FORMAT, Episode, is_digest, is_whole
+from tdcollect.evaluation.statistics import summarize
+from tdcollect.evaluation.tables import count_text
+from tdcollect.seeding import env_seed, policy_seed
+from tdcollect.text import visible
+
+MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
+REFUSED = "refused.json"
+TRAJECTORIES = "trajectories"
+
+_MOST_EPISODES = 10**9
+
+
+class Problem(NamedTuple):
+    """Something wrong in a file of an evaluation.
+
+    Attributes:
+        file: the file.
+        text: what is wrong.
+        line: its number, from 1; None where it is of no single line.
+    """
+
+    file: Path
+    text: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"line {self.line} of {self.file}"
+        return f"{where}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The checks of an evaluation's directory; printing it shows what they found.
+
+    Attributes:
+        directory: of the evaluation.
+        episodes: how many records could be read.
+        kept: for how many of them data were kept, and checked.
+        problems: what is wrong, in the order of the files.
+    """
+
+    directory: Path
+    episodes: int
+    kept: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        checked = f"{count_text(self.episodes, 'record')} and the data of {self.kept} checked"
+        found = f"{count_text(len(self.problems), 'problem')}" if self.problems else "nothing wrong"
+        lines = [*map(str, self.problems), f"{self.directory}: {checked}, {found}"]
+        return "\n".join(map(visible, lines))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The checks as plain dicts, lists, strings and numbers, for JSON."""
+        return {
+            "directory": str(self.directory),
+            "episodes": self.episodes,
+            "kept": self.kept,
+            "problems": [
+                {"file": str(problem.file), "line": problem.line, "text": problem.text}
+                for problem in self.problems
+            ],
+        }
+
+    def __repr__(self) -> str:
+        found = count_text(len(self.problems), "problem")
+        return f"{type(self).__name__}({visible(str(self.directory))!r}, {found})"
+
+
+def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Episode]]:
+    """Read the manifest and the records of an evaluation, which may be unfinished.
+
+    Returns:
+        The manifest, with today's names for the entries of an older one; and the records by index.
+
+    Raises:
+        FileNotFoundError: where there is none.
+        ValueError: for the first thing that is wrong, with its file and line.
+    """
+    root = Path(path)
+    manifest = read_manifest(root)
+
+    def refuse(problem: Problem) -> None:
+        raise ValueError(str(problem))
+
+    return manifest, sorted(_ledger(root, manifest, refuse), key=lambda episode: episode.index)
+
+
+def verify(path: str | os.PathLike[str]) -> Verification:
+    """Check all that can be checked of an evaluation without running it.
+
+    An evaluation that is unfinished, or was refused, has that as a problem.
+
+    Args:
+        path: its directory.
+
+    Raises:
+        FileNotFoundError: where there is no evaluation.
+    """
+    root = Path(path)
+    problems: list[Problem] = []
+    try:
+        manifest = read_manifest(root)
+    except ValueError as error:
+        return Verification(root, 0, 0, (Problem(root / MANIFEST, str(error)),))
+    episodes = sorted(_ledger(root, manifest, problems.append), key=lambda e: e.index)
+    missing = number_of_episodes(manifest) - len(episodes)
+    if missing > 0:
+        text = f"the evaluation is unfinished: it lacks {count_text(missing, 'episode')}"
+        problems.append(Problem(root / EPISODES, text))
+    if not problems:
+        problems += _derived(root, manifest, episodes)
+    kept, found = _kept(root, manifest, episodes)
+    return Verification(root, len(episodes), kept, (*problems, *found))
+
+
+def read_manifest(root: Path) -> dict[str, Any]:
+    """Read the manifest of an evaluation, with today's names for the entries of an older one.
+
+    Raises:
+        FileNotFoundError: where there is none.
+        ValueError: for a file of something else, one that is not whole, or one of a later format.
+    """
+    file = root / MANIFEST
+    if not file.is_file():
+        raise FileNotFoundError(f"expected the directory of an evaluation, got {root}")
+    found = read_object(file)
+    if not isinstance(found.get("protocol"), int) or "episodes" not in found:
+        raise ValueError(
+            f"expected the manifest of an evaluation, got {file}, which is something else's; name "
+            "another directory"
+        )
+    version = found.get("format", 1)
+    if not isinstance(version, int) or not 1 <= version <= FORMAT:
+        raise ValueError(
+            f"expected a format from 1 to {FORMAT}, got {version!r} in {file}: a later tdcollect "
+            "wrote it; read it with that one"
+        )
+    if version == 1:
+        names = {"max_steps": "max_episode_steps"}
+        found = {names.get(name, name): value for name, value in found.items()} | {"format": 1}
+    for name, accepts in _MANIFEST.items():
+        value: Any = found
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if not accepts(value) and (version > 1 or name not in _SINCE_2):
+            raise ValueError(
+                f"expected {file} as tdcollect writes it, got {name} {value!r}; ask for the file "
+                "as it was, or evaluate again in another directory"
+            )
+    given = found["seeds"].get("env")
+    if given is None:
+        return found
+    count = number_of_episodes(found)
+    if len(given) != count or (version > 1 and len({*given}) < count):
+        raise ValueError(
+            f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
+            f" got {len(given)} seeds, {len({*given})} of them distinct; ask for the file as it "
+            "was, or evaluate again in another directory"
+        )
+    return found
+
+
+def number_of_episodes(manifest: Mapping[str, Any]) -> int:
+    """The number of episodes that an evaluation asks for."""
+    asked = manifest["episodes"]
+    return asked if isinstance(asked, int) else len(asked)
+
+
+def trajectory_path(root: Path, index: int) -> Path:
+    """The place of the data of an episode."""
+    return root / TRAJECTORIES / f"{index:06d}"
+
+
+def sha256(file: Path) -> str:
+    """The digest of a file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while part := opened.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"expected {file} to hold a JSON object, got something else ({error}); ask for the "
+            "file as it was, or remove the directory and evaluate again"
+        ) from error
+    if not isinstance(found, dict):
+        raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
+            f"expected {file} to hold a JSON object, got {type(found).__name__}; ask for the file "
+            "as it was, or remove the directory and evaluate again"
+        )
+    return found
+
+
+def whole_lines(file: Path) -> Iterator[bytes]:
+    """The lines of a journal; one that its writer did not end is left out."""
+    if file.exists():
+        with file.open("rb") as opened:
+            yield from (line for line in opened if line.endswith(b"\n"))
+
+
+def _ledger(
+    root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
+) -> list[Episode]:
+    """The records that are sound, in the order of their lines; what is wrong is reported."""
+    file = root / EPISODES
+    if (root / REFUSED).exists():
+        why = read_object(root / REFUSED).get("reason")
+        report(
+            Problem(root / REFUSED, f"the evaluation was refused: {why}; remove it to start anew")
+        )
+    finished = (root / RESULTS).exists()
+    advice = (
+        "ask for the directory as it was, or evaluate again in another one"
+        if finished
+        else "remove the line, and the same command runs the episode again"
+    )
+    seeds_of = _seeds(manifest)
+    episodes: dict[int, Episode] = {}
+    sound = True
+    for number, line in enumerate(whole_lines(file), 1):
+        wrong = None
+        try:
+            record = Episode.from_json(line.decode(), manifest["format"])
+        except ValueError as error:
+            wrong = str(error)
+        else:
+            seeds = seeds_of(record.index)
+            if seeds is None:
+                wrong = f"the manifest asks for no episode {record.index}"
+            elif record.index in episodes:
+                wrong = f"episode {record.index} has a record already"
+            elif seeds != (record.env_seed, record.policy_seed):
+                wrong = (
+                    f"expected the seeds {seeds[0]} and {seeds[1]} of episode {record.index}, as "
+                    f"the manifest says, got {record.env_seed} and {record.policy_seed}"
+                )
+        if wrong is None:
+            episodes[record.index] = record
+        else:
+            sound = False
+            report(Problem(file, f"{wrong}; {advice}", number))
+    if finished and sound:
+        _check_results(root, manifest, report)
+    return list(episodes.values())
+
+
+def _check_results(
+    root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
+) -> None:
+    """Hold the digests of a finished evaluation against its files."""
+    file = root / RESULTS
+    try:
+        results = read_object(file)
+    except ValueError as error:
+        report(Problem(file, str(error)))
+        return
+    files = {"ledger": EPISODES} if manifest["format"] == 1 else _DIGESTED
+    for name, of in files.items():
+        now = sha256(root / of) if (root / of).exists() else "none, as it is missing"
+        if results.get(name) != now:
+            told = results.get(name)
+            report(
+                Problem(
+                    root / of,
+                    f"its digest is {now}, and {told} in {RESULTS}: one of the two files was "
+                    "altered; ask for the directory as it was, or evaluate again in another one",
+                )
+            )
+
+
+def _derived(
+    root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
+) -> Iterator[Problem]:
+    """Hold what a finished evaluation says of its records against them."""
+    file = root / RESULTS
+    if manifest["format"] == 1 or not file.exists():
+        return
+    told = read_object(file)
+    files = told.get("files")
+    try:
+        settings = {name: told[name] for name in ("confidence", "resamples", "seed")}
+        expected = json.loads(json.dumps(summarize(episodes, **settings).to_dict()))
+    except (KeyError, TypeError, ValueError) as error:
+        yield Problem(file, f"its statistics cannot be computed again ({error})")
+        return
+    for name, value in expected.items():
+        if not _alike(value, told.get(name)):
+            yield Problem(file, f"{name} is {told.get(name)!r}, and by the ledger {value!r}")
+    for name, digest in (files if isinstance(files, dict) else {}).items():
+        of = root / name
+        if not of.resolve().is_relative_to(root.resolve()):
+            yield Problem(file, f"it names the file {name!r}, which is not in the directory")
+        elif not of.is_file() or sha256(of) != digest:
+            yield Problem(of, "it is missing, or is not the file that the evaluation wrote")
+
+
+def _kept(
+    root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
+) -> tuple[int, list[Problem]]:
+    """Hold data that were kept against their records; how many there are, and what is wrong."""
+    if manifest["format"] == 1 or not (root / TRAJECTORIES).is_dir():
+        return 0, []
+    records = {trajectory_path(root, e.index).name: e for e in episodes if e.completed}
+    kept, problems = 0, []
+    for path in sorted((root / TRAJECTORIES).iterdir()):
+        record = records.get(path.name)
+        if record is None:
+            if not path.name.endswith(".part"):
+                problems.append(Problem(path, "the ledger has no completed episode of this index"))
+            continue
+        kept += 1
+        try:
+            read_data(root, record, manifest)
+        except ValueError as error:
+            problems.append(Problem(path, str(error)))
+    return kept, problems
+
+
+def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> TensorDict:
+    """Read the data ``[L]`` that were kept of an episode, and hold them against its record.
+
+    Raises:
+        ValueError: for data that are not those of the record, or cannot be read.
+    """
+    data = read_trajectory(trajectory_path(root, record.index))
+    if manifest["format"] == 1:  # which does not say what was digested
+        return data
+    found = disagreements(record, data, manifest["entries"])
+    if found:
+        raise ValueError(
+            f"the data kept of episode {record.index} are not those of its record: "
+            f"{'; '.join(found)}. Run the episode again instead: replay({record.index})"
+        )
+    return data
+
+
+def _seeds(manifest: Mapping[str, Any]) -> Callable[[int], tuple[int, int] | None]:
+    """The seeds of an episode by its index; None for one that the manifest does not ask for."""
+    asked, root = manifest["episodes"], manifest["seeds"]["root"]
+    given = manifest["seeds"].get("env")
+    places = None if isinstance(asked, int) else {index: i for i, index in enumerate(asked)}
+
+    def seeds(index: int) -> tuple[int, int] | None:
+        place = (index if index < asked else None) if places is None else places.get(index)
+        if place is None:
+            return None
+        return env_seed(root, index) if given is None else given[place], policy_seed(root, index)
+
+    return seeds
+
+
+def _alike(value: Any, told: Any) -> bool:
+    """Tell whether two values of a summary are the same, but for how a machine rounds."""
+    if isinstance(value, Mapping) and isinstance(told, Mapping):
+        return value.keys() == told.keys() and all(_alike(value[k], told[k]) for k in value)
+    if isinstance(value, float) and isinstance(told, float):
+        return abs(value - told) <= 1e-9 * max(abs(value), abs(told)) or value == told
+    return type(value) is type(told) and bool(value == told)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list_of_whole(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_whole, value))
+
+
+def _is_asked(value: Any) -> bool:
+    if isinstance(value, list):
+        return _is_list_of_whole(value) and len({*value}) == len(value)
+    return is_whole(value) and value <= _MOST_EPISODES
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+# What entries of a manifest must be.
+_MANIFEST: dict[str, Callable[[Any], bool]] = {
+    "env": _is_object,
+    "env.id": _is_text,
+    "episodes": _is_asked,
+    "seeds": _is_object,
+    "seeds.root": is_whole,
+    "seeds.env": lambda value: value is None or _is_list_of_whole(value),
+    "max_episode_steps": lambda value: value is None or is_whole(value),
+    "policy": _is_object,
+    "policy.class": _is_text,
+    "policy.digest": lambda value: value is None or is_digest(value),
+    "policy.exploration": _is_text,
+    "inference_batch_size": is_whole,
+    "device": _is_text,
+    "versions": _is_object,
+    "platform": _is_object,
+    "git": lambda value: value is None or _is_object(value),
+    "entries.observation": _is_names,
+    "entries.action": _is_names,
+}
+_SINCE_2 = ("entries.observation", "entries.action")
+_DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

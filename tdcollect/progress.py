@@ -1,0 +1,109 @@
+"""How far a run is: a bar on a terminal and in a notebook, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
+
+
+def progress_bar(total: int | None, unit: str, initial: int = 0, *, leave: bool = True) -> Any:
+    """What shows how far a run is, on stderr: tqdm's bar, or :class:`Lines`.
+
+    A bar is drawn where it can be, on a terminal and in a notebook (there as a widget, or as text
+    without ipywidgets), and where tqdm is installed. Logs get lines.
+
+    Args:
+        total: how many there will be; None where that is open.
+        unit: what is counted, in the plural.
+        initial: how many there are already.
+        leave: a bar stays when it is done.
+    """
+    if _can_be_drawn():
+        try:
+            return _tqdm()(total=total, initial=initial, unit=f" {unit}", leave=leave)
+        except ModuleNotFoundError as error:
+            if error.name not in ("tqdm", "tqdm.auto"):
+                raise
+    return Lines(total, unit, initial)
+
+
+def check_tqdm() -> None:
+    """Raise ModuleNotFoundError, naming the extra, where tqdm is not installed."""
+    try:
+        _tqdm()
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "progress=True needs the tqdm package: pip install 'tdcollect[evaluate]'"
+        ) from error
+
+
+class Lines:
+    """A line every 30 seconds, for logs; used as tqdm's bar is.
+
+    Args:
+        total: how many there will be; None where that is open.
+        unit: what is counted, in the plural.
+        initial: how many there are already.
+
+    Attributes:
+        n: how many there are.
+    """
+
+    def __init__(self, total: int | None, unit: str, initial: int = 0):
+        self.n = self._initial = initial
+        self._total = total
+        self._unit = unit
+        self._began = self._told = time.monotonic()
+        self._postfix: Mapping[str, str] = {}
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Nothing stays open."""
+
+    def set_postfix(self, postfix: Mapping[str, str], refresh: bool = True) -> None:
+        """What further lines tell beside the count."""
+        self._postfix = postfix
+
+    def update(self, more: int = 1) -> None:
+        """So many more are done."""
+        self.n += more
+        now = time.monotonic()
+        if now - self._told >= SECONDS_BETWEEN_LINES and sys.stderr is not None:
+            self._told = now
+            print(self._line(now - self._began), file=sys.stderr, flush=True)
+
+    def _line(self, passed: float) -> str:
+        of_total = "" if self._total is None else f" of {self._total}"
+        parts = [f"tdcollect: {self.n}{of_total} {self._unit}", seconds_text(passed)]
+        done = self.n - self._initial
+        if self._total is not None and done:
+            left = passed / done * max(0, self._total - self.n)
+            parts.append(f"about {seconds_text(round(left))} left")
+        return ", ".join([*parts, *(f"{name} {text}" for name, text in self._postfix.items())])
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration, in the unit that suits it."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _can_be_drawn() -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    in_notebook = "IPKernelApp" in getattr(shell, "config", ())
+    return in_notebook or (sys.stderr is not None and sys.stderr.isatty())
+
+
+def _tqdm() -> Any:
+    with warnings.catch_warnings():  # in a notebook without ipywidgets, where text will do
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    return tqdm

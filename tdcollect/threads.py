@@ -1,0 +1,141 @@
+"""Threads that collect and threads that evaluate, kept from changing one another's data.
+
+Both use what a process has once: the global random states, the exploration type, and the modules of
+a policy. An evaluation leaves all of it as it was, which takes that no other thread uses it
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, eq=False)
+class _Collection:
+    """A collection that has begun and not ended.
+
+    Attributes:
+        thread: the thread that began it.
+        pauses: whether it may be between two batches.
+    """
+
+    thread: threading.Thread
+    pauses: bool
+
+
+# Held while a block of an evaluation runs, and for a moment when a collection begins.
+_turn = threading.RLock()
+_collections: set[_Collection] = set()
+# Where a thread that waits for another one, or for input, is to be found.
+_FILES = {threading.__file__, selectors.__file__, __file__}
+_WAITING = {"wait", "join", "_wait_for_tstate_lock", "select", "collecting", "evaluating"}
+_LOOKS, _SECONDS = 10, 0.002
+
+
+def _forget() -> None:
+    """Start anew in a forked process, which has none of its parent's other threads."""
+    global _turn
+    _turn = threading.RLock()
+    _collections.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextmanager
+def collecting(pauses: bool = False) -> Iterator[None]:
+    """Announce that this thread collects. Waits for a block of an evaluation in another thread.
+
+    Args:
+        pauses: the collection gives batches out, and may be between two of them.
+    """
+    collection = _Collection(threading.current_thread(), pauses)
+    with _turn:
+        _collections.add(collection)
+    try:
+        yield
+    finally:
+        _collections.discard(collection)
+
+
+@contextmanager
+def evaluating() -> Iterator[None]:
+    """Hold the turn, so that no other thread evaluates or begins to collect.
+
+    Raises:
+        RuntimeError: where another thread collects.
+    """
+    for _ in range(_LOOKS):  # who had this evaluation started may be about to wait for it
+        if not any(collection.pauses for collection in _elsewhere()):
+            break
+        time.sleep(_SECONDS)
+    with _turn:
+        for collection in _elsewhere():
+            raise RuntimeError(
+                "expected no other thread to collect during an evaluation, but a Collector is at "
+                f"work in the thread {collection.thread.name!r}: both would use the global random "
+                "states, the exploration type and the policy's modes. Evaluate between two batches "
+                "in the thread that collects, or in a process of its own"
+            )
+        yield
+
+
+def _elsewhere() -> list[_Collection]:
+    """The collections in other threads, those left out that wait between two batches."""
+    here = threading.current_thread()
+    others = [c for c in tuple(_collections) if c.thread is not here and c.thread.is_alive()]
+    frames = sys._current_frames() if others else {}
+    return [c for c in others if not (c.pauses and _waits(frames.get(c.thread.ident or 0)))]
+
+
+class Busy(NamedTuple):
+    """Where a thread is that does not wait.
+
+    Attributes:
+        name: of the thread.
+        frame: identifies the function that runs.
+        instruction: the latest one there.
+    """
+
+    name: str
+    frame: int
+    instruction: int
+
+
+def busy_threads() -> dict[int, Busy]:
+    """The other threads that do not wait for one another, by identifier.
+
+    One that stays at the same place, as in a read from a socket, has done nothing in between.
+    """
+    here = threading.get_ident()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        ident: Busy(names.get(ident, str(ident)), id(frame), frame.f_lasti)
+        for ident, frame in sys._current_frames().items()
+        if ident != here and not _waits(frame)
+    }
+
+
+def _waits(frame: FrameType | None) -> bool:
+    """Whether a thread waits for another one, or for input: it is in ``join``, ``Event.wait``...
+
+    A thread that starts another one waits too, but for a moment only.
+    """
+    if frame is None:  # it has not begun to run
+        return True
+    if frame.f_code.co_filename not in _FILES or frame.f_code.co_name not in _WAITING:
+        return False
+    while frame is not None and frame.f_code.co_filename in _FILES:
+        if frame.f_code.co_name == "start":
+            return False
+        frame = frame.f_back
+    return True

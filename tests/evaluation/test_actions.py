@@ -1,0 +1,135 @@
+"""Actions that are not those of the env's action spec are refused, and no other ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict.nn import TensorDictModule
+from torch.nn import functional
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import transforms as T
+
+from tdcollect import Collector, make_env
+
+from .envs import Walk
+from .ledger import digest, records
+
+
+def writing(make: Any, entry: str = "action") -> TensorDictModule:
+    """A policy that writes what is made of ``[B, 3]`` observations."""
+    return TensorDictModule(make, ["observation"], [entry])
+
+
+def env(space: spaces.Space[Any], categorical: bool = False, slots: int | None = 2) -> EnvBase:
+    return make_env(lambda: Walk(space), slots, categorical_action_encoding=categorical)
+
+
+DISCRETE, CHOICES = spaces.Discrete(2), spaces.MultiDiscrete([2, 3])
+BITS, BOX = spaces.MultiBinary(3), spaces.Box(-1, 1, (2,))
+
+
+def rows(*row: Any, dtype: Any = None) -> Any:
+    """The same action whatever is observed."""
+    return lambda x: torch.tensor(row, dtype=dtype).expand(len(x), *np.shape(row))
+
+
+WRONG: dict[str, tuple[spaces.Space[Any], bool, Any, str]] = {
+    "logits": (
+        DISCRETE,
+        False,
+        lambda x: x[:, :2],
+        r"expected one-hot rows of shape \(2,\) and dtype int64 in the policy's entry 'action', as "
+        r"the env's action spec says, got float32 of shape \(2,\): .*; draw from the logits with "
+        "ProbabilisticActor",
+    ),
+    "one-hot floats": (DISCRETE, False, rows(0.0, 1.0), r"got float32 of shape \(2,\): \[0.0, 1"),
+    "two hot": (DISCRETE, False, rows(1, 1), r"expected one-hot rows.*\[1, 1\]"),
+    "none hot": (DISCRETE, False, rows(0, 0), r"expected one-hot rows.*\[0, 0\]"),
+    "counts": (DISCRETE, False, rows(3, -2), r"expected one-hot rows.*\[3, -2\]"),
+    "a block short": (CHOICES, False, rows(1, 0, 0, 0, 0), r"one-hot rows.*\[1, 0, 0, 0, 0\]"),
+    "another shape": (DISCRETE, False, rows(0, 1, 0), r"of shape \(3,\): \[0, 1, 0\]"),
+    "too large a choice": (
+        DISCRETE,
+        True,
+        lambda x: torch.full((len(x),), 2),
+        r"expected numbers of choices of shape \(\) and dtype int64.* int64 of shape \(\): 2; draw",
+    ),
+    "no such choice": (CHOICES, True, rows(1, 3), r"expected numbers of choices.*\[1, 3\]"),
+    "probabilities for bits": (BITS, False, rows(0.2, 0.9, 1.0), r"expected bits.*got float32"),
+    "no bits": (BITS, False, rows(0, 2, 1), r"expected bits.*\[0, 2, 1\]"),
+    "complex": (BOX, False, rows(1j, 0j), r"expected actions .* got complex64"),
+}
+
+
+@pytest.mark.parametrize("slots", [None, 2])
+@pytest.mark.parametrize("name", WRONG)
+def test_actions_outside_the_spec_are_refused_before_a_step(name: str, slots: int | None) -> None:
+    space, categorical, make, text = WRONG[name]
+    stepped = []
+
+    class Watched(Walk):
+        def step(self, action: Any) -> Any:
+            stepped.append(action)
+            return super().step(action)
+
+    made = make_env(lambda: Watched(space), slots, categorical_action_encoding=categorical)
+    probed: list[int] = []
+
+    def act(x: torch.Tensor) -> torch.Tensor:
+        probed.append(len(stepped))
+        return make(x)
+
+    with pytest.raises(ValueError, match=text):
+        records(made, writing(act))
+    assert len(stepped) == probed[0]  # those of the env's probe
+
+
+RIGHT: dict[str, tuple[spaces.Space[Any], bool, Any]] = {
+    "one-hot": (DISCRETE, False, rows(0, 1)),
+    "one-hot bools": (DISCRETE, False, rows(False, True)),
+    "one-hot small ints": (DISCRETE, False, rows(0, 1, dtype=torch.uint8)),
+    "blocks": (CHOICES, False, rows(1, 0, 0, 0, 1)),
+    "choices": (CHOICES, True, rows(1, 2)),
+    "bits": (BITS, False, rows(0, 1, 1)),
+    "numbers": (BOX, False, rows(0.5, -0.5)),
+    "double numbers": (BOX, False, rows(0.5, -0.5, dtype=torch.float64)),
+    "ints for numbers": (BOX, False, rows(0, 1)),
+    "beyond the bounds": (BOX, False, rows(7.0, -7.0)),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_actions_of_the_spec_are_taken(name: str) -> None:
+    space, categorical, make = RIGHT[name]
+    ledgers = {digest(env(space, categorical, n), writing(make), 5) for n in (None, 3)}
+    assert len(ledgers) == 1
+
+
+@pytest.mark.parametrize("slots", [None, 3])
+def test_an_action_that_goes_wrong_later_is_refused(slots: int | None) -> None:
+    """Each step of each episode is checked, once its block is whole."""
+
+    def act(x: torch.Tensor) -> torch.Tensor:
+        good = functional.one_hot((x[:, 0] > 0).long(), 2)
+        return torch.where(x[:, :1].abs() > 2.2, torch.ones_like(good), good)
+
+    with pytest.raises(ValueError, match=r"expected one-hot rows.*\[1, 1\]"):
+        records(env(DISCRETE, slots=slots), writing(act), 200)
+
+
+def test_the_spec_is_that_of_the_env_with_its_transforms() -> None:
+    base = env(BOX)
+    discretized = TransformedEnv(base, T.ActionDiscretizer(num_intervals=3))
+    with pytest.raises(ValueError, match="expected numbers of choices"):
+        records(discretized, writing(rows(0.5, 0.5)))
+
+
+def test_training_collects_as_torchrl_does() -> None:
+    """There, floats are taken by their argmax."""
+    collector = Collector(env(DISCRETE), writing(lambda x: x[:, :2]), frames_per_batch=8)
+    assert collector.rollout()["action"].is_floating_point()
+    collector.shutdown()

@@ -1,0 +1,513 @@
+"""Files of an evaluation that were altered, torn or are somebody else's: found, and left alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tdcollect
+from tdcollect.cli import main
+from tdcollect.evaluation import directory as files
+from tdcollect.evaluation.records import Episode, ledger_digest
+
+from .envs import Walk
+from .ledgers import manifest, unfinished
+from .policies import deterministic
+
+EPISODES = 4
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """A finished evaluation with its data; copy it before you alter it."""
+    out = tmp_path_factory.mktemp("written") / "run"
+    tdcollect.evaluate(Walk, deterministic(), EPISODES, out=out, keep=True, progress=False)
+    return out
+
+
+@pytest.fixture
+def run(written: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(written, tmp_path / "run"))
+
+
+def again(out: Path, **settings: Any) -> Any:
+    return tdcollect.evaluate(Walk, deterministic(), EPISODES, out=out, progress=False, **settings)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()
+    }
+
+
+def alter(file: Path, line: int, **changed: Any) -> None:
+    """Change entries of a record in place."""
+    lines = file.read_text().splitlines(keepends=True)
+    lines[line] = json.dumps(json.loads(lines[line]) | changed) + "\n"
+    file.write_text("".join(lines))
+
+
+def rewrite(file: Path, **changed: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+
+
+def load(out: Path) -> Any:
+    return tdcollect.EvaluationResult.load(out)
+
+
+# Records that were altered
+
+
+@pytest.mark.parametrize("reader", [load, again], ids=["load", "rerun"])
+def test_a_record_that_was_altered_is_refused_and_nothing_is_rewritten(run: Path, reader) -> None:
+    alter(run / "episodes.jsonl", 1, **{"return": 999.0})
+    before = contents(run)
+    with pytest.raises(ValueError, match=r"episodes\.jsonl: its digest is .* was altered"):
+        reader(run)
+    assert contents(run) == before
+
+
+def test_compare_refuses_a_record_that_was_altered(run: Path, written: Path, capsys) -> None:
+    alter(run / "episodes.jsonl", 1, **{"return": 999.0})
+    assert main(["compare", str(written), str(run)]) == 1
+    assert "was altered" in capsys.readouterr().err
+
+
+def test_a_manifest_that_was_altered_is_refused(run: Path) -> None:
+    rewrite(run / "manifest.json", device="cuda")
+    with pytest.raises(ValueError, match=r"manifest\.json: its digest is .* was altered"):
+        load(run)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "env seed": ({"env_seed": 7}, r"expected the seeds \d+ and \d+ of episode 1, .* got 7 and"),
+    "policy seed": ({"policy_seed": 7}, r"expected the seeds .* of episode 1, as the manifest"),
+    "foreign index": ({"index": 9}, "the manifest asks for no episode 9"),
+    "duplicate": ({"index": 0}, "episode 0 has a record already"),
+    "status": ({"status": "won"}, "expected status to be 'completed' or 'failed', got 'won'"),
+    "return": ({"return": "9"}, "expected return to be a float, got '9'"),
+    "no return": ({"return": None}, "expected return to be a float, got None"),
+    "length": ({"length": 0}, "expected length to be a positive int, got 0"),
+    "flag": ({"terminated": 1}, "expected terminated to be true or false, got 1"),
+    "success": ({"success": "yes"}, "expected success to be true, false or null, got 'yes'"),
+    "digest": ({"digest": "ab"}, "expected digest to be a SHA-256 in hexadecimal, got 'ab'"),
+    "restarts": ({"restarts": -1}, "expected restarts to be an int, and not negative, got -1"),
+    "more": ({"note": 1}, "expected the record of an episode, with the keys index, env_seed"),
+    "failed": ({"status": "failed"}, "expected return to be null in an episode that failed"),
+    "list": ({"index": [1]}, r"expected index to be an int, and not negative, got \[1\]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("reader", [load, again], ids=["load", "rerun"])
+def test_a_line_that_is_wrong_is_named(run: Path, reader: Callable[[Path], Any], name: str) -> None:
+    changed, reason = WRONG[name]
+    unfinished(run, EPISODES)
+    alter(run / "episodes.jsonl", 1, **changed)
+    with pytest.raises(ValueError, match=rf"line 2 of .*episodes\.jsonl: {reason}") as error:
+        reader(run)
+    assert "; remove the line, and the same command runs the episode again" in str(error.value)
+    file = run / "episodes.jsonl"
+    kept = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(kept[:1] + kept[2:]))  # as the message says
+    assert again(run).missing == []
+
+
+@pytest.mark.parametrize("line", ["[]", "3", "", "nonsense", "[" * 100_000, '{"index": 1'])
+def test_a_line_that_is_no_record_is_named(run: Path, line: str) -> None:
+    unfinished(run, 1)
+    with (run / "episodes.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=r"line 2 of .* expected the record of an episode, ") as e:
+        load(run)
+    assert len(str(e.value)) < 1000
+
+
+def test_seeds_that_were_given_are_those_of_the_manifest(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    tdcollect.evaluate(Walk, None, [3, 5], seeds=range(10, 16), out=out, progress=False)
+    assert [episode.env_seed for episode in load(out).episodes] == [13, 15]
+    unfinished(out, 2)
+    alter(out / "episodes.jsonl", 1, env_seed=14)
+    with pytest.raises(ValueError, match=r"line 2 of .*expected the seeds 15 and"):
+        load(out)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"format": 2, "prot', r"expected .*manifest\.json to hold a JSON object, got something"),
+        ("[]", "to hold a JSON object, got list"),
+        ("{}", "expected the manifest of an evaluation, got"),
+        ('{"name": "an app", "manifest_version": 3}', "which is something else's"),
+        ('{"protocol": 3, "episodes": 1, "format": 3}', "expected a format from 1 to 2, got 3"),
+        ('{"protocol": 2, "episodes": 1, "format": 2}', "as tdcollect writes it, got env None"),
+    ],
+)
+@pytest.mark.parametrize("reader", [load, again], ids=["load", "rerun"])
+def test_a_manifest_that_is_none_is_told(run: Path, reader, text: str, reason: str) -> None:
+    (run / "manifest.json").write_text(text)
+    before = contents(run)
+    with pytest.raises(ValueError, match=reason):
+        reader(run)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"episodes": -1}, "got episodes -1"),
+        ({"episodes": [1, 1]}, r"got episodes \[1, 1\]"),
+        ({"episodes": 10**12}, "got episodes 1000000000000"),
+        ({"seeds": {"root": "0"}}, "got seeds.root '0'"),
+        ({"seeds": {"root": 0, "env": [1]}}, "for each of 4 episodes, got 1 seeds"),
+        ({"seeds": {"root": 0, "env": [1, 2, 2, 3]}}, "got 4 seeds, 3 of them distinct"),
+        ({"policy": []}, r"got policy \[\]"),
+        ({"entries": {"observation": [1], "action": []}}, r"got entries.observation \[1\]"),
+    ],
+)
+def test_an_entry_of_the_manifest_that_is_wrong_is_named(run: Path, changed, reason: str) -> None:
+    rewrite(run / "manifest.json", **changed)
+    with pytest.raises(ValueError, match=reason):
+        load(run)
+
+
+# Older formats
+
+
+def old(run: Path) -> None:
+    """Write an evaluation as format 1 had it: other names, returns of rewards in float32."""
+    now = load(run)
+    records = [
+        replace(record, episode_return=math.fsum(now.trajectory(i)["next", "reward"].flatten()))
+        for i, record in enumerate(now.episodes)
+    ]
+    there = json.loads((run / "manifest.json").read_text())
+    there["max_steps"] = there.pop("max_episode_steps")
+    for name in ("format", "entries"):
+        del there[name]
+    (run / "manifest.json").write_text(json.dumps(there | {"protocol": 1}))
+    text = "".join(record.to_json(format=1) + "\n" for record in records)
+    (run / "episodes.jsonl").write_text(text)
+    assert '"retries": 0' in text
+    results = json.loads((run / "results.json").read_text())
+    del results["manifest"], results["files"]
+    (run / "results.json").write_text(json.dumps(results | {"ledger": ledger_digest(records, 1)}))
+
+
+def load_records(run: Path) -> list[Episode]:
+    lines = (run / "episodes.jsonl").read_text().splitlines()
+    return [Episode.from_json(line) for line in lines]
+
+
+def test_older_files_are_read_and_never_continued(run: Path) -> None:
+    now = load(run)
+    old(run)
+    then = load(run)
+    assert [e.digest for e in then.episodes] == [e.digest for e in now.episodes]
+    assert then.returns.tolist() == pytest.approx(now.returns.tolist(), rel=1e-6)
+    assert then.manifest["max_episode_steps"] is None
+    assert then.digest == json.loads((run / "results.json").read_text())["ledger"] != now.digest
+    assert tdcollect.verify(run).ok
+    assert len(then.trajectory(1)) == then.episodes[1].length
+    with pytest.raises(ValueError, match=r"holds an evaluation of format 1, which an older"):
+        again(run)
+    with pytest.raises(ValueError, match=r"differ: protocol is 1 in .* and 2 in"):
+        tdcollect.compare(then, now, names=["then", "now"])
+
+
+def test_an_older_record_is_replayed_with_returns_in_float32(run: Path) -> None:
+    old(run)
+    result = tdcollect.EvaluationResult.load(run, Walk, deterministic())
+    assert len(result.replay(2)) == result.episodes[2].length
+
+
+# Data that were kept
+
+
+def test_data_that_were_altered_are_refused(run: Path) -> None:
+    file = run / "trajectories" / "000001" / "action.memmap"
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    result = load(run)
+    with pytest.raises(ValueError, match=r"data kept of episode 1 are not those of its record"):
+        result.trajectory(1)
+    assert len(result.trajectory(2)) == result.episodes[2].length
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["observation", "next/observation", "action", "next/reward", "next/terminated"],
+)
+def test_each_bit_of_an_episode_is_checked(run: Path, name: str) -> None:
+    file = run / "trajectories" / "000000" / f"{name}.memmap"
+    whole = bytearray(file.read_bytes())
+    whole[np.random.default_rng(0).integers(len(whole))] ^= 1
+    file.write_bytes(whole)
+    with pytest.raises(ValueError, match="data kept of episode 0 are not those of its record"):
+        load(run).trajectory(0)
+
+
+def test_a_digest_is_what_the_docs_say(run: Path) -> None:
+    result = load(run)
+    entries = result.manifest["entries"]
+    shown, acted = entries["observation"], entries["action"]
+    names = [*shown, *acted, "next/reward", "next/terminated", "next/truncated"]
+    for record in result.episodes:
+        data = result.trajectory(record.index)
+        parts = []
+        for name in names:
+            rows = data[tuple(name.split("/"))].numpy()
+            part = f"{name} {rows.dtype.str} {rows.shape[1:]}\n".encode() + rows.tobytes()
+            if name in shown:
+                part += data["next", name][-1].numpy().tobytes()
+            parts.append(hashlib.sha256(part).digest())
+        assert hashlib.sha256(b"".join(parts)).hexdigest() == record.digest
+    ledger = (run / "episodes.jsonl").read_bytes()
+    assert hashlib.sha256(ledger).hexdigest() == result.digest
+
+
+def test_data_that_were_not_kept_cannot_be_kept_afterwards(run: Path) -> None:
+    again(run, keep=True)
+    shutil.rmtree(run / "trajectories" / "000002")
+    with pytest.raises(ValueError, match=r"got 1 without \(episode 2 first\): data are kept as"):
+        again(run, keep=True)
+    again(run)
+
+
+# verify
+
+
+def test_verify_finds_nothing_wrong(run: Path, capsys) -> None:
+    found = tdcollect.verify(run)
+    assert found.ok
+    assert (found.episodes, found.kept) == (EPISODES, EPISODES)
+    assert main(["verify", str(run)]) == 0
+    assert f"{run}: 4 records and the data of 4 checked, nothing wrong" in capsys.readouterr().out
+    assert len(repr(found)) < 200
+
+
+def higher(run: Path) -> Any:
+    return json.loads((run / "results.json").read_text())["returns"] | {"mean": 999.0}
+
+
+def shrink(run: Path) -> None:
+    file = run / "trajectories" / "000003" / "action.memmap"
+    file.write_bytes(file.read_bytes()[:8])
+
+
+ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "return": (
+        lambda run: alter(run / "episodes.jsonl", 2, **{"return": 999.0}),
+        r"episodes\.jsonl: its digest is",
+    ),
+    "seed": (
+        lambda run: alter(run / "episodes.jsonl", 2, env_seed=1),
+        r"line 3 of .*episodes\.jsonl: expected the seeds",
+    ),
+    "statistics": (
+        lambda run: rewrite(run / "results.json", completed=3),
+        r"results\.json: completed is 3, and by the ledger 4",
+    ),
+    "a number deep in the statistics": (
+        lambda run: rewrite(run / "results.json", returns=higher(run)),
+        r"results\.json: returns is .*'mean': 999",
+    ),
+    "report": (
+        lambda run: (run / "report.html").write_text("<b>Mean return 999</b>"),
+        r"report\.html: it is missing, or is not the file that the evaluation wrote",
+    ),
+    "files": (
+        lambda run: rewrite(run / "results.json", files={"../run.json": "ab"}),
+        r"names the file '\.\./run\.json', which is not in the directory",
+    ),
+    "figure": (
+        lambda run: (run / "figures" / "returns.png").unlink(),
+        r"returns\.png: it is missing",
+    ),
+    "results": (
+        lambda run: (run / "results.json").write_text("[]"),
+        r"results\.json: expected .* to hold a JSON object, got list",
+    ),
+    "manifest": (
+        lambda run: (run / "manifest.json").write_text("{"),
+        r"manifest\.json: expected .* to hold a JSON object",
+    ),
+    "data": (shrink, r"trajectories/000003: "),
+    "data of another": (
+        lambda run: (run / "trajectories" / "000003").rename(run / "trajectories" / "000007"),
+        r"000007: the ledger has no completed episode of this index",
+    ),
+    "unfinished": (
+        lambda run: unfinished(run, 3),
+        r"episodes\.jsonl: the evaluation is unfinished: it lacks 1 episode",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_verify_names_what_is_wrong(run: Path, capsys, name: str) -> None:
+    change, reason = ALTERED[name]
+    change(run)
+    found = tdcollect.verify(run)
+    assert not found.ok
+    assert main(["verify", str(run)]) == 1
+    printed = capsys.readouterr().out
+    assert re.search(reason, printed), printed
+    assert main(["verify", str(run), "--json"]) == 1
+    (told,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert len(told["problems"]) == len(found.problems)
+
+
+def test_verify_lists_every_line(run: Path) -> None:
+    for line in (0, 2):
+        alter(run / "episodes.jsonl", line, status="won")
+    assert [problem.line for problem in tdcollect.verify(run).problems if problem.line] == [1, 3]
+
+
+def test_a_ledger_and_its_digest_altered_together_are_found_by_the_data(run: Path) -> None:
+    alter(run / "episodes.jsonl", 1, **{"return": 999.0})
+    digest = ledger_digest(load_records(run))
+    rewrite(run / "results.json", ledger=digest)
+    (problem,) = [p for p in tdcollect.verify(run).problems if "trajectories" in str(p.file)]
+    assert "return" in problem.text
+
+
+def test_verify_of_no_evaluation_is_told(tmp_path: Path, capsys) -> None:
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "expected the directory of an evaluation, got" in capsys.readouterr().err
+
+
+# replay
+
+
+@pytest.mark.parametrize(
+    "changed", [{"return": 999.0}, {"length": 7}, {"success": None}, {"truncated": True}]
+)
+def test_replay_compares_all_that_the_record_says(run: Path, changed: dict[str, Any]) -> None:
+    unfinished(run, EPISODES)  # no digest tells on it
+    (name,) = changed
+    was = json.loads((run / "episodes.jsonl").read_text().splitlines()[1])[name]
+    changed = {name: not was} if isinstance(was, bool) and name != "success" else changed
+    alter(run / "episodes.jsonl", 1, **changed)
+    result = tdcollect.EvaluationResult.load(run, Walk, deterministic())
+    with pytest.raises(
+        RuntimeError, match=rf"episode 1 is not .*: {name} is .*, in the ledger"
+    ) as e:
+        result.replay(1)
+    assert "Its data are the same to the bit: the ledger was altered" in str(e.value)
+    assert result.replay(2) is not None
+
+
+# Directories of others
+
+
+def test_a_directory_of_another_program_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "episodes.jsonl").write_text('{"a": 1}\n{"no": "newline"}')
+    deep = tmp_path / "work" / "deep"
+    deep.mkdir(parents=True)
+    (deep / ".download.part").write_text("precious")
+    (tmp_path / ".episodes.jsonl.1.part").write_text("precious")
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="expected out to be empty, or the directory of an eval"):
+        again(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_only_names_of_ours_are_swept(run: Path) -> None:
+    unfinished(run, 2)
+    others = [run / "work" / ".notes.part", run / ".notes.part", run / "trajectories" / "mine.part"]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("precious")
+    half = run / "trajectories" / "000003.part"
+    half.mkdir()
+    again(run)
+    assert all(path.read_text() == "precious" for path in others)
+    assert not half.exists()
+
+
+def test_a_directory_whose_first_file_is_half_written_is_taken(tmp_path: Path) -> None:
+    (tmp_path / ".manifest.json.99999999.part").write_text("{")
+    again(tmp_path)
+    assert load(tmp_path).missing == []
+    assert not list(tmp_path.glob(".*"))
+
+
+# Evaluations that were refused
+
+
+class Noisy(Walk):
+    """Adds noise that no seed reaches."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        noise = np.random.default_rng().random(observation.shape, np.float32)
+        return observation + noise, reward, terminated, truncated, info
+
+
+def test_a_refused_evaluation_leaves_no_directory(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(tdcollect.NotReproducibleError):
+        tdcollect.evaluate(Noisy, None, 4, out=out, progress=False)
+    assert not out.exists()
+    out.mkdir()
+    with pytest.raises(tdcollect.NotReproducibleError):
+        tdcollect.evaluate(Noisy, None, 4, out=out, progress=False)
+    assert not list(out.iterdir())
+
+
+def test_an_evaluation_that_is_refused_late_says_so(tmp_path: Path) -> None:
+    class Drawing(Walk):
+        lives = 0
+
+        def reset(self, **kwargs: Any) -> Any:
+            Drawing.lives += 1
+            if Drawing.lives > 300:
+                torch.rand(1)
+            return super().reset(**kwargs)
+
+    out = tmp_path / "run"
+    with pytest.raises(tdcollect.NotReproducibleError):
+        tdcollect.evaluate(Drawing, None, 2000, num_envs=2, out=out, progress=False)
+    assert (out / "episodes.jsonl").read_bytes()
+    for reader in (load, lambda path: tdcollect.evaluate(Drawing, None, 2000, out=path)):
+        with pytest.raises(ValueError, match=r"refused\.json: the evaluation was refused: .* drew"):
+            reader(out)
+    assert "the evaluation was refused" in str(tdcollect.verify(out))
+
+
+def test_an_evaluation_that_raises_at_once_leaves_no_directory(tmp_path: Path) -> None:
+    def policy(td: Any) -> Any:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tdcollect.evaluate(Walk, policy, 4, out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_ledger_is_written_in_pieces(tmp_path: Path) -> None:
+    """Lines in the order of ending become the ledger by index."""
+    out = tmp_path / "run"
+    directory = files.Directory(out, manifest(episodes=3))
+    records = [Episode(index, *seeds(index), status="failed") for index in (2, 0, 1)]
+    for record in records:
+        directory.add(record)
+    directory.finish(records)
+    directory.close()
+    assert [episode.index for episode in load_records(out)] == [0, 1, 2]
+
+
+def seeds(index: int) -> tuple[int, int]:
+    return tdcollect.env_seed(0, index), tdcollect.policy_seed(0, index)

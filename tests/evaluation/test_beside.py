@@ -1,0 +1,260 @@
+"""Evaluating while another thread works: what is refused, and what is not disturbed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tdcollect import Collector, make_env
+from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.isolation import GlobalRandomness
+from tdcollect.threads import busy_threads, collecting, evaluating
+
+from .envs import GlobalNumpy, Walk
+from .ledger import digest, records
+from .policies import categorical
+
+COLLECTS = (
+    "expected no other thread to collect during an evaluation, but a Collector is at work in the "
+    "thread '.*': .*Evaluate between two batches"
+)
+DRAWS = "expected no other thread to draw random numbers during an evaluation.*busy threads: "
+
+
+@contextmanager
+def beside(work: Callable[[], Any]) -> Iterator[None]:
+    """Another thread that does some work over and over."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            work()
+
+    thread = threading.Thread(target=run, name="trainer")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def in_a_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def batches(between: Callable[[], Any]) -> list[Any]:
+    """Training's batches, with something else after each."""
+    torch.manual_seed(0)
+    env = make_env(Walk, 2)
+    collector = Collector(env, categorical(), frames_per_batch=16, total_frames=48)
+    collector.set_seed(0)
+    found = []
+    for batch in collector:
+        found.append((batch, torch.rand(())))
+        between()
+    return found
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return all((a == b).all() and x == y for (a, x), (b, y) in zip(one, other, strict=True))
+
+
+def test_an_evaluation_beside_training_is_refused_and_changes_nothing() -> None:
+    """Another thread tries to evaluate, over and over, from the first batch to the last."""
+    expected = batches(lambda: None)
+    refused: list[BaseException] = []
+    evaluated: list[str] = []
+    policy = categorical(3)
+
+    def attempt() -> None:
+        try:
+            evaluated.append(digest(Walk, policy, 2))
+        except RuntimeError as error:
+            refused.append(error)
+
+    started = threading.Event()
+
+    def training() -> list[Any]:
+        def between() -> None:
+            started.set()
+            seen = len(refused)
+            while len(refused) < seen + 2:  # busy, as training is
+                pass
+
+        return batches(between)
+
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(training)
+        started.wait()
+        while not result.done():
+            attempt()
+        assert same(result.result(), expected)
+    assert len(refused) >= 6
+    assert all(type(error) is RuntimeError for error in refused)
+
+
+def test_an_evaluation_is_refused_before_an_env_is_made() -> None:
+    made = []
+    collecting_now, done = threading.Event(), threading.Event()
+
+    def collect() -> None:
+        with collecting():
+            collecting_now.set()
+            done.wait()
+
+    def make() -> Any:
+        made.append(1)
+        return Walk()
+
+    before = GlobalRandomness()
+    with ThreadPoolExecutor(1, thread_name_prefix="trainer") as pool:
+        pool.submit(collect)
+        collecting_now.wait()
+        with pytest.raises(RuntimeError, match=COLLECTS.replace(".*'", "trainer.*'")):
+            records(make, categorical())
+        done.set()
+    assert not made
+    assert not before.moved()
+    assert records(Walk, categorical(), 3)  # now that it is over
+
+
+def test_a_collection_that_begins_meanwhile_waits_and_ends_the_evaluation() -> None:
+    collector = Collector(make_env(Walk, 2), categorical(), frames_per_batch=16)
+    begun = threading.Event()
+    trainer = threading.Thread(target=lambda: (collector.rollout(), begun.set()))
+    with evaluating():
+        trainer.start()
+        time.sleep(0.05)
+        assert not begun.is_set()
+    trainer.join()
+    assert begun.is_set()
+    collector.shutdown()
+
+
+def test_an_evaluation_in_a_thread_that_is_waited_for_is_as_any_other() -> None:
+    """Also between two batches: nobody draws meanwhile."""
+    policy = categorical()
+    expected = digest(Walk, policy, 5)
+    assert in_a_thread(lambda: digest(Walk, policy, 5)) == expected
+    found = []
+    undisturbed = batches(lambda: None)
+    disturbed = batches(lambda: found.append(in_a_thread(lambda: digest(Walk, policy, 5))))
+    assert same(disturbed, undisturbed)
+    assert set(found) == {expected}
+
+
+def test_a_loop_over_batches_that_was_left_does_not_count() -> None:
+    collector = Collector(make_env(Walk, 2), categorical(), frames_per_batch=16)
+    for _ in collector:
+        break
+    with beside(lambda: None):
+        assert in_a_thread(lambda: records(Walk, categorical(), 2))
+    collector.shutdown()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand(3),
+        lambda: np.random.rand(),  # noqa: NPY002
+    ],
+    ids=["torch", "numpy"],
+)
+def test_a_thread_that_draws_is_found_and_goes_on_undisturbed(draw: Any) -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    drawn: list[Any] = []
+    with beside(lambda: drawn.append(draw())), pytest.raises(RuntimeError, match=DRAWS + "trainer"):
+        records(Walk, categorical())
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    assert all(bool(np.all(np.asarray(draw()) == np.asarray(value))) for value in drawn)
+
+
+def test_a_thread_that_begins_to_draw_later_is_found_and_not_set_back() -> None:
+    stop = threading.Event()
+    drawn: list[torch.Tensor] = []
+
+    class Slow(Walk):
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            Slow.steps += 1
+            if Slow.steps == 600 and not thread.ident:  # behind the probe
+                thread.start()
+                while not drawn:
+                    time.sleep(0.001)
+            return super().step(action)
+
+    def draw() -> None:
+        while not stop.is_set():
+            drawn.append(torch.rand(()))
+
+    thread = threading.Thread(target=draw, name="trainer")
+    torch.manual_seed(0)
+    try:
+        with pytest.raises(RuntimeError, match=DRAWS + "trainer"):
+            records(Slow, categorical(), 400)
+    finally:
+        stop.set()
+        thread.join()
+    torch.manual_seed(0)
+    assert torch.equal(torch.stack(drawn), torch.stack([torch.rand(()) for _ in drawn]))
+
+
+def test_an_env_that_draws_beside_a_thread_that_does_not_is_told_with_both_reasons() -> None:
+    text = r"the env GlobalNumpy drew .* of numpy.* Or another thread drew from them \(.*trainer"
+    with beside(lambda: None), pytest.raises(NotReproducibleError, match=text):
+        records(GlobalNumpy, categorical())
+
+
+def test_two_evaluations_in_two_threads_take_turns() -> None:
+    policies = [categorical(), categorical()]
+    expected = [digest(Walk, policy, 100) for policy in policies]
+    before = GlobalRandomness()
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda policy: digest(Walk, policy, 100), policies))
+    assert found == expected
+    assert not before.moved()
+
+
+def names_of_busy() -> set[str]:
+    return {thread.name for thread in busy_threads().values()}
+
+
+def test_an_env_that_draws_beside_a_thread_that_reads_is_told_alone() -> None:
+    """A thread that stays where it is has drawn nothing: states are set back."""
+    reading, writing = os.pipe()
+    thread = threading.Thread(target=os.read, args=(reading, 1), name="reader")
+    thread.start()
+    before = GlobalRandomness()
+    with pytest.raises(NotReproducibleError, match=r"Draw from env.np_random .* in policies$"):
+        records(GlobalNumpy, categorical())
+    assert not before.moved()
+    os.write(writing, b"1")
+    thread.join()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_threads_that_wait_are_not_busy() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="waiting")
+    thread.start()
+    time.sleep(0.01)
+    assert "waiting" not in names_of_busy()
+    done.set()
+    thread.join()
+    with beside(lambda: None):
+        assert "trainer" in names_of_busy()

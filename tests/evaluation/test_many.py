@@ -1,0 +1,127 @@
+"""Ledgers of many episodes: what grows, grows with their number and no faster."""
+
+from __future__ import annotations
+
+import gc
+import runpy
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tdcollect import EvaluationResult, evaluate
+from tdcollect.evaluation.arguments import seed_schedule
+from tdcollect.evaluation.figures import cumulative_mean
+from tdcollect.evaluation.records import Episode, ledger_digest
+from tdcollect.evaluation.report import write_report
+from tdcollect.evaluation.statistics import summarize
+from tdcollect.files import write_atomically
+
+from .ledgers import ledger, manifest
+
+LEDGERS = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "ledgers.py"))
+HELD = 1000  # bytes an episode
+
+
+def test_an_evaluation_holds_less_than_a_kilobyte_for_each_episode() -> None:
+    held = []
+    for episodes in (20, 20, 270):  # the first imports
+        gc.collect()
+        tracemalloc.start()
+        result = evaluate(LEDGERS["OneStep"], None, episodes, progress=False)
+        gc.collect()
+        held.append(tracemalloc.get_traced_memory())
+        tracemalloc.stop()
+        assert len(result.episodes) == episodes
+    (at_end, at_peak), (at_end_of_many, at_peak_of_many) = held[1:]
+    assert 100 < (at_end_of_many - at_end) / 250 < HELD
+    assert (at_peak_of_many - at_peak) / 250 < HELD
+
+
+def test_a_record_has_no_dict_of_its_own() -> None:
+    assert not hasattr(Episode(0, 1, 2), "__dict__")
+
+
+@pytest.mark.parametrize("seeds", [None, lambda number: number % 7])
+def test_seeds_that_were_asked_for_are_not_held_for_ever(seeds: Any) -> None:
+    seeds_of = seed_schedule(0, seeds, range(5))
+    assert seeds_of(3) == seeds_of(3)
+    assert seeds_of.cache_info().hits == 1
+    assert seeds_of.cache_info().maxsize < 100_000
+
+
+def test_the_report_does_not_grow(tmp_path: Path) -> None:
+    sizes = []
+    for count in (300, 3000):
+        returns = np.random.default_rng(0).normal(size=count).tolist()
+        records = ledger(returns, failed=range(count // 2))
+        described = manifest(episodes=list(range(count)), seeds={"root": 0, "env": [0] * count})
+        summary = summarize(records, resamples=10)
+        page = write_report(tmp_path / str(count), described, records, summary)[-1]
+        sizes.append(len(page.read_bytes()))
+    assert "3000 in all: manifest.json has them" in page.read_text()
+    assert max(sizes) < 1.25 * min(sizes)
+
+
+def test_the_cumulative_mean_of_many_episodes_is_that_of_a_line_through_some_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = np.random.default_rng(0).normal(size=2500).tolist()
+    drawn = []
+
+    def pictures(most: int) -> bytes:
+        monkeypatch.setattr("tdcollect.evaluation.figures.MOST_POINTS", most)
+        return cumulative_mean(values, title="t", confidence=0.95)
+
+    monkeypatch.setattr(
+        "matplotlib.axes.Axes.plot", lambda axes, x, y, **kwargs: drawn.append((x, y))
+    )
+    assert pictures(2500) == pictures(3000)  # all points
+    pictures(100)
+    (_, y), _, (some_x, some_y) = drawn
+    assert len(some_x) == 100
+    assert (some_x[0], some_x[-1]) == (1, 2500)
+    assert y[some_x - 1].tolist() == some_y.tolist()
+
+
+def test_an_episode_of_a_sparse_ledger_is_found_by_its_index() -> None:
+    records = [record for record in ledger([1.0] * 10) if record.index in (2, 5, 9)]
+    result = EvaluationResult(manifest(), records)
+    for index in (2, 5, 9):
+        with pytest.raises(RuntimeError, match="no env and no policy to run"):
+            result.replay(index)
+    for index in (-1, 0, 3, 10):
+        with pytest.raises(KeyError, match=f"episode {index} is not among the 3"):
+            result.replay(index)
+
+
+def test_the_digest_of_a_ledger_is_that_of_its_lines() -> None:
+    import hashlib
+
+    records = ledger([3.0, 1.0, 2.0], failed=[1])
+    lines = "".join(record.to_json() + "\n" for record in records)
+    assert ledger_digest(records[::-1]) == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_a_file_written_piece_by_piece_is_left_as_it_is_where_it_holds_the_same(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "file"
+    inodes = []
+    for text in (b"ab", b"ab", b"ac"):
+        write_atomically(path, lambda file, text=text: file.writelines([text[:1], text[1:]]))
+        assert path.read_bytes() == text
+        inodes.append(path.stat().st_ino)
+    assert inodes[0] == inodes[1] != inodes[2]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_ledgers_measures_each_column() -> None:
+    rows = [LEDGERS["measure"](30)]
+    head, _, row = LEDGERS["table"](rows).splitlines()
+    assert head.count("|") == row.count("|") == len(LEDGERS["HEADER"]) + 1
+    assert row.startswith("| 30 | ")
+    assert rows[0]["held"] > 0

@@ -1,0 +1,105 @@
+"""One ledger, to the bit, for any number of torch's threads outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from tdcollect.evaluation.collector import EvaluationCollector
+
+from .envs import Pictures, Walk
+from .ledger import digest, records
+
+THREADS = (1, 2, 4)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Steered(Pictures):
+    """Pictures whose actions are numbers, in which every bit of the policy shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-1, 1, (3,))
+
+
+class Seeing(nn.Module):
+    """A convolution, and behind it the layer that the usual network for pixels has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 64, 2), nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.Linear(512, 3)
+        )
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.layers(pixels.permute(0, 3, 1, 2) / 255)
+
+
+def seeing() -> tuple[type, TensorDictModule]:
+    return Steered, TensorDictModule(Seeing(), ["pixels"], ["action"])
+
+
+def wide() -> tuple[Any, TensorDictModule]:
+    layers = nn.Sequential(nn.Linear(3, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Linear(1024, 1))
+    policy = TensorDictModule(layers, ["observation"], ["action"])
+    return lambda: Walk(spaces.Box(-1, 1, (1,))), policy
+
+
+@pytest.mark.parametrize("make", [seeing, wide])
+def test_threads_outside_change_nothing(make: Any) -> None:
+    torch.manual_seed(0)
+    env, policy = make()
+    ledgers = set()
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        ledgers.add(digest(env, policy, 4))
+        assert torch.get_num_threads() == threads
+    assert len(ledgers) == 1
+
+
+def seen_threads(policy_threads: list[int], **settings: Any) -> EvaluationCollector:
+    """A collector whose policy notes the threads that it runs with."""
+
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        policy_threads.append(torch.get_num_threads())
+        return torch.eye(2, dtype=torch.int64)[(observation[:, 0] > 0).long()]
+
+    policy = TensorDictModule(act, ["observation"], ["action"])
+    return EvaluationCollector(Walk, policy, 30, num_envs=2, **settings)
+
+
+@pytest.mark.parametrize("inside", [1, 2])
+def test_the_policy_runs_with_the_threads_asked_for_and_they_are_restored(inside: int) -> None:
+    torch.set_num_threads(4)
+    seen: list[int] = []
+    with seen_threads(seen, inference_threads=inside) as collector:
+        for _ in collector:
+            assert torch.get_num_threads() == 4
+        for _ in collector:
+            break
+    assert torch.get_num_threads() == 4
+    assert set(seen) == {inside}
+
+
+def test_threads_are_restored_where_the_policy_raises() -> None:
+    torch.set_num_threads(2)
+
+    def broken(observation: torch.Tensor) -> torch.Tensor:
+        torch.set_num_threads(3)
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        records(Walk, TensorDictModule(broken, ["observation"], ["action"]))
+    assert torch.get_num_threads() == 2

@@ -1,0 +1,137 @@
+"""How far a run is: bars where they can be drawn, lines where they cannot, and silence."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tdcollect import Collector, evaluate, make_env
+from tdcollect.progress import Lines, progress_bar, seconds_text
+
+Clock = Callable[[float], None]
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def each_look_takes(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Sets how many seconds pass between two looks at the clock."""
+    clock = SimpleNamespace(now=0.0, step=0.0)
+
+    def monotonic() -> float:
+        clock.now += clock.step
+        return clock.now
+
+    monkeypatch.setattr("tdcollect.progress.time", SimpleNamespace(monotonic=monotonic))
+    return lambda step: setattr(clock, "step", step)
+
+
+def evaluated(**options: Any) -> None:
+    evaluate("CartPole-v1", None, 12, max_steps=3, **options)
+
+
+def collected(**options: Any) -> None:
+    env = make_env("CartPole-v1", 2)
+    collector = Collector(env, frames_per_batch=10, total_frames=120, **options)
+    assert len(list(collector)) == 12
+
+
+@pytest.mark.parametrize("run", [evaluated, collected])
+def test_a_log_gets_a_line_every_30_seconds(
+    run: Any, each_look_takes: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    each_look_takes(10)  # 120 seconds in all
+    run(progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        f"tdcollect: {count} of {total}"
+        for count, total in (
+            [(n, "12 test episodes") for n in (3, 6, 9, 12)]
+            if run is evaluated
+            else [(n, "120 frames") for n in (30, 60, 90, 120)]
+        )
+    ]
+    assert [line.split(", ")[1:3] for line in lines] == [
+        ["30 s", "about 90 s left"],
+        ["60 s", "about 60 s left"],
+        ["90 s", "about 30 s left"],
+        ["2 min", "about 0 s left"],
+    ]
+
+
+@pytest.mark.parametrize("run", [evaluated, collected])
+def test_a_short_run_leaves_nothing_in_a_log(run: Any, capsys: Any, each_look_takes: Clock) -> None:
+    each_look_takes(2)
+    run(progress=True)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("run", [evaluated, collected])
+def test_without_progress_all_is_silent(
+    run: Any, each_look_takes: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each_look_takes(100)
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    run(progress=False)
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize(("run", "said"), [(evaluated, "/12 ["), (collected, "120/120")])
+def test_a_terminal_gets_a_bar(run: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    run(progress=True)
+    assert said in screen.getvalue()
+    assert "\r" in screen.getvalue()
+
+
+def test_a_notebook_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(progress_bar(3, "episodes"), Lines)  # pytest's stderr is no terminal
+    shell = SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with progress_bar(3, "episodes", leave=False) as bar:
+        assert type(bar).__module__.startswith("tqdm")
+    shell.config = {}  # IPython in a terminal that is none
+    assert isinstance(progress_bar(3, "episodes"), Lines)
+
+
+def test_a_terminal_without_tqdm_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Screen())
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    assert isinstance(progress_bar(3, "episodes"), Lines)
+
+
+def test_lines_tell_what_is_known(each_look_takes: Clock, capsys: Any) -> None:
+    each_look_takes(40)
+    with Lines(None, "frames", initial=5) as lines:
+        lines.set_postfix({"return": "21.5"})
+        lines.update(3)
+    assert capsys.readouterr().err == "tdcollect: 8 frames, 40 s, return 21.5\n"
+
+
+def test_nothing_is_written_where_there_is_no_stderr(
+    each_look_takes: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    each_look_takes(40)
+    monkeypatch.setattr(sys, "stderr", None)
+    Lines(3, "episodes").update(1)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.34, "12.3 s"), (0, "0 s"), (119.4, "119 s"), (150, "2 min"), (9000, "2.5 h")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text

@@ -70,23 +70,28 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def known(command: click.Command) -> set[str]:
+    """The options of a command."""
+    return {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+
+
 def test_commands_and_their_options_are_there() -> None:
     named = found(r"(?:^\s*(?:\$ )?|`)tdcollect ([a-z]+)([^`\n]*)")
     assert len(named) >= 15
     for said, (name, rest) in named:
         command = program.commands.get(name)
         assert isinstance(command, click.Command), f"{said} advises tdcollect {name}"
-        options = {option for parameter in command.params for option in parameter.opts}
+        options = known(command)
         for option in re.findall(r"(?<!\S)--[a-z-]+", rest):
             assert option in options, f"{said} advises tdcollect {name} {option}"
 
 
 def test_options_that_are_named_alone_are_of_some_command() -> None:
-    known = {o for c in program.commands.values() for p in c.params for o in p.opts}
+    options = set().union(*map(known, program.commands.values()))
     for name in ("README", "docs/reproducibility", "docs/safe-to-open", "docs/doctor"):
         named = re.findall(r"`(--[a-z-]+)", (ROOT / f"{name}.md").read_text())
         assert named
-        assert set(named) <= known, name
+        assert set(named) <= options, name
 
 
 def test_targets_of_make_are_there() -> None:

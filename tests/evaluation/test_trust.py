@@ -188,6 +188,9 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     shutil.copytree(finished, "mine")
     assert typed("compare sent mine --out compared")[0] == 0
     assert typed("compare mine sent --json")[0] == 0
+    status, out, _ = typed("verify mine sent")
+    assert status == 1
+    assert "'NonTensorData', which is no tensor" in " ".join(out.split())
     assert not mark.exists()
 
 

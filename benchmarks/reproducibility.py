@@ -125,15 +125,19 @@ def outputs(cells: int, rows: int) -> torch.Tensor:
 def rounding() -> None:
     rows = []
     for cells in (64, 256, 1024):
+        tested, before = policy("HalfCheetah-v5", cells), torch.get_num_threads()
+        threads, ledgers = 0.0, set()
+        torch.set_num_threads(1)
         whole = outputs(cells, 16)
         sizes = max((outputs(cells, n) - whole[:n]).abs().max().item() for n in (1, 2, 4, 8, 15))
-        before, threads = torch.get_num_threads(), 0.0
         for number in (1, 2, 4):
             torch.set_num_threads(number)
             threads = max(threads, (outputs(cells, 16) - whole).abs().max().item())
+            ledgers.add(evaluate("HalfCheetah-v5", tested, 2, max_steps=20).digest)
         torch.set_num_threads(before)
-        rows.append((f"{cells} x {cells}", f"{sizes:.1g}", f"{threads:.1g}"))
-    table(["network", "largest difference at other batch sizes", "with 1, 2, 4 threads"], rows)
+        rows.append((f"{cells} x {cells}", f"{sizes:.1g}", f"{threads:.1g}", len(ledgers)))
+    head = ["network", "largest difference at other batch sizes", "with 1, 2, 4 threads"]
+    table([*head, "different ledgers with 1, 2, 4 threads outside"], rows)
 
 
 def instructions(count: int) -> None:

@@ -18,10 +18,13 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tdcollect import make_env
 from tdcollect.cli import main
 from tdcollect.testing import Diagnosis, Verdict, diagnose
+from tdcollect.testing.doctor.collecting import _compare_with_plain_loop
 from tdcollect.testing.doctor.diagnose import QUESTIONS
 from tdcollect.testing.doctor.divergence import Divergence, first_divergence
+from tdcollect.testing.doctor.patient import Patient
 from tdcollect.testing.gymnasium_probe import Row
 
 ENVS = Path(__file__).with_name("doctor_envs.py")
@@ -263,6 +266,13 @@ def test_batches_are_those_of_a_plain_loop_on_each_backend() -> None:
     assert verdict.status == "ok"
     assert "serial: 200 rows" in verdict.evidence
     assert "process: 200 rows" in verdict.evidence
+
+
+def test_actions_in_parts_reach_the_plain_loop_as_the_space_has_them() -> None:
+    patient = Patient(envs.Composite, None, {}, 40, 0)
+    _, found = _compare_with_plain_loop(patient, make_env(envs.Composite, 2), 40)
+    patient.close()
+    assert found == ""
 
 
 def test_env_that_depends_on_its_process() -> None:

@@ -16,11 +16,20 @@ from torchrl.envs.utils import exploration_type
 
 from tdcollect import keys
 from tdcollect._upstream import rollout_with_gradients
+from tdcollect.collect.arguments import missing_entries
 from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
 from tdcollect.collect.record import Record
-from tdcollect.collect.rows import Key, Rows, flat, shaped_like
+from tdcollect.collect.rows import (
+    Key,
+    NotTensors,
+    Rows,
+    flat,
+    is_plain,
+    shaped_like,
+    stacked_lazily,
+)
 from tdcollect.envs.wrapper import nested
 
 RUN_ON_ARRAYS = True
@@ -32,6 +41,8 @@ class RowsCollector(TorchRLCollector):
 
     _carrier: TensorDictBase
     _final_rollout: TensorDictBase
+    _not_tensors = False  # whether the policy has written something else
+    _acted = False  # whether the row has the policy's outputs already
     _stale = False  # whether the slots must be reset before anything else is collected
 
     @property
@@ -45,6 +56,8 @@ class RowsCollector(TorchRLCollector):
 
     @property
     def _env_on_arrays(self) -> ArrayEnv | str:
+        if self._not_tensors:
+            return "the policy writes entries that are no dense tensors"
         return array_env(self.env) if RUN_ON_ARRAYS else "RUN_ON_ARRAYS is off"
 
     @property
@@ -58,9 +71,11 @@ class RowsCollector(TorchRLCollector):
     def _go_on(self, steps: int, record: Record, random: bool, gradients: bool) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot, on arrays or as TorchRL does: ``[N, steps]``."""
         env = self._env_on_arrays
+        lower = self._lower(random, gradients)
+        batch = None
         if isinstance(env, ArrayEnv):
-            batch = self._on_arrays(env, self._lower(random, gradients), steps, record, gradients)
-        else:
+            batch = self._on_arrays(env, lower, steps, record, gradients)
+        if batch is None:
             with (
                 self._settings(
                     frames_per_batch=steps,
@@ -88,23 +103,31 @@ class RowsCollector(TorchRLCollector):
         steps: int,
         record: Record,
         gradients: bool = False,
-    ) -> TensorDictBase:
-        """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``."""
+    ) -> TensorDictBase | None:
+        """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``.
+
+        None where the policy turns out to write something else than tensors: it has been called for
+        the first step, and its outputs are in the row that TorchRL's loop is to begin with.
+        """
         env, lower = record.timed(env, lower)
         if record.watch is not None:
             record.watch.begin(self._carrier)
-        columns = collect_frames(
-            env,
-            lower,
-            self._carrier,
-            steps,
-            self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
-            self._left_out,
-            self._place,
-            self._keep,
-            whole=gradients,
-            watch=None if record.watch is None else record.watch.stepped_rows,
-        )
+        try:
+            columns = collect_frames(
+                env,
+                lower,
+                self._carrier,
+                steps,
+                self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
+                self._left_out,
+                self._place,
+                self._keep,
+                whole=gradients,
+                watch=None if record.watch is None else record.watch.stepped_rows,
+            )
+        except NotTensors:
+            self._not_tensors = self._acted = True
+            return None
         record.take(columns, self.env.reward_keys)
         return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
 
@@ -130,7 +153,11 @@ class RowsCollector(TorchRLCollector):
         return batch
 
     def _program(
-        self, rows: Rows, checked: bool = False, policy: Callable[..., Any] | None = None
+        self,
+        rows: Rows,
+        checked: bool = False,
+        policy: Callable[..., Any] | None = None,
+        whole: str | None = None,
     ) -> Program:
         """The policy, or another in its place, on rows."""
         compiled = self.compiled_policy or self.cudagraphed_policy
@@ -142,14 +169,33 @@ class RowsCollector(TorchRLCollector):
             self.policy_device if cast else self._carrier.device,
             self._policy_output_keys if compiled and policy is None else None,
             checked,
+            whole=whole,
         )
+
+    @property
+    def _stacked_lazily(self) -> bool:
+        """Whether TorchRL's row has entries that are perhaps not one tensor each."""
+        return type(self._carrier) is not TensorDict or stacked_lazily(self._carrier)
 
     @contextmanager
     def _policy_on_rows(self) -> Iterator[None]:
         """Let the parent's loop call the policy without the bookkeeping between its modules."""
         policy = self._wrapped_policy
-        plain = type(self._carrier) is TensorDict and isinstance(policy, TensorDictModuleBase)
-        if not plain or self.compiled_policy or self.cudagraphed_policy:
+        if self._acted:
+            self._acted = False
+
+            def has_acted(tensordict: TensorDictBase) -> TensorDictBase:
+                self._wrapped_policy_maybe_compiled = policy
+                return tensordict
+
+            self._wrapped_policy_maybe_compiled = has_acted
+            try:
+                yield
+            finally:
+                self._wrapped_policy_maybe_compiled = policy
+            return
+        known = isinstance(policy, TensorDictModuleBase) and not self._stacked_lazily
+        if not known or self.compiled_policy or self.cudagraphed_policy:
             yield
             return
         program: Program | None = None
@@ -163,11 +209,17 @@ class RowsCollector(TorchRLCollector):
                 program = self._program(rows, checked=True)
                 self._wrapped_policy_maybe_compiled = run if program.straight else policy
             if not program.straight:
-                return policy(tensordict)
+                try:
+                    return policy(tensordict)
+                except KeyError as error:
+                    missing = missing_entries(policy, rows)
+                    raise error if missing is None else KeyError(missing) from error
             program(rows)
             for key, value in rows.items():
                 if given.get(key) is not value:
                     tensordict.set(key, value)
+                    if not is_plain(value):  # the next rows could not have it
+                        self._wrapped_policy_maybe_compiled = policy
             return tensordict
 
         self._wrapped_policy_maybe_compiled = run

@@ -8,11 +8,19 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect import keys
+from tdcollect.collect.arguments import (
+    cannot_wrap,
+    check_made,
+    check_options,
+    check_weights,
+    failed_call,
+)
 from tdcollect.collect.buffers import check_replay_buffer
 from tdcollect.collect.by_count import check_count, round_up, whole_episodes
 from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
@@ -24,7 +32,7 @@ from tdcollect.collect.options import extends
 from tdcollect.collect.progress import with_progress
 from tdcollect.collect.record import Record
 from tdcollect.collect.resume import ResumableCollector
-from tdcollect.collect.rows import flat
+from tdcollect.collect.rows import Rows, flat
 from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv
@@ -114,10 +122,39 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             self._auto_register_policy_transforms = needs_state(policy)
         return super()._maybe_setup_policy_env_transforms(env, policy)
 
-    def _setup_policy_and_weights(self, policy: Any) -> None:
-        super()._setup_policy_and_weights(policy)
+    def _init_policy(self, policy: Any, policy_factory: Any, *args: Any, **kwargs: Any) -> Any:
         with self._closing_what_it_made():
+            try:
+                return super()._init_policy(policy, policy_factory, *args, **kwargs)
+            except TypeError as error:
+                if isinstance(policy_factory, nn.Module):
+                    raise TypeError(
+                        "expected policy_factory to be a function without arguments that makes a "
+                        f"policy, got a {type(policy_factory).__name__}; pass it as the policy"
+                    ) from error
+                raise
+
+    def _setup_policy_and_weights(self, policy: Any) -> None:
+        with self._closing_what_it_made():
+            try:
+                super()._setup_policy_and_weights(policy)
+            except TypeError as error:
+                if error.__cause__ is None or not str(error).startswith("Failed to wrap"):
+                    raise
+                raise TypeError(cannot_wrap(policy, self.env)) from error.__cause__
             check_writes_action(self.policy, self.env)
+
+    def _maybe_make_final_rollout(self, make_rollout: bool) -> None:
+        # Here TorchRL calls the policy for the first time, with some exceptions.
+        with self._closing_what_it_made():
+            try:
+                super()._maybe_make_final_rollout(make_rollout)
+            except Exception as error:
+                wrapped = self._wrapped_policy_uncompiled
+                known = failed_call(self.policy, wrapped, self._carrier, self.env)
+                if known is not None:
+                    raise known from error
+                raise
 
     def _setup_frames_per_batch(self, frames_per_batch: int) -> None:
         # The last of the parent's preparations before the env is reset.
@@ -153,21 +190,38 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         """Close the env where the collector made it and then refuses something."""
         try:
             yield
-        except (TypeError, ValueError):
+        except Exception:
             if self._made_env:
                 self.env.close()
             raise
 
     def _init_env(self, create_env_fn: Any, create_env_kwargs: Any) -> EnvBase:
         self._made_env = not isinstance(create_env_fn, EnvBase)
-        return super()._init_env(create_env_fn, create_env_kwargs)
+        try:
+            env = super()._init_env(create_env_fn, create_env_kwargs)
+        except TypeError as error:
+            if self._made_env and isinstance(create_env_fn, nn.Module):
+                raise TypeError(
+                    "expected an env of TorchRL, or a function that makes one, got a "
+                    f"{type(create_env_fn).__name__}; pass the env first, then the policy"
+                ) from error
+            raise
+        check_made(env)
+        return env
 
     def _postproc(self, tensordict_out: TensorDictBase) -> TensorDictBase:
         """What is done to each batch before its user, or the replay buffer, gets it."""
         if self._shaper is not None:
             tensordict_out = self._shaper(tensordict_out)
             self._monitor.shaped(tensordict_out[keys.NEXT, keys.REWARD])
-        return super()._postproc(tensordict_out)
+        try:
+            return super()._postproc(tensordict_out)
+        except AttributeError as error:
+            if error.obj is None and error.name == "keys":
+                raise TypeError(
+                    "expected postproc to return a TensorDict, got None; return the batch"
+                ) from error
+            raise
 
     def explain(self) -> Explanation:
         """Which parts of a collection run on arrays, which do not, and why.
@@ -179,7 +233,10 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             raise RuntimeError("the collector is shut down; explain() asks for a live one")
         env = self._array_env
         with set_exploration_type(self.exploration_type):
-            program = self._program(flat(self._carrier), checked=isinstance(env, str))
+            if self._stacked_lazily:
+                program = self._program(Rows(), whole="the env's entries are stacked lazily")
+            else:
+                program = self._program(flat(self._carrier), checked=isinstance(env, str))
         reason = env if isinstance(env, str) else None
         return explanation(self.env, reason, program, self._place, self.return_same_td)
 
@@ -221,6 +278,12 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             self._start_new_trajectories()
         with set_exploration_type(self.exploration_type):
             batch = self._on_arrays(env, self._program, self.frames_per_batch, record)
+        if batch is None:
+            self._fresh = False
+            self._restore_buffer()
+            settings = self._settings(pre_collect_hook=None, reset_at_each_iter=False)
+            with settings, self._policy_on_rows(), record.watching(self):
+                return super().rollout()
         if self.return_same_td and self._use_buffers:
             return self._final_rollout.update_(batch)
         return batch
@@ -250,6 +313,16 @@ class Collector(ResumableCollector, metaclass=Dispatch):
                 self.post_collect_hook(batch)
             yield batch
             del batch  # or it would take memory beside the next one
+
+    def update_policy_weights_(
+        self, policy_or_weights: Any = None, *, worker_ids: Any = None, **kwargs: Any
+    ) -> None:
+        """Copy weights into the policy; see the parent's method."""
+        try:
+            super().update_policy_weights_(policy_or_weights, worker_ids=worker_ids, **kwargs)
+        except (AttributeError, TypeError) as error:
+            check_weights(kwargs.get("policy_weights", policy_or_weights), error)
+            raise
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset the envs; see the parent's method.
@@ -311,6 +384,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             RuntimeError: where the collector is shut down.
         """
         count = check_count(frames, episodes, max_steps, layout)
+        check_options(options)
         self._check_open()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()

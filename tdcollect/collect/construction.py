@@ -10,6 +10,7 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 from tdcollect._upstream import CollectorMeta, service_backend
+from tdcollect.collect.arguments import check_arguments, check_one
 from tdcollect.collect.options import refuse_elsewhere
 from tdcollect.collect.policy import unknown_class
 from tdcollect.collect.rows import Key
@@ -32,7 +33,7 @@ class Dispatch(CollectorMeta):
         sync: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        _check_frames_per_batch(kwargs)
+        check_arguments(args, kwargs)
         chosen = backend or service_backend()
         if chosen is None:
             chosen = "direct" if num_collectors is None else "process"
@@ -64,15 +65,9 @@ class Dispatch(CollectorMeta):
                 f"no sync and no backend_options, got num_collectors={num_collectors}, "
                 f"sync={sync}, backend_options={backend_options}; choose backend='process'"
             )
+        check_one(args, kwargs)
         args, kwargs = cls._normalize_direct_env_fn(args, kwargs)
         return super().__call__(*args, **kwargs)
-
-
-def _check_frames_per_batch(kwargs: dict[str, Any]) -> None:
-    frames = kwargs.get("frames_per_batch", 1)
-    for count in frames if isinstance(frames, (list, tuple)) else [frames]:
-        if not count > 0:
-            raise ValueError(f"expected frames_per_batch to be positive, got {frames}")
 
 
 def check_writes_action(policy: Any, env: EnvBase) -> None:
@@ -100,4 +95,4 @@ def needs_state(policy: Any) -> bool:
     return any(
         hasattr(type(module), "make_tensordict_primer") or hasattr(module, "is_init_key")
         for module in modules
-    ) or any(_as_tuple(key)[-1] == IS_INIT for key in getattr(policy, "in_keys", ()))
+    ) or any(_as_tuple(key)[-1] == IS_INIT for key in getattr(policy, "in_keys", None) or ())

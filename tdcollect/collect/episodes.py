@@ -20,7 +20,7 @@ from tensordict import TensorDictBase
 from tdcollect import keys
 from tdcollect.collect.loop import ArrayEnv, Batch, next_row
 from tdcollect.collect.placement import Placement
-from tdcollect.collect.rows import Key, Rows, by_slot, is_next
+from tdcollect.collect.rows import Key, Rows, by_slot, check_tensors, is_next
 from tdcollect.collect.transforms import base_of
 from tdcollect.collect.whole import WholeEnv, reset_all
 from tdcollect.envs.errors import SlotError
@@ -256,6 +256,7 @@ class EpisodeLoop:
         active = list(running)
         self._act(rows, active)
         if self._next_keys is None:
+            check_tensors(rows)
             self._next_keys = [key for key in rows if is_next(key)]
             self._zeroed = self._remembered(rows)
         slots = active if self._waits and len(active) < len(self._slots) else None

@@ -55,7 +55,7 @@ class Hooks:
 
         Args:
             slots: ``[K]``.
-            returns: ``[K]`` float64, sums of the env's rewards.
+            returns: ``[K]`` float64, sums of the env's rewards as batches hold them (float32).
             lengths: ``[K]`` int64, in steps.
         """
 

@@ -18,7 +18,15 @@ from torchrl.envs import EnvBase, TransformedEnv
 from tdcollect import keys
 from tdcollect.collect.placement import Placement
 from tdcollect.collect.policy import Program
-from tdcollect.collect.rows import Key, Rows, flat, from_next, is_next, under_next
+from tdcollect.collect.rows import (
+    Key,
+    Rows,
+    check_tensors,
+    flat,
+    from_next,
+    is_next,
+    under_next,
+)
 from tdcollect.collect.transforms import (
     ExactReward,
     RowTransform,
@@ -248,6 +256,10 @@ def collect_frames(
 
     Returns:
         The entries of the batch, ``[N, T, ...]`` each.
+
+    Raises:
+        NotTensors: where the policy writes something else; nothing has been stepped, and the row
+            that is kept has its outputs.
     """
     rows = flat(carrier) if place is None else place.enter(carrier, env.carried)
     program = lower(rows)
@@ -262,6 +274,7 @@ def collect_frames(
             else:
                 place.run(program, rows)
             if next_keys is None:
+                check_tensors(rows)
                 next_keys = [key for key in rows if is_next(key)]
                 forgotten = forgotten_entries(rows, env, program)
             stepping = True
@@ -386,6 +399,16 @@ class Batch:
                 f"expected the entry {error} in every step of a batch, as in its first, got steps "
                 "without it; have the policy write it at every call"
             ) from error
+        except RuntimeError as error:
+            rows = [{**r, **f} for r, f in zip(self._rows, self._following, strict=True)]
+            for key, value in rows[0].items():
+                odd = [row[key].shape for row in rows if row[key].shape != value.shape]
+                if odd:
+                    raise ValueError(
+                        f"expected the entry {key!r} in one shape at every step of a batch, got "
+                        f"{list(value.shape)}, then {list(odd[0])}; pad it"
+                    ) from error
+            raise
         self._filled += len(self._rows)
         self._rows, self._following = [], []
         if self._place is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torchrl.collectors import Collector as TorchRLCollector
 
+from tdcollect.collect.arguments import check_positive_int
 from tdcollect.collect.hooks import AnyHooks, Watch, as_hooks
 from tdcollect.collect.record import Record, as_array, summed
 from tdcollect.collect.statistics import Bools, Collection, Statistics, Tally
@@ -40,8 +41,7 @@ class Monitor:
     """
 
     def __init__(self, statistics: bool, window: int, timers: bool, hooks: AnyHooks = None):
-        if window < 1:
-            raise ValueError(f"expected stats_window to be positive, got {window}")
+        check_positive_int("stats_window", window)
         if timers and not statistics:
             raise ValueError(
                 "expected statistics=True with timers=True, got statistics=False: times are told "

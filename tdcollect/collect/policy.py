@@ -38,8 +38,9 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
+from tdcollect.collect.arguments import missing_entries, no_tensordict
 from tdcollect.collect.distributions import Noise, Sampler, sampler
-from tdcollect.collect.rows import Key, Rows
+from tdcollect.collect.rows import Key, Rows, not_taken_apart
 from tdcollect.envs.wrapper import nested
 
 Op = Callable[[Rows], None]
@@ -57,6 +58,7 @@ class Program:
         checked: draw with the distributions themselves, which check at every call; else whoever
             runs the program calls :meth:`check` at the end.
         noise: where the samplers take random numbers from; None for torch's global generator.
+        whole: why the policy is called as it is; None to take it apart.
 
     Attributes:
         ops: the calls; each reads and writes entries of the rows.
@@ -77,6 +79,7 @@ class Program:
         select: Iterable[Key] | None = None,
         checked: bool = False,
         noise: Noise | None = None,
+        whole: str | None = None,
     ):
         self.ops: list[Op] = []
         self.described: list[tuple[str, str]] = []
@@ -90,10 +93,12 @@ class Program:
         self._checked = checked
         self._noise = noise or Noise()
         self.straight = True
-        if select is None:
-            self._lower(policy)
-        else:
+        if select is not None:
             self._call_as_it_is(policy, "is compiled", list(select))
+        elif whole is not None:
+            self._call_as_it_is(policy, whole)
+        else:
+            self._lower(policy)
 
     def __call__(self, rows: Rows) -> None:
         """Run the policy; its outputs join the rows."""
@@ -123,7 +128,7 @@ class Program:
             elif isinstance(module, ProbabilisticTensorDictModule):
                 self._lower_distribution(module)
             else:
-                self.ops.append(_module_op(module))
+                self.ops.append(_module_op(module, self._batch_size))
                 self.described.append((_label(module), "called straight"))
             self.writes.update(key for key in module.out_keys if key != "_")
 
@@ -149,11 +154,19 @@ class Program:
             given = nested(rows.items(), self._batch_size, self._device)
             if select is not None:
                 torch.compiler.cudagraph_mark_step_begin()
-            out = module(given)
+            try:
+                out = module(given)
+            except KeyError as error:
+                missing = missing_entries(module, rows)
+                raise error if missing is None else KeyError(missing) from error
             if select is not None:
                 # A graph writes its outputs into the same memory each time.
                 out = out.select(*select, strict=False).clone()
-            for key, value in out.items(True, True):
+            try:
+                written = out.items(True, True, is_leaf=not_taken_apart)
+            except (AttributeError, TypeError) as error:
+                raise TypeError(no_tensordict(out)) from error
+            for key, value in written:
                 if rows.get(key) is not value:
                     rows[key] = value
 
@@ -168,9 +181,11 @@ def _label(module: Any) -> str:
         if isinstance(module, nn.Module)
         else getattr(module, "__name__", type(module).__name__)
     )
-    if not isinstance(module, TensorDictModuleBase):
+    # A class with a __call__ of its own need not say what it reads and writes.
+    ins, outs = getattr(module, "in_keys", None), getattr(module, "out_keys", None)
+    if not isinstance(module, TensorDictModuleBase) or ins is None or outs is None:
         return name
-    return f"{name}({_names(module.in_keys)} -> {_names(module.out_keys)})"
+    return f"{name}({_names(ins)} -> {_names(outs)})"
 
 
 def _names(entries: Iterable[Key]) -> str:
@@ -320,7 +335,7 @@ def _own_forward_op(module: Any, batch_size: torch.Size) -> Op:
     return recurrent
 
 
-def _module_op(module: TensorDictModule) -> Op:
+def _module_op(module: TensorDictModule, batch_size: torch.Size) -> Op:
     in_keys: list[Key] = list(module.in_keys)
     out_keys: list[Key] = list(module.out_keys)
     names: list[str] | None = module._kwargs
@@ -351,7 +366,7 @@ def _module_op(module: TensorDictModule) -> Op:
             if isinstance(value, torch.Tensor):
                 rows[key] = value
             else:
-                _set_other(rows, key, value, module)
+                _set_other(rows, key, value, batch_size)
 
     def without_ignored(rows: Rows) -> None:
         op(rows)
@@ -390,23 +405,13 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _set_other(rows: Rows, key: Key, value: Any, module: Any) -> None:
+def _set_other(rows: Rows, key: Key, value: Any, batch_size: torch.Size) -> None:
     """Store an output that is no tensor, as a TensorDict would."""
     if isinstance(value, (np.ndarray, np.generic, float, int)):
         rows[key] = torch.as_tensor(value)
         return
-    value = TensorDict.from_any(value)
-    if isinstance(value, torch.Tensor):
-        rows[key] = value
-    elif isinstance(value, TensorDictBase):
-        path = (key,) if isinstance(key, str) else key
-        for name, part in value.items(True, True):
-            rows[path + ((name,) if isinstance(name, str) else name)] = part
-    else:
-        raise TypeError(
-            f"expected tensors for the entry {key!r} of {_label(module)}, got "
-            f"{type(value).__name__}; encode it as numbers"
-        )
+    made = TensorDict(batch_size=batch_size).set(key, TensorDict.from_any(value))
+    rows.update(made.items(True, True, is_leaf=not_taken_apart))
 
 
 def _sampler_op(module: ProbabilisticTensorDictModule, draw: Sampler) -> Op:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,13 +92,25 @@ class ResumableCollector(RowsCollector):
             **kwargs: as the parent has them.
 
         Raises:
+            TypeError: for what is no state dict.
             ValueError: for names of no component, for the state of other slots or entries, and
                 for versions that cannot be compared.
             KeyError: where a component is missing.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                "expected a state dict, as state_dict() gives it, got "
+                f"{type(state_dict).__name__}; read one from a file with torch.load(path)"
+            )
         strict = kwargs.get("strict", True)
         chosen = self._to_load(state_dict, components, strict)
         weights = POLICY in chosen and (not if_newer or self._is_newer(state_dict))
+        for name in {STATISTICS, RANDOM, ENVS} & set(chosen):
+            if not isinstance(state_dict[name], Mapping):
+                raise TypeError(
+                    f"expected the entry {name!r} of the state dict to be a dict, as state_dict() "
+                    f"gives it, got {type(state_dict[name]).__name__}; leave it out: components=..."
+                )
         slots = unpack(state_dict[ENVS]) if ENVS in chosen else {}
         base = base_of(self.env)
         if "slots" in slots and type(base) is GymnasiumEnv:
@@ -173,6 +185,8 @@ class ResumableCollector(RowsCollector):
             return {"why": f"the env is a {type(base).__name__}, not one of tdcollect.make_env"}
         if self.trajs_per_batch is not None:
             return {"why": "with trajs_per_batch, the rows of unfinished episodes are not saved"}
+        if self._stacked_lazily:
+            return {"why": "some entries are stacked lazily"}
         leaves = {key: self._carrier.get(key) for key in self._carrier.keys(True)}
         odd = [key for key, v in leaves.items() if not isinstance(v, (torch.Tensor, TensorDict))]
         if odd:
@@ -234,7 +248,8 @@ class ResumableCollector(RowsCollector):
 def _checked(components: Sequence[str] | None) -> Sequence[str]:
     if components is None:
         return COMPONENTS
-    if isinstance(components, str) or not set(components) <= set(COMPONENTS):
+    several = isinstance(components, Iterable) and not isinstance(components, str)
+    if not several or any(name not in COMPONENTS for name in components):
         raise ValueError(
             f"expected components to be some of {', '.join(COMPONENTS)}, got {components!r}"
         )

@@ -8,7 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+)
 
 from tdcollect import keys
 
@@ -58,9 +64,44 @@ class Rows(dict[Key, torch.Tensor]):
         return self.reshape(self.shape + (1,))
 
 
+class NotTensors(TypeError):
+    """A policy writes entries that are no plain tensors: strings, nested or lazily stacked ones."""
+
+
+def check_tensors(rows: Rows) -> None:
+    """Raise NotTensors for entries that cannot be stacked into the columns of a batch."""
+    odd = {key: type(value).__name__ for key, value in rows.items() if not is_plain(value)}
+    if odd:
+        raise NotTensors(
+            "expected the policy to write dense tensors, got "
+            + ", ".join(f"{name} in {key!r}" for key, name in odd.items())
+            + "; leave it out of what the policy writes (select_out_keys of a TensorDictModule)"
+        )
+
+
+def is_plain(value: Any) -> bool:
+    """Whether an entry is a dense tensor."""
+    dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return dense and not value.is_nested
+
+
 def flat(tensordict: TensorDictBase) -> Rows:
     """The leaves of a TensorDict as rows, sharing their memory."""
     return Rows(tensordict.items(True, True))
+
+
+def not_taken_apart(cls: type) -> bool:
+    """Whether an entry of this class is one value, rather than a TensorDict of several."""
+    return cls is not TensorDict
+
+
+def stacked_lazily(tensordict: TensorDictBase) -> bool:
+    """Whether some entries are rows that TensorDict has not stacked, and perhaps cannot."""
+    if is_non_tensor(tensordict):
+        return False  # strings and the like are entries of their own
+    return isinstance(tensordict, LazyStackedTensorDict) or any(
+        stacked_lazily(part) for part in tensordict.values() if is_tensor_collection(part)
+    )
 
 
 def is_next(key: Key) -> bool:

@@ -109,9 +109,7 @@ class Shaper:
                 f"{list(reward.shape)}, got {got}"
             )
         shaped = shaped.to(reward.device)
-        stored = shaped.to(reward.dtype)
-        whole = not reward.is_floating_point()
-        if shaped.is_complex() or (whole and not torch.equal(stored.to(shaped.dtype), shaped)):
+        if not _goes_into(shaped, reward.dtype):
             raise ValueError(
                 "expected reward_shaping to return numbers that go into the reward's "
                 f"{reward.dtype} without loss, got {shaped.dtype}; cast what it returns, or the "
@@ -119,8 +117,15 @@ class Shaper:
             )
         batch = batch.copy()
         batch.set((keys.NEXT, keys.RAW_REWARD), reward)
-        batch.set((keys.NEXT, keys.REWARD), stored)
+        batch.set((keys.NEXT, keys.REWARD), shaped.to(reward.dtype))
         return batch
+
+
+def _goes_into(values: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether no fraction, no imaginary part and no range is lost; floats may lose digits."""
+    if values.is_complex() or dtype.is_floating_point:
+        return not values.is_complex()
+    return torch.equal(values.to(dtype).to(values.dtype), values)
 
 
 def _counted(transform: Transform) -> list[Key]:

@@ -42,7 +42,8 @@ class Episodes(NamedTuple):
 
     Attributes:
         slots: ``[E]`` int64, counted over all batch dims of the env.
-        returns: ``[E]`` float64, sums of the env's rewards from first step to last.
+        returns: ``[E]`` float64, sums from first step to last of the env's rewards as batches hold
+            them (float32).
         lengths: ``[E]`` int64, in steps.
     """
 
@@ -62,8 +63,9 @@ class Collection:
         env_seconds: time in the env's steps and resets; None without ``timers=True``.
         policy_seconds: time in calls of the policy; None without ``timers=True``.
         slots: ``[E]`` int64, the slot of each episode that ended, counted over all batch dims.
-        returns: ``[E]`` float64, the return of each: the sum of the rewards that the env gave,
-            from the episode's first step on, in whatever collections these were taken.
+        returns: ``[E]`` float64, the return of each: the sum of the env's rewards as batches hold
+            them (float32), from the episode's first step on, in whatever collections these were
+            taken.
         lengths: ``[E]`` int64, the length of each, in steps.
         shaped_returns: ``[E]`` float64, sums of the shaped rewards; None where none are shaped.
         restarts: envs that failed and were built anew since the collection before. Episodes broken

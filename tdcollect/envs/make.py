@@ -11,6 +11,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import torch
 from gymnasium.vector import VectorEnv
+from torchrl.envs import EnvBase
 
 from tdcollect.envs.backend import RESUMABLE, Backend
 from tdcollect.envs.frames import Bookkeeping
@@ -115,6 +116,11 @@ def make_env(
     workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
     restarts = _check_restarts(env, chosen, on_env_error, max_restarts)
     _check_resumable(env, chosen, resumable)
+    if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
+        raise TypeError(
+            f"expected env_kwargs to be a dict, the same for every slot, got {env_kwargs!r}; "
+            "pass one dict"
+        )
     kwargs = dict(env_kwargs or {})
     if kwargs and isinstance(env, (gym.Env, VectorEnv)):
         raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
@@ -166,6 +172,11 @@ def _check_backend(env: Any, backend: str | None) -> str:
         backend = "gymnasium" if isinstance(env, VectorEnv) else "serial"
     if backend not in BACKENDS:
         raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, got {backend!r}")
+    if isinstance(env, EnvBase):
+        raise TypeError(
+            f"expected a gymnasium env, or what makes one, got the TorchRL env {env!r}; collect "
+            "from it as it is"
+        )
     expected = {
         "serial": (str, gym.Env, Callable),
         "process": (str, Callable),

@@ -1,7 +1,7 @@
-"""gymnasium's wrappers of vector envs: which of them keep the contract, and which are refused.
+"""gymnasium's wrappers of vector envs: those that break the contract are refused.
 
-They differ in two things that the contract asks for: a reset of single slots, and in SAME_STEP
-final observations that are changed like all others. gymnasium refuses some combinations itself.
+The contract asks for resets of single slots, and in SAME_STEP for final observations that are
+transformed like all others. gymnasium refuses some combinations itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REFUSED = {
 
 
 def check_wrappers(env: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> bool:
-    """Whether the wrappers of a vector env leave single slots to be reset.
+    """Check the wrappers of a vector env; returns whether single slots can be reset through them.
 
     Raises:
         ValueError: for wrappers that cannot keep the contract in this autoreset mode.
@@ -55,10 +55,10 @@ def check_wrappers(env: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> bool:
 
 
 def share_no_options(env: VectorEnv[Any, Any, Any]) -> None:
-    """Give what lies below ``RecordEpisodeStatistics`` reset options of its own.
+    """Have ``RecordEpisodeStatistics`` pass on a copy of its reset options.
 
-    gymnasium's vector envs take the mask of slots out of the options that they are given. The
-    wrapper looks for it afterwards, in the same dict, and would reset the sums of all slots.
+    gymnasium's vector envs pop the mask of slots from the options. The wrapper looks for the mask
+    afterwards, in the same dict, and would reset the sums of all slots.
     """
     for layer in _layers(env):
         if isinstance(layer, RecordEpisodeStatistics) and not isinstance(layer.env, _OwnOptions):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -129,23 +129,23 @@ def with_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def in_eval_mode(policy: Any) -> Iterator[None]:
-    """Run with a policy's modules in eval mode; each is then in the mode that it was in."""
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    before = [(module, module.training) for module in modules]
+def in_eval_mode(module: Any) -> Iterator[None]:
+    """Run with all modules in a module in eval mode; each is then in the mode that it was in."""
+    modules = module.modules() if isinstance(module, nn.Module) else ()
+    before = [(part, part.training) for part in modules]
     changing = any(training for _, training in before)
     try:
         if changing:
-            policy.eval()
+            module.eval()
         yield
     finally:
         if changing:
             # Modules may do more than set the flag; parents come before their children.
-            for module, training in before:
-                if module.training is not training:
-                    module.train(training)
-            for module, training in before:
-                module.training = training
+            for part, training in before:
+                if part.training is not training:
+                    part.train(training)
+            for part, training in before:
+                part.training = training
 
 
 def mode_of(policy: Any) -> str | None:
@@ -160,17 +160,19 @@ def mode_of(policy: Any) -> str | None:
 def isolated(env: EnvBase, exploration_type: ExplorationType) -> Iterator[GlobalRandomness]:
     """Run with an exploration type and without gradients; global random states are as before.
 
-    Transforms of the env that learn statistics keep them as they are. Gives the states. Where
+    Transforms of the env are in eval mode, and keep statistics that they learn as they are. Gives
+    the states. Where
     another thread may have drawn from them, they are not set back, which would repeat its numbers.
     """
     before = GlobalRandomness()
-    learning = [t for t in transforms_of(env) if getattr(t, "frozen", None) is False]
-    for transform in learning:
-        transform.freeze()
-    try:
+    transforms = transforms_of(env)
+    learning = [t for t in transforms if getattr(t, "frozen", None) is False]
+    with ExitStack() as stack:
+        stack.callback(before.settle)
+        for transform in transforms:
+            stack.enter_context(in_eval_mode(transform))
+        for transform in learning:
+            stack.callback(transform.unfreeze)
+            transform.freeze()
         with torch.no_grad(), set_exploration_type(exploration_type):
             yield before
-    finally:
-        for transform in learning:
-            transform.unfreeze()
-        before.settle()

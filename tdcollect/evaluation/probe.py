@@ -160,7 +160,7 @@ def _episode(env: GymnasiumEnv, actions: _Actions, seed: int, most: int) -> _Sho
 def _fault(
     env: GymnasiumEnv, what: str, run: Callable[[int, int], _Shown]
 ) -> NotReproducibleError | str | None:
-    """Why two runs do not show that a seed decides; a text where they show it for a few steps."""
+    """The error if runs on the same seeds differ, or end too early; a warning's text if early."""
     furthest, raised = -1, None
     for seeds in _SEEDS:
         first = {seed: run(seed, 1) for seed in seeds}

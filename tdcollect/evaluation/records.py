@@ -29,13 +29,15 @@ class Episode:
         policy_seed: what the policy's random numbers started from.
         status: ``"completed"``, or ``"failed"`` where the env raised at every try.
         restarts: how many times it was started again because the env raised.
-        episode_return: the sum of its rewards, exactly rounded; None where it failed.
+        episode_return: the sum of its rewards after transforms, carried in float64 and rounded
+            once; None where it failed.
         length: its number of steps; None where it failed.
         terminated: whether the env said that its last step is terminal.
         truncated: whether it was cut off at its last step, by a time limit, say.
         success: what the env said in its last info's ``is_success`` or ``success``; None where it
             says nothing.
-        digest: SHA-256 of its observations, actions, rewards and flags; None where it failed.
+        digest: SHA-256 of its observations, actions, rewards and flags as they are stored (rewards
+            in float32); None where it failed.
     """
 
     index: int

@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDictBase,
+    is_tensorclass,
+)
 from torchrl.collectors import Collector as ParentCollector
 
 from tdcollect import Collector
@@ -150,6 +156,8 @@ def difference(ours: Any, theirs: Any, where: str = "value") -> str | None:
         return f"{where}: type {type(ours).__name__}, the parent's has {type(theirs).__name__}"
     if isinstance(theirs, (NonTensorData, NonTensorStack)):
         return difference(ours.tolist(), theirs.tolist(), where)
+    if is_tensorclass(theirs):
+        return difference(ours.to_tensordict(), theirs.to_tensordict(), where)
     if isinstance(theirs, LazyStackedTensorDict):
         # Rows may be unlike in shape and keys: compare them one by one.
         return _attributes_difference(

@@ -118,7 +118,7 @@ def actor(env: EnvBase, **options: Any) -> Any:
     elif type(spec) is Categorical:
         module, keys = network(env, spec.n, ["logits"]), ["logits"]
         options = {"distribution_class": D.Categorical, **options}
-    elif spec.dtype.is_floating_point and spec.shape:
+    elif spec.dtype is not None and spec.dtype.is_floating_point and spec.shape:
         module, keys = normal_parameters(env), ["loc", "scale"]
         options = {"distribution_class": TanhNormal, **options}
     else:

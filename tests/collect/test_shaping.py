@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.envs import RenameTransform, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import BinarizeReward, RenameTransform, RewardSum, StepCounter, TransformedEnv
 
 from tdcollect import Collector, make_env
 from tdcollect.envs import EnvAction
@@ -215,6 +215,35 @@ def test_what_it_cannot_go_with_is_refused(options: Any, kind: Any, message: str
     with pytest.raises(kind, match=message):
         Collector(make, **{"frames_per_batch": 30, "reward_shaping": shape, **options})
     assert made[0].is_closed
+
+
+@pytest.mark.parametrize(
+    ("transform", "change"),
+    [
+        (None, lambda reward: reward + 1j),
+        (BinarizeReward, lambda reward: reward / 2 + 0.25),
+        (BinarizeReward, lambda reward: reward.long() + 300),
+    ],
+    ids=["complex", "fractions in int8", "beyond int8"],
+)
+def test_shaped_rewards_that_the_rewards_dtype_does_not_hold_are_refused(
+    transform: Any, change: Any
+) -> None:
+    def env() -> Any:
+        made = ENVS["toy"]()
+        return made if transform is None else TransformedEnv(made, transform())
+
+    with pytest.raises(ValueError, match=r"numbers that go into the reward's torch.* without loss"):
+        collected(env, lambda observation, action, reward, done: change(reward), 1)
+
+
+def test_whole_shaped_rewards_go_into_a_whole_reward() -> None:
+    def env() -> Any:
+        return TransformedEnv(ENVS["toy"](), BinarizeReward())
+
+    (batch,) = collected(env, lambda observation, action, reward, done: reward.double() * 2, 1)
+    assert batch[REWARD].dtype == batch[RAW].dtype == torch.int8
+    assert torch.equal(batch[REWARD], batch[RAW] * 2)
 
 
 @pytest.mark.parametrize("env", ["mock-agents", "mock-nested-flags"])

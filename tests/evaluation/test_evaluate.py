@@ -62,7 +62,7 @@ def play(
         shown, reward, terminated, truncated, _ = env.step(choice)
         played.observations.append(torch.as_tensor(shown))
         played.actions.append(action)
-        played.rewards.append(float(np.float32(reward)))
+        played.rewards.append(float(reward))
         truncated = truncated or len(played.rewards) == most
         if terminated or truncated:
             return played._replace(terminated=terminated, truncated=truncated)
@@ -120,7 +120,8 @@ def test_an_episode_is_that_of_a_plain_loop(name: str, most: int | None) -> None
         assert torch.equal(data["observation"], shown[:-1])
         assert torch.equal(data["next", "observation"], shown[1:])
         assert torch.equal(data["action"], torch.stack(expected.actions))
-        assert data["next", "reward"].squeeze(-1).tolist() == expected.rewards
+        stored = np.array(expected.rewards, np.float32)
+        assert data["next", "reward"].squeeze(-1).tolist() == stored.tolist()
         assert data["next", "terminated"].sum() == data["next", "terminated"][-1]
         assert bool(data["next", "terminated"][-1]) is record.terminated is expected.terminated
         assert bool(data["next", "truncated"][-1]) is record.truncated is expected.truncated
@@ -148,7 +149,7 @@ def test_a_recurrent_policy_starts_each_episode_from_nothing() -> None:
         assert torch.equal(data["action"], torch.stack(expected.actions))
 
 
-@pytest.mark.parametrize("seeds", [[7, 7, 123, 0], lambda i: 5 * (i + 1), np.arange(4)])
+@pytest.mark.parametrize("seeds", [[7, 8, 123, 0], lambda i: 5 * (i + 1), np.arange(4)])
 def test_seeds_can_be_given(seeds: Any) -> None:
     given = [int(seeds(i) if callable(seeds) else seeds[i]) for i in range(4)]
     found = records(Walk, deterministic(), 4, seeds=seeds, in_order=True)
@@ -212,7 +213,8 @@ def test_the_result_holds_what_was_asked_for(stored: bool, tmp_path: Path) -> No
     assert result.returns.dtype == np.float64
     assert result.lengths.tolist() == [len(data[index]) for index in range(10)]
     expected = [math.fsum(data[i]["next", "reward"].flatten().tolist()) for i in range(10)]
-    assert result.returns.tolist() == expected
+    # The data hold float32 rewards; returns are sums of what the env gave.
+    np.testing.assert_allclose(result.returns, expected, rtol=1e-5, atol=1e-6)
     for index in range(10):
         assert (result.trajectory(index) == data[index]).all()
         assert (result.replay(index) == data[index]).all()

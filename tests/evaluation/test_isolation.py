@@ -170,6 +170,31 @@ def test_modes_are_as_before_where_the_policy_raises() -> None:
     assert all(modes(policy))
 
 
+def test_transforms_are_in_eval_mode_and_then_as_before() -> None:
+    class Normed(T.ObservationTransform):
+        def __init__(self) -> None:
+            super().__init__(in_keys=["observation"], out_keys=["observation"])
+            self.norm = nn.BatchNorm1d(3, affine=False)
+
+        def _apply_transform(self, observation: torch.Tensor) -> torch.Tensor:
+            return self.norm(observation.reshape(-1, 3)).reshape(observation.shape)
+
+        def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
+            return self._call(tensordict_reset)
+
+    ledgers = set()
+    for slots in (2, 5):
+        transform = Normed()
+        before = {name: value.clone() for name, value in transform.state_dict().items()}
+        env = TransformedEnv(make_env(Walk, slots), transform)
+        transform.train()  # TorchRL has put it in eval mode
+        ledgers.add(digest(env, categorical()))
+        assert transform.training
+        assert transform.norm.training
+        assert all(torch.equal(v, before[name]) for name, v in transform.state_dict().items())
+    assert len(ledgers) == 1
+
+
 def test_modes_are_kept_on_request() -> None:
     dropout = nn.Sequential(net(3, 2), nn.Dropout(0.5))
     policy = categorical(network=dropout).train()

@@ -118,7 +118,7 @@ class Patient(Probe):
 
     @cached_property
     def without_form(self) -> str:
-        """Why no batch can hold what the env shows or takes; empty where one can."""
+        """The reason that no batch can hold the env's observations or actions; empty if one can."""
         try:
             SpaceCodec(self.env.observation_space, keys.OBSERVATION)
             SpaceCodec(self.env.action_space, keys.ACTION)
@@ -241,7 +241,7 @@ class Patient(Probe):
         raise AssertionError
 
     def is_changed(self, seed: int) -> bool:
-        """Whether a new env no longer does what the first ones did; notes where."""
+        """Compare a new env with the first ones; True, and ``changed`` is set, if they differ."""
         if self.changed is None:
             self.changed = first_divergence(seed, self.fresh[seed][:1], self.run_anew(seed))
         return self.changed is not None

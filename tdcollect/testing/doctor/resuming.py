@@ -1,4 +1,4 @@
-"""The question whether an env can be brought back in another process, and by which option."""
+"""The question on resuming: can the env be brought back, and by which option?"""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _resumes(patient: Patient) -> Answer:
 
 
 def _why_not(patient: Patient, history: bool) -> str | None:
-    """Why another env is not where a used one was saved, or does not go on as it; None if it is."""
+    """The reason that a new env cannot take over from a used one; None if it can."""
     make = Resumable(patient.make, history)
     env, other = make(), make()
     try:
@@ -60,7 +60,7 @@ def _why_not(patient: Patient, history: bool) -> str | None:
 
 
 def _difference(patient: Patient, env: Env, other: Env, ended: bool, steps: int) -> str | None:
-    """Where two envs that should be in one state part, with the same actions."""
+    """The first difference between two envs in one state, played with the same actions."""
     actions = deepcopy(env.action_space)
     actions.seed(patient.seed)
     for step in range(steps):

@@ -1,0 +1,231 @@
+"""Bad arguments of a collector: what was expected, what came, what to pass instead."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import nn
+from torchrl.envs import EnvBase
+
+_OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
+
+
+def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise for arguments of the constructor that no backend can use.
+
+    Args:
+        args: the env, or several of them for several collectors; then the policy.
+        kwargs: arguments by name.
+
+    Raises:
+        TypeError: for arguments of the wrong kind.
+        ValueError: for counts that are not positive.
+    """
+    named = dict(zip(("create_env_fn", "policy"), args, strict=False), **kwargs)
+    if "create_env_fn" in named:
+        envs = named["create_env_fn"]
+        for env in envs if isinstance(envs, (list, tuple)) else [envs]:
+            _check_env(env)
+    policy = named.get("policy")
+    if isinstance(policy, type) and issubclass(policy, nn.Module):
+        raise TypeError(
+            f"expected a policy, got the class {policy.__name__}; pass an instance of it"
+        )
+    for name in _OPTIONAL_CALLABLES:
+        if named.get(name) is not None and not callable(named[name]):
+            raise TypeError(
+                f"expected {name} to be a function, got {_described(named[name])}; pass one, or "
+                "leave it out"
+            )
+    interruptor = named.get("interruptor")
+    if interruptor is not None and not hasattr(interruptor, "collection_stopped"):
+        raise TypeError(
+            "expected interruptor to have a method collection_stopped(), got "
+            f"{_described(interruptor)}; leave it out"
+        )
+    env_kwargs = named.get("create_env_kwargs")
+    if isinstance(env_kwargs, (str, int, float)):
+        raise TypeError(
+            "expected create_env_kwargs to be a dict of keyword arguments, got "
+            f"{_described(env_kwargs)}; pass {{}} for none"
+        )
+    frames = named.get("frames_per_batch", 1)
+    for count in frames if isinstance(frames, (list, tuple)) else [frames]:
+        check_positive_int("frames_per_batch", count)
+    if named.get("trajs_per_batch") is not None:
+        check_positive_int("trajs_per_batch", named["trajs_per_batch"])
+    for name in ("total_frames", "init_random_frames"):
+        if isinstance(named.get(name), (str, list, tuple, dict)):
+            raise TypeError(
+                f"expected {name} to be a number of frames, or None, got {_described(named[name])}"
+                "; pass an int"
+            )
+
+
+def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise for arguments that are for several collectors."""
+    env = args[0] if args else kwargs.get("create_env_fn")
+    if isinstance(env, (list, tuple)) and len(env) != 1:
+        raise ValueError(
+            f"expected one env, or one function that makes it, got {len(env)}; pass one env of "
+            "several slots (tdcollect.make_env(..., num_envs)), or choose backend='process', which "
+            "runs a collector for each"
+        )
+    frames = kwargs.get("frames_per_batch")
+    if isinstance(frames, (list, tuple)):
+        raise TypeError(
+            f"expected frames_per_batch to be an int, got {frames}; several are for the collectors "
+            "of backend='process'"
+        )
+
+
+def _check_env(env: Any) -> None:
+    if isinstance(env, EnvBase) or callable(env):
+        return
+    made = repr(env) if isinstance(env, str) else "'CartPole-v1'"
+    if isinstance(env, (gym.Env, gym.vector.VectorEnv)):
+        made = "env"
+    raise TypeError(
+        "expected an env of TorchRL, or a function that makes one, got "
+        f"{_described(env)}; pass tdcollect.make_env({made})"
+    )
+
+
+def check_made(env: Any) -> None:
+    """Raise TypeError for what a function made that is no env."""
+    if not isinstance(env, EnvBase):
+        if hasattr(env, "close"):
+            env.close()
+        raise TypeError(
+            "expected the function to return an env of TorchRL, got one that returned "
+            f"{_described(env)}; have it return tdcollect.make_env(...)"
+        )
+
+
+def check_positive_int(name: str, count: Any) -> None:
+    """Raise TypeError for what is no int, and ValueError for what is not positive."""
+    try:
+        positive = operator.index(count) > 0
+    except TypeError:
+        whole = isinstance(count, float) and count.is_integer()
+        do = f"pass {int(count)}" if whole else "pass a positive int"
+        raise TypeError(f"expected {name} to be an int, got {count!r}; {do}") from None
+    if not positive:
+        raise ValueError(f"expected {name} to be positive, got {count}; pass a positive int")
+
+
+def check_weights(weights: Any, error: Exception) -> None:
+    """Raise TypeError from ``error`` for what is no TensorDict of weights."""
+    if weights is not None and not isinstance(weights, TensorDictBase):
+        raise TypeError(
+            "expected the policy's weights as a TensorDict, or None for those of the policy that "
+            f"the collector was given, got {_described(weights)}; pass "
+            "TensorDict.from_module(policy).data"
+        ) from error
+
+
+def check_options(options: Any) -> None:
+    """Raise TypeError for reset options that are none of gymnasium's."""
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(
+            f"expected options to be a dict, as gymnasium's reset() takes it, got {options!r}; "
+            "leave it out for none"
+        )
+
+
+# ------------------------------------------------------------------------------------ the policy
+
+
+def cannot_wrap(policy: Any, env: EnvBase) -> str:
+    """Why TorchRL could not make a policy of TensorDicts, in words."""
+    shown = list(env.observation_keys)
+    if not callable(policy):
+        return (
+            f"expected a policy that can be called with a TensorDict, got {_described(policy)}; "
+            "leave it out for random actions"
+        )
+    names = _arguments(policy)
+    takes = "what it takes is not known" if names is None else f"takes ({', '.join(names)})"
+    made = f"in_keys={shown}, out_keys={list(env.action_keys)}"
+    return (
+        "expected a policy that takes a TensorDict, or whose arguments are named like the env's "
+        f"entries {shown}, got {_described(policy)}, which {takes}; wrap it: "
+        f"TensorDictModule(policy, {made})"
+    )
+
+
+def _arguments(function: Callable[..., Any]) -> list[str] | None:
+    call = function.forward if isinstance(function, nn.Module) else function
+    try:
+        return list(inspect.signature(call).parameters)
+    except (TypeError, ValueError):
+        return None
+
+
+def missing_entries(policy: Any, given: Iterable[Any]) -> str | None:
+    """Which entries a policy asks for and does not find, in words; None where it finds them."""
+    found = list(given)
+    in_keys = getattr(policy, "in_keys", None)
+    missing = [key for key in in_keys or () if key not in found]
+    if not missing:
+        return None
+    return (
+        f"expected in_keys of the policy among the entries that there are, {found}, got {missing}; "
+        "name the policy's in_keys like the env's entries"
+    )
+
+
+def no_tensordict(out: Any) -> str | None:
+    """Why an output of a policy is none, in words; None where it is a TensorDict."""
+    if isinstance(out, TensorDictBase):
+        return None
+    return (
+        "expected the policy to return the TensorDict that it was given, with the action written "
+        f"to it, got {_described(out)}; write td['action'] = ..., and return td"
+    )
+
+
+def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) -> Exception | None:
+    """Why the first call of a policy failed, as an error with what to do; None if not known.
+
+    Args:
+        policy: as the user gave it.
+        wrapped: as TorchRL calls it.
+        given: the row that it was called with.
+        env: the collector's.
+    """
+    missing = missing_entries(wrapped, given.keys(True, True))
+    if missing is not None:
+        return KeyError(missing)
+    by_name = type(wrapped) is TensorDictModule and not isinstance(policy, TensorDictModuleBase)
+    try:
+        if by_name:  # TorchRL has wrapped a function of tensors
+            out = policy(*[given.get(key) for key in wrapped.in_keys])
+        else:
+            out = wrapped(given.copy())
+    except Exception:
+        return None  # its own error, which is on its way
+    if not by_name:
+        told = no_tensordict(out)
+        return None if told is None else TypeError(told)
+    if isinstance(out, (int, float, bool, str, type(None))):
+        shapes = [f"{key!r} {list(env.full_action_spec[key].shape)}" for key in env.action_keys]
+        return TypeError(
+            f"expected the policy to return the action as a tensor, {', '.join(shapes)}, got "
+            f"{_described(out)}; return a tensor with the env's batch size in front"
+        )
+    return None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, (str, int, float)):
+        return repr(value)
+    return f"a {type(value).__name__}"

@@ -1,0 +1,182 @@
+"""Policies that write something else than dense tensors: as the parent has it, and never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    tensorclass,
+)
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.data import ListStorage, ReplayBuffer
+
+from tdcollect import Collector, evaluate, make_env
+
+from .envs import ENVS
+from .oracle import UPSTREAM, batches, check_same
+
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+
+
+@tensorclass
+class Thought:
+    value: torch.Tensor
+    text: str
+
+
+def unlike(call: int, batch: torch.Size) -> TensorDictBase:
+    rows = [TensorDict({"x": torch.full((*batch, size), float(call))}, batch) for size in (1, 2)]
+    return LazyStackedTensorDict(*rows, stack_dim=len(batch))
+
+
+EXTRAS: dict[str, Callable[[int, torch.Size], Any]] = {
+    "text": lambda call, batch: f"call {call}",
+    "none": lambda call, batch: None,
+    "object": lambda call, batch: NonTensorData(frozenset([call]), batch_size=batch),
+    "dict": lambda call, batch: {"text": "a", "number": torch.full((*batch, 2), call)},
+    "tensorclass": lambda call, batch: Thought(
+        torch.full((*batch, 1), call), "a", batch_size=batch
+    ),
+    "unlike": unlike,
+}
+
+
+class Acts(nn.Module):
+    """Random actions, and something else."""
+
+    def __init__(self, env: Any, extra: Callable[[int, torch.Size], Any]):
+        super().__init__()
+        self.action_spec, self.batch, self.extra = env.action_spec, env.batch_size, extra
+        self.calls = 0
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        self.calls += 1
+        return self.action_spec.rand(), self.extra(self.calls, self.batch)
+
+
+def module(env: Any, extra: str) -> TensorDictModule:
+    return TensorDictModule(Acts(env, EXTRAS[extra]), ["observation"], ["action", "extra"])
+
+
+def function(env: Any, extra: str) -> Callable[[TensorDictBase], TensorDictBase]:
+    acts = Acts(env, EXTRAS[extra])
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        td["action"], td["extra"] = acts(td["observation"])
+        return td
+
+    return policy
+
+
+@pytest.mark.parametrize("buffers", [None, False])
+@pytest.mark.parametrize("made", [module, function])
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("env", ["toy", "toy-unbatched", "torchrl-gym"])
+def test_the_parents_batches(env: str, extra: str, made: Any, buffers: Any) -> None:
+    check_same(
+        ENVS[env],
+        lambda env: made(env, extra),
+        batches(2),
+        lambda: {"use_buffers": buffers, "frames_per_batch": 6},
+        catch=True,
+    )
+
+
+def test_text_is_in_the_replay_buffer() -> None:
+    env = ENVS["toy"]()
+    buffer = ReplayBuffer(storage=ListStorage(100), batch_size=1)
+    collector = Collector(
+        env, module(env, "text"), frames_per_batch=6, total_frames=12, replay_buffer=buffer
+    )
+    list(collector)
+    texts = [row["extra"] for row in buffer[:]]
+    assert texts == [f"call {call}" for _ in range(2) for call in ()] or len(set(texts)) == 2
+
+
+def test_text_collected_by_frames() -> None:
+    env = ENVS["toy"]()
+    collector = Collector(env, module(env, "text"), frames_per_batch=6, use_buffers=False)
+    texts = [collector.collect(frames=6)["extra"].tolist() for _ in range(2)]
+    assert texts == [[["call 1", "call 2"]] * 3, [["call 3", "call 4"]] * 3]
+    assert "no dense tensors" in str(collector.explain())
+
+
+def test_by_episodes_it_is_refused() -> None:
+    env = ENVS["toy"]()
+    collector = Collector(env, module(env, "text"), frames_per_batch=6, use_buffers=False)
+    with pytest.raises(TypeError, match=r"expected the policy to write dense tensors, got .*extra"):
+        collector.collect(episodes=2)
+
+
+def test_evaluation_refuses_it() -> None:
+    env = make_env("CartPole-v1", 2)
+    with pytest.raises(TypeError, match=r"expected the policy to write dense tensors, got .*extra"):
+        evaluate(module(env, "text"), "CartPole-v1", episodes=2, num_envs=2)
+
+
+def test_shapes_that_change_within_a_batch() -> None:
+    env = ENVS["toy"]()
+    acts = Acts(env, lambda call, batch: torch.zeros(*batch, call))
+    policy = TensorDictModule(acts, ["observation"], ["action", "extra"])
+    collector = Collector(env, policy, frames_per_batch=6, use_buffers=False)
+    with pytest.raises(ValueError, match=r"'extra' in one shape .* got \[3, 1\], then \[3, 2\]"):
+        next(iter(collector))
+
+
+def test_hooks_see_each_step_once() -> None:
+    from tdcollect import Hooks
+
+    class Seen(Hooks):
+        steps = 0
+        starts = 0
+
+        def stepped(self, slots: Any, step: TensorDictBase) -> None:
+            assert step["extra"]
+            Seen.steps += len(slots)
+
+        def episodes_started(self, slots: Any, row: TensorDictBase) -> None:
+            Seen.starts += len(slots)
+
+    env = ENVS["toy-unbatched"]()
+    collector = Collector(
+        env, module(env, "text"), frames_per_batch=6, hooks=Seen(), timers=True, total_frames=12
+    )
+    assert sum(batch.numel() for batch in collector) == Seen.steps == 12
+    assert collector.stats.episodes == Seen.starts - 1 or collector.stats.episodes == Seen.starts
+
+
+def test_lazily_stacked_entries_are_explained(tmp_path: Any) -> None:
+    from .mocks import ENVS as MOCKS
+    from .mocks import Keyless
+
+    env = MOCKS["HeterogeneousCountingEnv"]()
+    collector = Collector(env, Keyless(env), frames_per_batch=6)
+    assert "Keyless" in str(collector.explain())
+    assert "stacked lazily" in str(collector.explain())
+
+
+def test_vmas_with_unlike_agents() -> None:
+    pytest.importorskip("vmas")
+    from torchrl.envs import VmasEnv
+    from torchrl.envs.utils import MarlGroupMapType
+
+    from .mocks import Keyless
+
+    def made() -> Any:
+        group = MarlGroupMapType.ALL_IN_ONE_GROUP
+        return VmasEnv("simple_adversary", num_envs=2, group_map=group, max_steps=3, seed=0)
+
+    def script(collector: Any) -> Iterator[Any]:
+        if isinstance(collector, Collector):
+            assert "stacked lazily" in str(collector.explain())
+        yield from batches(2)(collector)
+
+    check_same(made, Keyless, script, lambda: {"frames_per_batch": 10})

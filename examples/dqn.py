@@ -52,7 +52,8 @@ def train(seed, frames):
         post_collect_hook=record,
     )
     collector.set_seed(seed)
-    with tqdm(total=frames, desc="training", unit=" frames", unit_scale=True) as bar:
+    # A bar on terminals, none in logs.
+    with tqdm(total=frames, unit=" frames", unit_scale=True, disable=None) as bar:
         for _ in collector:  # yields None: the batch is in the buffer
             bar.update(FRAMES_PER_BATCH)
             explore.step(FRAMES_PER_BATCH)

@@ -57,7 +57,8 @@ def train(seed, frames):
     )
     collector.set_seed(seed)
     episodes, seen = [], 0
-    with tqdm(total=frames, desc="training", unit=" frames", unit_scale=True) as bar:
+    # A bar on terminals, none in logs.
+    with tqdm(total=frames, unit=" frames", unit_scale=True, disable=None) as bar:
         for batch in collector:  # [N, T]
             for step, slot in batch["next", "done"].squeeze(-1).t().nonzero().tolist():
                 frame = seen + step * NUM_ENVS + slot + 1

@@ -81,7 +81,8 @@ def train(seed, frames):
     )
     collector.set_seed(seed)
     returns = []
-    with tqdm(total=frames, desc="training", unit=" frames", unit_scale=True) as bar:
+    # A bar on terminals, none in logs.
+    with tqdm(total=frames, unit=" frames", unit_scale=True, disable=None) as bar:
         for batch in collector:  # [N, T]
             returns += batch["next", "episode_reward"][batch["next", "done"]].tolist()
             # Losses along time, too.

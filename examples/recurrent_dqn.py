@@ -67,7 +67,8 @@ def train(seed, frames):
     )
     collector.set_seed(seed)
     returns = []
-    with tqdm(total=frames, desc="training", unit=" frames", unit_scale=True) as bar:
+    # A bar on terminals, none in logs.
+    with tqdm(total=frames, unit=" frames", unit_scale=True, disable=None) as bar:
         for _ in collector:  # yields None: the batch is in the buffer
             returns += collector.stats.latest.returns.tolist()
             bar.update(FRAMES_PER_BATCH)

@@ -36,8 +36,8 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
         if not (path.is_file() and filecmp.cmp(path, beside, shallow=False)):
             beside.replace(path)
     except OSError as error:  # a full disk does not say of which file
-        if error.errno is not None and error.filename is None:
-            error.filename = os.fspath(path)
+        if error.errno is not None:  # an error without a number shows its text alone
+            error.filename = error.filename or os.fspath(path)
         raise
     finally:
         beside.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from torchrl.envs import StepCounter, TransformedEnv
 
 import tdcollect
-from tdcollect import collect, envs, testing, trajectories
+from tdcollect import collect, envs, evaluation, testing, trajectories
 from tdcollect.evaluation import Episode
 from tdcollect.testing.doctor.diagnosis import BROKEN
 
@@ -47,12 +48,15 @@ def shown() -> dict[str, Any]:
     rules = [testing.Finding(HOSTILE * 9, None, HOSTILE * 9) for _ in range(9)]
     verdicts = [testing.Verdict(HOSTILE, HOSTILE, BROKEN, HOSTILE * 9) for _ in range(9)]
     stats = collector.stats
+    path = Path(HOSTILE * 9)
+    problem = evaluation.Problem(path, HOSTILE * 9, 3)
     objects = [
         *(env.base_env, collector, collector.explain(), *hooks, tdcollect.Render()),
         *(stats, stats.latest, stats.life, stats.window, collect.Spread(1.0, 2.0, 3.0, 4.0)),
         *(summary, summary.returns, comparison, comparison.differences[0], results[0]),
         *(results[0].episodes[0], Episode(3, 1, 2, "failed", 2)),
         tdcollect.EvaluationCollector("CartPole-v1", None, 5),
+        *(problem, evaluation.Verification(path, 3, 0, (problem,) * 9)),
         *(testing.Diagnosis(HOSTILE, tuple(verdicts)), verdicts[0], envs.EnvAction()),
         *(testing.Report(HOSTILE, tuple(rules)), rules[0]),
         testing.Divergence(0, 1, 2, "observation", np.zeros(99), np.ones(99), 1.0),

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tensordict import TensorDict
 
+from tdcollect.display import one_line
 from tdcollect.evaluation.data import disagreements
 from tdcollect.evaluation.kept import read_trajectory
 from tdcollect.evaluation.records import FORMAT, Episode, is_digest, is_whole
@@ -44,6 +45,9 @@ class Problem(NamedTuple):
     file: Path
     text: str
     line: int | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self))
 
     def __str__(self) -> str:
         where = self.file if self.line is None else f"line {self.line} of {self.file}"
@@ -90,8 +94,7 @@ class Verification:
         }
 
     def __repr__(self) -> str:
-        found = count_text(len(self.problems), "problem")
-        return f"{type(self).__name__}({visible(str(self.directory))!r}, {found})"
+        return one_line(self, str(self.directory), count_text(len(self.problems), "problem"))
 
 
 def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Episode]]:

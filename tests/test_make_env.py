@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, GymEnv
 
 from tdcollect import make_env
 
@@ -419,3 +419,18 @@ def test_each_frame_begins_where_a_tensor_of_torchs_own_would(slots: int) -> Non
         assert all(tensor.data_ptr() % 64 == 0 for tensor in frame.tensors)
         assert all(tensor.is_contiguous() for tensor in frame.tensors)
     env.close()
+
+
+def test_an_env_of_torchrl_is_no_gymnasium_env() -> None:
+    with pytest.raises(
+        TypeError, match=r"got the TorchRL env GymEnv\(.*; collect from it as it is"
+    ):
+        make_env(GymEnv("CartPole-v1"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("env_kwargs", [3, [{}, {}], "x"])
+def test_env_kwargs_that_are_no_dict(env_kwargs: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"expected env_kwargs to be a dict.* got .*; pass one dict"
+    ):
+        make_env("CartPole-v1", 2, env_kwargs=env_kwargs)

@@ -13,6 +13,8 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 from torchrl.envs import EnvBase
 
+from tdcollect.randomness import global_states, set_global_states
+
 _OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
 
 
@@ -204,6 +206,7 @@ def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) 
     if missing is not None:
         return KeyError(missing)
     by_name = type(wrapped) is TensorDictModule and not isinstance(policy, TensorDictModuleBase)
+    states = global_states()
     try:
         if by_name:  # TorchRL has wrapped a function of tensors
             out = policy(*[given.get(key) for key in wrapped.in_keys])
@@ -211,6 +214,8 @@ def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) 
             out = wrapped(given.copy())
     except Exception:
         return None  # its own error, which is on its way
+    finally:
+        set_global_states(states)
     if not by_name:
         told = no_tensordict(out)
         return None if told is None else TypeError(told)

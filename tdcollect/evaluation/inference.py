@@ -17,7 +17,7 @@ from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 from tdcollect._upstream import make_compatible_policy
 from tdcollect.collect.loop import Steps, forgotten_entries
 from tdcollect.collect.policy import Op, Program
-from tdcollect.collect.rows import Key, Rows
+from tdcollect.collect.rows import Key, Rows, check_tensors
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.evaluation.places import LikeRows, example
 from tdcollect.evaluation.streams import DrawByRow, RowNoise, Stream, Streams
@@ -199,6 +199,7 @@ class Inference:
         Raises:
             NotReproducibleError: for a policy that couples the rows of a batch, keeps a state of
                 its own, or draws random numbers where they cannot be seen.
+            TypeError: for one that writes something else than dense tensors.
         """
         one = Rows((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
         one = Rows((key, value.to(self._device)) for key, value in one.items())
@@ -206,6 +207,7 @@ class Inference:
         batch = Rows((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
         with _unchanged_buffers(self._policy):
             first = self._run(batch, [Stream(row) for row in range(size)])
+            check_tensors(first)
             again = self._run(batch, [Stream(row) for row in range(size)])
         _check_same(
             first,

@@ -7,12 +7,13 @@ object array ``[*batch]``. The helpers below take either.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from tensordict import (
+    LazyStackedTensorDict,
     NonTensorData,
     NonTensorStack,
     TensorDict,
@@ -42,17 +43,29 @@ def map_entries(
     """A new TensorDict of ``batch_size`` with ``operation`` done to each entry.
 
     A non-tensor entry with one value for the whole batch stays one. A nested TensorDict keeps the
-    batch dims that it has beyond those of ``batch``, unless ``inner_dims`` is False.
+    batch dims that it has beyond those of ``batch``, unless ``inner_dims`` is False; one that is
+    stacked lazily along such a dim stays so.
     """
     size = torch.Size(batch_size)
 
     def inner(value: Any) -> torch.Size:
         return size + value.batch_size[batch.ndim :] if inner_dims else size
 
+    def each(value: LazyStackedTensorDict) -> LazyStackedTensorDict:
+        """Agents unlike each other, say: the same for each."""
+        parts = [
+            visit(part, TensorDict({}, batch_size=inner(part), device=part.device))
+            for part in value.tensordicts
+        ]
+        stack_dim = value.stack_dim - batch.ndim + len(size)
+        return LazyStackedTensorDict(*parts, stack_dim=stack_dim)
+
     def visit(source: TensorDictBase, result: TensorDict) -> TensorDict:
-        for key, value in source.items():
+        for key, value in _items(source):
             if is_non_tensor(value):
                 entry = _map_non_tensor(value, operation, inner(value))
+            elif _is_stacked_within(value, batch.ndim) and inner_dims:
+                entry = each(value)
             elif is_tensor_collection(value):
                 empty = TensorDict({}, batch_size=inner(value), device=value.device)
                 entry = visit(value, empty)
@@ -69,11 +82,45 @@ def map_entries(
     return result
 
 
+def leaves(batch: TensorDictBase) -> Iterator[Any]:
+    """The tensors of a TensorDict, in no order; of what is stacked lazily, those of each row."""
+    if isinstance(batch, LazyStackedTensorDict):
+        for part in batch.tensordicts:
+            yield from leaves(part)
+        return
+    for value in batch.values():
+        if not is_non_tensor(value):
+            yield from leaves(value) if is_tensor_collection(value) else [value]
+
+
+def _is_stacked_within(value: Any, ndim: int) -> bool:
+    """Whether a value is stacked lazily along a dimension of its own, behind the batch's."""
+    return isinstance(value, LazyStackedTensorDict) and value.stack_dim >= ndim
+
+
+def _items(source: TensorDictBase) -> list[tuple[str, Any]]:
+    try:
+        return list(source.items())
+    except RuntimeError as error:
+        if not isinstance(source, LazyStackedTensorDict):
+            raise
+        raise ValueError(
+            "expected entries of one shape at every step, got steps of unlike shapes that "
+            f"TensorDict has stacked lazily, with the entries {sorted(source.keys())}; pad them, "
+            "or leave them out (batch.exclude)"
+        ) from error
+
+
 def _map_non_tensor(
     value: Any, operation: Callable[[Values], Values], size: torch.Size
 ) -> NonTensorData | NonTensorStack:
     if isinstance(value, NonTensorData):
         return NonTensorData(value.data, batch_size=size)
+    if min(value.batch_size, default=0) < 0:
+        raise ValueError(
+            "expected as many non-tensor values at every step, got "
+            f"{list(value.batch_size)} of {value.tolist()!r:.80}; leave them out (batch.exclude)"
+        )
     nested = value.tolist()
     array = np.empty(value.batch_size, dtype=object)
     for at in np.ndindex(array.shape):

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
-from tdcollect.trajectories.entries import Values, from_rows, map_entries, place
+from tdcollect.trajectories.entries import Values, from_rows, leaves, map_entries, place
 from tdcollect.trajectories.index import Key, TrajectoryIndex, beside, entries_of
 from tdcollect.trajectories.split import rows_of
 
@@ -46,7 +46,7 @@ def join_trajectories(
     if not isinstance(trajectories, TensorDictBase):
         lengths = _check_list(trajectories)
         flat = _join_list(trajectories)
-    elif any(_is_nested(value) for value in trajectories.values(True, True)):
+    elif any(_is_nested(value) for value in leaves(trajectories)):
         lengths, flat = _join_jagged(trajectories)
     elif trajectories.ndim == 2 and mask_key in trajectories.keys(include_nested=True):
         lengths = trajectories.get(mask_key).sum(-1).tolist()
@@ -130,7 +130,7 @@ def _join_list(trajectories: Sequence[TensorDictBase]) -> TensorDict:
 
 
 def _join_jagged(jagged: TensorDictBase) -> tuple[list[int], TensorDict]:
-    nested = [value for value in jagged.values(True, True) if _is_nested(value)]
+    nested = [value for value in leaves(jagged) if _is_nested(value)]
     if any(value.layout is not torch.jagged for value in nested):
         raise ValueError(
             "expected nested tensors of layout torch.jagged, got torch.strided: convert them with "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
@@ -192,3 +194,205 @@ def test_reset_of_a_slot_that_does_not_exist() -> None:
 def test_seed_that_is_no_seed(seed: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         Collector(ENVS["cartpole"](), frames_per_batch=30).set_seed(seed)
+
+
+# ----------------------------------------------------------------------------------------- the env
+
+
+def sync_vector() -> Any:
+    return gym.vector.SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)
+
+
+NO_ENVS: dict[str, tuple[Callable[[], Any], str]] = {
+    "id": (lambda: "CartPole-v1", r"got 'CartPole-v1'; pass tdcollect.make_env\('CartPole-v1'\)"),
+    "gymnasium": (lambda: gym.make("CartPole-v1"), r"got a TimeLimit; .*tdcollect.make_env\(env\)"),
+    "vector": (sync_vector, r"got a SyncVectorEnv; pass tdcollect.make_env\(env\)"),
+    "none": (lambda: None, r"got None; pass tdcollect.make_env"),
+    "number": (lambda: 3, r"got 3; pass tdcollect.make_env"),
+    "policy": (lambda: nn.Linear(4, 2), r"got a Linear; pass the env first, then the policy"),
+}
+
+
+@pytest.mark.parametrize("name", NO_ENVS)
+def test_what_is_no_env(name: str) -> None:
+    make, message = NO_ENVS[name]
+    with pytest.raises(TypeError, match=f"expected an env of TorchRL.*{message}"):
+        Collector(make(), frames_per_batch=30)
+
+
+@pytest.mark.parametrize("made", [None, "gymnasium"])
+def test_function_that_makes_no_env(made: Any) -> None:
+    def make() -> Any:
+        return gym.make("CartPole-v1") if made else None
+
+    with pytest.raises(TypeError, match=r"returned (a TimeLimit|None); have it .*make_env"):
+        Collector(make, frames_per_batch=30)
+
+
+def test_several_envs() -> None:
+    envs = [ENVS["cartpole"](), ENVS["cartpole"]()]
+    with pytest.raises(ValueError, match=r"expected one env.* got 2; pass one env of several"):
+        Collector(envs, frames_per_batch=30)
+
+
+# -------------------------------------------------------------------------------------- the counts
+
+COUNTS: list[tuple[dict[str, Any], str]] = [
+    ({"frames_per_batch": 1e3}, r"frames_per_batch to be an int, got 1000.0; pass 1000$"),
+    ({"frames_per_batch": 10.5}, r"frames_per_batch to be an int, got 10.5; pass a positive int"),
+    ({"frames_per_batch": "10"}, r"frames_per_batch to be an int, got '10'"),
+    ({"frames_per_batch": None}, r"frames_per_batch to be an int, got None"),
+    (
+        {"frames_per_batch": [10]},
+        r"frames_per_batch to be an int, got \[10\]; several are for .*backend='process'",
+    ),
+    ({"total_frames": "10"}, r"total_frames to be a number of frames, or None, got '10'"),
+    ({"init_random_frames": "5"}, r"init_random_frames to be a number .* got '5'"),
+    ({"trajs_per_batch": 1.5}, r"trajs_per_batch to be an int, got 1.5"),
+    ({"trajs_per_batch": -1}, r"trajs_per_batch to be positive, got -1"),
+    ({"stats_window": 1.5}, r"stats_window to be an int, got 1.5"),
+    ({"stats_window": 0}, r"stats_window to be positive, got 0"),
+    ({"postproc": 3}, r"postproc to be a function, got 3"),
+    ({"pre_collect_hook": 3}, r"pre_collect_hook to be a function, got 3"),
+    ({"post_collect_hook": "x"}, r"post_collect_hook to be a function, got 'x'"),
+    ({"policy_factory": "x"}, r"policy_factory to be a function, got 'x'"),
+    ({"policy_factory": nn.Linear(4, 2)}, r"policy_factory .* got a Linear; pass it as the policy"),
+    ({"interruptor": 3}, r"interruptor to have a method collection_stopped\(\), got 3"),
+    ({"create_env_kwargs": "x"}, r"create_env_kwargs to be a dict .* got 'x'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), COUNTS)
+def test_arguments_of_the_wrong_kind(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"expected {message}"):
+        Collector(ENVS["cartpole"](), **{"frames_per_batch": 30, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"frames_per_batch": np.int64(30)},
+        {"frames_per_batch": torch.tensor(30)},
+        {"total_frames": 1e6},
+        {"total_frames": None},
+        {"total_frames": -1},
+        {"init_random_frames": 5.0},
+        {"interruptor": None},
+    ],
+)
+def test_what_the_parent_takes(options: dict[str, Any]) -> None:
+    collector = Collector(ENVS["cartpole"](), **{"frames_per_batch": 30, **options})
+    assert next(iter(collector)).shape == (3, 10)
+
+
+def test_postproc_that_returns_nothing() -> None:
+    collector = Collector(ENVS["cartpole"](), frames_per_batch=30, postproc=lambda batch: None)
+    with pytest.raises(TypeError, match="expected postproc to return a TensorDict, got None"):
+        next(iter(collector))
+
+
+# -------------------------------------------------------------------------------------- the policy
+
+NO_POLICIES: dict[str, tuple[Any, str]] = {
+    "linear": (nn.Linear(3, 1), r"named like .*\['observation'\], got a Linear, which takes \(inp"),
+    "sequential": (nn.Sequential(nn.Linear(3, 1)), r"got a Sequential.*TensorDictModule\(policy"),
+    "two arguments": (lambda a, b: None, r"got a function, which takes \(a, b\)"),
+    "text": ("random", r"can be called with a TensorDict, got 'random'"),
+    "class": (nn.Linear, r"got the class Linear; pass an instance"),
+    "module class": (TensorDictModule, r"got the class TensorDictModule; pass an instance"),
+    "int": (lambda td: 1, r"to return the TensorDict that it was given.* got 1; write td"),
+    "none": (lambda td: None, r"to return the TensorDict that it was given.* got None"),
+    "tensor": (lambda td: torch.ones(2, 1), r"to return the TensorDict .* got a Tensor"),
+    "dict": (lambda td: {"action": torch.ones(2, 1)}, r"to return the TensorDict .* got a dict"),
+    "number": (lambda observation: 1, r"the action as a tensor, 'action' \[2, 1\], got 1"),
+}
+
+
+@pytest.mark.parametrize("name", NO_POLICIES)
+def test_what_is_no_policy(name: str) -> None:
+    policy, message = NO_POLICIES[name]
+    with pytest.raises(TypeError, match=f"expected .*{message}"):
+        Collector(ENVS["pendulum"](), policy, frames_per_batch=10)
+
+
+def test_a_policy_that_is_refused_closes_what_was_made() -> None:
+    made = []
+
+    def make() -> Any:
+        made.append(ENVS["pendulum"]())
+        return made[0]
+
+    with pytest.raises(TypeError, match="to return the TensorDict"):
+        Collector(make, lambda td: 1, frames_per_batch=10)
+    assert made[0].is_closed
+
+
+@pytest.mark.parametrize("key", ["obs", ("agents", "observation")])
+@pytest.mark.parametrize("buffers", [None, False])
+@pytest.mark.parametrize("env", ["pendulum", "torchrl-gym-pendulum"])
+def test_in_keys_that_are_no_entries(env: str, buffers: Any, key: Any) -> None:
+    """Without buffers TorchRL does not call the policy before the first step."""
+    policy = TensorDictModule(nn.Linear(3, 1), [key], ["action"])
+    message = r"expected in_keys .*'observation'.*, got \[.*obs.*\]; name the policy's in_keys"
+    with pytest.raises(KeyError, match=message):
+        next(iter(Collector(ENVS[env](), policy, frames_per_batch=10, use_buffers=buffers)))
+
+
+def test_policy_that_returns_no_tensordict_later_on() -> None:
+    calls = []
+
+    def policy(td: Any) -> Any:
+        calls.append(td)
+        return td.set("action", torch.zeros(2, 1)) if len(calls) < 4 else 1
+
+    collector = Collector(ENVS["pendulum"](), policy, frames_per_batch=10)
+    with pytest.raises((AttributeError, TypeError), match=r"TensorDict|'int' object"):
+        next(iter(collector))
+
+
+# ------------------------------------------------------------------------------------- the methods
+
+
+def pendulum_collector() -> Collector:
+    env = ENVS["pendulum"]()
+    return Collector(env, policies.network(env, 1, ["action"]), frames_per_batch=10)
+
+
+@pytest.mark.parametrize("weights", [3, {"a": 1}, nn.Linear(3, 1), nn.Linear])
+def test_weights_that_are_none(weights: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"expected .*TensorDict.* got .*; pass TensorDict.from_mod"
+    ):
+        pendulum_collector().update_policy_weights_(weights)
+
+
+@pytest.mark.parametrize("state", [None, 3, "file.pt", [1]])
+def test_state_that_is_no_dict(state: Any) -> None:
+    with pytest.raises(TypeError, match=r"expected a state dict.* got .*torch.load"):
+        pendulum_collector().load_state_dict(state)
+
+
+@pytest.mark.parametrize("entry", ["statistics", "random", "envs"])
+def test_state_with_an_entry_that_is_no_dict(entry: str) -> None:
+    collector = pendulum_collector()
+    with pytest.raises(TypeError, match=f"expected the entry '{entry}' .* got int"):
+        collector.load_state_dict({**collector.state_dict(), entry: 3})
+
+
+@pytest.mark.parametrize("components", [3, "policy", ["weights"]])
+def test_components_that_are_none(components: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected components to be some of policy, .* got"):
+        pendulum_collector().state_dict(components=components)
+
+
+@pytest.mark.parametrize("count", [{"frames": 10}, {"episodes": 1}])
+@pytest.mark.parametrize("options", [3, [3], "x"])
+def test_options_that_are_no_dict(count: dict[str, int], options: Any) -> None:
+    with pytest.raises(TypeError, match=r"expected options to be a dict.* got .*; leave it out"):
+        pendulum_collector().collect(**count, options=options)
+
+
+@pytest.mark.parametrize("seed", [1.5, "a", True])
+def test_seeds_of_the_wrong_kind(seed: Any) -> None:
+    with pytest.raises(TypeError, match="expected a seed that is an int"):
+        pendulum_collector().collect(frames=10, seed=seed)

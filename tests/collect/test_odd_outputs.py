@@ -97,14 +97,14 @@ def test_text_is_in_the_replay_buffer() -> None:
         env, module(env, "text"), frames_per_batch=6, total_frames=12, replay_buffer=buffer
     )
     list(collector)
-    texts = [row["extra"] for row in buffer[:]]
-    assert texts == [f"call {call}" for _ in range(2) for call in ()] or len(set(texts)) == 2
+    texts = buffer[:].get("extra").tolist()
+    assert texts == [["call 1", "call 2"]] * 3 + [["call 3", "call 4"]] * 3
 
 
 def test_text_collected_by_frames() -> None:
     env = ENVS["toy"]()
     collector = Collector(env, module(env, "text"), frames_per_batch=6, use_buffers=False)
-    texts = [collector.collect(frames=6)["extra"].tolist() for _ in range(2)]
+    texts = [collector.collect(frames=6).get("extra").tolist() for _ in range(2)]
     assert texts == [[["call 1", "call 2"]] * 3, [["call 3", "call 4"]] * 3]
     assert "no dense tensors" in str(collector.explain())
 
@@ -117,9 +117,9 @@ def test_by_episodes_it_is_refused() -> None:
 
 
 def test_evaluation_refuses_it() -> None:
-    env = make_env("CartPole-v1", 2)
+    env = make_env("CartPole-v1", 16)
     with pytest.raises(TypeError, match=r"expected the policy to write dense tensors, got .*extra"):
-        evaluate(module(env, "text"), "CartPole-v1", episodes=2, num_envs=2)
+        evaluate("CartPole-v1", module(env, "text"), 2, num_envs=2)
 
 
 def test_shapes_that_change_within_a_batch() -> None:
@@ -150,7 +150,7 @@ def test_hooks_see_each_step_once() -> None:
         env, module(env, "text"), frames_per_batch=6, hooks=Seen(), timers=True, total_frames=12
     )
     assert sum(batch.numel() for batch in collector) == Seen.steps == 12
-    assert collector.stats.episodes == Seen.starts - 1 or collector.stats.episodes == Seen.starts
+    assert collector.stats.life.episodes <= Seen.starts <= collector.stats.life.episodes + 1
 
 
 def test_lazily_stacked_entries_are_explained(tmp_path: Any) -> None:

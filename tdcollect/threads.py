@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import NamedTuple
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,32 +96,29 @@ def _elsewhere() -> list[_Collection]:
     return [c for c in others if not (c.pauses and _waits(frames.get(c.thread.ident or 0)))]
 
 
-class Busy(NamedTuple):
-    """Where a thread is that does not wait.
-
-    Attributes:
-        name: of the thread.
-        frame: identifies the function that runs.
-        instruction: the latest one there.
-    """
-
-    name: str
-    frame: int
-    instruction: int
-
-
-def busy_threads() -> dict[int, Busy]:
-    """The other threads that do not wait for one another, by identifier.
-
-    One that stays at the same place, as in a read from a socket, has done nothing in between.
-    """
+def busy_threads() -> set[str]:
+    """Names of the other threads that do not wait for one another."""
     here = threading.get_ident()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
-        ident: Busy(names.get(ident, str(ident)), id(frame), frame.f_lasti)
+        names.get(ident, f"thread {ident}")
         for ident, frame in sys._current_frames().items()
         if ident != here and not _waits(frame)
     }
+
+
+class Elsewhere:
+    """Tells whether other threads of the process have computed anything since this was made."""
+
+    def __init__(self) -> None:
+        # In this order, and in the other one at the end, no time of this thread's is counted.
+        here = time.thread_time_ns()
+        self._time = time.process_time_ns() - here
+
+    def computed(self) -> bool:
+        """Whether they have; threads that wait, or read from a socket, have not."""
+        whole = time.process_time_ns()
+        return whole - time.thread_time_ns() > self._time
 
 
 def _waits(frame: FrameType | None) -> bool:

@@ -16,15 +16,16 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from tdcollect.collect.transforms import transforms_of
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.randomness import global_states, set_global_states
-from tdcollect.threads import busy_threads
+from tdcollect.threads import Elsewhere, busy_threads
 
 
 class GlobalRandomness:
     """The global random states of torch, NumPy and Python, as they are now."""
 
     def __init__(self) -> None:
-        self._states = global_states()
+        self._elsewhere = Elsewhere()
         self._beside = busy_threads()
+        self._states = global_states()
 
     def restore(self) -> None:
         """Set them to what they were."""
@@ -69,10 +70,9 @@ class GlobalRandomness:
         raise NotReproducibleError(told)
 
     def _suspects(self) -> list[str]:
-        """Names of the other threads that have done something since, and so may have drawn."""
-        now = busy_threads()
-        moved = [i for i in {*self._beside, *now} if self._beside.get(i) != now.get(i)]
-        return sorted({(now.get(i) or self._beside[i]).name for i in moved})
+        """Names of the other threads that may have drawn since; none where none has computed."""
+        computed = self._elsewhere.computed()
+        return sorted(self._beside | busy_threads()) if computed else []
 
 
 def check_alone(seconds: float = 0.005) -> None:
@@ -87,11 +87,11 @@ def check_alone(seconds: float = 0.005) -> None:
     busy = busy_threads()
     if not busy:
         return
-    names = ", ".join(sorted(thread.name for thread in busy.values()))
     before = GlobalRandomness()
     for _ in range(_LOOKS):
         time.sleep(seconds / _LOOKS)
         if before.moved():
+            names = ", ".join(sorted(busy))
             raise RuntimeError(
                 "expected no other thread to draw random numbers during an evaluation, but the "
                 f"global random states move while this thread waits; busy threads: {names}. "

@@ -47,7 +47,8 @@ def _forget() -> None:
     _collections.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 @contextmanager
@@ -98,13 +99,22 @@ def _elsewhere() -> list[_Collection]:
 
 def busy_threads() -> set[str]:
     """Names of the other threads that do not wait for one another."""
+    return {name for name, frame in _other_threads() if not _waits(frame)}
+
+
+def other_threads() -> set[str]:
+    """Names of all other threads."""
+    return {name for name, _ in _other_threads()}
+
+
+def _other_threads() -> list[tuple[str, FrameType]]:
     here = threading.get_ident()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return {
-        names.get(ident, f"thread {ident}")
+    return [
+        (names.get(ident, f"thread {ident}"), frame)
         for ident, frame in sys._current_frames().items()
-        if ident != here and not _waits(frame)
-    }
+        if ident != here
+    ]
 
 
 class Elsewhere:

@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from tdcollect.collect.transforms import transforms_of
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.randomness import global_states, set_global_states
-from tdcollect.threads import Elsewhere, busy_threads
+from tdcollect.threads import Elsewhere, busy_threads, other_threads
 
 
 class GlobalRandomness:
@@ -24,7 +24,7 @@ class GlobalRandomness:
 
     def __init__(self) -> None:
         self._elsewhere = Elsewhere()
-        self._beside = busy_threads()
+        self._beside = other_threads()
         self._states = global_states()
 
     def restore(self) -> None:
@@ -71,8 +71,7 @@ class GlobalRandomness:
 
     def _suspects(self) -> list[str]:
         """Names of the other threads that may have drawn since; none where none has computed."""
-        computed = self._elsewhere.computed()
-        return sorted(self._beside | busy_threads()) if computed else []
+        return sorted(self._beside | other_threads()) if self._elsewhere.computed() else []
 
 
 def check_alone(seconds: float = 0.005) -> None:

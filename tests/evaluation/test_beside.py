@@ -222,6 +222,44 @@ def test_an_env_that_draws_beside_a_thread_that_does_not_is_told_with_both_reaso
     assert before.moved()  # who drew is not known
 
 
+def test_numbers_drawn_by_a_thread_that_waits_again_are_not_set_back() -> None:
+    """As it draws no more, the env is named too; but what was drawn stays drawn."""
+    go, drawn = threading.Event(), threading.Event()
+    numbers: list[torch.Tensor] = []
+
+    def draw_once() -> None:
+        go.wait()
+        numbers.append(torch.rand(()))
+        drawn.set()
+        done.wait()
+
+    class Slow(Walk):
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            Slow.steps += 1
+            if Slow.steps == 600:  # behind the probe
+                go.set()
+                drawn.wait()
+            return super().step(action)
+
+    done = threading.Event()
+    policy = categorical()
+    thread = threading.Thread(target=draw_once, name="trainer")
+    thread.start()
+    torch.manual_seed(0)
+    try:
+        with pytest.raises(NotReproducibleError, match=r"another thread drew .*\(.*trainer"):
+            records(Slow, policy, 400)
+    finally:
+        go.set()
+        done.set()
+        thread.join()
+    numbers.append(torch.rand(()))
+    torch.manual_seed(0)
+    assert numbers == [torch.rand(()), torch.rand(())]
+
+
 def test_two_evaluations_in_two_threads_take_turns() -> None:
     policies = [categorical(), categorical()]
     expected = [digest(Walk, policy, 100) for policy in policies]

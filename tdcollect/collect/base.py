@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -41,7 +42,7 @@ class RowsCollector(TorchRLCollector):
 
     _carrier: TensorDictBase
     _final_rollout: TensorDictBase
-    _not_tensors = False  # whether the policy has written something else
+    _not_tensors: Sequence[Key] = ()  # what the policy has written that is no dense tensor
     _acted = False  # whether the row has the policy's outputs already
     _stale = False  # whether the slots must be reset before anything else is collected
 
@@ -57,7 +58,7 @@ class RowsCollector(TorchRLCollector):
     @property
     def _env_on_arrays(self) -> ArrayEnv | str:
         if self._not_tensors:
-            return "the policy writes entries that are no dense tensors"
+            return f"the policy writes entries that are no dense tensors, {self._not_tensors}"
         return array_env(self.env) if RUN_ON_ARRAYS else "RUN_ON_ARRAYS is off"
 
     @property
@@ -125,11 +126,22 @@ class RowsCollector(TorchRLCollector):
                 whole=gradients,
                 watch=None if record.watch is None else record.watch.stepped_rows,
             )
-        except NotTensors:
-            self._not_tensors = self._acted = True
+        except NotTensors as found:
+            self._not_tensors, self._acted = found.entries, True
             return None
         record.take(columns, self.env.reward_keys)
         return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
+
+    def _warn_of_lost(self, entries: Iterable[Key]) -> None:
+        """Warn of entries that the parent's buffers, made before they came, do not take."""
+        held = self._final_rollout.keys(True) if self._use_buffers else entries
+        lost = [key for key in entries if key not in held]
+        if lost:
+            warnings.warn(
+                f"the policy's entries {lost} are no dense tensors, and are not in the batches: "
+                "TorchRL's buffers do not hold them; pass use_buffers=False to keep them",
+                stacklevel=2,
+            )
 
     def _keep(self, carrier: TensorDictBase, stale: bool) -> None:
         self._carrier, self._stale = carrier, stale
@@ -220,6 +232,7 @@ class RowsCollector(TorchRLCollector):
                     tensordict.set(key, value)
                     if not is_plain(value):  # the next rows could not have it
                         self._wrapped_policy_maybe_compiled = policy
+                        self._warn_of_lost([key])
             return tensordict
 
         self._wrapped_policy_maybe_compiled = run

@@ -280,6 +280,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             batch = self._on_arrays(env, self._program, self.frames_per_batch, record)
         if batch is None:
             self._fresh = False
+            self._warn_of_lost(self._not_tensors)
             self._restore_buffer()
             settings = self._settings(pre_collect_hook=None, reset_at_each_iter=False)
             with settings, self._policy_on_rows(), record.watching(self):

@@ -65,7 +65,15 @@ class Rows(dict[Key, torch.Tensor]):
 
 
 class NotTensors(TypeError):
-    """A policy writes entries that are no plain tensors: strings, nested or lazily stacked ones."""
+    """A policy writes entries that are no dense tensors: strings, nested or lazily stacked ones.
+
+    Attributes:
+        entries: those.
+    """
+
+    def __init__(self, message: str, entries: list[Key]):
+        super().__init__(message)
+        self.entries = entries
 
 
 def check_tensors(rows: Rows) -> None:
@@ -75,7 +83,8 @@ def check_tensors(rows: Rows) -> None:
         raise NotTensors(
             "expected the policy to write dense tensors, got "
             + ", ".join(f"{name} in {key!r}" for key, name in odd.items())
-            + "; leave it out of what the policy writes (select_out_keys of a TensorDictModule)"
+            + "; leave it out of what the policy writes (select_out_keys of a TensorDictModule)",
+            list(odd),
         )
 
 

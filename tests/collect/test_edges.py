@@ -131,11 +131,15 @@ def test_outputs_that_are_no_tensors(function: Callable[[torch.Tensor], Any]) ->
     check_same(cartpole, writes("extra", function))
 
 
-def test_an_output_that_cannot_be_stored_is_named() -> None:
-    policy = writes("extra", lambda o: "text")(None)
-    env = cartpole()
-    with pytest.raises((TypeError, RuntimeError), match=r"extra|text|str"):
-        tdcollect.Collector(env, policy, frames_per_batch=30).rollout()
+@pytest.mark.parametrize("make", [cartpole, ENVS["torchrl-gym"]])
+def test_an_output_that_buffers_do_not_hold_is_named(make: Any) -> None:
+    env = make()
+    policy = writes("extra", lambda o: "text")(env)
+    collector = tdcollect.Collector(env, policy, frames_per_batch=30)
+    with pytest.warns(UserWarning, match=r"entries \['extra'\] are no dense .* use_buffers=False"):
+        batch = collector.rollout()
+    assert "extra" not in batch
+    assert "extra" in collector.collect(frames=30)  # without a warning
 
 
 def test_a_scale_wider_than_its_loc() -> None:

@@ -18,12 +18,13 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import ListStorage, ReplayBuffer
 
-from tdcollect import Collector, evaluate, make_env
+from tdcollect import Collector, Hooks, evaluate, make_env
 
+from . import mocks
 from .envs import ENVS
 from .oracle import UPSTREAM, batches, check_same
 
-pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+pytestmark = pytest.mark.filterwarnings(UPSTREAM, "ignore:.*use_buffers=False to keep them")
 
 
 @tensorclass
@@ -132,8 +133,6 @@ def test_shapes_that_change_within_a_batch() -> None:
 
 
 def test_hooks_see_each_step_once() -> None:
-    from tdcollect import Hooks
-
     class Seen(Hooks):
         steps = 0
         starts = 0
@@ -153,12 +152,9 @@ def test_hooks_see_each_step_once() -> None:
     assert collector.stats.life.episodes <= Seen.starts <= collector.stats.life.episodes + 1
 
 
-def test_lazily_stacked_entries_are_explained(tmp_path: Any) -> None:
-    from .mocks import ENVS as MOCKS
-    from .mocks import Keyless
-
-    env = MOCKS["HeterogeneousCountingEnv"]()
-    collector = Collector(env, Keyless(env), frames_per_batch=6)
+def test_lazily_stacked_entries_are_explained() -> None:
+    env = mocks.ENVS["HeterogeneousCountingEnv"]()
+    collector = Collector(env, mocks.Keyless(env), frames_per_batch=6)
     assert "Keyless" in str(collector.explain())
     assert "stacked lazily" in str(collector.explain())
 
@@ -167,8 +163,6 @@ def test_vmas_with_unlike_agents() -> None:
     pytest.importorskip("vmas")
     from torchrl.envs import VmasEnv
     from torchrl.envs.utils import MarlGroupMapType
-
-    from .mocks import Keyless
 
     def made() -> Any:
         group = MarlGroupMapType.ALL_IN_ONE_GROUP
@@ -179,4 +173,4 @@ def test_vmas_with_unlike_agents() -> None:
             assert "stacked lazily" in str(collector.explain())
         yield from batches(2)(collector)
 
-    check_same(made, Keyless, script, lambda: {"frames_per_batch": 10})
+    check_same(made, mocks.Keyless, script, lambda: {"frames_per_batch": 10})

@@ -173,12 +173,7 @@ class Inference:
             with self._mode:
                 op(rows)
             self._drawing.setdefault(op, self._mode.draws > before)
-        return Rows(
-            (key, value)
-            for key, value in rows.items()
-            # What is no tensor has no bits to compare, and is not kept.
-            if value is not given.get(key) and isinstance(value, torch.Tensor)
-        )
+        return Rows((key, value) for key, value in rows.items() if value is not given.get(key))
 
     def check(self) -> None:
         """Raise where a draw had parameters that its distribution refuses."""

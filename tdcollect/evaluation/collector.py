@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -289,6 +290,12 @@ class EvaluationCollector:
             nonlocal remembered
             if remembered is None:
                 remembered = self._first_call(inference, rows, env, actions)
+                if keep and inference.left_out:
+                    warnings.warn(
+                        f"the policy's entries {inference.left_out} are no dense tensors, and are "
+                        "not kept with the data of episodes; encode them as numbers to keep them",
+                        stacklevel=2,
+                    )
             inference(rows, active)
 
         def start(slot: int, start: Start) -> None:

@@ -17,7 +17,7 @@ from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 from tdcollect._upstream import make_compatible_policy
 from tdcollect.collect.loop import Steps, forgotten_entries
 from tdcollect.collect.policy import Op, Program
-from tdcollect.collect.rows import Key, Rows, check_tensors
+from tdcollect.collect.rows import Key, Rows, is_plain
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.evaluation.places import LikeRows, example
 from tdcollect.evaluation.streams import DrawByRow, RowNoise, Stream, Streams
@@ -39,6 +39,9 @@ class Inference:
         slots: N.
         batched: whether rows have the N in front; False for one slot without it.
         device: where the policy runs.
+
+    Attributes:
+        left_out: the entries that the policy wrote last and that are no dense tensors.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Inference:
         self._mode = DrawByRow(self._streams)
         self._of_slot: list[Stream | None] = [None] * slots
         self._program: Program | None = None
+        self.left_out: list[Key] = []
         # Operations that draw, outside samplers, and those of which it is not known yet.
         self._drawing: dict[Op, bool] = {}
         self._group = size  # how many slots run together
@@ -173,7 +177,12 @@ class Inference:
             with self._mode:
                 op(rows)
             self._drawing.setdefault(op, self._mode.draws > before)
-        return Rows((key, value) for key, value in rows.items() if value is not given.get(key))
+        written = Rows((key, value) for key, value in rows.items() if value is not given.get(key))
+        # What is no tensor has no bits to compare, and is not kept.
+        self.left_out = [key for key, value in written.items() if not is_plain(value)]
+        for key in self.left_out:
+            del written[key]
+        return written
 
     def check(self) -> None:
         """Raise where a draw had parameters that its distribution refuses."""
@@ -194,7 +203,6 @@ class Inference:
         Raises:
             NotReproducibleError: for a policy that couples the rows of a batch, keeps a state of
                 its own, or draws random numbers where they cannot be seen.
-            TypeError: for one that writes something else than dense tensors.
         """
         one = Rows((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
         one = Rows((key, value.to(self._device)) for key, value in one.items())
@@ -202,7 +210,6 @@ class Inference:
         batch = Rows((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
         with _unchanged_buffers(self._policy):
             first = self._run(batch, [Stream(row) for row in range(size)])
-            check_tensors(first)
             again = self._run(batch, [Stream(row) for row in range(size)])
         _check_same(
             first,

@@ -87,7 +87,8 @@ def test_what_is_no_tensor_is_not_kept(tmp_path: Path) -> None:
         return td.set("action", action)
 
     out = tmp_path / "run"
-    result = tdcollect.evaluate("CartPole-v1", note, 1, out=out, keep=True, progress=False)
+    with pytest.warns(UserWarning, match=r"entries \['note'\] are no dense tensors, and are not"):
+        result = tdcollect.evaluate("CartPole-v1", note, 1, out=out, keep=True, progress=False)
     assert "note" not in result.trajectory(0)
     assert {file.suffix for file in out.glob("trajectories/**/*.*")} == {".memmap", ".json"}
 

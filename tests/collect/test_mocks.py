@@ -36,7 +36,6 @@ CANNOT = {
     ("HeterogeneousCountingEnv, serial", "actor"): "a nested tensor is no action",
     ("HeterogeneousCountingEnv", "split"): "trajectories cannot be padded",
     ("HeterogeneousCountingEnv[2]", "split"): "trajectories cannot be padded",
-    ("HistoryTransform", "split"): "trajectories cannot be padded",
     ("HistoryTransform", "reset at each"): "the history is longer than the reset's",
 }
 """Pairs of an env with a policy or an option that TorchRL's own collector cannot run."""

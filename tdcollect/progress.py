@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal and in a notebook, a line now and then elsewhere."""
+"""Progress of a run: a bar on a terminal and in a notebook, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
 
 
 def progress_bar(total: int | None, unit: str, initial: int = 0, *, leave: bool = True) -> Any:
-    """What shows how far a run is, on stderr: tqdm's bar, or :class:`Lines`.
+    """Show the progress of a run on stderr: by tqdm's bar, or :class:`Lines`.
 
     A bar is drawn where it can be, on a terminal and in a notebook (there as a widget, or as text
     without ipywidgets), and where tqdm is installed. Logs get lines.
@@ -68,7 +68,7 @@ class Lines:
         """Nothing stays open."""
 
     def set_postfix(self, postfix: Mapping[str, str], refresh: bool = True) -> None:
-        """What further lines tell beside the count."""
+        """Set what further lines tell beside the count."""
         self._postfix = postfix
 
     def update(self, more: int = 1) -> None:

@@ -126,13 +126,13 @@ class Elsewhere:
         self._time = time.process_time_ns() - here
 
     def computed(self) -> bool:
-        """Whether they have; threads that wait, or read from a socket, have not."""
+        """Tell whether they have; threads that wait, or read from a socket, have not."""
         whole = time.process_time_ns()
         return whole - time.thread_time_ns() > self._time
 
 
 def _waits(frame: FrameType | None) -> bool:
-    """Whether a thread waits for another one, or for input: it is in ``join``, ``Event.wait``...
+    """Tell whether a thread waits for another one or for input, as in ``join`` or ``Event.wait``.
 
     A thread that starts another one waits too, but for a moment only.
     """

@@ -34,7 +34,7 @@ def texts(file: Path) -> Iterator[str]:
 
 
 def found(pattern: str) -> list[Any]:
-    """What a pattern finds, with the file that says it."""
+    """The matches of a pattern, each with the file that says it."""
     return sorted(
         {
             (str(file.relative_to(ROOT)), match)

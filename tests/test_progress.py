@@ -1,4 +1,4 @@
-"""How far a run is: bars where they can be drawn, lines where they cannot, and silence."""
+"""Progress of a run: bars where they can be drawn, lines where they cannot, and silence."""
 
 from __future__ import annotations
 

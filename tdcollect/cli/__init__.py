@@ -80,7 +80,7 @@ def _line(error: Exception) -> str:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether the text says it all, without its type: that of our own refusals."""
+    """Tell whether the text is enough without its type, as it is in our own refusals."""
     if type(error).__module__.partition(".")[0] == "tdcollect":
         return True
     plain = (ValueError, TypeError, RuntimeError, KeyError)

@@ -372,7 +372,7 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
 
 @contextmanager
 def _going_on(out: Path | None) -> Iterator[None]:
-    """Where an interrupted command can go on, say so."""
+    """Say that an interrupted command can go on, if it can."""
     try:
         yield
     except KeyboardInterrupt as error:

@@ -63,7 +63,7 @@ def wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) -
 
 
 def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any]) -> str:
-    """What the directory names, and how to go on."""
+    """The message that shows what the directory names, and how to go on."""
     named = {name: value for name, value in asdict(request).items() if value}
     shown = "\n".join(f"  {_option(name):<13} {visible(str(v))}" for name, v in named.items())
     command = request.command(index, directory, os.getcwd())

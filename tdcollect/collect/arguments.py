@@ -171,7 +171,7 @@ def _arguments(function: Callable[..., Any]) -> list[str] | None:
 
 
 def missing_entries(policy: Any, given: Iterable[Any]) -> str | None:
-    """Which entries a policy asks for and does not find, in words; None where it finds them."""
+    """Name the entries that a policy asks for and does not find; None where it finds all."""
     found = list(given)
     in_keys = getattr(policy, "in_keys", None)
     missing = [key for key in in_keys or () if key not in found]

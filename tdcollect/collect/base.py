@@ -186,7 +186,7 @@ class RowsCollector(TorchRLCollector):
 
     @property
     def _stacked_lazily(self) -> bool:
-        """Whether TorchRL's row has entries that are perhaps not one tensor each."""
+        """True if entries of TorchRL's row may not be one tensor each."""
         return type(self._carrier) is not TensorDict or stacked_lazily(self._carrier)
 
     @contextmanager

@@ -72,7 +72,7 @@ def explanation(
 
 
 def short(thing: Any) -> str:
-    """What a part is called."""
+    """The name of a part."""
     if isinstance(thing, GymnasiumEnv):
         return f"{type(thing).__name__}({thing.name}, {thing.stepper.backend.name})"
     return getattr(thing, "__name__", type(thing).__name__)

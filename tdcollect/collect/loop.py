@@ -212,7 +212,7 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv | str:
 
 
 def _replaced(*parts: EnvBase) -> list[str]:
-    """What steps an env, where its user has put something else in its place."""
+    """The stepping methods that the user has replaced on an env."""
     return [name for part in parts for name in _STEPPING if name in part.__dict__]
 
 

@@ -89,7 +89,7 @@ def check_tensors(rows: Rows) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether an entry is a dense tensor."""
+    """Tell whether an entry is a dense tensor."""
     dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
     return dense and not value.is_nested
 
@@ -100,12 +100,12 @@ def flat(tensordict: TensorDictBase) -> Rows:
 
 
 def not_taken_apart(cls: type) -> bool:
-    """Whether an entry of this class is one value, rather than a TensorDict of several."""
+    """Tell whether an entry of this class is one value, rather than a TensorDict of several."""
     return cls is not TensorDict
 
 
 def stacked_lazily(tensordict: TensorDictBase) -> bool:
-    """Whether some entries are rows that TensorDict has not stacked, and perhaps cannot."""
+    """Tell whether some entries are rows that TensorDict has not stacked, and perhaps cannot."""
     if is_non_tensor(tensordict):
         return False  # strings and the like are entries of their own
     return isinstance(tensordict, LazyStackedTensorDict) or any(

@@ -122,7 +122,7 @@ class Shaper:
 
 
 def _goes_into(values: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether no fraction, no imaginary part and no range is lost; floats may lose digits."""
+    """Tell whether values go into a dtype without loss; floats may lose digits."""
     if values.is_complex() or dtype.is_floating_point:
         return not values.is_complex()
     return torch.equal(values.to(dtype).to(values.dtype), values)

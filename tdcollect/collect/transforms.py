@@ -266,7 +266,7 @@ class ExactReward:
         self._transforms = transforms
 
     def __call__(self, reward: torch.Tensor) -> torch.Tensor:
-        """What float64 rewards become."""
+        """The float64 rewards after the transforms."""
         rows = Rows({keys.REWARD: reward})
         for transform in self._transforms:
             transform._call(rows)

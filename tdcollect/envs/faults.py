@@ -89,7 +89,7 @@ def not_finite(
     failed: SlotError | None,
     reward: Array | None = None,
 ) -> SlotError | None:
-    """What failed, joined with the slots whose observations or rewards are NaN or infinite.
+    """Join what failed with the slots whose observations or rewards are NaN or infinite.
 
     Rewards count as they are stored: one beyond the range of float32 is infinite.
     """

@@ -101,7 +101,7 @@ class Leaf:
         return value
 
     def takes(self, value: Array) -> bool:
-        """Whether the numbers go into the entry as they are; floats may lose digits."""
+        """Tell whether the numbers go into the entry as they are; floats may lose digits."""
         return value.dtype.kind in self.kinds and keeps(value, self.space_dtype)
 
     def _misfit(self, value: Array) -> str:

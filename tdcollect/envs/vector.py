@@ -171,7 +171,7 @@ class VectorBackend(Backend):
                 _singly("step", ended, lambda slot: self._end(slot, final, final_info, out))
 
     def _are_plain(self, reward: Any, terminated: Any, truncated: Any) -> bool:
-        """Whether these are what nearly every vector env gives, which needs no closer look."""
+        """Tell whether these are what nearly every vector env gives, which needs no closer look."""
         return (
             type(reward) is type(terminated) is type(truncated) is np.ndarray
             and reward.dtype in FLOATS
@@ -190,7 +190,7 @@ class VectorBackend(Backend):
             self._write_info(info, out, slot)
 
     def _final(self, info: Mapping[str, Any], name: str) -> Any:
-        """What the infos of a step tell of the episodes that it ended."""
+        """The part of a step's infos about the episodes that it ended."""
         if name not in info:
             raise ValueError(
                 f"expected info[{name!r}] of {self.env} at a step that ends an episode, as "

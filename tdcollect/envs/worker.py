@@ -261,7 +261,7 @@ def check_spaces(slot: int, expected: Sequence[Any], got: Sequence[Any]) -> None
 
 
 def keeps(values: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether an array of a dtype takes these numbers as they are.
+    """Tell whether an array of a dtype takes these numbers as they are.
 
     A float may lose digits there, as TorchRL has it (float64 into float32). A whole number must lie
     in its range, and a fraction goes into floats only.

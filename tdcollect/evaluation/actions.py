@@ -1,4 +1,4 @@
-"""Whether the actions that a policy writes are those of the env's action spec.
+"""Check that the actions of a policy are those of the env's action spec.
 
 An env would take the argmax of whatever stands where a one-hot action belongs, logits for one: a
 policy that forgot to draw from its distribution would be evaluated as another one.
@@ -75,7 +75,7 @@ def _check_values(key: Any, spec: TensorSpec, values: torch.Tensor) -> None:
 
 
 def _fitting(spec: TensorSpec, values: torch.Tensor) -> torch.Tensor | None:
-    """Which of the values ``[B, *shape]`` are listed by the spec; None where it lists none."""
+    """Mark the values ``[B, *shape]`` that the spec lists; None where it lists none."""
     # Subclasses come before their bases.
     if isinstance(spec, MultiOneHot):
         blocks = values.split([box.n for box in spec.space], -1)
@@ -97,7 +97,7 @@ def _one_hot(values: torch.Tensor) -> torch.Tensor:
 
 
 def _told(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:
-    """What is wrong with an action, and what to do."""
+    """Say what is wrong with an action, and what to do."""
     what = "actions"
     advice = "write what env.action_spec.rand() gives"
     if isinstance(spec, (OneHot, MultiOneHot)):

@@ -111,7 +111,7 @@ def _of_no_width(values: Values) -> Interval | None:
 
 
 def _acceleration(values: Values) -> float:
-    """How fast the standard error changes with the mean, from the jackknife.
+    """The acceleration: how fast the standard error changes with the mean, by the jackknife.
 
     The mean without value i lies ``(mean - x_i) / (E - 1)`` from the mean. So equation 14.15 of
     Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, comes to

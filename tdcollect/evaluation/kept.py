@@ -134,7 +134,7 @@ def _shape(value: Any) -> list[int]:
 
 
 def _file_name(key: str) -> str:
-    """What the entry's file, or folder, is called: a name within its folder."""
+    """The name of the entry's file or folder, within its folder."""
     name: str = encode_key_for_filesystem(key)
     if Path(name).name != name:
         raise ValueError(f"{key!r} names no file")

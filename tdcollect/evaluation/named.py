@@ -24,7 +24,7 @@ def with_file(text: str, change: Callable[[str], str]) -> str:
 
 
 def has_module(text: str, directory: Path) -> bool:
-    """Whether a text names a module, which lies in this directory."""
+    """Tell whether a text names a module that lies in this directory."""
     where = text.rpartition(":")[0]
     if not where or where.endswith(".py"):
         return False

@@ -213,5 +213,5 @@ def _where(first: Mapping[int, _Shown], again: Mapping[int, _Shown]) -> str | No
 
 
 def _length(shown: _Shown) -> int:
-    """How many rows an env showed, its reset included."""
+    """The number of rows that an env showed, its reset included."""
     return len(shown) - isinstance(shown[-1], SlotError)

@@ -127,5 +127,5 @@ def sign_flip_p_value(values: Values, resamples: int, rng: np.random.Generator) 
 
 
 def flips_are_exact(count: int, resamples: int) -> bool:
-    """Whether there are no more sign flips of ``count`` values than ``resamples``."""
+    """Tell whether ``count`` values have no more sign flips than ``resamples``."""
     return count < 63 and 2**count <= resamples

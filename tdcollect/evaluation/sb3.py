@@ -185,7 +185,7 @@ def _read_normalization(file: Path) -> Any:
 
 
 def _epsilon(settings: Mapping[str, Any]) -> float:
-    """How often DQN's and QRDQN's ``predict`` draw a random action; other algorithms' never do."""
+    """The share of random actions that ``predict`` draws: DQN's and QRDQN's, 0 for others."""
     return float(settings.get("exploration_rate", 0.0))
 
 

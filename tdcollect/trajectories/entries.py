@@ -94,7 +94,7 @@ def leaves(batch: TensorDictBase) -> Iterator[Any]:
 
 
 def _is_stacked_within(value: Any, ndim: int) -> bool:
-    """Whether a value is stacked lazily along a dimension of its own, behind the batch's."""
+    """Tell whether a value is stacked lazily along a dimension behind the batch's."""
     return isinstance(value, LazyStackedTensorDict) and value.stack_dim >= ndim
 
 

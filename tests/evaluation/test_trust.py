@@ -342,7 +342,7 @@ WRITTEN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2066\r\x7f <script>"
 
 
 def test_the_commands_print_through_one_function() -> None:
-    """Which writes out control characters."""
+    """Writes out control characters."""
     source = Path(commands.__file__).read_text()
     assert re.findall(r"(?:click\.s?echo|print)\(.*", source) == [
         "click.echo(visible(str(text), lines=True), err=err)"

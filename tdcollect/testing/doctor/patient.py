@@ -192,7 +192,7 @@ class Patient(Probe):
 
     @cached_property
     def leak(self) -> Leak | None:
-        """Where a used env differs from a new one under one seed.
+        """Find where a used env differs from a new one under one seed.
 
         None also where something else than the env's own past makes the difference: see ``changed``
         and ``unsteady``.

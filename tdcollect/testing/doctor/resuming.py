@@ -75,7 +75,7 @@ def _difference(patient: Patient, env: Env, other: Env, ended: bool, steps: int)
 
 
 def _row(env: Env, action: Any) -> Row:
-    """What a step gives; a reset where there is no action."""
+    """The result of a step; of a reset where there is no action."""
     if action is None:
         return Row(deepcopy(env.reset()[0]), None, False, False, {}, ())
     observation, reward, terminated, truncated, _ = env.step(deepcopy(action))

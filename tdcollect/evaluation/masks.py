@@ -59,6 +59,21 @@ def check_masks(env: EnvBase) -> None:
             ) from None
 
 
+def read_mask(env: Any, slot: int, size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """The mask bool ``[size]`` of valid actions of one gymnasium env.
+
+    Raises:
+        ValueError: for a mask of another size.
+    """
+    mask = np.asarray(env.get_wrapper_attr(ACTION_MASKS)())
+    if mask.size != size:
+        raise ValueError(
+            f"expected action_masks() of slot {slot} to give {size} values, one for each choice, "
+            f"got shape {mask.shape}; correct the env"
+        )
+    return mask.reshape(-1).astype(bool)
+
+
 class ActionMasks(Transform):
     """Shows the masks of the envs in this process, bool ``[N, size]``, True for valid actions.
 
@@ -87,13 +102,7 @@ class ActionMasks(Transform):
         base = base_of(self.parent)
         for slot, env in enumerate(base.stepper.backend.envs):
             if not done[slot]:
-                mask = np.asarray(env.get_wrapper_attr(ACTION_MASKS)())
-                if mask.size != self._size:
-                    raise ValueError(
-                        f"expected action_masks() of slot {slot} to give {self._size} values, one "
-                        f"for each choice, got shape {mask.shape}; correct the env"
-                    )
-                masks[slot] = mask.reshape(-1)
+                masks[slot] = read_mask(env, slot, self._size)
         shape = (*tensordict.batch_size, self._size)
         return tensordict.set(ACTION_MASKS, torch.from_numpy(masks).reshape(shape))
 

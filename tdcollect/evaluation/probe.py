@@ -16,11 +16,11 @@ from tdcollect.envs.spaces import Array
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.evaluation.isolation import GlobalRandomness
+from tdcollect.evaluation.masks import ACTION_MASKS, read_mask
 
 _STEPS = 64
 _SEEDS = ((0, 1, 2, 3), (4, 5, 6, 7))
 """The second four are run only where the env raises on each of the first."""
-_MASKS = "action_masks"
 _ENOUGH = 4
 """Steps that two runs must have been compared over where every pair of runs was cut short."""
 
@@ -89,7 +89,7 @@ class _Actions:
         self._are_masked = (
             isinstance(self._backend, SerialBackend)
             and isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
-            and all(one.has_wrapper_attr(_MASKS) for one in self._backend.envs)
+            and all(one.has_wrapper_attr(ACTION_MASKS) for one in self._backend.envs)
         )
 
     def at(self, step: int, seed: int, slots: Sequence[int]) -> list[Array]:
@@ -100,17 +100,22 @@ class _Actions:
         actions, codec = [array.copy() for array in drawn], self._backend.action
         values = codec.read_slots(drawn)
         for slot in slots:
-            mask = self._backend.envs[slot].get_wrapper_attr(_MASKS)()  # type: ignore[attr-defined]
+            env = self._backend.envs[slot]  # type: ignore[attr-defined]
+            mask = read_mask(env, slot, int(_sizes(codec.space).sum()))
             codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
         return actions
 
 
+def _sizes(space: Any) -> Any:
+    """The number of choices of each part of a discrete action."""
+    return np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+
+
 def _allowed(space: Any, value: Any, mask: Any) -> Any:
     """An action, with each choice that its mask (one value per choice) forbids put to another."""
-    sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
     start = np.broadcast_to(np.asarray(space.start), np.shape(value))
     chosen = np.ravel(value - start)
-    parts = np.split(np.ravel(mask).astype(bool), np.cumsum(sizes)[:-1])
+    parts = np.split(mask, np.cumsum(_sizes(space))[:-1])
     for i, part in enumerate(parts):
         if part.any() and not part[chosen[i]]:
             allowed = np.flatnonzero(part)

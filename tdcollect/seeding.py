@@ -50,7 +50,7 @@ def restart_seed(seed: int) -> int:
 
 
 def env_seed(root: int, episode: int) -> int:
-    """Seed of the env of test episode ``episode`` under ``root``; protocol 1.
+    """Seed of the env of test episode ``episode`` under ``root``.
 
     The first 31 bits of ``SeedSequence(root, spawn_key=(episode, 0))``, so that every env library
     takes it.
@@ -60,7 +60,7 @@ def env_seed(root: int, episode: int) -> int:
 
 
 def policy_seed(root: int, episode: int) -> int:
-    """Seed of the policy's random numbers in test episode ``episode`` under ``root``; protocol 1.
+    """Seed of the policy's random numbers in test episode ``episode`` under ``root``.
 
     The first 64 bits of ``SeedSequence(root, spawn_key=(episode, 1))``.
     """

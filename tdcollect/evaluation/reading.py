@@ -138,6 +138,9 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     if missing > 0:
         text = f"the evaluation is unfinished: it lacks {count_text(missing, 'episode')}"
         problems.append(Problem(root / EPISODES, text))
+    elif not is_finished(root):
+        text = "it is missing, and with it the digests: the same command ends the evaluation"
+        problems.append(Problem(root / RESULTS, text))
     if not problems:
         problems += _derived(root, manifest, episodes)
     kept, found = _kept(root, manifest, episodes)
@@ -189,6 +192,11 @@ def read_manifest(root: Path) -> dict[str, Any]:
             "was, or evaluate again in another directory"
         )
     return found
+
+
+def is_finished(root: Path) -> bool:
+    """Tell whether an evaluation has come to its end, and its ledger has a digest."""
+    return (root / RESULTS).exists()
 
 
 def number_of_episodes(manifest: Mapping[str, Any]) -> int:
@@ -249,7 +257,7 @@ def _ledger(
         report(
             Problem(root / REFUSED, f"the evaluation was refused: {why}; remove it to start anew")
         )
-    finished = (root / RESULTS).exists()
+    finished = is_finished(root)
     advice = (
         "ask for the directory as it was, or evaluate again in another one"
         if finished
@@ -314,7 +322,7 @@ def _derived(
 ) -> Iterator[Problem]:
     """Hold what a finished evaluation says of its records against them."""
     file = root / RESULTS
-    if manifest["format"] == 1 or not file.exists():
+    if manifest["format"] == 1:
         return
     told = read_object(file)
     files = told.get("files")

@@ -85,6 +85,12 @@ def test_compare_refuses_a_record_that_was_altered(run: Path, written: Path, cap
     assert "was altered" in capsys.readouterr().err
 
 
+def test_compare_refuses_a_ledger_without_its_digest(run: Path, written: Path, capsys) -> None:
+    unfinished(run, EPISODES)
+    assert main(["compare", str(written), str(run)]) == 1
+    assert f"{run} is unfinished: it lacks its results; run" in capsys.readouterr().err
+
+
 def test_a_manifest_that_was_altered_is_refused(run: Path) -> None:
     rewrite(run / "manifest.json", device="cuda")
     with pytest.raises(ValueError, match=r"manifest\.json: its digest is .* was altered"):
@@ -348,6 +354,10 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "data of another": (
         lambda run: (run / "trajectories" / "000003").rename(run / "trajectories" / "000007"),
         r"000007: the ledger has no completed episode of this index",
+    ),
+    "no results": (
+        lambda run: (run / "results.json").unlink(),
+        r"results\.json: it is missing, and with it the digests: the same command ends",
     ),
     "unfinished": (
         lambda run: unfinished(run, 3),

@@ -124,4 +124,4 @@ def test_the_benchmark_of_ledgers_measures_each_column() -> None:
     head, _, row = LEDGERS["table"](rows).splitlines()
     assert head.count("|") == row.count("|") == len(LEDGERS["HEADER"]) + 1
     assert row.startswith("| 30 | ")
-    assert rows[0]["peak"] >= rows[0]["held"] >= 0  # this process may have memory to spare
+    assert rows[0]["peak"] >= rows[0]["held"]  # none where this process had memory to spare

@@ -237,13 +237,13 @@ def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) 
         told = no_tensordict(out)
         if told is not None:
             return TypeError(told)
-        if not any(key in out.keys(True, True) for key in env.action_keys):
-            return KeyError(
-                f"expected the policy to write an action entry of the env, one of "
-                f"{list(env.action_keys)}, got the entries {list(out.keys(True, True))}; write "
-                "td['action'] = ..., and return td"
-            )
-        return None
+        actions, written = list(env.action_keys), list(out.keys(True, True))
+        if not actions or any(key in written for key in actions):
+            return None
+        return KeyError(
+            f"expected the policy to write an action entry of the env, one of {actions}, got the "
+            f"entries {written}; write td['action'] = ..., and return td"
+        )
     if isinstance(out, (int, float, bool, str, type(None))):
         shapes = [f"{key!r} {list(env.full_action_spec[key].shape)}" for key in env.action_keys]
         return TypeError(

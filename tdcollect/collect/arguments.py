@@ -34,11 +34,7 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         envs = named["create_env_fn"]
         for env in envs if isinstance(envs, (list, tuple)) else [envs]:
             _check_env(env)
-    policy = named.get("policy")
-    if isinstance(policy, type) and issubclass(policy, nn.Module):
-        raise TypeError(
-            f"expected a policy, got the class {policy.__name__}; pass an instance of it"
-        )
+    check_instance(named.get("policy"))
     for name in _OPTIONAL_CALLABLES:
         if named.get(name) is not None and not callable(named[name]):
             raise TypeError(
@@ -110,6 +106,14 @@ def check_made(env: Any) -> None:
         )
 
 
+def check_instance(policy: Any) -> None:
+    """Raise TypeError for a class in place of a policy."""
+    if isinstance(policy, type) and issubclass(policy, nn.Module):
+        raise TypeError(
+            f"expected a policy, got the class {policy.__name__}; pass an instance of it"
+        )
+
+
 def check_positive_int(name: str, count: Any) -> None:
     """Raise TypeError for what is no int, and ValueError for what is not positive."""
     try:
@@ -144,15 +148,26 @@ def check_options(options: Any) -> None:
 # ------------------------------------------------------------------------------------ the policy
 
 
-def cannot_wrap(policy: Any, env: EnvBase) -> str:
-    """Why TorchRL could not make a policy of TensorDicts, in words."""
+def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
+    """Say why TorchRL could not make a policy of TensorDicts.
+
+    None where it could, and has called the policy: the error is the policy's own.
+    """
     shown = list(env.observation_keys)
     if not callable(policy):
+        advice = "leave it out for random actions"
+        if hasattr(policy, "predict"):
+            advice = (
+                "pass tdcollect.evaluation.sb3.load_policy(model, env) for a model of "
+                "Stable-Baselines3"
+            )
         return (
             f"expected a policy that can be called with a TensorDict, got {_described(policy)}; "
-            "leave it out for random actions"
+            f"{advice}"
         )
     names = _arguments(policy)
+    if names is not None and set(names) <= set(shown):
+        return None
     takes = "what it takes is not known" if names is None else f"takes ({', '.join(names)})"
     made = f"in_keys={shown}, out_keys={list(env.action_keys)}"
     return (
@@ -163,11 +178,13 @@ def cannot_wrap(policy: Any, env: EnvBase) -> str:
 
 
 def _arguments(function: Callable[..., Any]) -> list[str] | None:
+    """The arguments that have no default; None where that is not known."""
     call = function.forward if isinstance(function, nn.Module) else function
     try:
-        return list(inspect.signature(call).parameters)
+        parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):
         return None
+    return [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
 
 
 def missing_entries(policy: Any, given: Iterable[Any]) -> str | None:
@@ -218,7 +235,15 @@ def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) 
         set_global_states(states)
     if not by_name:
         told = no_tensordict(out)
-        return None if told is None else TypeError(told)
+        if told is not None:
+            return TypeError(told)
+        actions, written = list(env.action_keys), list(out.keys(True, True))
+        if not actions or any(key in written for key in actions):
+            return None
+        return KeyError(
+            f"expected the policy to write an action entry of the env, one of {actions}, got the "
+            f"entries {written}; write td['action'] = ..., and return td"
+        )
     if isinstance(out, (int, float, bool, str, type(None))):
         shapes = [f"{key!r} {list(env.full_action_spec[key].shape)}" for key in env.action_keys]
         return TypeError(

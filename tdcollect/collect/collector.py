@@ -141,7 +141,10 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             except TypeError as error:
                 if error.__cause__ is None or not str(error).startswith("Failed to wrap"):
                     raise
-                raise TypeError(cannot_wrap(policy, self.env)) from error.__cause__
+                told = cannot_wrap(policy, self.env)
+                if told is None:
+                    raise error.__cause__ from None
+                raise TypeError(told) from error.__cause__
             check_writes_action(self.policy, self.env)
 
     def _maybe_make_final_rollout(self, make_rollout: bool) -> None:

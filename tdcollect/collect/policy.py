@@ -410,7 +410,13 @@ def _set_other(rows: Rows, key: Key, value: Any, batch_size: torch.Size) -> None
     if isinstance(value, (np.ndarray, np.generic, float, int)):
         rows[key] = torch.as_tensor(value)
         return
-    made = TensorDict(batch_size=batch_size).set(key, TensorDict.from_any(value))
+    made = TensorDict.from_any(value)
+    if isinstance(made, torch.Tensor) and made.shape[: len(batch_size)] != batch_size:
+        raise ValueError(
+            f"expected the policy's entry {key!r} to have the batch size {list(batch_size)} in "
+            f"front, got a {type(value).__name__} of shape {list(made.shape)}; return a tensor"
+        )
+    made = TensorDict(batch_size=batch_size).set(key, made)
     rows.update(made.items(True, True, is_leaf=not_taken_apart))
 
 

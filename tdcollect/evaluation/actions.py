@@ -106,6 +106,11 @@ def _told(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:
             "draw from the logits with ProbabilisticActor(distribution_class=OneHotCategorical), "
             "or write torch.nn.functional.one_hot(logits.argmax(-1), n)"
         )
+        if row.shape == spec.shape and bool(_fitting(spec, row[None]).all()):  # type: ignore[union-attr]
+            advice = (
+                "write integers: torchrl.modules.OneHotCategorical draws them, and action.long() "
+                "makes them of floats"
+            )
     elif isinstance(spec, Binary):
         what = "bits"
         advice = "write integers or bools that are 0 or 1"

@@ -16,9 +16,10 @@ REMARKED = (
     "device",
     "platform",
     "versions",
-    "policy.exploration",
-    "policy.mode",
 )
+OF_POLICY = ("policy.exploration", "policy.mode")
+RANDOM = "random actions"
+"""The ``policy.class`` of an evaluation without a policy."""
 
 
 class Evaluation(Protocol):
@@ -59,7 +60,10 @@ def remarks(
     first: Evaluation, second: Evaluation, first_name: str, second_name: str
 ) -> tuple[str, ...]:
     """In what else they differ that may move a return, a sentence each: versions and platform."""
-    found = _manifest_differences(first, second, REMARKED, first_name, second_name)
+    acting = (manifest_entry(e.manifest, "policy.class") != RANDOM for e in (first, second))
+    # Random actions are the same in any mode, and whatever the exploration type.
+    keys = REMARKED + (OF_POLICY if all(acting) else ())
+    found = _manifest_differences(first, second, keys, first_name, second_name)
     return tuple(f"Not the same in both: {text}." for text in found)
 
 

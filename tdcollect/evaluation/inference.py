@@ -15,6 +15,7 @@ from torchrl.envs.utils import RandomPolicy
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 
 from tdcollect._upstream import make_compatible_policy
+from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.loop import Steps, forgotten_entries
 from tdcollect.collect.policy import Op, Program
 from tdcollect.collect.rows import Key, Rows, is_plain
@@ -154,6 +155,7 @@ class Inference:
         watching: LikeRows | None = None,
     ) -> Rows:
         """The policy's outputs for a batch of the fixed size."""
+        first = self._program is None
         if self._program is None:
             self._program = Program(
                 self._policy,
@@ -182,7 +184,19 @@ class Inference:
         self.left_out = [key for key, value in written.items() if not is_plain(value)]
         for key in self.left_out:
             del written[key]
+        if first:
+            self._check_lead(written)
         return written
+
+    def _check_lead(self, written: Rows) -> None:
+        """Raise where an output has not a row for each of the policy's rows."""
+        for key, value in written.items():
+            if value.shape[:1] != (self._size,):
+                raise ValueError(
+                    f"expected the policy's entry {key!r} to have a row for each row that it is "
+                    f"given, {self._size}, got one of shape {list(value.shape)}; return a tensor "
+                    "with the batch size in front"
+                )
 
     def check(self) -> None:
         """Raise where a draw had parameters that its distribution refuses."""
@@ -277,10 +291,22 @@ class RandomActions:
 
 
 def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
-    """A policy as a collector would take it: something to call on a TensorDict."""
+    """A policy as a collector would take it: something to call on a TensorDict.
+
+    Raises:
+        TypeError: for what cannot be called with one, nor with the env's entries by name.
+    """
     if policy is None or isinstance(policy, RandomPolicy):
         return RandomActions(env, size)
-    return make_compatible_policy(policy, env.observation_spec, env=env)
+    check_instance(policy)
+    try:
+        made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)
+    except TypeError as error:
+        told = cannot_wrap(policy, env)
+        if told is None:
+            raise
+        raise TypeError(told) from error
+    return made
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch import nn
 from tdcollect.collect.transforms import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.comparable import RANDOM
 from tdcollect.evaluation.data import digested_entries
 from tdcollect.evaluation.records import FORMAT
 from tdcollect.seeding import EVALUATION_PROTOCOL
@@ -104,7 +105,7 @@ def structure_digest(policy: Any) -> str | None:
 
 def _class(policy: Any) -> str:
     if policy is None:
-        return "random actions"
+        return RANDOM
     named = policy if hasattr(policy, "__qualname__") else type(policy)
     return f"{named.__module__}.{named.__qualname__}"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.evaluation.comparable import manifest_entry
+from tdcollect.evaluation.comparable import RANDOM, manifest_entry
 from tdcollect.evaluation.comparison import Comparison, Difference
 from tdcollect.evaluation.figures import cumulative_mean, histogram
 from tdcollect.evaluation.page import Column, cards, figure, page, paragraphs, section, table
@@ -222,7 +222,7 @@ _CALLS = (
 def _call(index: int, manifest: Mapping[str, Any]) -> str:
     """The call in Python that runs an episode again."""
     given = ["env"]
-    if manifest_entry(manifest, "policy.class") != "random actions":
+    if manifest_entry(manifest, "policy.class") != RANDOM:
         given.append("policy")
     if manifest_entry(manifest, "env.kwargs"):
         given.append("env_kwargs=env_kwargs")

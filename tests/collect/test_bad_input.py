@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -298,6 +299,7 @@ NO_POLICIES: dict[str, tuple[Any, str]] = {
     "sequential": (nn.Sequential(nn.Linear(3, 1)), r"got a Sequential.*TensorDictModule\(policy"),
     "two arguments": (lambda a, b: None, r"got a function, which takes \(a, b\)"),
     "text": ("random", r"can be called with a TensorDict, got 'random'"),
+    "model of SB3": (types.SimpleNamespace(predict=None), r"got a Simple.*sb3.load_policy"),
     "class": (nn.Linear, r"got the class Linear; pass an instance"),
     "module class": (TensorDictModule, r"got the class TensorDictModule; pass an instance"),
     "int": (lambda td: 1, r"to return the TensorDict that it was given.* got 1; write td"),
@@ -313,6 +315,30 @@ def test_what_is_no_policy(name: str) -> None:
     policy, message = NO_POLICIES[name]
     with pytest.raises(TypeError, match=f"expected .*{message}"):
         Collector(ENVS["pendulum"](), policy, frames_per_batch=10)
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, AttributeError])
+def test_an_error_of_the_policy_when_it_is_wrapped_is_its_own(error: type[Exception]) -> None:
+    """TorchRL calls a function once to wrap it; its arguments are not what is wrong."""
+
+    def policy(observation: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        raise error("the policy's own")
+
+    with pytest.raises(error, match=r"^the policy's own$"):
+        Collector(ENVS["pendulum"](), policy, frames_per_batch=10)
+
+
+def test_a_policy_that_writes_nothing() -> None:
+    with pytest.raises(KeyError, match=r"expected the policy to write an action.*'action'"):
+        Collector(ENVS["pendulum"](), lambda td: td, frames_per_batch=10)
+
+
+def test_a_list_in_place_of_an_action() -> None:
+    collector = Collector(
+        ENVS["pendulum"](), lambda observation: [1.0], frames_per_batch=10, use_buffers=False
+    )
+    with pytest.raises(ValueError, match=r"entry 'action' to have the batch size \[2\].*a list"):
+        next(iter(collector))
 
 
 def test_a_policy_that_is_refused_closes_what_was_made() -> None:

@@ -295,6 +295,15 @@ def test_other_versions_and_platforms_are_allowed_and_said() -> None:
     assert found.remarks[2] in str(found)
 
 
+@pytest.mark.parametrize(("named", "count"), [("random actions", 0), ("lab.Other", 2)])
+def test_random_actions_have_no_mode_and_no_exploration_to_remark(named: str, count: int) -> None:
+    baseline, actor = run([1.0], policy=named), run([2.0])
+    baseline.manifest["policy"] |= {"exploration": "deterministic", "mode": None}
+    actor.manifest["policy"] |= {"exploration": "random", "mode": "eval"}
+    found = compare(baseline, actor)
+    assert len([remark for remark in found.remarks if "policy." in remark]) == count
+
+
 def test_a_tuple_and_the_list_that_json_makes_of_it_are_the_same() -> None:
     other = run([1.0], manifest_env=ENV | {"wrappers": tuple(ENV["wrappers"])})
     compare(run([1.0]), other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict.nn import TensorDictModule
+from torch import nn
 from torchrl.envs import EnvBase, ExplorationType, GymEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
@@ -404,3 +406,30 @@ def test_a_policy_that_raises_is_let_through_and_the_env_closed() -> None:
         records(make, drawing(broken))
     assert make.made
     assert not make.open
+
+
+NO_POLICIES: dict[str, tuple[Any, type[Exception], str]] = {
+    "linear": (nn.Linear(3, 2), TypeError, r"got a Linear, which takes \(input\); wrap it"),
+    "text": ("random", TypeError, "called with a TensorDict, got 'random'; leave it out"),
+    "model of SB3": (SimpleNamespace(predict=None), TypeError, "sb3.load_policy"),
+    "class": (nn.Linear, TypeError, "got the class Linear; pass an instance"),
+    "number": (lambda observation: 1, ValueError, r"entry 'action' to have a row for each.*\[\]"),
+    "row": (lambda observation: np.ones(2), ValueError, r"'action' to have a row for each.*\[2\]"),
+    "list": (lambda observation: [1, 0], ValueError, r"'action' to have the batch size.*a list"),
+}
+
+
+@pytest.mark.parametrize("name", NO_POLICIES)
+def test_what_is_no_policy_is_told(name: str) -> None:
+    policy, error, message = NO_POLICIES[name]
+    with pytest.raises(error, match=f"expected .*{message}"):
+        records(Walk, policy)
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_an_error_of_the_policy_when_it_is_wrapped_is_its_own(error: type[Exception]) -> None:
+    def policy(observation: torch.Tensor) -> torch.Tensor:
+        raise error("the policy's own")
+
+    with pytest.raises(error, match=r"^the policy's own$"):
+        records(Walk, policy)

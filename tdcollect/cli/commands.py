@@ -238,15 +238,17 @@ def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> N
     if len(directories) < 2:
         raise click.UsageError("expected two directories or more")
     import tdcollect
+    from tdcollect.evaluation.reading import number_of_episodes
     from tdcollect.evaluation.report import write_comparison_report
 
     results = []
     for directory in directories:
         result = tdcollect.EvaluationResult.load(directory)
-        if result.missing:
+        lacks = number_of_episodes(result.manifest) - len(result.episodes)
+        if lacks:
             raise ValueError(
-                f"{directory} is unfinished: it lacks {len(result.missing)} of its episodes; run "
-                "its evaluation again, which goes on where it was"
+                f"{directory} is unfinished: it lacks {lacks} of its episodes; run its evaluation "
+                "again, which goes on where it was"
             )
         results.append(result)
     names = [directory.resolve().name for directory in directories]

@@ -74,6 +74,7 @@ class Directory:
             whole = sum(map(len, whole_lines(self.path / EPISODES)))
             if self._journal.tell() > whole:  # a process died as it wrote a line
                 self._journal.truncate(whole)
+                self._journal.seek(whole)
             self._opened = opened.pop_all()
 
     def _claim(self, opened: ExitStack) -> None:
@@ -106,10 +107,10 @@ class Directory:
                 "remove this one to start anew"
             )
 
-    def _sweep(self) -> None:
-        """Remove what a process left half written."""
-        for part in (self.path / TRAJECTORIES).glob("*.part"):
-            if part.stem.isdecimal():
+    def _sweep(self, data: bool = False) -> None:
+        """Remove what a process left half written; and data of episodes, which have no line."""
+        for part in (self.path / TRAJECTORIES).glob("*" if data else "*.part"):
+            if part.name.removesuffix(".part").isdecimal():
                 shutil.rmtree(part)
 
     def check_kept(self, episodes: Iterable[Episode]) -> None:
@@ -182,9 +183,12 @@ class Directory:
         directory once env or policy are corrected.
         """
         if not self._journal.tell():
+            self._sweep(data=True)
             for name in (EPISODES, MANIFEST):
                 (self.path / name).unlink()
             with suppress(OSError):  # it was there before, and may hold what is not ours
+                (self.path / TRAJECTORIES).rmdir()
+            with suppress(OSError):
                 if self._made:
                     self.path.rmdir()
         elif isinstance(error, NotReproducibleError):

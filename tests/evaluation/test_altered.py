@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -175,6 +177,12 @@ def test_a_manifest_that_is_none_is_told(run: Path, reader, text: str, reason: s
         ({"seeds": {"root": 0, "env": [1]}}, "for each of 4 episodes, got 1 seeds"),
         ({"seeds": {"root": 0, "env": [1, 2, 2, 3]}}, "got 4 seeds, 3 of them distinct"),
         ({"policy": []}, r"got policy \[\]"),
+        (
+            {"policy": {"class": "x", "digest": None, "exploration": "any"}},
+            r"got policy.exploration 'any'",
+        ),
+        ({"inference_threads": 0}, "got inference_threads 0"),
+        ({"inference_threads": None}, "got inference_threads None"),
         ({"entries": {"observation": [1], "action": []}}, r"got entries.observation \[1\]"),
     ],
 )
@@ -196,7 +204,7 @@ def old(run: Path) -> None:
     ]
     there = json.loads((run / "manifest.json").read_text())
     there["max_steps"] = there.pop("max_episode_steps")
-    for name in ("format", "entries"):
+    for name in ("format", "entries", "inference_threads"):
         del there[name]
     (run / "manifest.json").write_text(json.dumps(there | {"protocol": 1}))
     text = "".join(record.to_json(format=1) + "\n" for record in records)
@@ -339,6 +347,26 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "results": (
         lambda run: (run / "results.json").write_text("[]"),
         r"results\.json: expected .* to hold a JSON object, got list",
+    ),
+    "no digests of files": (
+        lambda run: rewrite(run / "results.json", files=[]),
+        r"results\.json: files is \[\]",
+    ),
+    "resamples": (
+        lambda run: rewrite(run / "results.json", resamples=10**12),
+        r"cannot be computed again \(resamples is 1000000000000",
+    ),
+    "no results": (
+        lambda run: (run / "results.json").unlink(),
+        r"results\.json: the evaluation is unfinished: without this file",
+    ),
+    "refusal": (
+        lambda run: (run / "refused.json").write_text("["),
+        r"refused\.json: expected .* to hold a JSON object",
+    ),
+    "pipe": (
+        lambda run: ((run / "episodes.jsonl").unlink(), os.mkfifo(run / "episodes.jsonl")),
+        r"episodes\.jsonl: it is no file",
     ),
     "manifest": (
         lambda run: (run / "manifest.json").write_text("{"),
@@ -486,6 +514,39 @@ def test_an_evaluation_that_is_refused_late_says_so(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"refused\.json: the evaluation was refused: .* drew"):
             reader(out)
     assert "the evaluation was refused" in str(tdcollect.verify(out))
+
+
+def test_a_disk_that_is_full_at_the_first_data_keeps_nobody_out(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def full(path: Path, data: Any) -> None:
+        path.mkdir(parents=True)
+        (path / "action.memmap").write_bytes(b"")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "write_trajectory", full)
+        with pytest.raises(OSError, match="No space left"):
+            again(out, keep=True)
+    assert not out.exists()
+    again(out, keep=True)
+    assert tdcollect.verify(out).ok
+
+
+def test_a_torn_first_line_is_no_episode(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    again(out)
+    (out / "results.json").unlink()
+    (out / "episodes.jsonl").write_text('{"index": 0')
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files.Directory, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            again(out)
+    assert not (out / "manifest.json").exists()
 
 
 def test_an_evaluation_that_raises_at_once_leaves_no_directory(tmp_path: Path) -> None:

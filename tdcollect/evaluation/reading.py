@@ -366,7 +366,7 @@ def _kept(
     for path in sorted((root / TRAJECTORIES).iterdir()):
         record = records.get(path.name)
         if record is None:
-            if not path.name.endswith(".part"):
+            if not path.name.endswith(".part") and not path.name.startswith("."):
                 problems.append(Problem(path, "the ledger has no completed episode of this index"))
             continue
         kept += 1

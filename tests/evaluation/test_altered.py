@@ -398,6 +398,22 @@ def test_verify_names_what_is_wrong(run: Path, capsys, name: str) -> None:
     assert len(told["problems"]) == len(found.problems)
 
 
+def test_verify_passes_over_what_a_file_manager_left(run: Path) -> None:
+    for folder in (run, run / "trajectories", run / "trajectories" / "000000"):
+        (folder / ".DS_Store").touch()
+    assert tdcollect.verify(run).ok
+
+
+@pytest.mark.parametrize("text", ["nonsense", "{}"])
+def test_times_that_are_none_are_told_with_their_file(tmp_path: Path, text: str) -> None:
+    again(tmp_path)
+    unfinished(tmp_path, 3)
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json to hold a JSON list, .* remove the file"):
+        again(tmp_path)
+    assert tdcollect.verify(tmp_path).ok
+
+
 def test_verify_lists_every_line(run: Path) -> None:
     for line in (0, 2):
         alter(run / "episodes.jsonl", line, status="won")

@@ -315,6 +315,15 @@ def shrink(run: Path) -> None:
     file.write_bytes(file.read_bytes()[:8])
 
 
+def widen(run: Path) -> None:
+    folder = run / "trajectories" / "000003" / "next"
+    file = folder / "terminated.memmap"
+    length = len(file.read_bytes())
+    file.write_bytes(bytes(2 * length))
+    told = json.loads((folder / "meta.json").read_text())["terminated"]
+    rewrite(folder / "meta.json", terminated=told | {"shape": [length, 2]})
+
+
 ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "return": (
         lambda run: alter(run / "episodes.jsonl", 2, **{"return": 999.0}),
@@ -373,6 +382,11 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"manifest\.json: expected .* to hold a JSON object",
     ),
     "data": (shrink, r"trajectories/000003: "),
+    "data without steps": (
+        lambda run: rewrite(run / "trajectories" / "000003" / "meta.json", shape=[]),
+        r"trajectories/000003: .*its shape is \[\], and not \[L\]",
+    ),
+    "a flag that is none": (widen, r"trajectories/000003: .*Boolean value of Tensor"),
     "data of another": (
         lambda run: (run / "trajectories" / "000003").rename(run / "trajectories" / "000007"),
         r"000007: the ledger has no completed episode of this index",

@@ -100,6 +100,7 @@ class EvaluationCollector:
         env: the env, and ``base``, the one under its transforms.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
             in; None for a policy that is no module.
+        error: what the env raised last, where it did.
 
     Raises:
         TypeError, ValueError: for arguments that cannot be honoured, before an env is made; on
@@ -192,6 +193,7 @@ class EvaluationCollector:
             self.close()
             raise
         self.episodes: list[Episode] = []
+        self.error: Exception | None = None
 
     def _check_new_envs(self) -> None:
         backend = self.base.stepper.backend
@@ -302,6 +304,7 @@ class EvaluationCollector:
             inference.start(slot, self.seeds_of(start.number)[1])
 
         def failed(start: Start, error: Exception) -> Start | None:
+            self.error = error
             tries = assembly.restarts.get(start.number, 0)
             if self._retries is not None and tries < self._retries:
                 assembly.restarts[start.number] = tries + 1

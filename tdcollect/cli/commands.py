@@ -238,14 +238,15 @@ def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> N
     if len(directories) < 2:
         raise click.UsageError("expected two directories or more")
     import tdcollect
-    from tdcollect.evaluation.reading import is_finished
+    from tdcollect.evaluation.reading import is_finished, number_of_episodes
     from tdcollect.evaluation.report import write_comparison_report
 
     results = []
     for directory in directories:
         result = tdcollect.EvaluationResult.load(directory)
-        if result.missing or not is_finished(directory):
-            lacks = f"{len(result.missing)} of its episodes" if result.missing else "its results"
+        count = number_of_episodes(result.manifest) - len(result.episodes)
+        if count or not is_finished(directory):
+            lacks = f"{count} of its episodes" if count else "its results"
             raise ValueError(
                 f"{directory} is unfinished: it lacks {lacks}; run its evaluation again, which "
                 "goes on where it was"

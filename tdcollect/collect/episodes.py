@@ -7,6 +7,8 @@ episodes and evaluating both run it.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -113,6 +115,7 @@ class EpisodeLoop:
             takes from one step to the next; they are zero where an episode starts.
         starts: the episodes; all of them with a seed, or none.
         steps: a block's most.
+        seconds: a block ends with the step at which it has taken so long; None for no limit.
         max_steps: episodes are truncated at this length.
         left_out: entries that blocks do without.
         place: moves tensors between devices; None where all is on the CPU.
@@ -136,6 +139,7 @@ class EpisodeLoop:
         starts: Iterator[Start],
         *,
         steps: int,
+        seconds: float | None = None,
         max_steps: int | None = None,
         left_out: frozenset[Key] = frozenset(),
         place: Placement | None = None,
@@ -153,6 +157,7 @@ class EpisodeLoop:
         self._starts = starts
         self._again: deque[Start] = deque()
         self._steps = steps
+        self._seconds = math.inf if seconds is None else seconds
         self._max_steps = max_steps
         self._left_out = left_out
         self._place = place
@@ -197,9 +202,10 @@ class EpisodeLoop:
             taken = 0
             for running in self._running.values():
                 running.first = 0
+            began = time.monotonic()
             for frame in batch.frames():
                 taken += self._step(batch, frame, pieces, taken)
-                if not self._running:
+                if not self._running or time.monotonic() - began > self._seconds:
                     break
             for slot, running in self._running.items():
                 pieces.append(Piece(running.start, slot, running.first, taken, False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from numbers import Integral
@@ -24,15 +25,15 @@ Seeds = Sequence[int] | Callable[[int], int]
 
 def episode_numbers(episodes: int | Sequence[int]) -> Sequence[int]:
     """The numbers of the episodes to run, from how many or which they are."""
-    if is_count(episodes):
+    if is_count(episodes) and int(episodes) <= sys.maxsize:  # type: ignore[arg-type]
         return range(int(episodes))  # type: ignore[arg-type]
     if isinstance(episodes, (Sequence, np.ndarray)) and all(map(is_count, episodes)):
         numbers = [int(number) for number in episodes]
-        if len(set(numbers)) == len(numbers):
+        if len(set(numbers)) == len(numbers) and max(numbers, default=0) <= sys.maxsize:
             return numbers
     raise ValueError(
-        f"expected episodes to be a count, or numbers that are not negative and do not recur, got "
-        f"{episodes!r}"
+        "expected episodes to be a count, or numbers that are not negative, below 2**63 and do not "
+        f"recur, got {episodes!r}"
     )
 
 

@@ -49,8 +49,9 @@ from tdcollect.evaluation.probe import probe_env
 from tdcollect.evaluation.records import Episode
 from tdcollect.threads import evaluating
 
-# Between checks; finished episodes come out so often.
+# Between checks; finished episodes come out so often, and reach the journal.
 _STEPS = 128
+_SECONDS = 1.0  # with slow envs
 _BLOCK_BYTES = 2**25  # of observations, where steps are large
 
 
@@ -100,6 +101,7 @@ class EvaluationCollector:
         env: the env, and ``base``, the one under its transforms.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
             in; None for a policy that is no module.
+        error: what the env raised last, where it did.
 
     Raises:
         TypeError, ValueError: for arguments that cannot be honoured, before an env is made; on
@@ -192,6 +194,7 @@ class EvaluationCollector:
             self.close()
             raise
         self.episodes: list[Episode] = []
+        self.error: Exception | None = None
 
     def _check_new_envs(self) -> None:
         backend = self.base.stepper.backend
@@ -302,6 +305,7 @@ class EvaluationCollector:
             inference.start(slot, self.seeds_of(start.number)[1])
 
         def failed(start: Start, error: Exception) -> Start | None:
+            self.error = error
             tries = assembly.restarts.get(start.number, 0)
             if self._retries is not None and tries < self._retries:
                 assembly.restarts[start.number] = tries + 1
@@ -315,6 +319,7 @@ class EvaluationCollector:
             lambda rows: remembered or [],
             (Start(number, self.seeds_of(number)[0], number) for number in self.numbers),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.row_bytes))),
+            seconds=_SECONDS,
             max_steps=self.max_steps,
             rebuild=new_envs,
             started=start,

@@ -74,6 +74,7 @@ class Directory:
             whole = sum(map(len, whole_lines(self.path / EPISODES)))
             if self._journal.tell() > whole:  # a process died as it wrote a line
                 self._journal.truncate(whole)
+                self._journal.seek(whole)
             self._opened = opened.pop_all()
 
     def _claim(self, opened: ExitStack) -> None:
@@ -106,10 +107,10 @@ class Directory:
                 "remove this one to start anew"
             )
 
-    def _sweep(self) -> None:
-        """Remove what a process left half written."""
-        for part in (self.path / TRAJECTORIES).glob("*.part"):
-            if part.stem.isdecimal():
+    def _sweep(self, data: bool = False) -> None:
+        """Remove what a process left half written; and data of episodes, which have no line."""
+        for part in (self.path / TRAJECTORIES).glob("*" if data else "*.part"):
+            if part.name.removesuffix(".part").isdecimal():
                 shutil.rmtree(part)
 
     def check_kept(self, episodes: Iterable[Episode]) -> None:
@@ -165,10 +166,17 @@ class Directory:
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Add how this run went, in the one file that holds times."""
         file = self.path / RUN
-        runs = json.loads(file.read_text()) if file.exists() else []
+        try:
+            runs = json.loads(file.read_bytes()) if file.exists() else []
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"expected {file} to hold a JSON list, got something else ({error}); remove the "
+                "file: all others are written"
+            ) from error
         if not isinstance(runs, list):
             raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
-                f"expected {file} to hold a list, got {type(runs).__name__}; remove the file"
+                f"expected {file} to hold a JSON list, got {type(runs).__name__}; remove the file: "
+                "all others are written"
             )
         seconds = round(time.time() - started, 3)
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))
@@ -182,9 +190,12 @@ class Directory:
         directory once env or policy are corrected.
         """
         if not self._journal.tell():
+            self._sweep(data=True)
             for name in (EPISODES, MANIFEST):
                 (self.path / name).unlink()
             with suppress(OSError):  # it was there before, and may hold what is not ours
+                (self.path / TRAJECTORIES).rmdir()
+            with suppress(OSError):
                 if self._made:
                     self.path.rmdir()
         elif isinstance(error, NotReproducibleError):

@@ -66,6 +66,8 @@ def read_trajectory(path: Path) -> TensorDict:
     """
     try:
         data = _read(path)
+        if data.ndim != 1:
+            raise ValueError(f"its shape is {list(data.shape)}, and not [L]")
         return data.refine_names(keys.TIME)
     except (OSError, ValueError, TypeError, RuntimeError, RecursionError) as error:
         raise ValueError(

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensordict import TensorDict
+from torchrl.envs.utils import ExplorationType
 
 from tdcollect.display import one_line
 from tdcollect.evaluation.data import disagreements
 from tdcollect.evaluation.kept import read_trajectory
 from tdcollect.evaluation.records import FORMAT, Episode, is_digest, is_whole
+from tdcollect.evaluation.resampling import MOST_RESAMPLES
 from tdcollect.evaluation.statistics import summarize
 from tdcollect.evaluation.tables import count_text
 from tdcollect.seeding import env_seed, policy_seed
@@ -31,6 +33,7 @@ REFUSED = "refused.json"
 TRAJECTORIES = "trajectories"
 
 _MOST_EPISODES = 10**9
+_EXPLORATIONS = [name.lower() for name in ExplorationType.__members__]
 
 
 class Problem(NamedTuple):
@@ -138,8 +141,8 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     if missing > 0:
         text = f"the evaluation is unfinished: it lacks {count_text(missing, 'episode')}"
         problems.append(Problem(root / EPISODES, text))
-    elif not is_finished(root):
-        text = "it is missing, and with it the digests: the same command ends the evaluation"
+    elif not problems and not is_finished(root):
+        text = "the evaluation is unfinished: without this file nothing tells of an altered record"
         problems.append(Problem(root / RESULTS, text))
     if not problems:
         problems += _derived(root, manifest, episodes)
@@ -252,11 +255,12 @@ def _ledger(
 ) -> list[Episode]:
     """The records that are sound, in the order of their lines; what is wrong is reported."""
     file = root / EPISODES
+    for name in (EPISODES, RESULTS, REFUSED):  # a pipe has no end, nor has a link to /dev/zero
+        if (root / name).exists() and not (root / name).is_file():
+            report(Problem(root / name, "it is no file; ask for the directory as it was"))
+            return []
     if (root / REFUSED).exists():
-        why = read_object(root / REFUSED).get("reason")
-        report(
-            Problem(root / REFUSED, f"the evaluation was refused: {why}; remove it to start anew")
-        )
+        report(Problem(root / REFUSED, _refusal(root / REFUSED)))
     finished = is_finished(root)
     advice = (
         "ask for the directory as it was, or evaluate again in another one"
@@ -293,6 +297,14 @@ def _ledger(
     return list(episodes.values())
 
 
+def _refusal(file: Path) -> str:
+    try:
+        why = read_object(file).get("reason")
+    except ValueError as error:
+        return str(error)
+    return f"the evaluation was refused: {why}; remove the directory to start anew"
+
+
 def _check_results(
     root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
 ) -> None:
@@ -326,8 +338,13 @@ def _derived(
         return
     told = read_object(file)
     files = told.get("files")
+    if not isinstance(files, dict):
+        yield Problem(file, f"files is {files!r}, and not the digest of each file of the report")
+        files = {}
     try:
         settings = {name: told[name] for name in ("confidence", "resamples", "seed")}
+        if settings["resamples"] > MOST_RESAMPLES:  # would take any time and memory
+            raise ValueError(f"resamples is {settings['resamples']}, above {MOST_RESAMPLES}")
         expected = json.loads(json.dumps(summarize(episodes, **settings).to_dict()))
     except (KeyError, TypeError, ValueError) as error:
         yield Problem(file, f"its statistics cannot be computed again ({error})")
@@ -335,7 +352,7 @@ def _derived(
     for name, value in expected.items():
         if not _alike(value, told.get(name)):
             yield Problem(file, f"{name} is {told.get(name)!r}, and by the ledger {value!r}")
-    for name, digest in (files if isinstance(files, dict) else {}).items():
+    for name, digest in files.items():
         of = root / name
         if not of.resolve().is_relative_to(root.resolve()):
             yield Problem(file, f"it names the file {name!r}, which is not in the directory")
@@ -354,7 +371,7 @@ def _kept(
     for path in sorted((root / TRAJECTORIES).iterdir()):
         record = records.get(path.name)
         if record is None:
-            if not path.name.endswith(".part"):
+            if not path.name.endswith(".part") and not path.name.startswith("."):
                 problems.append(Problem(path, "the ledger has no completed episode of this index"))
             continue
         kept += 1
@@ -374,7 +391,10 @@ def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> Tenso
     data = read_trajectory(trajectory_path(root, record.index))
     if manifest["format"] == 1:  # which does not say what was digested
         return data
-    found = disagreements(record, data, manifest["entries"])
+    try:
+        found = disagreements(record, data, manifest["entries"])
+    except (TypeError, RuntimeError) as error:  # of a dtype or a shape that no episode has
+        found = [str(error)]
     if found:
         raise ValueError(
             f"the data kept of episode {record.index} are not those of its record: "
@@ -415,6 +435,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _is_positive(value: Any) -> bool:
+    return is_whole(value) and value > 0
+
+
 def _is_list_of_whole(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_whole, value))
 
@@ -441,8 +465,10 @@ _MANIFEST: dict[str, Callable[[Any], bool]] = {
     "policy": _is_object,
     "policy.class": _is_text,
     "policy.digest": lambda value: value is None or is_digest(value),
-    "policy.exploration": _is_text,
-    "inference_batch_size": is_whole,
+    "policy.exploration": lambda value: value in _EXPLORATIONS,
+    "policy.mode": lambda value: value in (None, "eval", "train", "mixed"),
+    "inference_batch_size": _is_positive,
+    "inference_threads": _is_positive,
     "device": _is_text,
     "versions": _is_object,
     "platform": _is_object,
@@ -450,5 +476,5 @@ _MANIFEST: dict[str, Callable[[Any], bool]] = {
     "entries.observation": _is_names,
     "entries.action": _is_names,
 }
-_SINCE_2 = ("entries.observation", "entries.action")
+_SINCE_2 = ("entries.observation", "entries.action", "inference_threads", "policy.mode")
 _DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

@@ -61,7 +61,10 @@ def replayer(
             manifest = describe(again, env_kwargs or {})
             (finished,) = again.run(keep=True)
         if finished.data is None:
-            raise RuntimeError(f"the env raised in episode {index} again, at every try")
+            raise RuntimeError(
+                f"the env raised in episode {index} again, at every try: "
+                f"{type(again.error).__name__}: {again.error}"
+            ) from again.error
         return Replayed(finished.record, finished.data, manifest)
 
     return replay

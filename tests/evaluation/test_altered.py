@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -181,6 +183,12 @@ def test_a_manifest_that_is_none_is_told(run: Path, reader, text: str, reason: s
         ({"seeds": {"root": 0, "env": [1]}}, "for each of 4 episodes, got 1 seeds"),
         ({"seeds": {"root": 0, "env": [1, 2, 2, 3]}}, "got 4 seeds, 3 of them distinct"),
         ({"policy": []}, r"got policy \[\]"),
+        (
+            {"policy": {"class": "x", "digest": None, "exploration": "any"}},
+            r"got policy.exploration 'any'",
+        ),
+        ({"inference_threads": 0}, "got inference_threads 0"),
+        ({"inference_threads": None}, "got inference_threads None"),
         ({"entries": {"observation": [1], "action": []}}, r"got entries.observation \[1\]"),
     ],
 )
@@ -202,7 +210,7 @@ def old(run: Path) -> None:
     ]
     there = json.loads((run / "manifest.json").read_text())
     there["max_steps"] = there.pop("max_episode_steps")
-    for name in ("format", "entries"):
+    for name in ("format", "entries", "inference_threads"):
         del there[name]
     (run / "manifest.json").write_text(json.dumps(there | {"protocol": 1}))
     text = "".join(record.to_json(format=1) + "\n" for record in records)
@@ -313,6 +321,15 @@ def shrink(run: Path) -> None:
     file.write_bytes(file.read_bytes()[:8])
 
 
+def widen(run: Path) -> None:
+    folder = run / "trajectories" / "000003" / "next"
+    file = folder / "terminated.memmap"
+    length = len(file.read_bytes())
+    file.write_bytes(bytes(2 * length))
+    told = json.loads((folder / "meta.json").read_text())["terminated"]
+    rewrite(folder / "meta.json", terminated=told | {"shape": [length, 2]})
+
+
 ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "return": (
         lambda run: alter(run / "episodes.jsonl", 2, **{"return": 999.0}),
@@ -346,18 +363,39 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda run: (run / "results.json").write_text("[]"),
         r"results\.json: expected .* to hold a JSON object, got list",
     ),
+    "no digests of files": (
+        lambda run: rewrite(run / "results.json", files=[]),
+        r"results\.json: files is \[\]",
+    ),
+    "resamples": (
+        lambda run: rewrite(run / "results.json", resamples=10**12),
+        r"cannot be computed again \(resamples is 1000000000000",
+    ),
+    "no results": (
+        lambda run: (run / "results.json").unlink(),
+        r"results\.json: the evaluation is unfinished: without this file",
+    ),
+    "refusal": (
+        lambda run: (run / "refused.json").write_text("["),
+        r"refused\.json: expected .* to hold a JSON object",
+    ),
+    "pipe": (
+        lambda run: ((run / "episodes.jsonl").unlink(), os.mkfifo(run / "episodes.jsonl")),
+        r"episodes\.jsonl: it is no file",
+    ),
     "manifest": (
         lambda run: (run / "manifest.json").write_text("{"),
         r"manifest\.json: expected .* to hold a JSON object",
     ),
     "data": (shrink, r"trajectories/000003: "),
+    "data without steps": (
+        lambda run: rewrite(run / "trajectories" / "000003" / "meta.json", shape=[]),
+        r"trajectories/000003: .*its shape is \[\], and not \[L\]",
+    ),
+    "a flag that is none": (widen, r"trajectories/000003: .*Boolean value of Tensor"),
     "data of another": (
         lambda run: (run / "trajectories" / "000003").rename(run / "trajectories" / "000007"),
         r"000007: the ledger has no completed episode of this index",
-    ),
-    "no results": (
-        lambda run: (run / "results.json").unlink(),
-        r"results\.json: it is missing, and with it the digests: the same command ends",
     ),
     "unfinished": (
         lambda run: unfinished(run, 3),
@@ -378,6 +416,22 @@ def test_verify_names_what_is_wrong(run: Path, capsys, name: str) -> None:
     assert main(["verify", str(run), "--json"]) == 1
     (told,) = json.loads(capsys.readouterr().out)["evaluations"]
     assert len(told["problems"]) == len(found.problems)
+
+
+def test_verify_passes_over_what_a_file_manager_left(run: Path) -> None:
+    for folder in (run, run / "trajectories", run / "trajectories" / "000000"):
+        (folder / ".DS_Store").touch()
+    assert tdcollect.verify(run).ok
+
+
+@pytest.mark.parametrize("text", ["nonsense", "{}"])
+def test_times_that_are_none_are_told_with_their_file(tmp_path: Path, text: str) -> None:
+    again(tmp_path)
+    unfinished(tmp_path, 3)
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json to hold a JSON list, .* remove the file"):
+        again(tmp_path)
+    assert tdcollect.verify(tmp_path).ok
 
 
 def test_verify_lists_every_line(run: Path) -> None:
@@ -496,6 +550,39 @@ def test_an_evaluation_that_is_refused_late_says_so(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"refused\.json: the evaluation was refused: .* drew"):
             reader(out)
     assert "the evaluation was refused" in str(tdcollect.verify(out))
+
+
+def test_a_disk_that_is_full_at_the_first_data_keeps_nobody_out(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def full(path: Path, data: Any) -> None:
+        path.mkdir(parents=True)
+        (path / "action.memmap").write_bytes(b"")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "write_trajectory", full)
+        with pytest.raises(OSError, match="No space left"):
+            again(out, keep=True)
+    assert not out.exists()
+    again(out, keep=True)
+    assert tdcollect.verify(out).ok
+
+
+def test_a_torn_first_line_is_no_episode(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    again(out)
+    (out / "results.json").unlink()
+    (out / "episodes.jsonl").write_text('{"index": 0')
+
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files.Directory, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            again(out)
+    assert not (out / "manifest.json").exists()
 
 
 def test_an_evaluation_that_raises_at_once_leaves_no_directory(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule, LSTMModule
 
-from tdcollect import make_env
+from tdcollect import EvaluationCollector, make_env
 from tdcollect.evaluation.inference import Inference
+from tdcollect.evaluation.records import ledger_digest
 
 from .envs import Pictures, Walk
 from .ledger import digest, episodes_of, records
@@ -314,3 +315,26 @@ def test_rows_that_come_out_alike_run_together(name: str, monkeypatch: pytest.Mo
     make_policy, env = POLICIES[name]
     digest(env, make_policy(), num_envs=20, eval_mode=name != "dropout", **RANDOM)
     assert set(calls) == {16, 4}
+
+
+def test_blocks_may_end_at_any_step(monkeypatch) -> None:
+    """As they do by the clock, where envs are slow."""
+    steps: list[int] = []
+
+    class Counted(Walk):
+        def step(self, action: Any) -> Any:
+            steps.append(1)
+            return super().step(action)
+
+    def first_of(seconds: float) -> tuple[int, Any]:
+        monkeypatch.setattr("tdcollect.evaluation.collector._SECONDS", seconds)
+        with EvaluationCollector(Counted, recurrent(GRUModule), 12, num_envs=3, **RANDOM) as run:
+            ended = run.run()
+            before = len(steps)
+            first = next(ended)
+            return len(steps) - before, ledger_digest([first.record, *(e.record for e in ended)])
+
+    late, whole = first_of(1e9)
+    soon, cut = first_of(0.0)
+    assert cut == whole
+    assert soon < late  # the first episode comes out when it ends

@@ -339,6 +339,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "episodes-negative": ({"episodes": -1}, "expected episodes to be a count, or numbers"),
     "episodes-float": ({"episodes": [1.5]}, "expected episodes to be a count, or numbers"),
     "episodes-twice": ({"episodes": [1, 1]}, "do not recur"),
+    "episodes-huge": ({"episodes": [2**63]}, "below 2\\*\\*63"),
+    "episodes-too-many": ({"episodes": 2**63}, "below 2\\*\\*63"),
     "episodes-bool": ({"episodes": True}, "expected episodes to be a count"),
     "seed": ({"seed": -1}, "expected a root seed that is an int and not negative, got -1"),
     "seed-kind": ({"seed": 0.5}, "expected a root seed"),

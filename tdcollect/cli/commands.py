@@ -237,6 +237,8 @@ def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> N
     """
     if len(directories) < 2:
         raise click.UsageError("expected two directories or more")
+    if len({directory.resolve() for directory in directories}) < len(directories):
+        raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
     from tdcollect.evaluation.reading import is_finished, number_of_episodes
     from tdcollect.evaluation.report import write_comparison_report
@@ -331,8 +333,15 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     The status is 1 where something is wrong, or an evaluation is unfinished.
     """
     import tdcollect
+    from tdcollect.evaluation.reading import Problem, Verification
 
-    found = [tdcollect.verify(directory) for directory in directories]
+    found = []
+    for directory in directories:
+        try:
+            found.append(tdcollect.verify(directory))
+        except FileNotFoundError:
+            problem = Problem(directory, "expected the directory of an evaluation, got none")
+            found.append(Verification(directory, 0, 0, (problem,)))
     if as_json:
         _print_json(evaluations=[checked.to_dict() for checked in found])
     else:

@@ -200,6 +200,8 @@ class EvaluationResult:
         then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
         now = {key: again.manifest[key] for key in _MATTERS[filmed:]}
         changed = differences(then, json.loads(json.dumps(now)))
+        if self.manifest["format"] == 1:  # which does not hold all that is held now
+            changed = [entry for entry in changed if entry[1] is not None]
         why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
         return told + f"What has changed: {why or 'something that the manifest does not hold'}"
 

@@ -87,6 +87,11 @@ def test_compare_refuses_a_record_that_was_altered(run: Path, written: Path, cap
     assert "was altered" in capsys.readouterr().err
 
 
+def test_compare_refuses_one_directory_twice(written: Path, capsys) -> None:
+    assert main(["compare", str(written), f"{written}/"]) == 2
+    assert "expected directories that differ, got one of them twice" in capsys.readouterr().err
+
+
 def test_compare_refuses_a_ledger_without_its_digest(run: Path, written: Path, capsys) -> None:
     unfinished(run, EPISODES)
     assert main(["compare", str(written), str(run)]) == 1
@@ -246,6 +251,10 @@ def test_an_older_record_is_replayed_with_returns_in_float32(run: Path) -> None:
     old(run)
     result = tdcollect.EvaluationResult.load(run, Walk, deterministic())
     assert len(result.replay(2)) == result.episodes[2].length
+    other = tdcollect.EvaluationResult.load(run, Walk, None)
+    with pytest.raises(RuntimeError, match=r"What has changed: policy\.class was") as error:
+        other.replay(2)
+    assert "None" not in str(error.value).partition("policy.digest")[0]  # as it was not recorded
 
 
 # Data that were kept
@@ -448,9 +457,13 @@ def test_a_ledger_and_its_digest_altered_together_are_found_by_the_data(run: Pat
     assert "return" in problem.text
 
 
-def test_verify_of_no_evaluation_is_told(tmp_path: Path, capsys) -> None:
-    assert main(["verify", str(tmp_path)]) == 1
-    assert "expected the directory of an evaluation, got" in capsys.readouterr().err
+def test_verify_of_no_evaluation_is_told(run: Path, tmp_path: Path, capsys) -> None:
+    with pytest.raises(FileNotFoundError, match="expected the directory of an evaluation, got"):
+        tdcollect.verify(tmp_path / "none")
+    assert main(["verify", str(tmp_path / "none"), str(run)]) == 1
+    printed = capsys.readouterr().out
+    assert f"{tmp_path / 'none'}: expected the directory of an evaluation, got none" in printed
+    assert f"{run}: 4 records and the data of 4 checked, nothing wrong" in printed
 
 
 # replay

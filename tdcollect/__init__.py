@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.collector import EvaluationCollector
     from tdcollect.evaluation.comparison import compare
     from tdcollect.evaluation.errors import NotReproducibleError
-    from tdcollect.evaluation.reading import verify
     from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.run import evaluate
+    from tdcollect.evaluation.verification import verify
     from tdcollect.seeding import env_seed, policy_seed
     from tdcollect.trajectories import split_trajectories
 
@@ -71,7 +71,7 @@ _MODULES = {
     "policy_seed": "seeding",
     "save_checkpoint": "checkpoint",
     "split_trajectories": "trajectories",
-    "verify": "evaluation.reading",
+    "verify": "evaluation.verification",
 }
 _PACKAGES = ("collect", "envs", "evaluation", "keys", "seeding", "testing", "trajectories")
 

@@ -333,7 +333,8 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     The status is 1 where something is wrong, or an evaluation is unfinished.
     """
     import tdcollect
-    from tdcollect.evaluation.reading import Problem, Verification
+    from tdcollect.evaluation.reading import Problem
+    from tdcollect.evaluation.verification import Verification
 
     found = []
     for directory in directories:

@@ -2,10 +2,11 @@
 
 from tdcollect.evaluation.comparison import Comparison, Difference, compare, episodes_needed
 from tdcollect.evaluation.exports import to_pandas, write_evaluations_npz, write_marl_eval
-from tdcollect.evaluation.reading import Problem, Verification, verify
+from tdcollect.evaluation.reading import Problem
 from tdcollect.evaluation.records import Episode
 from tdcollect.evaluation.report import write_comparison_report, write_report
 from tdcollect.evaluation.statistics import Summary, summarize
+from tdcollect.evaluation.verification import Verification, verify
 
 __all__ = [
     "Comparison",

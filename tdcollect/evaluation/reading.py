@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +21,8 @@ from tdcollect.display import one_line
 from tdcollect.evaluation.data import disagreements
 from tdcollect.evaluation.kept import read_trajectory
 from tdcollect.evaluation.records import FORMAT, Episode, is_digest, is_whole
-from tdcollect.evaluation.resampling import MOST_RESAMPLES
-from tdcollect.evaluation.statistics import summarize
 from tdcollect.evaluation.tables import count_text
 from tdcollect.seeding import env_seed, policy_seed
-from tdcollect.text import visible
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
 REFUSED = "refused.json"
@@ -57,49 +53,6 @@ class Problem(NamedTuple):
         return f"{where}: {self.text}"
 
 
-@dataclass(frozen=True)
-class Verification:
-    """The checks of an evaluation's directory; printing it shows what they found.
-
-    Attributes:
-        directory: of the evaluation.
-        episodes: how many records could be read.
-        kept: for how many of them data were kept, and checked.
-        problems: what is wrong, in the order of the files.
-    """
-
-    directory: Path
-    episodes: int
-    kept: int
-    problems: tuple[Problem, ...]
-
-    @property
-    def ok(self) -> bool:
-        """True if nothing is wrong."""
-        return not self.problems
-
-    def __str__(self) -> str:
-        checked = f"{count_text(self.episodes, 'record')} and the data of {self.kept} checked"
-        found = f"{count_text(len(self.problems), 'problem')}" if self.problems else "nothing wrong"
-        lines = [*map(str, self.problems), f"{self.directory}: {checked}, {found}"]
-        return "\n".join(map(visible, lines))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The checks as plain dicts, lists, strings and numbers, for JSON."""
-        return {
-            "directory": str(self.directory),
-            "episodes": self.episodes,
-            "kept": self.kept,
-            "problems": [
-                {"file": str(problem.file), "line": problem.line, "text": problem.text}
-                for problem in self.problems
-            ],
-        }
-
-    def __repr__(self) -> str:
-        return one_line(self, str(self.directory), count_text(len(self.problems), "problem"))
-
-
 def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Episode]]:
     """Read the manifest and the records of an evaluation, which may be unfinished.
 
@@ -116,38 +69,7 @@ def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[E
     def refuse(problem: Problem) -> None:
         raise ValueError(str(problem))
 
-    return manifest, sorted(_ledger(root, manifest, refuse), key=lambda episode: episode.index)
-
-
-def verify(path: str | os.PathLike[str]) -> Verification:
-    """Check all that can be checked of an evaluation without running it.
-
-    An evaluation that is unfinished, or was refused, has that as a problem.
-
-    Args:
-        path: its directory.
-
-    Raises:
-        FileNotFoundError: where there is no evaluation.
-    """
-    root = Path(path)
-    problems: list[Problem] = []
-    try:
-        manifest = read_manifest(root)
-    except ValueError as error:
-        return Verification(root, 0, 0, (Problem(root / MANIFEST, str(error)),))
-    episodes = sorted(_ledger(root, manifest, problems.append), key=lambda e: e.index)
-    missing = number_of_episodes(manifest) - len(episodes)
-    if missing > 0:
-        text = f"the evaluation is unfinished: it lacks {count_text(missing, 'episode')}"
-        problems.append(Problem(root / EPISODES, text))
-    elif not problems and not is_finished(root):
-        text = "the evaluation is unfinished: without this file nothing tells of an altered record"
-        problems.append(Problem(root / RESULTS, text))
-    if not problems:
-        problems += _derived(root, manifest, episodes)
-    kept, found = _kept(root, manifest, episodes)
-    return Verification(root, len(episodes), kept, (*problems, *found))
+    return manifest, sorted(read_ledger(root, manifest, refuse), key=lambda episode: episode.index)
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
@@ -250,10 +172,10 @@ def whole_lines(file: Path) -> Iterator[bytes]:
             yield from (line for line in opened if line.endswith(b"\n"))
 
 
-def _ledger(
+def read_ledger(
     root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
 ) -> list[Episode]:
-    """The records that are sound, in the order of their lines; what is wrong is reported."""
+    """Read the records that are sound, in the order of their lines; report what is wrong."""
     file = root / EPISODES
     for name in (EPISODES, RESULTS, REFUSED):  # a pipe has no end, nor has a link to /dev/zero
         if (root / name).exists() and not (root / name).is_file():
@@ -329,59 +251,6 @@ def _check_results(
             )
 
 
-def _derived(
-    root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
-) -> Iterator[Problem]:
-    """Hold what a finished evaluation says of its records against them."""
-    file = root / RESULTS
-    if manifest["format"] == 1:
-        return
-    told = read_object(file)
-    files = told.get("files")
-    if not isinstance(files, dict):
-        yield Problem(file, f"files is {files!r}, and not the digest of each file of the report")
-        files = {}
-    try:
-        settings = {name: told[name] for name in ("confidence", "resamples", "seed")}
-        if settings["resamples"] > MOST_RESAMPLES:  # would take any time and memory
-            raise ValueError(f"resamples is {settings['resamples']}, above {MOST_RESAMPLES}")
-        expected = json.loads(json.dumps(summarize(episodes, **settings).to_dict()))
-    except (KeyError, TypeError, ValueError) as error:
-        yield Problem(file, f"its statistics cannot be computed again ({error})")
-        return
-    for name, value in expected.items():
-        if not _alike(value, told.get(name)):
-            yield Problem(file, f"{name} is {told.get(name)!r}, and by the ledger {value!r}")
-    for name, digest in files.items():
-        of = root / name
-        if not of.resolve().is_relative_to(root.resolve()):
-            yield Problem(file, f"it names the file {name!r}, which is not in the directory")
-        elif not of.is_file() or sha256(of) != digest:
-            yield Problem(of, "it is missing, or is not the file that the evaluation wrote")
-
-
-def _kept(
-    root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
-) -> tuple[int, list[Problem]]:
-    """Hold data that were kept against their records; how many there are, and what is wrong."""
-    if manifest["format"] == 1 or not (root / TRAJECTORIES).is_dir():
-        return 0, []
-    records = {trajectory_path(root, e.index).name: e for e in episodes if e.completed}
-    kept, problems = 0, []
-    for path in sorted((root / TRAJECTORIES).iterdir()):
-        record = records.get(path.name)
-        if record is None:
-            if not path.name.endswith(".part") and not path.name.startswith("."):
-                problems.append(Problem(path, "the ledger has no completed episode of this index"))
-            continue
-        kept += 1
-        try:
-            read_data(root, record, manifest)
-        except ValueError as error:
-            problems.append(Problem(path, str(error)))
-    return kept, problems
-
-
 def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> TensorDict:
     """Read the data ``[L]`` that were kept of an episode, and hold them against its record.
 
@@ -416,15 +285,6 @@ def _seeds(manifest: Mapping[str, Any]) -> Callable[[int], tuple[int, int] | Non
         return env_seed(root, index) if given is None else given[place], policy_seed(root, index)
 
     return seeds
-
-
-def _alike(value: Any, told: Any) -> bool:
-    """Tell whether two values of a summary are the same, but for how a machine rounds."""
-    if isinstance(value, Mapping) and isinstance(told, Mapping):
-        return value.keys() == told.keys() and all(_alike(value[k], told[k]) for k in value)
-    if isinstance(value, float) and isinstance(told, float):
-        return abs(value - told) <= 1e-9 * max(abs(value), abs(told)) or value == told
-    return type(value) is type(told) and bool(value == told)
 
 
 def _is_object(value: Any) -> bool:

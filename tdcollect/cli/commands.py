@@ -297,9 +297,7 @@ def replay(
         from tdcollect.cli.trust import wanted
 
         # Is one, and has the episode, before anything is made.
-        episodes = tdcollect.EvaluationResult.load(directory).episodes
-        if all(episode.index != index for episode in episodes):
-            raise KeyError(f"episode {index} is not among the {len(episodes)} of this ledger")
+        tdcollect.EvaluationResult.load(directory).record(index)
         request = wanted(directory, index, typed, trust)
         # In a directory that somebody sent, a module may have the name of one that was meant.
         look = trust or not Path.cwd().is_relative_to(directory.resolve())

@@ -32,6 +32,7 @@ from tdcollect.evaluation.reading import (
     RUN,
     TRAJECTORIES,
     read_directory,
+    read_json,
     read_manifest,
     sha256,
     trajectory_path,
@@ -166,18 +167,8 @@ class Directory:
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Add how this run went, in the one file that holds times."""
         file = self.path / RUN
-        try:
-            runs = json.loads(file.read_bytes()) if file.exists() else []
-        except (ValueError, RecursionError) as error:
-            raise ValueError(
-                f"expected {file} to hold a JSON list, got something else ({error}); remove the "
-                "file: all others are written"
-            ) from error
-        if not isinstance(runs, list):
-            raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
-                f"expected {file} to hold a JSON list, got {type(runs).__name__}; remove the file: "
-                "all others are written"
-            )
+        advice = "remove the file: all others are written"
+        runs = read_json(file, list, advice) if file.exists() else []
         seconds = round(time.time() - started, 3)
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))
         runs.append({"began": began, "seconds": seconds, "episodes": ran, **how})

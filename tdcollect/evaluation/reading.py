@@ -150,17 +150,25 @@ def read_object(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: for anything else.
     """
+    advice = "ask for the file as it was, or remove the directory and evaluate again"
+    found: dict[str, Any] = read_json(file, dict, advice)
+    return found
+
+
+def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]], advice: str) -> Any:
+    """Read a file that holds one JSON value of a kind.
+
+    Raises:
+        ValueError: for anything else, with what to do.
+    """
+    expected = f"expected {file} to hold a JSON {'object' if kind is dict else 'list'}, got"
     try:
         found = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"expected {file} to hold a JSON object, got something else ({error}); ask for the "
-            "file as it was, or remove the directory and evaluate again"
-        ) from error
-    if not isinstance(found, dict):
+        raise ValueError(f"{expected} something else ({error}); {advice}") from error
+    if not isinstance(found, kind):
         raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
-            f"expected {file} to hold a JSON object, got {type(found).__name__}; ask for the file "
-            "as it was, or remove the directory and evaluate again"
+            f"{expected} {type(found).__name__}; {advice}"
         )
     return found
 

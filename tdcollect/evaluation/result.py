@@ -132,6 +132,17 @@ class EvaluationResult:
         """Statistics of the ledger; see :func:`tdcollect.evaluation.summarize`."""
         return summarize(self.episodes, **settings)
 
+    def record(self, index: int) -> Episode:
+        """The record of an episode.
+
+        Raises:
+            KeyError: for an episode that is not in the ledger.
+        """
+        at = bisect_left(self.episodes, index, key=lambda episode: episode.index)
+        if at == len(self.episodes) or self.episodes[at].index != index:
+            raise KeyError(f"episode {index} is not among the {len(self.episodes)} of this ledger")
+        return self.episodes[at]
+
     def trajectory(self, index: int) -> TensorDict:
         """The data ``[L]`` of an episode that was kept.
 
@@ -145,7 +156,7 @@ class EvaluationResult:
         """
         if index in self._trajectories:
             return self._trajectories[index]
-        record = self._record(index)
+        record = self.record(index)
         if self.directory is None or not trajectory_path(self.directory, index).exists():
             raise KeyError(
                 f"the data of episode {index} were not kept: evaluate with keep=True, or run it "
@@ -172,7 +183,7 @@ class EvaluationResult:
 
     def replayed(self, index: int, video: str | os.PathLike[str] | None = None) -> Replayed:
         """Run an episode again as :meth:`replay` does; gives its new record and manifest too."""
-        recorded = self._record(index)
+        recorded = self.record(index)
         if self._replay is None:
             raise RuntimeError(
                 "a result that was loaded has no env and no policy to run: give them to "
@@ -183,12 +194,6 @@ class EvaluationResult:
         if unlike:
             raise RuntimeError(self._unequal(unlike, recorded, again, filmed=video is not None))
         return again
-
-    def _record(self, index: int) -> Episode:
-        at = bisect_left(self.episodes, index, key=lambda episode: episode.index)
-        if at == len(self.episodes) or self.episodes[at].index != index:
-            raise KeyError(f"episode {index} is not among the {len(self.episodes)} of this ledger")
-        return self.episodes[at]
 
     def _unequal(
         self, unlike: Sequence[str], recorded: Episode, again: Replayed, filmed: bool

@@ -14,7 +14,7 @@ export OMP_NUM_THREADS := 1
 
 demo: .venv/installed
 	rm -rf runs/demo
-	$(BIN)/python examples/ppo.py --out runs/demo
+	$(BIN)/python examples/ppo.py --output-dir runs/demo
 
 lint: .venv/installed
 	$(BIN)/ruff check .

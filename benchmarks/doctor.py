@@ -39,7 +39,9 @@ def main() -> None:
         found = {one["env"]: one for one in map(json.loads, lines)}
     for name in envs:
         if name not in found:
-            found[name] = diagnose(name, steps=arguments.steps, skip=["speed"]).to_dict()
+            found[name] = diagnose(
+                name, max_episode_steps=arguments.steps, skip=["speed"]
+            ).to_dict()
             line = json.dumps(found[name], default=str)
             if arguments.keep:
                 with arguments.keep.open("a") as file:

@@ -65,11 +65,12 @@ def measure(episodes: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        evaluate(OneStep, None, 100, out=root / "first", progress=False)  # imports, once
+        evaluate(OneStep, None, 100, output_dir=root / "first", progress=False)  # imports, once
         before = _resident()
         Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
         result = timed(
-            "evaluate", lambda: evaluate(OneStep, None, episodes, out=root / "run", progress=False)
+            "evaluate",
+            lambda: evaluate(OneStep, None, episodes, output_dir=root / "run", progress=False),
         )
         row["peak"] = (_resident("VmHWM") - before) / episodes
         row["held"] = (_resident() - before) / episodes

@@ -72,7 +72,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def ways(env_id: str, tested: Any, count: int, exploration: ExplorationType) -> list[str]:
     """The digests of the same episodes, run in every way that must not matter."""
-    run = partial(evaluate, tested=tested, exploration_type=exploration, max_steps=50)
+    run = partial(evaluate, tested=tested, exploration_type=exploration, max_episode_steps=50)
     found = [run(env_id, episodes=count, num_envs=slots).digest for slots in (1, 2, 7, 16, 64)]
     found.append(run(env_id, episodes=list(reversed(range(count)))).digest)
     # AsyncVectorEnv forks, which hangs where MuJoCo has been used in the process before.
@@ -108,7 +108,7 @@ def batch_sizes(count: int) -> None:
     rows = []
     for env_id in ("CartPole-v1", "HalfCheetah-v5"):
         tested = policy(env_id)
-        run = partial(evaluate, env_id, tested, count, max_steps=200)
+        run = partial(evaluate, env_id, tested, count, max_episode_steps=200)
         reference = run()
         for size in (1, 4, 8, 32, 64):
             rows.append((env_id, size, changed(reference, run(inference_batch_size=size))))
@@ -133,7 +133,7 @@ def rounding() -> None:
         for number in (1, 2, 4):
             torch.set_num_threads(number)
             threads = max(threads, (outputs(cells, 16) - whole).abs().max().item())
-            ledgers.add(evaluate("HalfCheetah-v5", tested, 2, max_steps=20).digest)
+            ledgers.add(evaluate("HalfCheetah-v5", tested, 2, max_episode_steps=20).digest)
         torch.set_num_threads(before)
         rows.append((f"{cells} x {cells}", f"{sizes:.1g}", f"{threads:.1g}", len(ledgers)))
     head = ["network", "largest difference at other batch sizes", "with 1, 2, 4 threads"]
@@ -170,7 +170,7 @@ def one(count: int) -> None:
     """The digests of a few evaluations, for another process to read."""
     found = {}
     for env_id in ("CartPole-v1", "HalfCheetah-v5"):
-        result = evaluate(env_id, policy(env_id), count, max_steps=200)
+        result = evaluate(env_id, policy(env_id), count, max_episode_steps=200)
         found[env_id] = [episode.digest for episode in result.episodes]
     print(json.dumps(found))
 

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore", message=".*precision lowered by casting")
     effort = QUICK if options.quick else Effort()
     wanted = options.only or [*(cell.name for cell in CELLS), *EXTRAS]
-    out = options.out or (Path("runs/bench") if options.quick or options.only else HERE)
+    out = options.output_dir or (Path("runs/bench") if options.quick or options.only else HERE)
     results: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/run.py", *arguments]),
         "date": datetime.date.today().isoformat(),
@@ -80,7 +80,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", choices=names, metavar="NAME", help=f"of {', '.join(names)}"
     )
-    parser.add_argument("--out", type=Path, help="a folder for README.md and results.json")
+    parser.add_argument("--output-dir", type=Path, help="a folder for README.md and results.json")
     return parser.parse_args(arguments)
 
 

@@ -1,6 +1,6 @@
 """Train a DQN on CartPole-v1 from a replay buffer that the collector fills.
 
-    python examples/dqn.py --out runs/dqn
+    python examples/dqn.py --output-dir runs/dqn
 
 Prints the mean return of greedy test episodes and writes results.json.
 """
@@ -90,13 +90,15 @@ def test(actor, root, count):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/dqn"), help="folder for results")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("runs/dqn"), help="folder for results"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the training")
     parser.add_argument("--frames", type=int, default=30_720, help="frames to train for")
     parser.add_argument("--episodes", type=int, default=20, help="number of test episodes")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    args.out.mkdir(parents=True, exist_ok=True)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     actor, training = train(args.seed, args.frames)
     returns = test(actor, 0, args.episodes)
     results = {
@@ -106,7 +108,7 @@ def main(argv=None):
         "frames": args.frames,
         "training seed": args.seed,
     }
-    (args.out / "results.json").write_text(json.dumps(results) + "\n")
+    (args.output_dir / "results.json").write_text(json.dumps(results) + "\n")
     print(f"mean return of {len(returns)} test episodes: {results['mean test return']:.1f}")
 
 

@@ -1,6 +1,6 @@
 """A policy by name, for the command line.
 
-    tdcollect evaluate CartPole-v1 --policy examples/policies.py:lean --out runs/lean
+    tdcollect evaluate CartPole-v1 --policy examples/policies.py:lean --output-dir runs/lean
 
 A factory gives a policy. One that has a parameter is called with the env, whose specs tell the
 sizes of its network, as ``actor`` in ppo.py; ``--checkpoint`` then loads a ``state_dict`` into it.

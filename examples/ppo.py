@@ -1,6 +1,6 @@
 """Train PPO on CartPole-v1, test it on 100 numbered episodes, and compare it with random actions.
 
-    python examples/ppo.py --out runs/demo
+    python examples/ppo.py --output-dir runs/demo
 
 Prints the statistics and writes the weights, the learning curve, and a report each of the trained
 policy, of random actions and of their comparison. The exit status is 1 where the mean test return
@@ -97,25 +97,32 @@ def draw(file, episodes):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/ppo"), help="folder for results")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("runs/ppo"), help="folder for results"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the training")
     parser.add_argument("--frames", type=int, default=102_400, help="frames to train for")
     parser.add_argument("--episodes", type=int, default=100, help="number of test episodes")
     parser.add_argument("--root", type=int, default=0, help="root of the test episodes' seeds")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
-    args.out.mkdir(parents=True, exist_ok=True)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
 
     policy, training = train(args.seed, args.frames)
-    torch.save(policy.state_dict(), args.out / "policy.pt")
-    draw(args.out / "learning_curve.png", training)
+    torch.save(policy.state_dict(), args.output_dir / "policy.pt")
+    draw(args.output_dir / "learning_curve.png", training)
 
     # The same numbered episodes for both, so that they are compared one by one. For the policy,
     # its most likely actions. The names let `tdcollect replay` run episodes again.
-    names = Request(ENV, f"{__file__}:actor", checkpoint=str(args.out / "policy.pt"))
+    names = Request(ENV, f"{__file__}:actor", checkpoint=str(args.output_dir / "policy.pt"))
     trained, by_chance = (
         tdcollect.evaluate(
-            ENV, tested, args.episodes, seed=args.root, out=args.out / name, request=request
+            ENV,
+            tested,
+            args.episodes,
+            seed=args.root,
+            output_dir=args.output_dir / name,
+            request=request,
         )
         for name, tested, request in [
             ("trained", policy, names),
@@ -123,11 +130,11 @@ def main(argv=None):
         ]
     )
     comparison = tdcollect.compare(by_chance, trained, names=["random", "trained"])
-    report = write_comparison_report(args.out / "comparison", comparison)[-1]
+    report = write_comparison_report(args.output_dir / "comparison", comparison)[-1]
 
     print(f"\nThe trained policy on {ENV}\n\n{trained.summary()}\n\n{comparison}\n")
     for file in ("learning_curve.png", "trained/report.html", "random/report.html"):
-        print(args.out / file)
+        print(args.output_dir / file)
     print(report)
     mean = trained.summary().returns.mean
     if mean < GOAL:

@@ -1,6 +1,6 @@
 """Train a recurrent policy (PPO with a GRU) on CartPole-v1 with its velocities hidden.
 
-    python examples/recurrent.py --out runs/recurrent
+    python examples/recurrent.py --output-dir runs/recurrent
 
 Prints the mean return of the first and of the last 50 training episodes; writes results.json.
 """
@@ -102,12 +102,12 @@ def train(seed, frames):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/recurrent"))
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/recurrent"))
     parser.add_argument("--seed", type=int, default=0, help="seed of the training")
     parser.add_argument("--frames", type=int, default=51_200, help="frames to train for")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    args.out.mkdir(parents=True, exist_ok=True)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     returns = train(args.seed, args.frames)
     results = {
         "mean return of the first 50 episodes": float(np.mean(returns[:50])),
@@ -115,7 +115,7 @@ def main(argv=None):
         "frames": args.frames,
         "training seed": args.seed,
     }
-    (args.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    (args.output_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     for name, result in results.items():
         print(f"{name}: {result:.0f}")
 

@@ -1,6 +1,6 @@
 """Train a recurrent DQN on CartPole-v1 with its velocities hidden, from slices of a replay buffer.
 
-    python examples/recurrent_dqn.py --out runs/recurrent_dqn
+    python examples/recurrent_dqn.py --output-dir runs/recurrent_dqn
 
 Prints the mean return of the first and of the last 50 training episodes; writes results.json.
 """
@@ -91,12 +91,12 @@ def train(seed, frames):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/recurrent_dqn"))
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/recurrent_dqn"))
     parser.add_argument("--seed", type=int, default=0, help="seed of the training")
     parser.add_argument("--frames", type=int, default=30_720, help="frames to train for")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    args.out.mkdir(parents=True, exist_ok=True)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     returns = train(args.seed, args.frames)
     results = {
         "mean return of the first 50 episodes": float(np.mean(returns[:50])),
@@ -104,7 +104,7 @@ def main(argv=None):
         "frames": args.frames,
         "training seed": args.seed,
     }
-    (args.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    (args.output_dir / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     for name, result in results.items():
         print(f"{name}: {result:.0f}")
 

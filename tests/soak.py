@@ -144,7 +144,7 @@ def soak(backend: str, seconds: float) -> None:
         if early is None and passed > seconds / 10:
             early = Held()
     late = Held()
-    life = collector.stats.life
+    life = collector.stats.lifetime
     print(
         f"{backend}: {counts['rows']:,} rows in {seconds:.0f} s, all checked; {life.episodes:,} "
         f"episodes, {counts['marked']:,} broken off, {life.restarts:,} envs built anew"

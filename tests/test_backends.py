@@ -77,7 +77,7 @@ def process_env(
     categorical_action_encoding: bool = False,
     info_keys: Any = (),
     seed: int | None = None,
-    time_limit: int | None = None,
+    max_episode_steps: int | None = None,
 ) -> GymnasiumEnv:
     """What make_env makes, but of another callable in each slot; forked, as that is quick."""
     factories = [partial(make, slot=slot) for slot in range(N if batched else 1)]
@@ -86,7 +86,7 @@ def process_env(
     )
     if info_keys:
         backend.read_info(info_keys)
-    stepper = Stepper(backend, Bookkeeping(time_limit=time_limit))
+    stepper = Stepper(backend, Bookkeeping(max_episode_steps=max_episode_steps))
     env = GymnasiumEnv(stepper, batched=batched, name="process env")
     if seed is not None:
         env.set_seed(seed)
@@ -573,7 +573,7 @@ def test_a_step_of_some_slots_leaves_the_others_alone(kind: str, env: GymnasiumE
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in OWN_KINDS])
 def test_a_step_that_would_lose_an_action_is_refused(kind: str) -> None:
-    env = build_cartpole(kind, time_limit=1)
+    env = build_cartpole(kind, max_episode_steps=1)
     td = env.rand_step(env.reset())
     assert td["next", "done"].all()
     with pytest.raises(RuntimeError, match=r"the episodes of slots \[0.*reset these slots first"):
@@ -584,7 +584,7 @@ def test_a_step_that_would_lose_an_action_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sync-same-step", "async-same-step"])
 def test_episodes_begun_by_the_vector_env_are_not_lost_beside_a_time_limit(kind: str) -> None:
     # In SAME_STEP mode some slots have begun anew by themselves where others wait for a reset.
-    env = build(kind, Counting, time_limit=3)
+    env = build(kind, Counting, max_episode_steps=3)
     steps = 40
     batch = play(env, np.eye(10, dtype=np.int64)[np.zeros((N, steps), int)])
     env.close()
@@ -722,8 +722,8 @@ def test_a_same_step_env_that_resets_whole_only_refuses_single_resets() -> None:
 
 
 def test_a_same_step_env_that_resets_whole_only_takes_no_time_limit() -> None:
-    with pytest.raises(ValueError, match="expected no time_limit"):
-        make_env(Foreign(AutoresetMode.SAME_STEP), time_limit=3)
+    with pytest.raises(ValueError, match="expected no max_episode_steps"):
+        make_env(Foreign(AutoresetMode.SAME_STEP), max_episode_steps=3)
 
 
 def test_vector_wrappers_pass_through() -> None:

@@ -14,7 +14,7 @@ RUN = Path(__file__).parent.parent / "benchmarks" / "run.py"
 
 def bench(out, *names):
     only = [part for name in names for part in ("--only", name)]
-    command = [sys.executable, RUN, "--quick", "--out", out, *only]
+    command = [sys.executable, RUN, "--quick", "--output-dir", out, *only]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads((out / "results.json").read_text())

@@ -125,8 +125,10 @@ def test_categorical_actions(collector_class: Any, backend: str) -> None:
 def test_bookkeeping_of_the_env(
     collector_class: Any, backend: str, mode: AutoresetMode | None
 ) -> None:
-    env = make(backend, mode, is_init=True, step_count=True, episode_reward=True, time_limit=3)
-    check_run(batches(collector_class, env, CountingPolicy(RULES)), (3, T), time_limit=3)
+    env = make(
+        backend, mode, is_init=True, step_count=True, episode_reward=True, max_episode_steps=3
+    )
+    check_run(batches(collector_class, env, CountingPolicy(RULES)), (3, T), max_episode_steps=3)
 
 
 @both_collectors

@@ -116,7 +116,7 @@ def test_a_fault_is_told_once(
 ) -> None:
     monkeypatch.setattr(envs.AllAge, "life_of_all", [0])
     monkeypatch.setattr(envs.DrawsSeldom, "left", 400)
-    diagnosis = diagnose(env, steps=100, skip=() if name == "batches" else ["speed"])
+    diagnosis = diagnose(env, max_episode_steps=100, skip=() if name == "batches" else ["speed"])
     assert by_status(diagnosis, "broken") == {name}, diagnosis
     assert by_status(diagnosis, "warning") == set()
     verdict = diagnosis[name]
@@ -133,10 +133,11 @@ def test_what_raises_is_told_once() -> None:
 
 
 def test_a_change_late_in_life_is_found_within_twice_the_steps() -> None:
-    assert "after a life of 400 steps" in quickly(envs.Ages, steps=200)["leaks"].evidence
-    verdict = quickly(envs.Ages, steps=600)["leaks"]
+    verdict = quickly(envs.Ages, max_episode_steps=200)["leaks"]
+    assert "after a life of 400 steps" in verdict.evidence
+    verdict = quickly(envs.Ages, max_episode_steps=600)["leaks"]
     assert verdict.status == "broken"
-    assert verdict.data["life"] == 1200
+    assert verdict.data["lifetime"] == 1200
     assert "Ages.life (0 and " in verdict.cause
     assert "evaluate(..., new_envs=True)" in verdict.advice
 
@@ -205,7 +206,7 @@ def test_env_that_raises_later() -> None:
 
 
 def test_bipedal_walker_leaks() -> None:
-    diagnosis = quickly("BipedalWalker-v3", steps=200)
+    diagnosis = quickly("BipedalWalker-v3", max_episode_steps=200)
     assert by_status(diagnosis, "broken") == {"leaks"}, diagnosis
     found = diagnosis["leaks"].data
     # The evidence holds: a plain loop shows the same difference.
@@ -262,7 +263,7 @@ def test_another_seed_tries_other_episodes() -> None:
 
 
 def test_batches_are_those_of_a_plain_loop_on_each_backend() -> None:
-    verdict = diagnose(envs.Sound, steps=40, skip=["speed"])["batches"]
+    verdict = diagnose(envs.Sound, max_episode_steps=40, skip=["speed"])["batches"]
     assert verdict.status == "ok"
     assert "serial: 200 rows" in verdict.evidence
     assert "process: 200 rows" in verdict.evidence
@@ -276,7 +277,7 @@ def test_actions_in_parts_reach_the_plain_loop_as_the_space_has_them() -> None:
 
 
 def test_env_that_depends_on_its_process() -> None:
-    diagnosis = diagnose(envs.Process, steps=40, skip=["speed"])
+    diagnosis = diagnose(envs.Process, max_episode_steps=40, skip=["speed"])
     assert by_status(diagnosis, "broken") == {"batches"}
     assert "backend='process' and a plain loop: slot 0, step 0" in diagnosis["batches"].evidence
 
@@ -284,7 +285,7 @@ def test_env_that_depends_on_its_process() -> None:
 def test_speed_recommends_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tdcollect.testing.doctor.collecting._MEASURED_SECONDS", 0.05)
     names = set(by_status(quickly(envs.Sound), "ok")) - {"runs"}
-    verdict = diagnose("CartPole-v1", steps=50, skip=[*names, "batches"])["speed"]
+    verdict = diagnose("CartPole-v1", max_episode_steps=50, skip=[*names, "batches"])["speed"]
     assert verdict.status == "ok"
     figures = verdict.data["frames_per_second"]
     assert [(f["backend"], f["num_envs"]) for f in figures] == [
@@ -304,7 +305,7 @@ def test_speed_recommends_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_envpool() -> None:
     pytest.importorskip("envpool")
-    diagnosis = diagnose("CartPole-v1", backend="envpool", steps=100, skip=["speed"])
+    diagnosis = diagnose("CartPole-v1", backend="envpool", max_episode_steps=100, skip=["speed"])
     assert by_status(diagnosis, "broken") == set(), diagnosis
     assert "new pools for seeded resets" in diagnosis["leaks"].evidence
     assert "envpool: 200 rows" in diagnosis["batches"].evidence
@@ -398,7 +399,9 @@ def test_table() -> None:
 
 
 def command(*arguments: str) -> int:
-    return main(["doctor", *arguments, "--steps", "60", "--skip", "batches", "--skip", "speed"])
+    return main(
+        ["doctor", *arguments, "--max-episode-steps", "60", "--skip", "batches", "--skip", "speed"]
+    )
 
 
 def test_command_prints_the_table_and_exits_by_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -484,8 +487,8 @@ def test_bad_arguments() -> None:
         diagnose("CartPole-v1", backend="process")
     with pytest.raises(TypeError, match="backend='envpool' expects an EnvPool id"):
         diagnose(envs.Sound, backend="envpool")
-    with pytest.raises(ValueError, match="expected steps to be positive, got 0"):
-        diagnose("CartPole-v1", steps=0)
+    with pytest.raises(ValueError, match="expected max_episode_steps to be positive, got 0"):
+        diagnose("CartPole-v1", max_episode_steps=0)
     with pytest.raises(
         ValueError, match=r"questions to skip to be of seed, leaks, .*got \['wind'\]"
     ):
@@ -513,7 +516,7 @@ class Nested(envs.Sound):
 
 
 def test_nested_observations() -> None:
-    diagnosis = diagnose(Nested, steps=60, skip=["speed"])
+    diagnosis = diagnose(Nested, max_episode_steps=60, skip=["speed"])
     assert by_status(diagnosis, "broken") == by_status(diagnosis, "warning") == set(), diagnosis
 
 

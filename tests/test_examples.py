@@ -30,7 +30,7 @@ README_COMMANDS = re.findall(r"^tdcollect (.*)$", README, re.MULTILINE)
 def start(name: str, out: Path, **flags: int) -> subprocess.CompletedProcess[str]:
     """Run an example in a process of its own."""
     arguments = [f"--{flag}={value}" for flag, value in flags.items()]
-    command = [sys.executable, str(EXAMPLES / name), f"--out={out}", *arguments]
+    command = [sys.executable, str(EXAMPLES / name), f"--output-dir={out}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=out, timeout=240)
     assert "Warning" not in done.stderr
     assert "Traceback" not in done.stderr

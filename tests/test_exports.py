@@ -41,7 +41,7 @@ EXPORTED = {
         "Collection",
         "Collector",
         "Hooks",
-        "Life",
+        "Lifetime",
         "LogStatistics",
         "Render",
         "log_stats",

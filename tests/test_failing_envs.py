@@ -397,7 +397,7 @@ def test_statistics_count_restarts_and_leave_broken_episodes_out(
         for part in split_trajectories(batch, layout="list")
         if part["next", "done"].any() and not part[MARK].any()
     ]
-    life = collector.stats.life
+    life = collector.stats.lifetime
     assert life.restarts == 2
     assert collector.stats.latest.restarts == 0
     assert "restarts  2" in str(life)

@@ -81,7 +81,7 @@ def test_gymnasiums_checker_is_in_the_first_slot_alone_unless_asked_for() -> Non
 
 
 def test_numpy_integers_count_as_ints() -> None:
-    env = make_env("CartPole-v1", np.int64(2), time_limit=np.int64(3), seed=np.int64(4))
+    env = make_env("CartPole-v1", np.int64(2), max_episode_steps=np.int64(3), seed=np.int64(4))
     assert env.rollout(10).shape == (2, 3)
 
 
@@ -127,10 +127,12 @@ def test_num_envs_must_be_a_positive_int(log: list[str], num_envs: Any) -> None:
     assert not log
 
 
-@pytest.mark.parametrize("time_limit", [0, -1, True, 1.5, "2"], ids=repr)
-def test_time_limit_must_be_a_positive_int(log: list[str], time_limit: Any) -> None:
-    with pytest.raises(ValueError, match="expected time_limit to be a positive int or None, got"):
-        make_env(lambda: Plain(log), time_limit=time_limit)
+@pytest.mark.parametrize("max_episode_steps", [0, -1, True, 1.5, "2"], ids=repr)
+def test_time_limit_must_be_a_positive_int(log: list[str], max_episode_steps: Any) -> None:
+    with pytest.raises(
+        ValueError, match="expected max_episode_steps to be a positive int or None, got"
+    ):
+        make_env(lambda: Plain(log), max_episode_steps=max_episode_steps)
     assert not log
 
 

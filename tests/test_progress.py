@@ -37,7 +37,7 @@ def each_look_takes(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def evaluated(**options: Any) -> None:
-    evaluate("CartPole-v1", None, 12, max_steps=3, **options)
+    evaluate("CartPole-v1", None, 12, max_episode_steps=3, **options)
 
 
 def collected(**options: Any) -> None:

@@ -52,7 +52,7 @@ def shown() -> dict[str, Any]:
     problem = evaluation.Problem(path, HOSTILE * 9, 3)
     objects = [
         *(env.base_env, collector, collector.explain(), *hooks, tdcollect.Render()),
-        *(stats, stats.latest, stats.life, stats.window, collect.Spread(1.0, 2.0, 3.0, 4.0)),
+        *(stats, stats.latest, stats.lifetime, stats.window, collect.Spread(1.0, 2.0, 3.0, 4.0)),
         *(summary, summary.returns, comparison, comparison.differences[0], results[0]),
         *(results[0].episodes[0], Episode(3, 1, 2, "failed", 2)),
         tdcollect.EvaluationCollector("CartPole-v1", None, 5),

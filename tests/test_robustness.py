@@ -60,7 +60,7 @@ def test_an_exception_between_batches_loses_nothing(on_arrays: None) -> None:
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             train()
-    assert collector.stats.life.steps == 90
+    assert collector.stats.lifetime.steps == 90
 
 
 @both_loops
@@ -185,7 +185,7 @@ def test_envs_are_made_anew_with_other_settings(backend: str, on_arrays: None) -
     assert after["next", "episode_reward"][0, :, 0].tolist() == [1, 2, 3]
     ids = torch.cat([before["collector", "traj_ids"], after["collector", "traj_ids"]], 1)
     assert len(ids.unique()) == 4
-    assert collector.stats.life.steps == 12
+    assert collector.stats.lifetime.steps == 12
     collector.shutdown()
 
 

@@ -173,8 +173,8 @@ def test_normalized_rewards_are_those_of_gymnasium_where_slots_reset_themselves(
         env.reset(
             batch[:, -1].select().set("_reset", torch.eye(N, dtype=torch.bool)[:, :1]), seed=0
         )
-    with pytest.raises(ValueError, match="expected no time_limit"):
-        make_env(made(), time_limit=5)
+    with pytest.raises(ValueError, match="expected no max_episode_steps"):
+        make_env(made(), max_episode_steps=5)
 
 
 @MODES

@@ -91,15 +91,20 @@ def with_transforms(env: EnvBase, max_steps: int | None) -> TransformedEnv:
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-@pytest.mark.parametrize("time_limit", [None, 1, 17])
+@pytest.mark.parametrize("max_episode_steps", [None, 1, 17])
 @pytest.mark.parametrize("num_envs", [None, 3])
 def test_bookkeeping_is_that_of_torchrls_transforms(
-    env_id: str, time_limit: int | None, num_envs: int | None
+    env_id: str, max_episode_steps: int | None, num_envs: int | None
 ) -> None:
     ours = make_env(
-        env_id, num_envs, step_count=True, episode_reward=True, is_init=True, time_limit=time_limit
+        env_id,
+        num_envs,
+        step_count=True,
+        episode_reward=True,
+        is_init=True,
+        max_episode_steps=max_episode_steps,
     )
-    theirs = with_transforms(make_env(env_id, num_envs), time_limit)
+    theirs = with_transforms(make_env(env_id, num_envs), max_episode_steps)
     actions = random_actions(ours, 250)
     reference = play(theirs, actions, seed=0)
     assert reference["next", "done"].any()
@@ -127,7 +132,7 @@ def test_bookkeeping_specs_are_torchrls() -> None:
 
 
 def test_a_time_limit_truncates_and_never_terminates() -> None:
-    batch = make_env("Pendulum-v1", 2, time_limit=4).rollout(12, break_when_any_done=False)
+    batch = make_env("Pendulum-v1", 2, max_episode_steps=4).rollout(12, break_when_any_done=False)
     expected = (torch.arange(12) % 4 == 3).expand(2, -1)
     assert torch.equal(batch["next", "truncated"][..., 0], expected)
     assert torch.equal(batch["next", "done"], batch["next", "truncated"])
@@ -135,7 +140,7 @@ def test_a_time_limit_truncates_and_never_terminates() -> None:
 
 
 def test_a_time_limit_leaves_the_limit_of_the_env() -> None:
-    env = make_env("Pendulum-v1", time_limit=10_000)
+    env = make_env("Pendulum-v1", max_episode_steps=10_000)
     assert env.rollout(300).shape == (200,)
 
 

@@ -99,17 +99,24 @@ _CHECKPOINT_HELP = "The policy's state_dict, or the model file."
 @click.option("--policy", required=True, help=_POLICY_HELP)
 @click.option("--checkpoint", metavar="FILE", help=_CHECKPOINT_HELP)
 @click.option("--vecnormalize", metavar="FILE", help=_VECNORMALIZE_HELP)
-@click.option("--episodes", type=int, help="How many; 100, or one for each of --seeds.")
+@click.option("--episodes", type=int, help="How many; 100, or one for each of --env-seeds.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The root seed.")
-@click.option("--seeds", callback=_int_list, metavar="INT,...", help="The envs' own seeds instead.")
+@click.option(
+    "--env-seeds", callback=_int_list, metavar="INT,...", help="The envs' own seeds instead."
+)
 @click.option("--num-envs", type=int, help="How many run at a time; 16.")
-@click.option("--out", type=_FOLDER, help="Directory for ledger and report; goes on where it was.")
+@click.option(
+    "--output-dir", type=_FOLDER, help="Directory for ledger and report; goes on where it was."
+)
 @click.option("--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="For ENV.")
 @click.option("--backend", help=_BACKEND_HELP)
 @click.option(
-    "--exploration", type=click.Choice(_EXPLORATION), default="deterministic", show_default=True
+    "--exploration-type",
+    type=click.Choice(_EXPLORATION),
+    default="deterministic",
+    show_default=True,
 )
-@click.option("--max-steps", type=int, help="Truncate episodes at this length.")
+@click.option("--max-episode-steps", type=int, help="Truncate episodes at this length.")
 @click.option(
     "--inference-batch-size",
     type=int,
@@ -131,11 +138,13 @@ _CHECKPOINT_HELP = "The policy's state_dict, or the model file."
     help="Run the policy in eval mode, or in the mode that it is made in.",
 )
 @click.option("--device", help="Where the policy runs.")
-@click.option("--keep", is_flag=True, help="Keep the episodes' data in --out.")
+@click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
 @click.option(
-    "--on-error", type=click.Choice(["retry", "raise"]), default="retry", show_default=True
+    "--on-env-error", type=click.Choice(["restart", "raise"]), default="restart", show_default=True
 )
-@click.option("--retries", type=int, default=2, show_default=True, help="Of an env that raises.")
+@click.option(
+    "--max-restarts", type=int, default=2, show_default=True, help="Of an env that raises."
+)
 @click.option("--quiet", is_flag=True, help="Show no progress and no table.")
 @_as_json
 def evaluate(
@@ -144,13 +153,13 @@ def evaluate(
     checkpoint: str | None,
     vecnormalize: str | None,
     episodes: int | None,
-    seeds: list[int] | None,
-    out: Path | None,
+    env_seeds: list[int] | None,
+    output_dir: Path | None,
     env_kwargs: dict[str, Any],
     backend: str | None,
-    exploration: str,
+    exploration_type: str,
     device: str | None,
-    keep: bool,
+    keep_trajectories: bool,
     quiet: bool,
     as_json: bool,
     **settings: Any,
@@ -160,19 +169,19 @@ def evaluate(
     ENV is a gymnasium id, or MODULE:CALLABLE or FILE.py:CALLABLE for what makes an env. The
     status is 1 where episodes failed.
     """
-    if keep and out is None:
-        raise click.UsageError("--keep needs a directory: --out DIR")
+    if keep_trajectories and output_dir is None:
+        raise click.UsageError("--keep-trajectories needs a directory: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
-    with redirect_stdout(sys.stderr), _going_on(out):  # whatever the user's own code prints
+    with redirect_stdout(sys.stderr), _going_on(output_dir):  # whatever the user's own code prints
         from torchrl.envs.utils import ExplorationType
 
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
         from tdcollect.evaluation.request import Request
 
-        if out is not None:
-            check_directory(out)  # before an env is made for the policy
+        if output_dir is not None:
+            check_directory(output_dir)  # before an env is made for the policy
         request = Request(
             env,
             policy,
@@ -185,28 +194,28 @@ def evaluate(
         )
         made_env, made_policy = request.make()
         if episodes is None:
-            episodes = 100 if seeds is None else len(seeds)
+            episodes = 100 if env_seeds is None else len(env_seeds)
         result = tdcollect.evaluate(
             made_env,
             made_policy,
             episodes,
-            seeds=seeds,
-            out=out,
+            env_seeds=env_seeds,
+            output_dir=output_dir,
             env_kwargs=env_kwargs or None,
             backend=backend,
-            exploration_type=ExplorationType[exploration.upper()],
+            exploration_type=ExplorationType[exploration_type.upper()],
             device=device,
-            keep=keep,
+            keep_trajectories=keep_trajectories,
             progress=not quiet,
-            request=None if out is None else request,
+            request=None if output_dir is None else request,
             **settings,
         )
         summary = result.summary()
         report = None
-        if out is not None:
+        if output_dir is not None:
             from tdcollect.evaluation.report import REPORT
 
-            report = out / REPORT
+            report = output_dir / REPORT
     if as_json:
         _print_json(
             env=result.manifest["env"]["id"],
@@ -228,9 +237,9 @@ def evaluate(
 
 @program.command()
 @click.argument("directories", nargs=-1, required=True, type=_FOLDER, metavar="DIR DIR...")
-@click.option("--out", type=_FOLDER, help="Directory for a report of the comparison.")
+@click.option("--output-dir", type=_FOLDER, help="Directory for a report of the comparison.")
 @_as_json
-def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: bool) -> None:
     """Compare evaluations with the first one, episode by episode.
 
     They must be on the same episodes.
@@ -258,7 +267,7 @@ def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> N
     if len(set(names)) < len(names):
         names = [str(directory) for directory in directories]
     found = tdcollect.compare(*results, names=names)
-    report = None if out is None else write_comparison_report(out, found)[-1]
+    report = None if output_dir is None else write_comparison_report(output_dir, found)[-1]
     if as_json:
         _print_json(report=report, **found.to_dict())
         return
@@ -353,7 +362,7 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
 @click.option("--backend", type=click.Choice(["envpool"]), help="Where ENV is an EnvPool id.")
 @click.option("--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="For ENV.")
 @click.option(
-    "--steps",
+    "--max-episode-steps",
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
@@ -382,12 +391,12 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
 
 
 @contextmanager
-def _going_on(out: Path | None) -> Iterator[None]:
+def _going_on(output_dir: Path | None) -> Iterator[None]:
     """Say that an interrupted command can go on, if it can."""
     try:
         yield
     except KeyboardInterrupt as error:
-        if out is None:
+        if output_dir is None:
             raise
         raise click.Abort("the same command goes on from here") from error
 

@@ -5,13 +5,13 @@ from tdcollect.collect.hooks import Hooks
 from tdcollect.collect.loggers import LogStatistics, log_stats
 from tdcollect.collect.render import Render
 from tdcollect.collect.shaping import RewardShaping
-from tdcollect.collect.statistics import Collection, Life, Spread, Statistics, Window
+from tdcollect.collect.statistics import Collection, Lifetime, Spread, Statistics, Window
 
 __all__ = [
     "Collection",
     "Collector",
     "Hooks",
-    "Life",
+    "Lifetime",
     "LogStatistics",
     "Render",
     "RewardShaping",

@@ -24,21 +24,25 @@ _BLOCK_STEPS = 64
 
 
 def check_count(
-    frames: int | None, episodes: int | None, max_steps: int | None, layout: str
+    frames: int | None, episodes: int | None, max_episode_steps: int | None, layout: str
 ) -> int:
     """The count that was asked for."""
     if (frames is None) == (episodes is None):
         raise ValueError(
             f"expected either frames or episodes, got frames={frames} and episodes={episodes}"
         )
-    for name, value in (("frames", frames), ("episodes", episodes), ("max_steps", max_steps)):
+    for name, value in (
+        ("frames", frames),
+        ("episodes", episodes),
+        ("max_episode_steps", max_episode_steps),
+    ):
         is_int = isinstance(value, Integral) and not isinstance(value, bool)
         if value is not None and not (is_int and value > 0):
             raise ValueError(f"expected {name} to be a positive int, got {value!r}")
-    if frames is not None and (max_steps is not None or layout != "flat"):
+    if frames is not None and (max_episode_steps is not None or layout != "flat"):
         raise ValueError(
-            "max_steps and layout are for collecting by episodes; by frames use make_env's "
-            "time_limit, and split_trajectories on the batch"
+            "max_episode_steps and layout are for collecting by episodes; by frames use make_env's "
+            "max_episode_steps, and split_trajectories on the batch"
         )
     if layout not in LAYOUTS:
         raise ValueError(f"expected layout to be one of {', '.join(LAYOUTS)}, got {layout!r}")
@@ -63,7 +67,7 @@ def whole_episodes(
     episodes: int,
     new_ids: NewIds,
     *,
-    max_steps: int | None = None,
+    max_episode_steps: int | None = None,
     left_out: frozenset[Key] = frozenset(),
     place: Placement | None = None,
     first_seeds: list[int] | None = None,
@@ -79,7 +83,7 @@ def whole_episodes(
         lower: gives the policy on rows, for the entries that it first finds.
         episodes: how many.
         new_ids: gives so many new trajectory ids.
-        max_steps: episodes are truncated at this length.
+        max_episode_steps: episodes are truncated at this length.
         left_out: entries that the columns do without.
         place: moves tensors between devices; None where all is on the CPU.
         first_seeds: one a slot, for the first reset.
@@ -116,7 +120,7 @@ def whole_episodes(
         remembered,
         (Start(number, None, int(new_ids(1))) for number in range(episodes)),
         steps=_BLOCK_STEPS,
-        max_steps=max_steps,
+        max_episode_steps=max_episode_steps,
         left_out=left_out,
         place=place,
         first_seeds=first_seeds,

@@ -349,7 +349,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         random: bool = False,
         exploration_type: ExplorationType | None = None,
         gradients: bool = False,
-        max_steps: int | None = None,
+        max_episode_steps: int | None = None,
         layout: Layout = "flat",
     ) -> Any:
         """Collect a number of frames, or of whole episodes.
@@ -375,7 +375,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
                 entries are absent.
             exploration_type: instead of the collector's own.
             gradients: keep the graph through the policy, within this batch.
-            max_steps: by episodes, truncate each at this length.
+            max_episode_steps: by episodes, truncate each at this length.
             layout: by episodes, ``"flat"`` or another of :func:`tdcollect.split_trajectories`.
 
         Returns:
@@ -387,7 +387,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             ValueError: for both counts or none, and for those that are not positive.
             RuntimeError: where the collector is shut down.
         """
-        count = check_count(frames, episodes, max_steps, layout)
+        count = check_count(frames, episodes, max_episode_steps, layout)
         check_options(options)
         self._check_open()
         if self.pre_collect_hook is not None:
@@ -407,7 +407,9 @@ class Collector(ResumableCollector, metaclass=Dispatch):
                     self.reset()
                 batch = self._go_on(round_up(count, self.n_env), record, random, gradients)
             else:
-                batch = self._episodes(count, record, seed, options, random, gradients, max_steps)
+                batch = self._episodes(
+                    count, record, seed, options, random, gradients, max_episode_steps
+                )
             record.batch = batch
         batch = self._postproc(batch)
         if layout != "flat":
@@ -433,7 +435,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         options: dict[str, Any] | None,
         random: bool,
         gradients: bool,
-        max_steps: int | None,
+        max_episode_steps: int | None,
     ) -> TensorDictBase:
         """Whole episodes from a fresh start: ``[sum of lengths]``."""
         env = self._env_on_arrays
@@ -453,7 +455,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             lower,
             episodes,
             self._traj_pool.get_traj_and_increment,
-            max_steps=max_steps,
+            max_episode_steps=max_episode_steps,
             left_out=self._left_out,
             place=self._place,
             first_seeds=first_seeds,

@@ -116,7 +116,7 @@ class EpisodeLoop:
         starts: the episodes; all of them with a seed, or none.
         steps: a block's most.
         seconds: a block ends with the step at which it has taken so long; None for no limit.
-        max_steps: episodes are truncated at this length.
+        max_episode_steps: episodes are truncated at this length.
         left_out: entries that blocks do without.
         place: moves tensors between devices; None where all is on the CPU.
         whole: stack each block in one go, which gradients pass through.
@@ -128,7 +128,7 @@ class EpisodeLoop:
             errors to pass.
 
     Raises:
-        ValueError: for ``max_steps`` on slots that cannot be reset singly.
+        ValueError: for ``max_episode_steps`` on slots that cannot be reset singly.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class EpisodeLoop:
         *,
         steps: int,
         seconds: float | None = None,
-        max_steps: int | None = None,
+        max_episode_steps: int | None = None,
         left_out: frozenset[Key] = frozenset(),
         place: Placement | None = None,
         whole: bool = False,
@@ -158,7 +158,7 @@ class EpisodeLoop:
         self._again: deque[Start] = deque()
         self._steps = steps
         self._seconds = math.inf if seconds is None else seconds
-        self._max_steps = max_steps
+        self._max_episode_steps = max_episode_steps
         self._left_out = left_out
         self._place = place
         self._whole = whole
@@ -176,16 +176,16 @@ class EpisodeLoop:
         # Slots without an episode wait where the env lets them; else they run on, unseen.
         self._waits = isinstance(env, ArrayEnv) and env.env.stepper.backend.steps_subset
         resets_singly = backend is None or backend.resets_subset
-        for name, value in (("max_steps", max_steps), ("options", options)):
+        for name, value in (("max_episode_steps", max_episode_steps), ("options", options)):
             if value is not None and not resets_singly:
                 raise ValueError(
                     f"expected no {name}: this vector env cannot reset single slots, which {name} "
                     "by episodes ask for; make the env itself so, or use backend='serial'"
                 )
-        if max_steps is not None and keys.TRUNCATED not in env.whole.done_keys:
+        if max_episode_steps is not None and keys.TRUNCATED not in env.whole.done_keys:
             raise ValueError(
-                f"expected no max_steps: the env has no {keys.TRUNCATED!r} flag to mark the limit "
-                "with; put it under TorchRL's StepCounter(max_steps=...)"
+                f"expected no max_episode_steps: the env has no {keys.TRUNCATED!r} flag to mark "
+                "the limit with; put it under TorchRL's StepCounter(max_steps=...)"
             )
         self._slots = list(range(env.batch_size.numel()))
         self._lengths = np.zeros(len(self._slots), np.int64)
@@ -308,9 +308,9 @@ class EpisodeLoop:
 
     def _ends(self, following: Rows) -> list[int]:
         """The slots whose flags say that they have ended; those at the limit are marked so."""
-        if self._max_steps is not None:
+        if self._max_episode_steps is not None:
             self._lengths += 1
-            reached = np.flatnonzero(self._lengths >= self._max_steps).tolist()
+            reached = np.flatnonzero(self._lengths >= self._max_episode_steps).tolist()
             late = [slot for slot in reached if slot in self._running]
             if late:
                 for key in (keys.TRUNCATED, keys.DONE):

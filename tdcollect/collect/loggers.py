@@ -23,7 +23,7 @@ def log_stats(
 ) -> None:
     """Write the statistics of the latest collection to a logger.
 
-    Episodes and steps over the collector's life; steps a second; mean, sd, min and max of returns
+    Episodes and steps over the collector's life; steps a second; mean, std, min and max of returns
     and lengths of the latest collection, where episodes ended, and of shaped returns, where there
     are any; the mean return over the window; times. The names are ``prefix/return_mean`` and so on.
 
@@ -36,7 +36,7 @@ def log_stats(
     Raises:
         RuntimeError: before anything has been collected.
     """
-    latest, life = stats.latest, stats.life
+    latest, life = stats.latest, stats.lifetime
     if latest is None:
         raise RuntimeError("expected a collector that has collected something, got a new one")
     values = {
@@ -91,5 +91,5 @@ class LogStatistics(Hooks):
 
     def collection_ended(self, batch: TensorDictBase | None, stats: Statistics) -> None:
         """Write them."""
-        if stats.life.collections % self._every == 0:
+        if stats.lifetime.collections % self._every == 0:
             log_stats(self._logger, stats, prefix=self._prefix)

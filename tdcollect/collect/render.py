@@ -21,23 +21,24 @@ class Render(Hooks):
     the start of the next episode.
 
     Args:
-        fps: steps a second, at most: collection waits after each. None to go on at once.
-        keep: keep what the env renders in :attr:`frames`; needs ``"rgb_array"`` or its like.
+        fps: the most steps per second: collection waits after each. None to go on at once.
+        keep_frames: keep what the env renders in :attr:`frames`; needs ``"rgb_array"`` or its like.
 
     Attributes:
         frames: what ``env.render()`` gave after each step, oldest first; yours to clear.
 
     Raises:
         ValueError: for an fps that is not positive; when the collector is made, for an env without
-            a render mode, and with ``keep`` for one in mode ``"human"``, which gives no frames.
+            a render mode, and with ``keep_frames`` for one in mode ``"human"``, which returns no
+            frames.
     """
 
-    def __init__(self, fps: float | None = None, keep: bool = False):
+    def __init__(self, fps: float | None = None, keep_frames: bool = False):
         if fps is not None and not fps > 0:
             raise ValueError(f"expected fps to be positive, or None, got {fps}")
         self.frames: list[Any] = []
         self._interval = 0.0 if fps is None else 1 / fps
-        self._keep = keep
+        self._keep = keep_frames
         self._due = -float("inf")
 
     def __repr__(self) -> str:

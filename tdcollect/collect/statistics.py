@@ -22,12 +22,12 @@ class Spread(NamedTuple):
     """Mean, standard deviation (divided by the count), minimum and maximum of some numbers."""
 
     mean: float
-    sd: float
+    std: float
     min: float
     max: float
 
     def __str__(self) -> str:
-        return f"mean {self.mean:.4g}, sd {self.sd:.4g}, min {self.min:.4g}, max {self.max:.4g}"
+        return f"mean {self.mean:.4g}, std {self.std:.4g}, min {self.min:.4g}, max {self.max:.4g}"
 
 
 def spread(values: NDArray[Any]) -> Spread | None:
@@ -116,7 +116,7 @@ class Collection:
 
 
 @dataclass
-class Life:
+class Lifetime:
     """All collections of a collector together.
 
     Attributes:
@@ -251,7 +251,7 @@ class Statistics:
 
     Args:
         window: K, how many episodes :attr:`window` holds.
-        on: whether there are any; :attr:`latest`, :attr:`life` and :attr:`window` raise if not.
+        on: whether there are any; :attr:`latest`, :attr:`lifetime` and :attr:`window` raise if not.
         progress: what a call gives.
     """
 
@@ -259,7 +259,7 @@ class Statistics:
         self.on = on
         self._progress = progress
         self._window = Window(window)
-        self._life = Life()
+        self._lifetime = Lifetime()
         self._latest: Collection | None = None
 
     @property
@@ -269,10 +269,10 @@ class Statistics:
         return self._latest
 
     @property
-    def life(self) -> Life:
+    def lifetime(self) -> Lifetime:
         """All collections, counted up to now."""
         self._check()
-        return self._life
+        return self._lifetime
 
     @property
     def window(self) -> Window:
@@ -283,7 +283,7 @@ class Statistics:
     def add(self, collection: Collection) -> None:
         """Take in a collection."""
         self._latest = collection
-        self._life.add(collection)
+        self._lifetime.add(collection)
         if collection.episodes:
             self._window.add(collection.returns, collection.lengths)
 
@@ -291,7 +291,7 @@ class Statistics:
         """Take in the shaped returns of the latest collection."""
         assert self._latest is not None
         self._latest = replace(self._latest, shaped_returns=returns)
-        self._life.add_shaped(returns)
+        self._lifetime.add_shaped(returns)
 
     def _check(self) -> None:
         if not self.on:
@@ -302,21 +302,21 @@ class Statistics:
 
     def save_state(self) -> dict[str, Any]:
         """All of it, as nested arrays and numbers."""
-        life = {
+        lifetime = {
             name: vars(value).copy() if isinstance(value, _Moments) else value
-            for name, value in vars(self._life).items()
+            for name, value in vars(self._lifetime).items()
         }
         window = self._window.returns, self._window.lengths
         latest = None if self._latest is None else vars(self._latest).copy()
-        return {"life": life, "window": window, "latest": latest}
+        return {"lifetime": lifetime, "window": window, "latest": latest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`save_state` gave."""
-        for name, value in state["life"].items():
+        for name, value in state["lifetime"].items():
             if isinstance(value, Mapping):
-                vars(getattr(self._life, name)).update(value)
+                vars(getattr(self._lifetime, name)).update(value)
             else:
-                setattr(self._life, name, value)
+                setattr(self._lifetime, name, value)
         self._window.load(*state["window"])
         self._latest = None if state["latest"] is None else Collection(**state["latest"])
 
@@ -337,14 +337,14 @@ class Statistics:
     def __str__(self) -> str:
         if self._latest is None:
             return repr(self)
-        parts = [("latest collection", _lines(self._latest)), ("life", _lines(self._life))]
+        parts = [("latest collection", _lines(self._latest)), ("lifetime", _lines(self._lifetime))]
         last = [f"returns   {self._window.return_stats}", f"lengths   {self._window.length_stats}"]
         if self._window.episodes:
             parts.append((f"latest {self._window.episodes} episodes", last))
         return "\n".join(f"{name}\n" + "\n".join(f"  {x}" for x in lines) for name, lines in parts)
 
 
-def _line(of: Collection | Life, *counts: str) -> str:
+def _line(of: Collection | Lifetime, *counts: str) -> str:
     returns = "no returns" if of.return_stats is None else f"mean return {of.return_stats.mean:.4g}"
     return one_line(of, f"{of.steps} steps", f"{of.seconds:.4g} s", *counts, returns)
 
@@ -479,7 +479,7 @@ def _rate(steps: int, seconds: float) -> float:
     return steps / seconds if seconds > 0 else math.nan
 
 
-def _lines(part: Collection | Life) -> list[str]:
+def _lines(part: Collection | Lifetime) -> list[str]:
     lines = [
         f"episodes  {part.episodes}",
         f"steps     {part.steps}",

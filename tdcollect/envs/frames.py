@@ -23,7 +23,7 @@ class Bookkeeping(NamedTuple):
     step_count: bool = False
     episode_reward: bool = False
     is_init: bool = False
-    time_limit: int | None = None
+    max_episode_steps: int | None = None
 
 
 class Entry(NamedTuple):

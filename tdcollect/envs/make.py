@@ -45,7 +45,7 @@ def make_env(
     step_count: bool = False,
     episode_reward: bool = False,
     is_init: bool = False,
-    time_limit: int | None = None,
+    max_episode_steps: int | None = None,
     num_workers: int | None = None,
     timeout: float | None = None,
     start_method: str | None = None,
@@ -75,7 +75,7 @@ def make_env(
         step_count: add ``"step_count"``, as TorchRL's ``StepCounter`` does.
         episode_reward: add ``"episode_reward"``, as ``RewardSum`` does.
         is_init: add ``"is_init"``, as ``InitTracker`` does.
-        time_limit: truncate an episode after so many steps; limits of the env itself stay.
+        max_episode_steps: truncate an episode after so many steps; limits of the env itself stay.
         num_workers: of ``backend="process"``: how many processes share the slots; None for as many
             as there are cores to use, and no more than slots.
         timeout: of ``backend="process"``: seconds that an env may take for one call before it
@@ -110,7 +110,9 @@ def make_env(
     """
     chosen = _check_backend(env, backend)
     slots = _check_num_envs(env, num_envs)
-    bookkeeping = Bookkeeping(step_count, episode_reward, is_init, _check_time_limit(time_limit))
+    bookkeeping = Bookkeeping(
+        step_count, episode_reward, is_init, _check_time_limit(max_episode_steps)
+    )
     seeds = None if seed is None else slot_seeds(seed, range(slots))
     _check_info_keys(info_keys)
     workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
@@ -220,12 +222,18 @@ def _check_num_envs(env: Any, num_envs: int | None) -> int:
     return int(num_envs)
 
 
-def _check_time_limit(time_limit: int | None) -> int | None:
-    if time_limit is None:
+def _check_time_limit(max_episode_steps: int | None) -> int | None:
+    if max_episode_steps is None:
         return None
-    if isinstance(time_limit, bool) or not isinstance(time_limit, Integral) or time_limit < 1:
-        raise ValueError(f"expected time_limit to be a positive int or None, got {time_limit!r}")
-    return int(time_limit)
+    if (
+        isinstance(max_episode_steps, bool)
+        or not isinstance(max_episode_steps, Integral)
+        or max_episode_steps < 1
+    ):
+        raise ValueError(
+            f"expected max_episode_steps to be a positive int or None, got {max_episode_steps!r}"
+        )
+    return int(max_episode_steps)
 
 
 def _check_info_keys(info_keys: Any) -> None:

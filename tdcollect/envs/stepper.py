@@ -48,10 +48,10 @@ class Stepper:
         check_finite: bool = False,
         max_restarts: int | None = None,
     ):
-        if bookkeeping.time_limit is not None and not backend.resets_subset:
+        if bookkeeping.max_episode_steps is not None and not backend.resets_subset:
             raise ValueError(
-                "expected no time_limit: this vector env cannot reset single slots, which a limit "
-                "asks for; make the env itself with one, or use backend='serial'"
+                "expected no max_episode_steps: this vector env cannot reset single slots, which a "
+                "limit asks for; make the env itself with one, or use backend='serial'"
             )
         if max_restarts is not None and not backend.rebuilds:
             raise ValueError(
@@ -219,8 +219,8 @@ class Stepper:
                 self._must_reset[list(failed.causes)] = True
         rows: Any = ... if slots is None else list(slots)
         self._at.stepped(slots)
-        if self.bookkeeping.time_limit is not None:
-            limit = self.bookkeeping.time_limit
+        if self.bookkeeping.max_episode_steps is not None:
+            limit = self.bookkeeping.max_episode_steps
             frame.truncated[rows] |= self._at.lengths()[rows] >= limit
         if self.bookkeeping.episode_reward:
             self._returns[rows] += out.reward[rows]

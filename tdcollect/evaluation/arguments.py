@@ -23,7 +23,7 @@ from tdcollect.seeding import env_seed, policy_seed
 Seeds = Sequence[int] | Callable[[int], int]
 
 
-def episode_numbers(episodes: int | Sequence[int]) -> Sequence[int]:
+def indices_of(episodes: int | Sequence[int]) -> Sequence[int]:
     """The numbers of the episodes to run, from how many or which they are."""
     if is_count(episodes) and int(episodes) <= sys.maxsize:  # type: ignore[arg-type]
         return range(int(episodes))  # type: ignore[arg-type]
@@ -53,27 +53,28 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def seed_schedule(
-    root: int, seeds: Seeds | None, numbers: Sequence[int]
+    root: int, env_seeds: Seeds | None, numbers: Sequence[int]
 ) -> Callable[[int], tuple[int, int]]:
     """The seed of the env and of the policy in each episode."""
-    if seeds is None:
+    if env_seeds is None:
         return _recent(lambda number: (env_seed(root, number), policy_seed(root, number)))
-    if not callable(seeds) and not isinstance(seeds, (Sequence, np.ndarray)):
+    if not callable(env_seeds) and not isinstance(env_seeds, (Sequence, np.ndarray)):
         raise TypeError(
-            "expected seeds to be one int an episode, or a function of the episode's number, got "
-            f"{seeds!r}"
+            "expected env_seeds to be one int per episode, or a function of the episode's index, "
+            f"got {env_seeds!r}"
         )
-    given = seeds if callable(seeds) else list(seeds).__getitem__
-    if not callable(seeds) and len(seeds) <= max(numbers, default=-1):
+    given = env_seeds if callable(env_seeds) else list(env_seeds).__getitem__
+    if not callable(env_seeds) and len(env_seeds) <= max(numbers, default=-1):
         raise ValueError(
             f"expected a seed for each of the episodes up to number {max(numbers)}, got "
-            f"{len(seeds)} seeds"
+            f"{len(env_seeds)} seeds"
         )
     chosen = {number: given(number) for number in numbers}
     for number, value in chosen.items():
         if not is_count(value):
             raise ValueError(
-                f"expected seeds that are ints and not negative, got {value!r} for episode {number}"
+                f"expected env_seeds that are ints and not negative, got {value!r} for episode "
+                f"{number}"
             )
     first: dict[int, int] = {}
     for number, value in chosen.items():

@@ -29,7 +29,7 @@ from tdcollect.evaluation.arguments import (
     check_seed,
     check_transforms,
     device_of,
-    episode_numbers,
+    indices_of,
     is_count,
     made_env,
     seed_schedule,
@@ -73,14 +73,14 @@ class EvaluationCollector:
         policy: whatever a collector takes; None for random actions.
         episodes: how many, numbered from 0; or the numbers to run.
         seed: the root seed.
-        seeds: the seeds of the envs in place of the root seed's: one an episode, or a function of
-            the episode's number.
+        env_seeds: the envs' seeds, in place of those that follow from the root seed: one per
+            episode, or a function of the episode's index.
         num_envs: how many slots are made, though no more than there are episodes; None for 16, or
             for those of the env that is given.
         backend: of :func:`make_env`, for an id or a callable.
         env_kwargs: for the env's constructor.
         exploration_type: of the policy; by default its most likely action.
-        max_steps: truncate episodes at this length.
+        max_episode_steps: truncate episodes at this length.
         inference_batch_size: the batch size that the policy always runs at, whatever the number of
             slots. Another one rounds otherwise.
         inference_threads: the number of torch's threads that the policy always runs with, whatever
@@ -88,16 +88,16 @@ class EvaluationCollector:
         eval_mode: run the policy in eval mode, whatever it is in outside; False to keep the modes
             of its modules. A callable that is no module is run as it is.
         device: where the policy runs; None for where its parameters are.
-        on_error: ``"retry"`` an episode whose env raises on a new env, or ``"raise"``.
-        retries: how often, before the episode is recorded as failed.
-        new_envs: build a new env for each episode; None to do so where the env is found to carry
+        on_env_error: ``"restart"`` an episode whose env raises on a new env, or ``"raise"``.
+        max_restarts: how often, before the episode is recorded as failed.
+        fresh_envs: build a new env for each episode; None to do so where the env is found to carry
             something from one episode into the next.
         in_order: give episodes in the order of their numbers, rather than of their ending.
 
     Attributes:
         episodes: the records of those that have ended, in the order of their ending.
-        numbers: of the episodes to run.
-        seeds_of: gives the seed of the env and that of the policy in an episode.
+        episode_indices: of the episodes to run.
+        episode_seeds: gives the seed of the env and that of the policy in an episode.
         env: the env, and ``base``, the one under its transforms.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
             in; None for a policy that is no module.
@@ -122,54 +122,58 @@ class EvaluationCollector:
         episodes: int | Sequence[int] = 100,
         seed: int = 0,
         *,
-        seeds: Seeds | None = None,
+        env_seeds: Seeds | None = None,
         num_envs: int | None = None,
         backend: str | None = None,
         env_kwargs: dict[str, Any] | None = None,
         exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
-        max_steps: int | None = None,
+        max_episode_steps: int | None = None,
         inference_batch_size: int = 16,
         inference_threads: int = 1,
         eval_mode: bool = True,
         device: torch.device | str | None = None,
-        on_error: str = "retry",
-        retries: int = 2,
-        new_envs: bool | None = None,
+        on_env_error: str = "restart",
+        max_restarts: int = 2,
+        fresh_envs: bool | None = None,
         in_order: bool = False,
     ):
-        self.numbers = episode_numbers(episodes)
+        self.episode_indices = indices_of(episodes)
         check_seed(seed)
-        for name, value in (("max_steps", max_steps), ("num_envs", num_envs)):
+        for name, value in (("max_episode_steps", max_episode_steps), ("num_envs", num_envs)):
             if value is not None:
                 check_positive(name, value)
         check_positive("inference_batch_size", inference_batch_size)
         check_positive("inference_threads", inference_threads)
         if not isinstance(eval_mode, bool):
             raise TypeError(f"expected eval_mode to be a bool, got {eval_mode!r}")
-        if on_error not in ("retry", "raise"):
-            raise ValueError(f"expected on_error to be 'retry' or 'raise', got {on_error!r}")
-        if not is_count(retries):
-            raise ValueError(f"expected retries to be an int and not negative, got {retries!r}")
+        if on_env_error not in ("restart", "raise"):
+            raise ValueError(
+                f"expected on_env_error to be 'restart' or 'raise', got {on_env_error!r}"
+            )
+        if not is_count(max_restarts):
+            raise ValueError(
+                f"expected max_restarts to be an int and not negative, got {max_restarts!r}"
+            )
         if not isinstance(exploration_type, ExplorationType):
             raise TypeError(
                 "expected exploration_type to be one of torchrl's ExplorationType, got "
                 f"{exploration_type!r}"
             )
         self.seed = seed
-        self.seeds_are_given = seeds is not None
-        self.seeds_of = seed_schedule(seed, seeds, self.numbers)
+        self.env_seeds_given = env_seeds is not None
+        self.episode_seeds = seed_schedule(seed, env_seeds, self.episode_indices)
         self.exploration_type = exploration_type
-        self.max_steps = max_steps
+        self.max_episode_steps = max_episode_steps
         self.inference_batch_size = inference_batch_size
         self.inference_threads = inference_threads
         self._eval_mode = eval_mode
-        self._retries = retries if on_error == "retry" else None
-        self._new_envs = new_envs
+        self._max_restarts = max_restarts if on_env_error == "restart" else None
+        self._fresh_envs = fresh_envs
         self._in_order = in_order
         self._made = not isinstance(env, EnvBase)
         with evaluating():
             pass  # no env is made beside a collection
-        self.env = made_env(env, num_envs, backend, env_kwargs, len(self.numbers))
+        self.env = made_env(env, num_envs, backend, env_kwargs, len(self.episode_indices))
         try:
             self.base = base_of(self.env)
             if not isinstance(self.base, GymnasiumEnv):
@@ -189,18 +193,18 @@ class EvaluationCollector:
                 self._policy = as_policy(policy, self.env, inference_batch_size)
                 self.policy_mode = mode_of(policy)
             self.device = device_of(policy, device)
-            self._check_new_envs()
+            self._check_fresh_envs()
         except BaseException:
             self.close()
             raise
         self.episodes: list[Episode] = []
         self.error: Exception | None = None
 
-    def _check_new_envs(self) -> None:
+    def _check_fresh_envs(self) -> None:
         backend = self.base.stepper.backend
-        if self._new_envs and not backend.rebuilds:
+        if self._fresh_envs and not backend.rebuilds:
             raise ValueError(
-                f"expected new_envs=None or False: the backend {backend.name!r} cannot build "
+                f"expected fresh_envs=None or False: the backend {backend.name!r} cannot build "
                 "single slots anew; use backend='serial'"
             )
 
@@ -209,27 +213,27 @@ class EvaluationCollector:
             raise RuntimeError(f"the env {self.base.name} is closed; make a new one to evaluate")
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.episode_indices)
 
     def __iter__(self) -> Iterator[TensorDict]:
-        for finished in self.run(keep=True):
+        for finished in self.run(keep_trajectories=True):
             if finished.data is not None:
                 yield finished.data
 
-    def run(self, keep: bool = False) -> Generator[Finished, None, None]:
+    def run(self, keep_trajectories: bool = False) -> Generator[Finished, None, None]:
         """Run all episodes; gives the record of each, and its data where they are kept.
 
         Args:
-            keep: keep the data of episodes until they are given out.
+            keep_trajectories: keep the data of episodes until they are given out.
         """
         self._check_open()
         episodes: list[Episode] = []
         self.episodes = episodes
         with evaluating():
             check_alone()
-        steps = self._run(keep)
+        steps = self._run(keep_trajectories)
         waiting: dict[int, Finished] = {}
-        due = iter(self.numbers)
+        due = iter(self.episode_indices)
         following = next(due, None)
         try:
             while True:
@@ -268,11 +272,11 @@ class EvaluationCollector:
         ):
             yield randomness
 
-    def _run(self, keep: bool) -> Generator[list[Finished], None, None]:
+    def _run(self, keep_trajectories: bool) -> Generator[list[Finished], None, None]:
         """Run all episodes; gives those that end, some at a time."""
-        if not self.numbers:
+        if not self.episode_indices:
             return
-        new_envs = probe_env(self.base, self._new_envs)
+        fresh_envs = probe_env(self.base, self._fresh_envs)
         exact = exact_reward_of(self.env)
         on_arrays = array_env(self.env, exact)
         env = WholeEnv(self.env, exact) if isinstance(on_arrays, str) else on_arrays
@@ -284,7 +288,7 @@ class EvaluationCollector:
             bool(env.batch_size),
             self.device,
         )
-        assembly = Assembly(self.env, self.seeds_of, keep)
+        assembly = Assembly(self.env, self.episode_seeds, keep_trajectories)
         actions = ActionCheck(self.env)
         given_up: list[Finished] = []
         remembered: list[Key] | None = None
@@ -293,7 +297,7 @@ class EvaluationCollector:
             nonlocal remembered
             if remembered is None:
                 remembered = self._first_call(inference, rows, env, actions)
-                if keep and inference.left_out:
+                if keep_trajectories and inference.left_out:
                     warnings.warn(
                         f"the policy's entries {inference.left_out} are no dense tensors, and are "
                         "not kept with the data of episodes; encode them as numbers to keep them",
@@ -302,12 +306,12 @@ class EvaluationCollector:
             inference(rows, active)
 
         def start(slot: int, start: Start) -> None:
-            inference.start(slot, self.seeds_of(start.number)[1])
+            inference.start(slot, self.episode_seeds(start.number)[1])
 
         def failed(start: Start, error: Exception) -> Start | None:
             self.error = error
             tries = assembly.restarts.get(start.number, 0)
-            if self._retries is not None and tries < self._retries:
+            if self._max_restarts is not None and tries < self._max_restarts:
                 assembly.restarts[start.number] = tries + 1
                 return start
             given_up.append(assembly.failed(start.number))
@@ -317,13 +321,16 @@ class EvaluationCollector:
             env,
             act,
             lambda rows: remembered or [],
-            (Start(number, self.seeds_of(number)[0], number) for number in self.numbers),
+            (
+                Start(number, self.episode_seeds(number)[0], number)
+                for number in self.episode_indices
+            ),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.row_bytes))),
             seconds=_SECONDS,
-            max_steps=self.max_steps,
-            rebuild=new_envs,
+            max_episode_steps=self.max_episode_steps,
+            rebuild=fresh_envs,
             started=start,
-            failed=None if self._retries is None else failed,
+            failed=None if self._max_restarts is None else failed,
         )
         for block in loop:
             inference.check()
@@ -370,4 +377,6 @@ class EvaluationCollector:
     def __repr__(self) -> str:
         told = (f"seed={self.seed}", f"ended={len(self.episodes)}")
         slots = f"{self.env.batch_size.numel()} slots"
-        return one_line(self, f"{len(self.numbers)} episodes of {self.base.name}", *told, slots)
+        return one_line(
+            self, f"{len(self.episode_indices)} episodes of {self.base.name}", *told, slots
+        )

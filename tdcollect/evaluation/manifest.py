@@ -31,10 +31,10 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
 
     Nothing in it depends on the number of slots or the backend, nor on time or place.
     """
-    numbers = list(collector.numbers)
+    numbers = list(collector.episode_indices)
     seeds: dict[str, Any] = {"root": collector.seed}
-    if collector.seeds_are_given:
-        seeds["env"] = [collector.seeds_of(number)[0] for number in numbers]
+    if collector.env_seeds_given:
+        seeds["env"] = [collector.episode_seeds(number)[0] for number in numbers]
     return {
         "format": FORMAT,
         "protocol": EVALUATION_PROTOCOL,
@@ -49,7 +49,7 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
         "entries": digested_entries(collector.env),
         "episodes": len(numbers) if numbers == list(range(len(numbers))) else numbers,
         "seeds": seeds,
-        "max_episode_steps": collector.max_steps,
+        "max_episode_steps": collector.max_episode_steps,
         "policy": {
             "class": _class(collector.policy),
             "structure": structure_digest(collector.policy),

@@ -25,7 +25,7 @@ _ENOUGH = 4
 """Steps that two runs must have been compared over where every pair of runs was cut short."""
 
 
-def probe_env(env: GymnasiumEnv, new_envs: bool | None = None) -> bool:
+def probe_env(env: GymnasiumEnv, fresh_envs: bool | None = None) -> bool:
     """Run a few seeds in slot 0: in one order alone, in another beside a second slot; compare.
 
     Where the env raises, its runs are compared as far as they came. No difference then says little,
@@ -33,7 +33,7 @@ def probe_env(env: GymnasiumEnv, new_envs: bool | None = None) -> bool:
 
     Args:
         env: its slots are reset, and stepped with actions drawn from the action spec.
-        new_envs: whether episodes shall run on new envs; None to find out.
+        fresh_envs: whether episodes shall run on new envs; None to find out.
 
     Returns:
         Whether they must, as the env carries something from one episode into the next, so that
@@ -49,11 +49,11 @@ def probe_env(env: GymnasiumEnv, new_envs: bool | None = None) -> bool:
     actions = _Actions(env)
     found: NotReproducibleError | str | None = None
     randomness = GlobalRandomness()
-    if not new_envs:
+    if not fresh_envs:
         found = _fault(env, "episodes", lambda seed, slots: _episode(env, actions, seed, slots))
     differs = isinstance(found, NotReproducibleError)
-    if new_envs or (new_envs is None and differs and env.stepper.backend.rebuilds):
-        new_envs = True
+    if fresh_envs or (fresh_envs is None and differs and env.stepper.backend.rebuilds):
+        fresh_envs = True
         found = _fault(
             env,
             "episodes on new envs",
@@ -64,7 +64,7 @@ def probe_env(env: GymnasiumEnv, new_envs: bool | None = None) -> bool:
         raise found
     if found is not None:
         warnings.warn(found, stacklevel=2)
-    return bool(new_envs)
+    return bool(fresh_envs)
 
 
 # The entries that an env shows at each step; where it raised, the error comes last.

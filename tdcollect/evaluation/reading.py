@@ -197,7 +197,7 @@ def read_ledger(
         if finished
         else "remove the line, and the same command runs the episode again"
     )
-    seeds_of = _seeds(manifest)
+    episode_seeds = _seeds(manifest)
     episodes: dict[int, Episode] = {}
     sound = True
     for number, line in enumerate(whole_lines(file), 1):
@@ -207,7 +207,7 @@ def read_ledger(
         except ValueError as error:
             wrong = str(error)
         else:
-            seeds = seeds_of(record.index)
+            seeds = episode_seeds(record.index)
             if seeds is None:
                 wrong = f"the manifest asks for no episode {record.index}"
             elif record.index in episodes:

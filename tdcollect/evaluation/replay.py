@@ -59,7 +59,7 @@ def replayer(
             EvaluationCollector(shown, policy, [index], env_kwargs=env_kwargs, **settings) as again,
         ):
             manifest = describe(again, env_kwargs or {})
-            (finished,) = again.run(keep=True)
+            (finished,) = again.run(keep_trajectories=True)
         if finished.data is None:
             raise RuntimeError(
                 f"the env raised in episode {index} again, at every try: "
@@ -94,8 +94,8 @@ def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dic
     """The settings that an evaluation's episodes were run with, from what it wrote."""
     return {
         "seed": manifest["seeds"]["root"],
-        "seeds": {episode.index: episode.env_seed for episode in episodes}.__getitem__,
-        "max_steps": manifest["max_episode_steps"],
+        "env_seeds": {episode.index: episode.env_seed for episode in episodes}.__getitem__,
+        "max_episode_steps": manifest["max_episode_steps"],
         "inference_batch_size": manifest["inference_batch_size"],
         # Protocol 1 had neither: it ran with the threads and in the modes that it found.
         "inference_threads": manifest.get("inference_threads", torch.get_num_threads()),

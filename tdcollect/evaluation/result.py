@@ -86,7 +86,7 @@ class EvaluationResult:
         the settings that are in the directory.
 
         Args:
-            directory: the ``out`` of the evaluation.
+            directory: the ``output_dir`` of the evaluation.
             env: as :func:`tdcollect.evaluate` took it, and so the arguments after it.
             policy: whose episodes these are.
             env_kwargs: for the env's constructor.
@@ -159,8 +159,8 @@ class EvaluationResult:
         record = self.record(index)
         if self.directory is None or not trajectory_path(self.directory, index).exists():
             raise KeyError(
-                f"the data of episode {index} were not kept: evaluate with keep=True, or run it "
-                "again with replay()"
+                f"the data of episode {index} were not kept: evaluate with keep_trajectories=True, "
+                "or run it again with replay()"
             )
         return read_data(self.directory, record, self.manifest)
 

@@ -34,39 +34,39 @@ def evaluate(
     episodes: int | Sequence[int] = 100,
     seed: int = 0,
     *,
-    seeds: Seeds | None = None,
+    env_seeds: Seeds | None = None,
     num_envs: int | None = None,
     backend: str | None = None,
     env_kwargs: dict[str, Any] | None = None,
     exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
-    max_steps: int | None = None,
+    max_episode_steps: int | None = None,
     inference_batch_size: int = 16,
     inference_threads: int = 1,
     eval_mode: bool = True,
     device: torch.device | str | None = None,
-    on_error: str = "retry",
-    retries: int = 2,
-    new_envs: bool | None = None,
-    keep: bool = False,
-    out: str | os.PathLike[str] | None = None,
+    on_env_error: str = "restart",
+    max_restarts: int = 2,
+    fresh_envs: bool | None = None,
+    keep_trajectories: bool = False,
+    output_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
     request: Request | None = None,
 ) -> EvaluationResult:
     """Run numbered test episodes, the same to the bit however they are run.
 
-    With ``out``, the ledger grows there while episodes end; run again with the same arguments, it
-    goes on where it was interrupted, or finds everything done. See
-    :class:`tdcollect.EvaluationCollector` for the arguments up to ``new_envs``.
+    With ``output_dir``, the ledger grows there while episodes end. Run again with the same
+    arguments, it resumes the evaluation found there, or finds it done. See
+    :class:`tdcollect.EvaluationCollector` for the arguments up to ``fresh_envs``.
 
     Args:
-        keep: keep the data of episodes: in memory, or under ``out`` as memory-mapped TensorDicts.
-            Refused where episodes have ended there without.
-        out: the directory for the ledger, the statistics and the report.
+        keep_trajectories: keep the data of episodes: in memory, or under ``output_dir`` as
+            memory-mapped TensorDicts. Refused where episodes have ended there without.
+        output_dir: the directory for the ledger, the statistics and the report.
         progress: show a progress bar, on a terminal and in a notebook, where tqdm is installed;
             elsewhere a line every 30 seconds.
         request: env and policy by name, as the command line takes them, a
-            :class:`tdcollect.evaluation.request.Request`. They are kept in ``out``, and the report
-            then has the commands that run episodes again.
+            :class:`tdcollect.evaluation.request.Request`. They are kept in ``output_dir``, and
+            the report then has the commands that run episodes again.
 
     Returns:
         The result; ``result.summary()`` gives statistics, ``result.replay(i)`` runs an episode
@@ -79,29 +79,29 @@ def evaluate(
             same seeds.
 
     Examples:
-        >>> result = evaluate("CartPole-v1", policy, episodes=100, seed=0, out="runs/test")
+        >>> result = evaluate("CartPole-v1", policy, episodes=100, seed=0, output_dir="runs/test")
         >>> print(result.summary())
     """
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
-    if request is not None and out is None:
-        raise ValueError("request is kept in a directory; give it: out=")
-    if out is not None:
-        check_directory(Path(out))
+    if request is not None and output_dir is None:
+        raise ValueError("request is kept in a directory; give it: output_dir=")
+    if output_dir is not None:
+        check_directory(Path(output_dir))
         _check_report_extras()
     given: dict[str, Any] = {
         "seed": seed,
-        "seeds": seeds,
+        "env_seeds": env_seeds,
         "backend": backend,
         "exploration_type": exploration_type,
-        "max_steps": max_steps,
+        "max_episode_steps": max_episode_steps,
         "inference_batch_size": inference_batch_size,
         "inference_threads": inference_threads,
         "eval_mode": eval_mode,
         "device": device,
-        "on_error": on_error,
-        "retries": retries,
-        "new_envs": new_envs,
+        "on_env_error": on_env_error,
+        "max_restarts": max_restarts,
+        "fresh_envs": fresh_envs,
     }
 
     with ExitStack() as stack:
@@ -113,17 +113,19 @@ def evaluate(
         manifest = describe(running, env_kwargs or {})
         done: list[Episode] = []
         directory = None
-        if out is not None:
-            directory = Directory(out, manifest)
+        if output_dir is not None:
+            directory = Directory(output_dir, manifest)
             stack.callback(directory.close)
             done = list(directory.episodes)
-            if keep:
+            if keep_trajectories:
                 directory.check_kept(done)
         trajectories: dict[int, TensorDict] = {}
         ended = {episode.index for episode in done}
-        running.numbers = [number for number in running.numbers if number not in ended]
-        started, left = time.time(), len(running.numbers)
-        run = running.run(keep)
+        running.episode_indices = [
+            number for number in running.episode_indices if number not in ended
+        ]
+        started, left = time.time(), len(running.episode_indices)
+        run = running.run(keep_trajectories)
         try:
             for record, data in _shown(run, left) if progress and left else run:
                 done.append(record)
@@ -136,7 +138,7 @@ def evaluate(
                 directory.give_up(error)
             raise
         replay = replayer(env, policy, env_kwargs, given)
-        result = EvaluationResult(manifest, done, out, trajectories, replay)
+        result = EvaluationResult(manifest, done, output_dir, trajectories, replay)
         if directory is not None:
             summary = result.summary()
             directory.finish(result.episodes)
@@ -162,4 +164,4 @@ def _shown(run: Generator[Finished, None, None], total: int) -> Iterator[Finishe
 def _check_report_extras() -> None:
     """Tell what is missing for the report before anything runs."""
     for name in ("scipy", "matplotlib"):
-        extra_module(name, "evaluate(out=...)")
+        extra_module(name, "evaluate(output_dir=...)")

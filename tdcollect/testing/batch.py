@@ -27,7 +27,7 @@ def check_counting_batch(
     slots: Sequence[int] | None = None,
     previous: TensorDictBase | None = None,
     predicted: bool = True,
-    time_limit: int | None = None,
+    max_episode_steps: int | None = None,
     require: Sequence[Key] = (),
 ) -> None:
     """Check every row of a batch of the counting env against the truth that its observation tells.
@@ -46,15 +46,15 @@ def check_counting_batch(
         slots: the slot of each of the N rows; ``0 .. N-1`` by default.
         previous: the batch before, which this one must continue.
         predicted: whether the actions must be the right ones.
-        time_limit: of the wrapper around the env: longer episodes are truncated after so many
-            steps.
+        max_episode_steps: of the wrapper around the env: longer episodes are truncated after
+            this many steps.
         require: entries that may be missing otherwise, ``keys.TRAJ_IDS`` for instance.
 
     Raises:
         AssertionError: naming the rule that is broken, and the slot, the column, the entry, what
             was expected there and what it is. Column -1 is the last of ``previous``.
     """
-    rows = _Rows(batch, rules, num_envs, slots, time_limit)
+    rows = _Rows(batch, rules, num_envs, slots, max_episode_steps)
     _check_entries(rows, require)
     _check_slots(rows)
     _check_resets(rows)
@@ -66,7 +66,7 @@ def check_counting_batch(
         _check_actions(rows)
     before = None
     if previous is not None:
-        before = _Rows(previous, rules, num_envs, slots, time_limit)
+        before = _Rows(previous, rules, num_envs, slots, max_episode_steps)
         _check_continued(rows, before)
     if keys.TRAJ_IDS in rows:
         _check_traj_ids(rows, before)
@@ -83,7 +83,7 @@ class _Rows:
         rules: CountingRules,
         num_envs: int | None,
         slots: Sequence[int] | None,
-        time_limit: int | None,
+        max_episode_steps: int | None,
     ):
         if batch.batch_dims == 1:
             batch = batch.reshape(num_envs or 1, -1)
@@ -100,9 +100,9 @@ class _Rows:
         own_length = rules.length_of(self.slot, self.episode)
         self.at_limit = torch.zeros_like(self.step, dtype=torch.bool)
         self.length = own_length
-        if time_limit is not None:
-            self.length = own_length.clamp(max=time_limit)
-            self.at_limit = self.step + 1 >= time_limit
+        if max_episode_steps is not None:
+            self.length = own_length.clamp(max=max_episode_steps)
+            self.at_limit = self.step + 1 >= max_episode_steps
         self.at_end = self.step + 1 >= own_length
         self.failed = torch.zeros_like(self.at_limit)
         if _FAILED in self.present:

@@ -99,7 +99,7 @@ def cartpole_envpool(num_envs: int | None = 3) -> EnvBase:
 
 def half_cheetah() -> EnvBase:
     pytest.importorskip("mujoco")
-    return make_env("HalfCheetah-v5", 2, time_limit=8)
+    return make_env("HalfCheetah-v5", 2, max_episode_steps=8)
 
 
 def gym_env(env_id: str = "CartPole-v1", **kwargs: Any) -> EnvBase:
@@ -129,12 +129,12 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "cartpole-process": lambda: make_env("CartPole-v1", 3, backend="process", num_workers=2),
     "cartpole-process-unbatched": lambda: make_env("CartPole-v1", backend="process"),
     "cartpole-books": lambda: make_env(
-        "CartPole-v1", 3, step_count=True, episode_reward=True, is_init=True, time_limit=9
+        "CartPole-v1", 3, step_count=True, episode_reward=True, is_init=True, max_episode_steps=9
     ),
     "cartpole-init": lambda: make_env("CartPole-v1", 3, is_init=True),
-    "pendulum": lambda: make_env("Pendulum-v1", 2, time_limit=7),
-    "pendulum-init": lambda: make_env("Pendulum-v1", 2, time_limit=7, is_init=True),
-    "pendulum-unbatched": lambda: make_env("Pendulum-v1", time_limit=7),
+    "pendulum": lambda: make_env("Pendulum-v1", 2, max_episode_steps=7),
+    "pendulum-init": lambda: make_env("Pendulum-v1", 2, max_episode_steps=7, is_init=True),
+    "pendulum-unbatched": lambda: make_env("Pendulum-v1", max_episode_steps=7),
     "frozen-lake": lambda: make_env("FrozenLake-v1", 3),
     "frozen-lake-unbatched": lambda: make_env("FrozenLake-v1"),
     "half-cheetah": half_cheetah,

@@ -145,25 +145,29 @@ CASES: dict[str, Callable[[], Collector]] = {
     "cartpole seeded": partial(collector, "CartPole-v1", seed=3),
     "cartpole unbatched": partial(collector, "CartPole-v1", num_envs=None),
     "cartpole in workers": partial(collector, "CartPole-v1", backend="process", num_workers=2),
-    "bookkeeping": partial(collector, "CartPole-v1", time_limit=7, **books),
+    "bookkeeping": partial(collector, "CartPole-v1", max_episode_steps=7, **books),
     "mujoco": partial(
         collector,
         "HalfCheetah-v5",
         DoubleToFloat,
         num_envs=2,
         policy=continuous_policy,
-        time_limit=40,
+        max_episode_steps=40,
     ),
     "box2d": partial(collector, "LunarLander-v3"),
     "box2d whose episodes leak": partial(
-        collector, "BipedalWalker-v3", policy=continuous_policy, resumable="history", time_limit=13
+        collector,
+        "BipedalWalker-v3",
+        policy=continuous_policy,
+        resumable="history",
+        max_episode_steps=13,
     ),
     "leaks in workers": partial(
         collector,
         "BipedalWalker-v3",
         policy=continuous_policy,
         resumable="history",
-        time_limit=13,
+        max_episode_steps=13,
         backend="process",
     ),
     "recurrent": partial(collector, "CartPole-v1", policy=recurrent_policy),
@@ -198,7 +202,7 @@ def collected(made: Collector, buffer: TensorDictReplayBuffer, count: int) -> di
         batches.append(next(iterator).to_dict())
         buffer.extend(_flat(batches[-1]))
         samples.append(buffer.sample().to_dict())
-    life, window = made.stats.life, made.stats.window
+    life, window = made.stats.lifetime, made.stats.window
     said = {
         "counters": made.stats(),
         "restarts": _restarts(made),

@@ -361,7 +361,7 @@ def test_an_env_that_raises_is_named() -> None:
     assert collector.collect(episodes=1)["next", "done"].sum() == 1
 
 
-# --------------------------------------------------------------------------------------- max_steps
+# ------------------------------------------------------------------------------- max_episode_steps
 
 LIMITED: dict[str, Callable[[CountingRules], EnvBase]] = {
     "serial": lambda rules: counting_env(3, rules=rules),
@@ -379,8 +379,8 @@ def test_max_steps_truncates(env: str) -> None:
     instance = TransformedEnv(LIMITED[env](rules), RewardSum())
     instance.append_transform(StepCounter())
     collector = Collector(instance, StatelessCountingPolicy(rules), frames_per_batch=12)
-    batch = collector.collect(episodes=11, max_steps=4)
-    assert collector.collect(episodes=3, max_steps=4)["next", "done"].sum() == 3
+    batch = collector.collect(episodes=11, max_episode_steps=4)
+    assert collector.collect(episodes=3, max_episode_steps=4)["next", "done"].sum() == 3
     found = episodes_of(batch)
     assert len(found) == 11
     assert {len(one) for one in found} == {2, 4}
@@ -491,7 +491,7 @@ def test_slots_that_cannot_be_reset_singly_take_the_episodes_that_their_env_star
         check_counting_batch(collector.collect(frames=30), CountingRules([3, 1, 4]))
 
 
-@pytest.mark.parametrize("asked", [{"max_steps": 2}, {"options": {"start": 1}}])
+@pytest.mark.parametrize("asked", [{"max_episode_steps": 2}, {"options": {"start": 1}}])
 def test_what_asks_for_single_resets_is_refused_there(asked: dict[str, Any]) -> None:
     with pytest.raises(
         ValueError, match=f"expected no {next(iter(asked))}: this vector env cannot"

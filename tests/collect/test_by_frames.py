@@ -422,11 +422,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "float": ({"frames": 6.0}, r"^expected frames to be a positive int, got 6\.0$"),
     "string": ({"frames": "6"}, r"^expected frames to be a positive int, got '6'$"),
     "max-steps": (
-        {"episodes": 1, "max_steps": 0},
-        r"^expected max_steps to be a positive int, got 0$",
+        {"episodes": 1, "max_episode_steps": 0},
+        r"^expected max_episode_steps to be a positive int, got 0$",
     ),
     "frames-layout": ({"frames": 6, "layout": "list"}, r"layout are for collecting by episodes"),
-    "frames-max-steps": ({"frames": 6, "max_steps": 2}, r"by frames use make_env's time_limit"),
+    "frames-max-steps": (
+        {"frames": 6, "max_episode_steps": 2},
+        r"by frames use make_env's max_episode_steps",
+    ),
     "layout": (
         {"episodes": 1, "layout": "square"},
         r"^expected layout to be one of .*padded.*, got 'square'$",

@@ -103,7 +103,7 @@ class Endless(gym.Env[Any, Any]):
 
 
 LIMITS = {
-    "make_env": lambda n: (make_env(Endless, n, time_limit=7), {}),
+    "make_env": lambda n: (make_env(Endless, n, max_episode_steps=7), {}),
     "collector": lambda n: (make_env(Endless, n), {"max_frames_per_traj": 7}),
     "transform": lambda n: (TransformedEnv(make_env(Endless, n), StepCounter(max_steps=7)), {}),
 }
@@ -127,7 +127,9 @@ def test_an_env_that_never_ends_is_cut_at_the_limit(limit: str, slots: int | Non
 @pytest.mark.behaviour(10)
 def test_a_limit_beyond_the_envs_own_changes_nothing() -> None:
     make = partial(gym.make, "CartPole-v1", max_episode_steps=5)
-    batch = next(iter(Collector(make_env(make, 2, time_limit=1_000_000), frames_per_batch=40)))
+    batch = next(
+        iter(Collector(make_env(make, 2, max_episode_steps=1_000_000), frames_per_batch=40))
+    )
     index = TrajectoryIndex.of(batch)
     assert lengths(batch, index)[index.complete].max() <= 5
 

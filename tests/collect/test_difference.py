@@ -83,7 +83,7 @@ def test_a_random_number_too_many_is_noticed() -> None:
 
 
 def test_another_env_is_noticed() -> None:
-    makers = [ENVS["cartpole"], lambda: make_env("CartPole-v1", 3, time_limit=2)]
+    makers = [ENVS["cartpole"], lambda: make_env("CartPole-v1", 3, max_episode_steps=2)]
     runs = [run(Collector, make, policies.ones, batches()) for make in makers]
     with pytest.raises(AssertionError, match=r"yield 0\['collector'\]\['traj_ids'\]"):
         assert_same_record(*runs)

@@ -56,7 +56,7 @@ class Log(Hooks):
         self.events.append(("ended", slots.tolist(), returns.tolist(), lengths.tolist()))
 
     def collection_ended(self, batch: TensorDictBase | None, stats: Any) -> None:
-        self.events.append(("collection", stats.life.collections if stats.on else None))
+        self.events.append(("collection", stats.lifetime.collections if stats.on else None))
         self.batches.append(None if batch is None else batch.clone())
 
     def of(self, name: str) -> list[tuple[Any, ...]]:
@@ -70,7 +70,7 @@ class Log(Hooks):
 @pytest.mark.behaviour(28)
 def test_events_in_order() -> None:
     log = Log()
-    env = cartpole(2, time_limit=2)
+    env = cartpole(2, max_episode_steps=2)
     collector = Collector(env, lean, frames_per_batch=2 * 3, hooks=log)
     assert log.events == [("env", collector.env)]
     collector.set_seed(0)
@@ -176,7 +176,9 @@ def test_whole_episodes() -> None:
 @both_ways
 def test_fewer_episodes_than_slots() -> None:
     log = Log()
-    Collector(cartpole(time_limit=2), lean, frames_per_batch=3, hooks=log).collect(episodes=2)
+    Collector(cartpole(max_episode_steps=2), lean, frames_per_batch=3, hooks=log).collect(
+        episodes=2
+    )
     assert log.events[1:] == [
         ("started", [0, 1]),
         ("stepped", [0, 1]),
@@ -189,7 +191,7 @@ def test_fewer_episodes_than_slots() -> None:
 @both_ways
 def test_episodes_that_a_reset_cuts_short_have_no_end() -> None:
     log = Log()
-    collector = Collector(cartpole(time_limit=5), lean, frames_per_batch=3 * 4, hooks=log)
+    collector = Collector(cartpole(max_episode_steps=5), lean, frames_per_batch=3 * 4, hooks=log)
     collector.rollout()
     collector.reset()
     collector.reset(1)
@@ -225,7 +227,7 @@ def buffered(**options: Any) -> dict[str, Any]:
 )
 def test_options(options: dict[str, Any]) -> None:
     log = Log()
-    env = cartpole(time_limit=3)
+    env = cartpole(max_episode_steps=3)
     collector = Collector(env, lean, frames_per_batch=3 * 4, hooks=log, **options)
     for _ in itertools.islice(collector, 2):
         pass
@@ -347,7 +349,7 @@ class Fails(Hooks):
 )
 def test_an_error_names_its_hook_and_keeps_its_cause(event: str) -> None:
     collector = Collector(
-        cartpole(time_limit=2), lean, frames_per_batch=3 * 4, hooks=[Log(), Fails(event)]
+        cartpole(max_episode_steps=2), lean, frames_per_batch=3 * 4, hooks=[Log(), Fails(event)]
     )
     message = rf"the hook Fails.{event} raised ZeroDivisionError: no more"
     with pytest.raises(RuntimeError, match=message) as raised:

@@ -42,12 +42,12 @@ def logged(folder: Path) -> dict[str, list[tuple[int, float]]]:
 @pytest.mark.behaviour(24)
 def test_statistics_to_a_csv_logger(tmp_path: Path) -> None:
     logger = CSVLogger("run", log_dir=str(tmp_path))
-    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4, timers=True)
+    collector = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4, timers=True)
     for _ in itertools.islice(collector, 2):
         log_stats(logger, collector.stats)
     written = logged(tmp_path)
     for name in ("return", "length"):
-        for figure, value in (("mean", 5), ("sd", 0), ("min", 5), ("max", 5)):
+        for figure, value in (("mean", 5), ("std", 0), ("min", 5), ("max", 5)):
             assert written[f"collect/{name}_{figure}"] == [(24, value)]  # none ended before
     assert written["collect/steps"] == [(12, 12), (24, 24)]
     assert written["collect/episodes"] == [(12, 0), (24, 3)]
@@ -73,7 +73,9 @@ def double(observation: Any, action: Any, reward: Any, done: Any) -> Any:
 
 def test_shaped_returns_are_logged_beside_the_envs(tmp_path: Path) -> None:
     logger = CSVLogger("run", log_dir=str(tmp_path))
-    collector = Collector(cartpole(time_limit=4), frames_per_batch=3 * 4, reward_shaping=double)
+    collector = Collector(
+        cartpole(max_episode_steps=4), frames_per_batch=3 * 4, reward_shaping=double
+    )
     next(iter(collector))
     log_stats(logger, collector.stats)
     assert logged(tmp_path)["collect/return_mean"] == [(12, 4)]
@@ -86,7 +88,7 @@ def test_statistics_to_tensorboard(tmp_path: Path) -> None:
 
     logger = TensorboardLogger("run", log_dir=str(tmp_path))
     hooks = LogStatistics(logger)
-    collector = Collector(cartpole(time_limit=4), frames_per_batch=3 * 4, hooks=hooks)
+    collector = Collector(cartpole(max_episode_steps=4), frames_per_batch=3 * 4, hooks=hooks)
     for _ in itertools.islice(collector, 3):
         pass
     logger.experiment.flush()
@@ -155,7 +157,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
 @both_ways
 def test_the_bar_counts_frames_and_shows_the_latest_mean_return(bars: list[Bar]) -> None:
     collector = Collector(
-        cartpole(time_limit=5), frames_per_batch=12, total_frames=36, progress=True
+        cartpole(max_episode_steps=5), frames_per_batch=12, total_frames=36, progress=True
     )
     assert len(list(collector)) == 3
     (bar,) = bars
@@ -225,7 +227,7 @@ def test_tqdms_own_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setattr("tdcollect.progress._can_be_drawn", lambda: True)
     for progress in (False, True):
         collector = Collector(
-            cartpole(time_limit=5), frames_per_batch=15, total_frames=30, progress=progress
+            cartpole(max_episode_steps=5), frames_per_batch=15, total_frames=30, progress=progress
         )
         assert len(list(collector)) == 2
         printed = capsys.readouterr().err
@@ -258,14 +260,14 @@ class Clock:
 
 
 def rendered(num_envs: int | None = 2, mode: str = "rgb_array") -> EnvBase:
-    return cartpole(num_envs, time_limit=5, env_kwargs={"render_mode": mode})
+    return cartpole(num_envs, max_episode_steps=5, env_kwargs={"render_mode": mode})
 
 
 @both_ways
 @pytest.mark.behaviour(9)
 def test_frames_are_kept_step_by_step() -> None:
     pytest.importorskip("pygame")
-    render = Render(keep=True)
+    render = Render(keep_frames=True)
     collector = Collector(rendered(), frames_per_batch=2 * 3, hooks=render)
     collector.set_seed(0)
     batch = collector.rollout()
@@ -286,7 +288,7 @@ def test_frames_are_kept_step_by_step() -> None:
 )
 def test_an_unbatched_env_renders_one_frame(make: Any) -> None:
     pytest.importorskip("pygame")
-    render = Render(keep=True)
+    render = Render(keep_frames=True)
     env = TransformedEnv(make(), StepCounter())
     Collector(env, frames_per_batch=3, hooks=render).rollout()
     assert [frame.shape for frame in render.frames] == [(400, 600, 3)] * 3
@@ -347,4 +349,4 @@ def test_an_env_that_does_not_render() -> None:
     with pytest.raises(RuntimeError, match=r"Render.env_created raised ValueError.*'rgb_array'"):
         Collector(cartpole(), frames_per_batch=30, hooks=Render())
     with pytest.raises(RuntimeError, match=r"'rgb_array', got render_mode='human'"):
-        Collector(rendered(mode="human"), frames_per_batch=30, hooks=Render(keep=True))
+        Collector(rendered(mode="human"), frames_per_batch=30, hooks=Render(keep_frames=True))

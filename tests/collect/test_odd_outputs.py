@@ -149,7 +149,7 @@ def test_hooks_see_each_step_once() -> None:
         env, module(env, "text"), frames_per_batch=6, hooks=Seen(), timers=True, total_frames=12
     )
     assert sum(batch.numel() for batch in collector) == Seen.steps == 12
-    assert collector.stats.life.episodes <= Seen.starts <= collector.stats.life.episodes + 1
+    assert collector.stats.lifetime.episodes <= Seen.starts <= collector.stats.lifetime.episodes + 1
 
 
 def test_lazily_stacked_entries_are_explained() -> None:

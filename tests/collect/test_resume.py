@@ -142,11 +142,11 @@ LOST = {
         r"slots \[0, 1, 2\]: it was made without make_env\(resumable=True\)",
     ),
     "own generator": (
-        partial(collector, NoSnapshot, time_limit=50),
+        partial(collector, NoSnapshot, max_episode_steps=50),
         r"slots \[0, 1, 2\]: its episode came out differently as it was",
     ),
     "own generator in workers": (
-        partial(collector, NoSnapshot, time_limit=50, backend="process", num_workers=2),
+        partial(collector, NoSnapshot, max_episode_steps=50, backend="process", num_workers=2),
         "its episode came out differently",
     ),
     "vector env": (
@@ -166,7 +166,7 @@ def test_an_env_that_cannot_be_brought_back_starts_a_new_episode_and_says_so(cas
     before, after, other = resumed(make_collector, reason=reason)
     ids = after["collector", "traj_ids"]
     assert not np.isin(ids, before["collector", "traj_ids"]).any()
-    assert other.stats.life.collections == 3
+    assert other.stats.lifetime.collections == 3
     # The episodes that were lost count nowhere; those that end now count whole.
     done = after["next", "done"].squeeze(-1)
     ended = done.nonzero()
@@ -315,10 +315,10 @@ def test_statistics_alone_count_no_episode_that_they_did_not_see_begin() -> None
     next(iter(made))
     next(iter(other))
     other.load_state_dict(made.state_dict(), components=["statistics"])
-    episodes = other.stats.life.episodes
+    episodes = other.stats.lifetime.episodes
     batch = next(iter(other))
     ended = batch["next", "done"].sum(1).reshape(-1)
-    assert other.stats.life.episodes - episodes == sum(max(0, int(e) - 1) for e in ended)
+    assert other.stats.lifetime.episodes - episodes == sum(max(0, int(e) - 1) for e in ended)
     made.shutdown()
     other.shutdown()
 

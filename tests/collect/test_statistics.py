@@ -125,7 +125,7 @@ def test_episodes_agree_with_reward_sum_and_step_counter(name: str) -> None:
         assert (latest.lengths == rows["count"][slot, step, 0].numpy()).all()
         np.testing.assert_allclose(latest.returns, rows["total"][slot, step, 0], 1e-4, 1e-5)
     assert some > 0
-    assert collector.stats.life.episodes == some
+    assert collector.stats.lifetime.episodes == some
 
 
 @pytest.mark.behaviour(26)
@@ -190,7 +190,7 @@ def test_sums_over_batches_are_those_of_a_loop(
 @both_ways
 @pytest.mark.parametrize("how", ["reset", "set_seed"])
 def test_episodes_that_a_reset_cuts_short_are_not_counted(how: str) -> None:
-    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4)
+    collector = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4)
     stream = iter(collector)
     next(stream)  # four of five steps
     collector.reset() if how == "reset" else collector.set_seed(0)
@@ -203,7 +203,7 @@ def test_episodes_that_a_reset_cuts_short_are_not_counted(how: str) -> None:
 @both_ways
 @pytest.mark.parametrize("index", [1, [1], torch.tensor([False, True, False])], ids=str)
 def test_a_reset_of_one_slot_drops_its_episode_alone(index: Any) -> None:
-    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4)
+    collector = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4)
     stream = iter(collector)
     next(stream)
     collector.reset(index)
@@ -215,7 +215,7 @@ def test_a_reset_of_one_slot_drops_its_episode_alone(index: Any) -> None:
 
 @both_ways
 def test_a_reset_at_each_iteration_drops_what_is_in_flight() -> None:
-    env = cartpole(time_limit=5)
+    env = cartpole(max_episode_steps=5)
     collector = Collector(env, frames_per_batch=3 * 7, reset_at_each_iter=True)
     expected = [(slot, 5.0, 5) for slot in range(3)]
     assert collected(collector, 3) == [expected] * 3
@@ -230,7 +230,7 @@ def test_episodes_with_steps_that_an_error_took_are_not_counted() -> None:
             raise OSError("the sixth call")
         return lean(tensordict)
 
-    collector = Collector(cartpole(time_limit=5), fails_once, frames_per_batch=3 * 4)
+    collector = Collector(cartpole(max_episode_steps=5), fails_once, frames_per_batch=3 * 4)
     collector.rollout()
     with pytest.raises(OSError, match="the sixth call"):
         collector.rollout()
@@ -241,7 +241,7 @@ def test_episodes_with_steps_that_an_error_took_are_not_counted() -> None:
     # The error took steps 5 and 6: the end of a slot's first episode and the start of its second.
     # Of 16 steps more, four end the second, ten are two whole ones.
     assert lengths == [5] * 3 * 2
-    assert collector.stats.life.episodes == 6
+    assert collector.stats.lifetime.episodes == 6
 
 
 # ------------------------------------------------------------------------- collecting by count
@@ -261,7 +261,7 @@ def test_collect_by_frames_goes_on_with_the_episodes_of_iteration() -> None:
     parts = [[episode for step, episode in expected if step in limit] for limit in limits]
     assert [first, second, third] == parts
     assert collector.stats.latest.steps == 21
-    assert collector.stats.life.steps == 3 * 64
+    assert collector.stats.lifetime.steps == 3 * 64
 
 
 @both_ways
@@ -270,7 +270,7 @@ def test_collect_by_frames_goes_on_with_the_episodes_of_iteration() -> None:
 def test_collect_by_episodes_counts_these_in_the_order_of_starting(count: int) -> None:
     collector = Collector(toy(), lean, frames_per_batch=3 * 7)
     collector.rollout()
-    in_iteration = collector.stats.life.episodes
+    in_iteration = collector.stats.lifetime.episodes
     batch = collector.collect(episodes=count)
     latest = collector.stats.latest
     ends = batch["next", "done"].flatten().nonzero().flatten().tolist()
@@ -283,12 +283,12 @@ def test_collect_by_episodes_counts_these_in_the_order_of_starting(count: int) -
     assert latest.slots[:3].tolist() == list(range(min(count, 3)))
     assert latest.episodes == count
     assert latest.steps == len(batch)
-    assert collector.stats.life.episodes == in_iteration + count
+    assert collector.stats.lifetime.episodes == in_iteration + count
 
 
 @both_ways
 def test_episodes_in_flight_do_not_outlive_a_collection_by_episodes() -> None:
-    collector = Collector(cartpole(time_limit=5), lean, frames_per_batch=3 * 4)
+    collector = Collector(cartpole(max_episode_steps=5), lean, frames_per_batch=3 * 4)
     collector.rollout()
     collector.collect(episodes=2)
     assert episodes(collector.stats.latest) == [(0, 5.0, 5), (1, 5.0, 5)]
@@ -301,7 +301,7 @@ def test_episodes_in_flight_do_not_outlive_a_collection_by_episodes() -> None:
 @both_ways
 def test_episodes_cut_by_max_steps_count() -> None:
     collector = Collector(cartpole(), lean, frames_per_batch=3 * 4)
-    collector.collect(episodes=4, max_steps=3)
+    collector.collect(episodes=4, max_episode_steps=3)
     assert collector.stats.latest.returns.tolist() == [3.0] * 4
 
 
@@ -323,7 +323,7 @@ def test_shaped_returns_stand_beside_the_envs(options: Any) -> None:
         np.testing.assert_allclose(latest.shaped_returns, 2 * latest.returns - 1, 1e-6, 1e-6)
         some += latest.shaped_returns.tolist()
     assert len(some) > 3
-    assert collector.stats.life.shaped_return_stats.mean == pytest.approx(np.mean(some))
+    assert collector.stats.lifetime.shaped_return_stats.mean == pytest.approx(np.mean(some))
     assert "shaped    mean" in str(collector.stats)
 
 
@@ -342,7 +342,9 @@ def test_shaped_returns_of_whole_episodes() -> None:
 
 
 def test_shaped_returns_leave_out_episodes_whose_steps_were_not_shaped() -> None:
-    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4, reward_shaping=double)
+    collector = Collector(
+        cartpole(max_episode_steps=5), frames_per_batch=3 * 4, reward_shaping=double
+    )
     collector.rollout()  # the batch as the env gave it
     assert collector.stats.latest.shaped_returns is None
     stream = iter(collector)
@@ -354,10 +356,10 @@ def test_shaped_returns_leave_out_episodes_whose_steps_were_not_shaped() -> None
 
 
 def test_without_shaping_there_are_no_shaped_returns() -> None:
-    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 7)
+    collector = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 7)
     next(iter(collector))
     assert collector.stats.latest.shaped_returns is None
-    assert collector.stats.life.shaped_return_stats is None
+    assert collector.stats.lifetime.shaped_return_stats is None
 
 
 # ------------------------------------------------------------------------------------- options
@@ -397,7 +399,7 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_do_not_change_what_is_counted(name: str) -> None:
     """Slots are told apart by their lengths: 5 steps, whatever the option makes of the batch."""
-    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 7, **OPTIONS[name]())
+    collector = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 7, **OPTIONS[name]())
     per_batch = [
         [(slot, 5.0, 5) for _ in range(ended) for slot in range(3)] for ended in (1, 1, 2, 1, 2)
     ]
@@ -413,11 +415,11 @@ def test_episodes_that_the_collector_truncates_count() -> None:
 @both_ways
 def test_whole_trajectories() -> None:
     collector = Collector(
-        cartpole(time_limit=5), frames_per_batch=3 * 7, trajs_per_batch=3, traj_format="cat"
+        cartpole(max_episode_steps=5), frames_per_batch=3 * 7, trajs_per_batch=3, traj_format="cat"
     )
     for batch in itertools.islice(collector, 2):
         assert batch["next", "reward"].sum() == 15
-    assert collector.stats.life.return_stats.mean == 5
+    assert collector.stats.lifetime.return_stats.mean == 5
 
 
 class StopsAfter:
@@ -432,7 +434,9 @@ class StopsAfter:
 
 
 def test_a_batch_that_ends_early_counts_the_steps_taken() -> None:
-    collector = Collector(cartpole(time_limit=5), frames_per_batch=300, interruptor=StopsAfter(6))
+    collector = Collector(
+        cartpole(max_episode_steps=5), frames_per_batch=300, interruptor=StopsAfter(6)
+    )
     collector.rollout()
     latest = collector.stats.latest
     assert latest.steps == 3 * 6
@@ -472,8 +476,8 @@ def test_episodes_end_where_the_collector_starts_a_trajectory(name: str) -> None
     batches = list(itertools.islice(collector, 2))
     ids = torch.cat([batch["collector", "traj_ids"] for batch in batches])
     _, lengths = ids.unique_consecutive(return_counts=True)
-    assert collector.stats.life.episodes in (len(lengths) - 1, len(lengths))
-    assert collector.stats.life.length_stats.max == lengths.max()
+    assert collector.stats.lifetime.episodes in (len(lengths) - 1, len(lengths))
+    assert collector.stats.lifetime.length_stats.max == lengths.max()
 
 
 # --------------------------------------------------------------------------- figures and print
@@ -489,12 +493,12 @@ def test_spreads_are_numpys_and_none_where_no_episode_ended() -> None:
         (latest.lengths, latest.length_stats),
     ):
         assert found == (values.mean(), values.std(), values.min(), values.max())
-    short = Collector(cartpole(time_limit=5), frames_per_batch=3 * 4)
+    short = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4)
     short.rollout()
     latest = short.stats.latest
     assert latest.episodes == 0
     assert len(latest.returns) == len(latest.lengths) == 0
-    assert latest.return_stats is latest.length_stats is short.stats.life.return_stats is None
+    assert latest.return_stats is latest.length_stats is short.stats.lifetime.return_stats is None
     assert "returns   None" in str(latest)
 
 
@@ -506,7 +510,7 @@ def test_life_and_window_hold_the_batches_together() -> None:
         returns += collector.stats.latest.returns.tolist()
         lengths += collector.stats.latest.lengths.tolist()
         steps += collector.stats.latest.steps
-    life, window = collector.stats.life, collector.stats.window
+    life, window = collector.stats.lifetime, collector.stats.window
     assert (life.collections, life.episodes, life.steps) == (4, len(returns), steps)
     all_returns, all_lengths = np.array(returns), np.array(lengths)
     for values, found in ((all_returns, life.return_stats), (all_lengths, life.length_stats)):
@@ -533,21 +537,21 @@ def test_what_was_told_of_a_collection_does_not_change() -> None:
 def test_statistics_print_readably(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
-    collector = Collector(cartpole(time_limit=5), frames_per_batch=3 * 7)
+    collector = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 7)
     assert repr(collector.stats) == "Statistics(nothing collected yet)"
     collector.rollout()
     assert str(collector.stats.latest) == (
         "episodes  3\n"
         "steps     21\n"
         "time      1 s, 21 steps/s\n"
-        "returns   mean 5, sd 0, min 5, max 5\n"
-        "lengths   mean 5, sd 0, min 5, max 5"
+        "returns   mean 5, std 0, min 5, max 5\n"
+        "lengths   mean 5, std 0, min 5, max 5"
     )
     collector.rollout()
     lines = str(collector.stats).splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
         "latest collection",
-        "life",
+        "lifetime",
         "latest 6 episodes",
     ]
     assert "  steps     42" in lines
@@ -601,7 +605,7 @@ def test_timers(monkeypatch: pytest.MonkeyPatch, timers: bool) -> None:
     clock.now += 1000
     first = collector.stats.latest
     next(stream)
-    second, life = collector.stats.latest, collector.stats.life
+    second, life = collector.stats.latest, collector.stats.lifetime
     env_seconds, policy_seconds = 2 * (3 * 1 + 2), 3 * 10
     for found in (first, second):
         assert found.seconds == env_seconds + policy_seconds
@@ -672,7 +676,7 @@ def test_statistics_off() -> None:
     collector.rollout()
     assert collector.stats()["batches"] == 0
     assert repr(collector.stats) == "Statistics(off)"
-    for name in ("latest", "life", "window"):
+    for name in ("latest", "lifetime", "window"):
         with pytest.raises(RuntimeError, match=r"made with statistics=False; leave the option out"):
             getattr(collector.stats, name)
 

@@ -26,4 +26,4 @@ def episodes_of(
 ) -> dict[int, TensorDict]:
     """The data of the episodes, by index."""
     with EvaluationCollector(env, policy, episodes, **settings) as collector:
-        return {ended.record.index: ended.data for ended in collector.run(keep=True)}
+        return {ended.record.index: ended.data for ended in collector.run(keep_trajectories=True)}

@@ -34,7 +34,9 @@ EPISODES = 4
 def written(tmp_path_factory) -> Path:
     """A finished evaluation with its data; copy it before you alter it."""
     out = tmp_path_factory.mktemp("written") / "run"
-    tdcollect.evaluate(Walk, deterministic(), EPISODES, out=out, keep=True, progress=False)
+    tdcollect.evaluate(
+        Walk, deterministic(), EPISODES, output_dir=out, keep_trajectories=True, progress=False
+    )
     return out
 
 
@@ -45,7 +47,9 @@ def run(written: Path, tmp_path: Path) -> Path:
 
 
 def again(out: Path, **settings: Any) -> Any:
-    return tdcollect.evaluate(Walk, deterministic(), EPISODES, out=out, progress=False, **settings)
+    return tdcollect.evaluate(
+        Walk, deterministic(), EPISODES, output_dir=out, progress=False, **settings
+    )
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -150,7 +154,7 @@ def test_a_line_that_is_no_record_is_named(run: Path, line: str) -> None:
 
 def test_seeds_that_were_given_are_those_of_the_manifest(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    tdcollect.evaluate(Walk, None, [3, 5], seeds=range(10, 16), out=out, progress=False)
+    tdcollect.evaluate(Walk, None, [3, 5], env_seeds=range(10, 16), output_dir=out, progress=False)
     assert [episode.env_seed for episode in load(out).episodes] == [13, 15]
     unfinished(out, 2)
     alter(out / "episodes.jsonl", 1, env_seed=14)
@@ -302,10 +306,10 @@ def test_a_digest_is_what_the_docs_say(run: Path) -> None:
 
 
 def test_data_that_were_not_kept_cannot_be_kept_afterwards(run: Path) -> None:
-    again(run, keep=True)
+    again(run, keep_trajectories=True)
     shutil.rmtree(run / "trajectories" / "000002")
     with pytest.raises(ValueError, match=r"got 1 without \(episode 2 first\): data are kept as"):
-        again(run, keep=True)
+        again(run, keep_trajectories=True)
     again(run)
 
 
@@ -537,11 +541,11 @@ class Noisy(Walk):
 def test_a_refused_evaluation_leaves_no_directory(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(tdcollect.NotReproducibleError):
-        tdcollect.evaluate(Noisy, None, 4, out=out, progress=False)
+        tdcollect.evaluate(Noisy, None, 4, output_dir=out, progress=False)
     assert not out.exists()
     out.mkdir()
     with pytest.raises(tdcollect.NotReproducibleError):
-        tdcollect.evaluate(Noisy, None, 4, out=out, progress=False)
+        tdcollect.evaluate(Noisy, None, 4, output_dir=out, progress=False)
     assert not list(out.iterdir())
 
 
@@ -557,9 +561,9 @@ def test_an_evaluation_that_is_refused_late_says_so(tmp_path: Path) -> None:
 
     out = tmp_path / "run"
     with pytest.raises(tdcollect.NotReproducibleError):
-        tdcollect.evaluate(Drawing, None, 2000, num_envs=2, out=out, progress=False)
+        tdcollect.evaluate(Drawing, None, 2000, num_envs=2, output_dir=out, progress=False)
     assert (out / "episodes.jsonl").read_bytes()
-    for reader in (load, lambda path: tdcollect.evaluate(Drawing, None, 2000, out=path)):
+    for reader in (load, lambda path: tdcollect.evaluate(Drawing, None, 2000, output_dir=path)):
         with pytest.raises(ValueError, match=r"refused\.json: the evaluation was refused: .* drew"):
             reader(out)
     assert "the evaluation was refused" in str(tdcollect.verify(out))
@@ -576,9 +580,9 @@ def test_a_disk_that_is_full_at_the_first_data_keeps_nobody_out(tmp_path: Path) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "write_trajectory", full)
         with pytest.raises(OSError, match="No space left"):
-            again(out, keep=True)
+            again(out, keep_trajectories=True)
     assert not out.exists()
-    again(out, keep=True)
+    again(out, keep_trajectories=True)
     assert tdcollect.verify(out).ok
 
 
@@ -603,7 +607,7 @@ def test_an_evaluation_that_raises_at_once_leaves_no_directory(tmp_path: Path) -
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        tdcollect.evaluate(Walk, policy, 4, out=tmp_path / "run", progress=False)
+        tdcollect.evaluate(Walk, policy, 4, output_dir=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_evaluate_prints_the_statistics_and_writes_the_report(typed, here) -> None:
-    status, out, _ = typed("evaluate CartPole-v1 --policy @.py:lean --episodes 6 --out run")
+    status, out, _ = typed("evaluate CartPole-v1 --policy @.py:lean --episodes 6 --output-dir run")
     result = tdcollect.EvaluationResult.load("run")
     assert status == 0
     assert str(result.summary()) in out
@@ -41,7 +41,9 @@ def test_evaluate_prints_the_statistics_and_writes_the_report(typed, here) -> No
 
 
 def test_the_ledger_is_that_of_the_function(typed) -> None:
-    typed("evaluate CartPole-v1 --policy @:lean --episodes 6 --seed 4 --num-envs 3 --out run")
+    typed(
+        "evaluate CartPole-v1 --policy @:lean --episodes 6 --seed 4 --num-envs 3 --output-dir run"
+    )
 
     def push(td: Any) -> Any:
         right = (td["observation"][..., 2] > 0).long()
@@ -53,9 +55,10 @@ def test_the_ledger_is_that_of_the_function(typed) -> None:
 
 def test_each_option_reaches_the_evaluation(typed) -> None:
     command = (
-        "evaluate @:short --policy random --seeds 5,7,9 --num-envs 2 --max-steps 8 --retries 1 "
-        '--env-kwargs {"length":12} --inference-batch-size 4 --exploration random --backend serial '
-        "--inference-threads 2 --no-eval-mode --device cpu --keep --out run --quiet"
+        "evaluate @:short --policy random --env-seeds 5,7,9 --num-envs 2 --max-episode-steps 8 "
+        '--max-restarts 1 --env-kwargs {"length":12} --inference-batch-size 4 --backend serial '
+        "--exploration-type random --inference-threads 2 --no-eval-mode --device cpu "
+        "--keep-trajectories --output-dir run --quiet"
     )
     assert typed(command)[:2] == (0, "")
     result = tdcollect.EvaluationResult.load("run")
@@ -69,7 +72,9 @@ def test_each_option_reaches_the_evaluation(typed) -> None:
 
 
 def test_json_is_all_that_is_printed(typed) -> None:
-    status, out, err = typed("evaluate CartPole-v1 --policy @:lean --episodes 3 --json --out run")
+    status, out, err = typed(
+        "evaluate CartPole-v1 --policy @:lean --episodes 3 --json --output-dir run"
+    )
     assert status == 0
     told = json.loads(out)
     result = tdcollect.EvaluationResult.load("run")
@@ -88,8 +93,11 @@ def test_without_a_directory_nothing_is_written(typed, here) -> None:
 def test_a_checkpoint_is_loaded_into_the_policy(typed, here) -> None:
     weights = {"module.layer.weight": torch.tensor([[0, 0, 0, 0.0], [0, 0, 1, 0]])}
     torch.save({**weights, "module.layer.bias": torch.zeros(2)}, here / "net.pt")
-    typed("evaluate CartPole-v1 --policy @:net --checkpoint net.pt --episodes 4 --out net --quiet")
-    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --out lean --quiet")
+    typed(
+        "evaluate CartPole-v1 --policy @:net --checkpoint net.pt --episodes 4 --quiet "
+        "--output-dir net"
+    )
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --output-dir lean --quiet")
     net, lean = (tdcollect.EvaluationResult.load(name) for name in ("net", "lean"))
     assert net.digest == lean.digest
 
@@ -97,13 +105,16 @@ def test_a_checkpoint_is_loaded_into_the_policy(typed, here) -> None:
 def test_weights_that_a_factory_draws_are_the_same_each_time(typed) -> None:
     for number in range(2):
         torch.manual_seed(number)
-        typed(f"evaluate CartPole-v1 --policy @:net --episodes 2 --out {number} --quiet")
+        typed(f"evaluate CartPole-v1 --policy @:net --episodes 2 --output-dir {number} --quiet")
     first, second = (tdcollect.EvaluationResult.load(name) for name in "01")
     assert first.manifest["policy"]["digest"] == second.manifest["policy"]["digest"]
 
 
 def test_the_same_command_again_changes_nothing(typed, here) -> None:
-    command = "evaluate CartPole-v1 --policy @:lean --episodes 4 --keep --out run --json"
+    command = (
+        "evaluate CartPole-v1 --policy @:lean --episodes 4 --keep-trajectories --output-dir run "
+        "--json"
+    )
     first = typed(command)
 
     def state() -> dict[Path, tuple[bytes, int]]:
@@ -121,13 +132,13 @@ def test_the_same_command_again_changes_nothing(typed, here) -> None:
         ("--policy random", "policy.class is"),
         ("--policy @:lean --seed 1", "seeds.root is 0 there and 1 here"),
         ("--policy @:lean --episodes 5", "episodes is 4 there and 5 here"),
-        ("--policy @:lean --max-steps 7", "max_episode_steps is None there and 7 here"),
+        ("--policy @:lean --max-episode-steps 7", "max_episode_steps is None there and 7 here"),
         ("--policy @:net", "policy.structure is"),
     ],
 )
 def test_a_directory_of_another_evaluation_is_refused(typed, changed: str, difference: str) -> None:
-    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --out run --quiet")
-    status, out, err = typed(f"evaluate CartPole-v1 --episodes 4 {changed} --out run")
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --output-dir run --quiet")
+    status, out, err = typed(f"evaluate CartPole-v1 --episodes 4 {changed} --output-dir run")
     assert (status, out) == (1, "")
     assert "tdcollect: run holds another evaluation: " in err
     assert difference in err
@@ -135,7 +146,9 @@ def test_a_directory_of_another_evaluation_is_refused(typed, changed: str, diffe
 
 
 def test_failed_episodes_are_told_and_counted(typed) -> None:
-    status, out, err = typed("evaluate @:falling --policy @:lean --episodes 5 --json --out run")
+    status, out, err = typed(
+        "evaluate @:falling --policy @:lean --episodes 5 --json --output-dir run"
+    )
     told = json.loads(out)
     assert status == 1
     assert told["failed"] > 0
@@ -144,7 +157,7 @@ def test_failed_episodes_are_told_and_counted(typed) -> None:
 
 @pytest.mark.parametrize(("flag", "mode"), [("", "eval"), ("--no-eval-mode", "train")])
 def test_the_mode_of_the_policy_is_in_the_manifest_and_replayed(typed, flag, mode) -> None:
-    typed(f"evaluate CartPole-v1 --policy @:net --episodes 2 --out run --quiet {flag}")
+    typed(f"evaluate CartPole-v1 --policy @:net --episodes 2 --output-dir run --quiet {flag}")
     assert tdcollect.EvaluationResult.load("run").manifest["policy"]["mode"] == mode
     status, out, err = typed("replay run 1 --trust")
     assert (status, "the same to the bit" in out) == (0, True), err
@@ -179,20 +192,26 @@ def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
         ("evaluate CartPole-v1 --policy not_there:lean", "there is no module not_there in"),
         ("evaluate CartPole-v0x --policy random", "CartPole"),
         ("evaluate CartPole-v1 --policy random --episodes 0", "--episodes to be positive, got 0"),
-        ("evaluate CartPole-v1 --policy random --seeds 1,2,1", "got 1 for episodes 0 and 2"),
+        ("evaluate CartPole-v1 --policy random --env-seeds 1,2,1", "got 1 for episodes 0 and 2"),
         ("evaluate CartPole-v1 --policy random --num-envs 0", "expected num_envs to be a positive"),
         ("evaluate CartPole-v1 --policy random --checkpoint a.pt", "have no checkpoint"),
         ("evaluate CartPole-v1 --policy @:net --checkpoint a.pt", "a.pt, which is no file"),
         ("evaluate CartPole-v1 --policy @:net --checkpoint @.py", "is no state_dict of TensorDict"),
         ("evaluate CartPole-v1 --policy sb3", "needs the model's file: --checkpoint model.zip"),
         ("evaluate CartPole-v1 --policy random --vecnormalize a", "goes with --policy sb3"),
-        ("evaluate CartPole-v1 --policy random --out .", "to be empty, or the directory of an"),
+        (
+            "evaluate CartPole-v1 --policy random --output-dir .",
+            "to be empty, or the directory of an",
+        ),
         ("compare one two", "expected the directory of an evaluation, got one"),
         ("replay one 3", "expected the directory of an evaluation, got one"),
         ("replay @.py 3", "expected the directory of an evaluation, got policies"),
         ("compare @.py one", "expected the directory of an evaluation, got policies"),
-        ("evaluate CartPole-v1 --policy random --out @.py", "expected out to be a directory, got"),
-        ("evaluate CartPole-v1 --policy random --out @.py/run", ".py/run: Not a directory"),
+        (
+            "evaluate CartPole-v1 --policy random --output-dir @.py",
+            "expected out to be a directory, got",
+        ),
+        ("evaluate CartPole-v1 --policy random --output-dir @.py/run", ".py/run: Not a directory"),
         ("evaluate CartPole-v1 --policy .:lean", "expected module:name or path/to/file.py:name"),
         ("evaluate CartPole-v1 --policy a..b:lean", "expected module:name or path/to/file.py:name"),
     ],
@@ -213,9 +232,15 @@ def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -
         ("evaluate CartPole-v1 --policy random --episodes many", "'many' is not a valid integer"),
         ("evaluate CartPole-v1 --policy random --env-kwargs [1]", "expected a JSON object, got"),
         ("evaluate CartPole-v1 --policy random --env-kwargs {", "expected a JSON object, got '{'"),
-        ("evaluate CartPole-v1 --policy random --seeds 1;2", "expected ints with commas between"),
-        ("evaluate CartPole-v1 --policy random --keep", "--keep needs a directory: --out DIR"),
-        ("evaluate CartPole-v1 --policy random --exploration mad", "'mad' is not one of"),
+        (
+            "evaluate CartPole-v1 --policy random --env-seeds 1;2",
+            "expected ints with commas between",
+        ),
+        (
+            "evaluate CartPole-v1 --policy random --keep-trajectories",
+            "--keep-trajectories needs a directory: --output-dir DIR",
+        ),
+        ("evaluate CartPole-v1 --policy random --exploration-type mad", "'mad' is not one of"),
         ("compare one", "expected two directories or more"),
         ("replay one x", "'x' is not a valid integer"),
         ("replay one -- -1", "-1 is not in the range"),
@@ -265,7 +290,7 @@ def test_an_error_of_the_users_code_tells_where(typed, here) -> None:
 def test_an_env_that_raises_tells_where(typed, here) -> None:
     """Below the names of slot and episode, where the user's code raised."""
     (file,) = here.glob("policies_*.py")
-    _, _, err = typed("evaluate @:falling --policy @:lean --episodes 5 --on-error raise")
+    _, _, err = typed("evaluate @:falling --policy @:lean --episodes 5 --on-env-error raise")
     raising = line_of(file, "raise RuntimeError")
     assert err.splitlines()[-1].endswith(f"({file.name}:{raising})")
 
@@ -280,8 +305,10 @@ def test_what_is_refused_by_us_or_by_libraries_has_no_place(typed) -> None:
 
 def test_compare_prints_the_comparison(typed, here) -> None:
     for name, policy in [("lean", "@:lean"), ("random", "random")]:
-        typed(f"evaluate CartPole-v1 --policy {policy} --episodes 8 --out runs/{name} --quiet")
-    status, out, _ = typed("compare runs/random runs/lean --out report")
+        typed(
+            f"evaluate CartPole-v1 --policy {policy} --episodes 8 --output-dir runs/{name} --quiet"
+        )
+    status, out, _ = typed("compare runs/random runs/lean --output-dir report")
     results = [tdcollect.EvaluationResult.load(f"runs/{name}") for name in ("random", "lean")]
     found = tdcollect.compare(*results, names=["random", "lean"])
     assert status == 0
@@ -295,7 +322,9 @@ def test_compare_prints_the_comparison(typed, here) -> None:
 
 def test_compare_refuses_other_episodes(typed) -> None:
     for seed in range(2):
-        typed(f"evaluate CartPole-v1 --policy random --episodes 3 --seed {seed} --out {seed}")
+        typed(
+            f"evaluate CartPole-v1 --policy random --episodes 3 --seed {seed} --output-dir {seed}"
+        )
     status, out, err = typed("compare 0 1")
     assert (status, out) == (1, "")
     assert "expected evaluations on the same episodes, but 0 and 1 differ: env_seed" in err
@@ -303,7 +332,7 @@ def test_compare_refuses_other_episodes(typed) -> None:
 
 def test_compare_refuses_an_unfinished_evaluation(typed, here) -> None:
     for name in "ab":
-        typed(f"evaluate CartPole-v1 --policy random --episodes 3 --out {name} --quiet")
+        typed(f"evaluate CartPole-v1 --policy random --episodes 3 --output-dir {name} --quiet")
         unfinished(here / name, 2)
     status, _, err = typed("compare a b")
     assert status == 1
@@ -314,7 +343,7 @@ def test_compare_refuses_an_unfinished_evaluation(typed, here) -> None:
 
 
 def test_replay_runs_the_episode_again(typed) -> None:
-    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --seed 3 --out run --quiet")
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --seed 3 --output-dir run --quiet")
     status, out, _ = typed("replay run 2 --env CartPole-v1 --policy @:lean")
     record = tdcollect.EvaluationResult.load("run").episodes[2]
     assert status == 0
@@ -333,7 +362,10 @@ def commands(run: Path, index: int | None = None) -> list[str]:
 def test_replay_works_as_the_report_says_it(typed, here, monkeypatch) -> None:
     """From within the directory; the paths of policy and checkpoint were relative."""
     torch.save({"module.layer.weight": torch.eye(2, 4), "module.layer.bias": torch.ones(2)}, "w.pt")
-    typed("evaluate CartPole-v1 --policy @.py:net --checkpoint w.pt --episodes 2 --out run --quiet")
+    typed(
+        "evaluate CartPole-v1 --policy @.py:net --checkpoint w.pt --episodes 2 --quiet "
+        "--output-dir run"
+    )
     (command,) = commands(here / "run", 1)
     (file,) = here.glob("policies_*.py")
     assert command == (
@@ -351,8 +383,9 @@ def test_replay_works_as_the_report_says_it(typed, here, monkeypatch) -> None:
 
 def test_replay_keeps_the_settings_of_the_evaluation(typed) -> None:
     typed(
-        'evaluate @:short --policy random --seeds 5,7 --max-steps 8 --env-kwargs {"length":12} '
-        "--exploration random --inference-batch-size 3 --out run --quiet"
+        "evaluate @:short --policy random --env-seeds 5,7 --max-episode-steps 8 "
+        '--env-kwargs {"length":12} '
+        "--exploration-type random --inference-batch-size 3 --output-dir run --quiet"
     )
     assert typed("replay run 1 --trust")[0] == 0
     names = "--env @:short --policy random --env-kwargs"
@@ -364,7 +397,7 @@ def test_replay_keeps_the_settings_of_the_evaluation(typed) -> None:
 
 def test_replay_films(typed, here) -> None:
     pytest.importorskip("pygame")
-    typed("evaluate CartPole-v1 --policy random --episodes 2 --out run --quiet")
+    typed("evaluate CartPole-v1 --policy random --episodes 2 --output-dir run --quiet")
     status, out, _ = typed("replay run 1 --trust --video run/1.mp4")
     assert status == 0
     assert "video run/1.mp4" in out
@@ -373,7 +406,7 @@ def test_replay_films(typed, here) -> None:
 
 @pytest.mark.parametrize("file", [".", "film", "film.txt"])
 def test_replay_films_into_videos_alone(typed, here, file: str) -> None:
-    tdcollect.evaluate("CartPole-v1", None, 1, out="run", progress=False)
+    tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", progress=False)
     before = sorted(here.iterdir())
     names = "--env CartPole-v1 --policy random"
     status, out, err = typed(f"replay run 0 {names} --video {file}")
@@ -387,8 +420,8 @@ def test_replay_tells_what_has_changed(typed, here) -> None:
         weights = {"module.layer.weight": torch.zeros(2, 4)}
         torch.save({**weights, "module.layer.bias": torch.tensor([0.5, value])}, here / "w.pt")
         if not value:
-            command = "evaluate CartPole-v1 --policy @:net --checkpoint w.pt --episodes 2 --out run"
-            typed(command)
+            command = "evaluate CartPole-v1 --policy @:net --checkpoint w.pt --episodes 2"
+            typed(f"{command} --output-dir run")
     status, out, err = typed("replay run 0 --trust")
     assert (status, out) == (1, "")
     assert "episode 0 is not what the ledger says: " in err
@@ -396,7 +429,7 @@ def test_replay_tells_what_has_changed(typed, here) -> None:
 
 
 def test_replay_of_a_directory_that_names_no_policy_takes_it_from_the_command(typed) -> None:
-    (kept, other) = (tdcollect.evaluate("CartPole-v1", None, 2, out=name) for name in "ab")
+    (kept, other) = (tdcollect.evaluate("CartPole-v1", None, 2, output_dir=name) for name in "ab")
     assert kept.digest == other.digest
     status, _, err = typed("replay a 0")
     assert status == 1
@@ -405,7 +438,7 @@ def test_replay_of_a_directory_that_names_no_policy_takes_it_from_the_command(ty
 
 
 def test_replay_refuses_an_episode_that_is_not_there(typed) -> None:
-    typed("evaluate CartPole-v1 --policy random --episodes 2 --out run --quiet")
+    typed("evaluate CartPole-v1 --policy random --episodes 2 --output-dir run --quiet")
     status, _, err = typed("replay run 2")
     assert status == 1
     assert "episode 2 is not among the 2 of this ledger" in err
@@ -450,7 +483,10 @@ def test_missing_click_is_named(monkeypatch, capsys) -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("evaluate CartPole-v1 --policy random --out run", "; the same command goes on from here"),
+        (
+            "evaluate CartPole-v1 --policy random --output-dir run",
+            "; the same command goes on from here",
+        ),
         ("evaluate CartPole-v1 --policy random", ""),
         ("compare one two", ""),
         ("replay one 0 --env CartPole-v1 --policy random", ""),
@@ -477,7 +513,7 @@ def into(file: IO[str], *typed: str) -> int:
 @pytest.mark.parametrize("typed", [("doctor", "--help"), ("compare", "a", "b")], ids=" ".join)
 def test_a_reader_that_goes_away_ends_it_without_a_word(here, capsys, typed) -> None:
     for name in "ab" if typed[0] == "compare" else "":
-        tdcollect.evaluate("CartPole-v1", None, 2, out=name, progress=False)
+        tdcollect.evaluate("CartPole-v1", None, 2, output_dir=name, progress=False)
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as output:

@@ -110,8 +110,10 @@ CASES: dict[str, tuple[Any, Any, Callable[[Any], Act], dict[str, Any]]] = {
 @pytest.mark.parametrize("most", [None, 5])
 def test_an_episode_is_that_of_a_plain_loop(name: str, most: int | None) -> None:
     make, policy, loop, settings = CASES[name]
-    found = episodes_of(make, policy, 20, seed=3, num_envs=6, max_steps=most, **settings)
-    with EvaluationCollector(make, policy, 20, 3, num_envs=6, max_steps=most, **settings) as run:
+    found = episodes_of(make, policy, 20, seed=3, num_envs=6, max_episode_steps=most, **settings)
+    with EvaluationCollector(
+        make, policy, 20, 3, num_envs=6, max_episode_steps=most, **settings
+    ) as run:
         ledger = {record.index: record for record, _ in run.run()}
     for index, data in found.items():
         expected = play(make, loop(policy), index, 3, most or 10**6)
@@ -152,7 +154,7 @@ def test_a_recurrent_policy_starts_each_episode_from_nothing() -> None:
 @pytest.mark.parametrize("seeds", [[7, 8, 123, 0], lambda i: 5 * (i + 1), np.arange(4)])
 def test_seeds_can_be_given(seeds: Any) -> None:
     given = [int(seeds(i) if callable(seeds) else seeds[i]) for i in range(4)]
-    found = records(Walk, deterministic(), 4, seeds=seeds, in_order=True)
+    found = records(Walk, deterministic(), 4, env_seeds=seeds, in_order=True)
     assert [record.env_seed for record in found] == given
     for index, seed in enumerate(given):
         expected = play(Walk, greedy(deterministic()), index, seed=seed)
@@ -161,7 +163,7 @@ def test_seeds_can_be_given(seeds: Any) -> None:
 
 @pytest.mark.behaviour(32)
 def test_zero_episodes_give_an_empty_result(tmp_path: Path) -> None:
-    result = evaluate(Walk, deterministic(), 0, out=tmp_path / "run", progress=False)
+    result = evaluate(Walk, deterministic(), 0, output_dir=tmp_path / "run", progress=False)
     assert result.episodes == []
     assert len(result.returns) == len(result.lengths) == 0
     assert EvaluationResult.load(tmp_path / "run").digest == result.digest
@@ -207,8 +209,8 @@ def test_one_bit_of_any_entry_changes_the_digest() -> None:
 @pytest.mark.parametrize("stored", [False, True])
 def test_the_result_holds_what_was_asked_for(stored: bool, tmp_path: Path) -> None:
     out = tmp_path / "run" if stored else None
-    settings: dict[str, Any] = {"num_envs": 4, "out": out, "progress": False, **RANDOM}
-    result = evaluate(Walk, categorical(), 10, keep=True, **settings)
+    settings: dict[str, Any] = {"num_envs": 4, "output_dir": out, "progress": False, **RANDOM}
+    result = evaluate(Walk, categorical(), 10, keep_trajectories=True, **settings)
     data = episodes_of(Walk, categorical(), 10, num_envs=3, **RANDOM)
     assert result.returns.dtype == np.float64
     assert result.lengths.tolist() == [len(data[index]) for index in range(10)]

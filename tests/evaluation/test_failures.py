@@ -37,7 +37,7 @@ def _unbroken() -> Iterator[None]:
 
 
 def by_index(env: Any, slots: int | None, **settings: Any) -> dict[int, Episode]:
-    given = {"seeds": SEEDS, "num_envs": slots, **RANDOM, **settings}
+    given = {"env_seeds": SEEDS, "num_envs": slots, **RANDOM, **settings}
     return {record.index: record for record in records(env, categorical(), 20, **given)}
 
 
@@ -78,7 +78,7 @@ def test_what_fails_at_first_is_tried_again_and_counted(slots: int, times: int) 
 
 
 def test_retries_are_bounded() -> None:
-    found = by_index(partial(Failing, BROKEN), 4, retries=0)
+    found = by_index(partial(Failing, BROKEN), 4, max_restarts=0)
     assert [found[3].status, found[3].restarts] == ["failed", 0]
     assert Failing.failures == dict.fromkeys(BROKEN, 1)
 
@@ -90,9 +90,9 @@ def test_worker_processes_try_again_too() -> None:
 
 def test_raise_names_the_slot_and_the_error() -> None:
     with pytest.raises(SlotError, match=r"failed in step\(\) of slot 3, .*broken by seed 1003"):
-        by_index(partial(Failing, BROKEN), 4, on_error="raise")
+        by_index(partial(Failing, BROKEN), 4, on_env_error="raise")
     with pytest.raises(SlotError, match=r"failed in reset\(\) of slot 3, .*broken by seed 1003"):
-        by_index(partial(Failing, BROKEN, at_reset=True), 4, on_error="raise")
+        by_index(partial(Failing, BROKEN, at_reset=True), 4, on_env_error="raise")
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
@@ -104,13 +104,13 @@ def test_what_cannot_be_made_anew_raises(mode: AutoresetMode) -> None:
 
 def test_an_env_that_fails_in_the_first_steps_of_seeds_that_are_looked_at_is_evaluated() -> None:
     """The seeds 0 to 3 are those that every env is looked at with before."""
-    found = by_index(partial(Failing, (0, 1, 2, 3)), 4, seeds=range(20))
+    found = by_index(partial(Failing, (0, 1, 2, 3)), 4, env_seeds=range(20))
     assert [i for i, record in sorted(found.items()) if not record.completed] == [0, 1, 2, 3]
 
 
 def test_failures_are_in_the_result_and_its_statistics() -> None:
     env = partial(Failing, BROKEN)
-    result = evaluate(env, categorical(), 20, seeds=SEEDS, num_envs=4, progress=False)
+    result = evaluate(env, categorical(), 20, env_seeds=SEEDS, num_envs=4, progress=False)
     assert len(result.episodes) == 20
     assert len(result.returns) == len(result.lengths) == 17
     assert "3 failed" in repr(result)
@@ -122,7 +122,7 @@ def test_failures_are_in_the_result_and_its_statistics() -> None:
 def test_short_episodes_are_not_favoured(slots: int) -> None:
     """With the first to finish, 32 slots would report a mean length of 17, for 105."""
     with EvaluationCollector(TenOrTwoHundred, None, 40, num_envs=slots) as collector:
-        seeds = [collector.seeds_of(number)[0] for number in range(40)]
+        seeds = [collector.episode_seeds(number)[0] for number in range(40)]
         found = {record.index: record.length for record, _ in collector.run()}
     expected = [int(np.random.default_rng(seed).choice([10, 200])) for seed in seeds]
     assert [found[number] for number in range(40)] == expected

@@ -28,7 +28,7 @@ TIMES = "run.json"  # the one file that holds times
 
 
 def command(out: Path, *more: str, episodes: int = 40) -> list[str]:
-    return [*COMMAND, f"--episodes={episodes}", f"--out={out}", *more]
+    return [*COMMAND, f"--episodes={episodes}", f"--output-dir={out}", *more]
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +95,14 @@ def check_kills(start: Any, path: Path, kills: int, seed: int, *more: str) -> No
     assert len({*found} - {0, 20 * kills}) >= kills // 3  # so many in the midst of it
 
 
-@pytest.mark.parametrize("more", [(), ("--keep",)], ids=["ledger", "keep"])
+@pytest.mark.parametrize("more", [(), ("--keep-trajectories",)], ids=["ledger", "keep"])
 def test_killed_at_random_moments_and_run_again(start, tmp_path: Path, more) -> None:
     check_kills(start, tmp_path, 10, 0, *more)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("more", [(), ("--keep",)], ids=["ledger", "keep"])
+@pytest.mark.parametrize("more", [(), ("--keep-trajectories",)], ids=["ledger", "keep"])
 def test_killed_very_often_and_run_again(start, tmp_path: Path, more, seed: int) -> None:
     check_kills(start, tmp_path, 20, seed + 1, *more)
 
@@ -206,12 +206,14 @@ def test_the_function_goes_on_where_the_command_was(tmp_path: Path) -> None:
             "action", policy(td["observation"]) == policy(td["observation"]).amax(-1, True)
         )
 
-    whole = tdcollect.evaluate("CartPole-v1", act, 12, progress=False, out=tmp_path / "whole")
+    whole = tdcollect.evaluate(
+        "CartPole-v1", act, 12, progress=False, output_dir=tmp_path / "whole"
+    )
     shutil.copytree(tmp_path / "whole", tmp_path / "half")
     file = tmp_path / "half" / "episodes.jsonl"
     text = file.read_text().splitlines(keepends=True)
     unfinished(tmp_path / "half", 0)
     file.write_text("".join(text[7:2:-1]))  # as they ended, in another order
-    again = tdcollect.evaluate("CartPole-v1", act, 12, progress=False, out=tmp_path / "half")
+    again = tdcollect.evaluate("CartPole-v1", act, 12, progress=False, output_dir=tmp_path / "half")
     assert again.digest == whole.digest
     assert contents(tmp_path / "half") == contents(tmp_path / "whole")

@@ -277,7 +277,8 @@ def test_simulations_give_one_ledger(name: str) -> None:
     pytest.importorskip(package)
     policy = tanh_normal(ins, actions).double() if name == "MuJoCo" else categorical(ins, actions)
     ledgers = {
-        digest(env, policy, 8, num_envs=slots, max_steps=30, **RANDOM) for slots in (1, 3, 8)
+        digest(env, policy, 8, num_envs=slots, max_episode_steps=30, **RANDOM)
+        for slots in (1, 3, 8)
     }
     assert len(ledgers) == 1
 
@@ -287,7 +288,7 @@ def test_an_env_that_carries_something_on_runs_each_episode_anew() -> None:
     pytest.importorskip("Box2D")
     policy = tanh_normal(24, 4)
     ledgers = {
-        digest("BipedalWalker-v3", policy, 6, num_envs=slots, max_steps=30, **RANDOM)
+        digest("BipedalWalker-v3", policy, 6, num_envs=slots, max_episode_steps=30, **RANDOM)
         for slots in (1, 4)
     }
     assert len(ledgers) == 1

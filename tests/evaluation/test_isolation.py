@@ -255,7 +255,7 @@ def test_a_pool_that_is_given_is_not_left_seeded() -> None:
     shown = []
     for _ in range(2):
         env = make_env("CartPole-v1", 3, backend="envpool")
-        assert records(env, categorical(4), 4, max_steps=5)
+        assert records(env, categorical(4), 4, max_episode_steps=5)
         shown.append(env.reset()["observation"])
         env.close()
     assert not torch.equal(*shown)
@@ -304,8 +304,8 @@ def train(evaluating: bool) -> list[torch.Tensor]:
         optimizer.zero_grad()
         if evaluating:
             test_env = TransformedEnv(make_env("CartPole-v1", 3), norm.clone())
-            assert digest(test_env, policy, 5, max_steps=20, **RANDOM)
-            assert digest("CartPole-v1", policy, 5, max_steps=20)
+            assert digest(test_env, policy, 5, max_episode_steps=20, **RANDOM)
+            assert digest("CartPole-v1", policy, 5, max_episode_steps=20)
             assert policy.training
     weights = [value.clone() for value in policy.state_dict().values()]
     collector.shutdown()
@@ -325,5 +325,5 @@ def test_a_failure_in_the_middle_leaves_everything_as_before() -> None:
     env = partial(Failing, seeds=tuple(range(100)))
     before = outside()
     with pytest.raises(RuntimeError, match="broken by seed"):
-        records(env, categorical(), 10, seeds=range(10), on_error="raise", **RANDOM)
+        records(env, categorical(), 10, env_seeds=range(10), on_env_error="raise", **RANDOM)
     assert same(outside(), before)

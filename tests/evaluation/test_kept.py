@@ -88,7 +88,9 @@ def test_what_is_no_tensor_is_not_kept(tmp_path: Path) -> None:
 
     out = tmp_path / "run"
     with pytest.warns(UserWarning, match=r"entries \['note'\] are no dense tensors, and are not"):
-        result = tdcollect.evaluate("CartPole-v1", note, 1, out=out, keep=True, progress=False)
+        result = tdcollect.evaluate(
+            "CartPole-v1", note, 1, output_dir=out, keep_trajectories=True, progress=False
+        )
     assert "note" not in result.trajectory(0)
     assert {file.suffix for file in out.glob("trajectories/**/*.*")} == {".memmap", ".json"}
 
@@ -238,7 +240,9 @@ def test_the_payload_would_run(path: Path) -> None:
 
 
 def test_a_crafted_trajectory_runs_nothing(tmp_path: Path) -> None:
-    tdcollect.evaluate("CartPole-v1", None, 1, out=tmp_path / "run", keep=True, progress=False)
+    tdcollect.evaluate(
+        "CartPole-v1", None, 1, output_dir=tmp_path / "run", keep_trajectories=True, progress=False
+    )
     nested_tensorclass(tmp_path / "run" / "trajectories" / "000000")
     result = tdcollect.EvaluationResult.load(tmp_path / "run")
     with pytest.raises(ValueError, match="'NonTensorData', which is no tensor"):

@@ -46,10 +46,10 @@ def test_a_record_has_no_dict_of_its_own() -> None:
 
 @pytest.mark.parametrize("seeds", [None, lambda number: number % 7])
 def test_seeds_that_were_asked_for_are_not_held_for_ever(seeds: Any) -> None:
-    seeds_of = seed_schedule(0, seeds, range(5))
-    assert seeds_of(3) == seeds_of(3)
-    assert seeds_of.cache_info().hits == 1
-    assert seeds_of.cache_info().maxsize < 100_000
+    episode_seeds = seed_schedule(0, seeds, range(5))
+    assert episode_seeds(3) == episode_seeds(3)
+    assert episode_seeds.cache_info().hits == 1
+    assert episode_seeds.cache_info().maxsize < 100_000
 
 
 def test_the_report_does_not_grow(tmp_path: Path) -> None:

@@ -159,15 +159,15 @@ def test_the_reason_says_where_and_what_to_do() -> None:
         records(SeedsGlobal, None)
 
 
-@pytest.mark.parametrize("new_envs", [None, True])
-def test_an_env_that_carries_something_on_is_made_anew(new_envs: bool | None) -> None:
+@pytest.mark.parametrize("fresh_envs", [None, True])
+def test_an_env_that_carries_something_on_is_made_anew(fresh_envs: bool | None) -> None:
     fresh = digest(Walk, deterministic())
-    assert digest(Leaking, deterministic(), num_envs=3, new_envs=new_envs) == fresh
+    assert digest(Leaking, deterministic(), num_envs=3, fresh_envs=fresh_envs) == fresh
 
 
 def test_an_env_that_carries_something_on_is_refused_where_it_cannot_be_made_anew() -> None:
     for env, settings in (
-        (Leaking, {"new_envs": False}),
+        (Leaking, {"fresh_envs": False}),
         (lambda: make_env(SyncVectorEnv([Leaking] * 2, autoreset_mode=AutoresetMode.DISABLED)), {}),
     ):
         with pytest.raises(NotReproducibleError, match=r"episodes of .* keeps something from one"):
@@ -176,7 +176,7 @@ def test_an_env_that_carries_something_on_is_refused_where_it_cannot_be_made_ane
 
 def test_new_envs_do_not_make_up_for_a_seed_without_effect() -> None:
     with pytest.raises(NotReproducibleError, match="episodes on new envs of Unseeded"):
-        records(Unseeded, None, new_envs=True)
+        records(Unseeded, None, fresh_envs=True)
 
 
 def box(low: float, size: int) -> spaces.Box:
@@ -197,9 +197,9 @@ COMPOSITE = {
 @pytest.mark.parametrize("name", COMPOSITE)
 def test_composite_actions_reach_the_env_as_its_space_has_them(name: str) -> None:
     make = partial(Strict, COMPOSITE[name])
-    found = records(make, None, 5, on_error="raise")
+    found = records(make, None, 5, on_env_error="raise")
     assert all(record.completed for record in found)
-    assert found == records(make, None, 5, num_envs=2, on_error="raise")
+    assert found == records(make, None, 5, num_envs=2, on_env_error="raise")
     with pytest.raises(NotReproducibleError, match="differ from step 1 "):
         records(partial(make, noise=True), None, 5)
 
@@ -213,19 +213,19 @@ TRIED = "{} raised in episodes on new envs of each of the seeds 0 to 7 with rand
 def test_an_env_that_always_raises_cannot_be_looked_at(step: int, compared: str) -> None:
     where = rf"step\(\) .*, step {step - 1}, " if step else r"reset\(\) "
     told = f"{TRIED.format('Raising')}.* failed in {where}.*ValueError: at {step}.*{compared}"
-    for new_envs in (None, True):
+    for fresh_envs in (None, True):
         with pytest.raises(NotReproducibleError, match=told):
-            records(Raising, None, new_envs=new_envs, env_kwargs={"step": step})
+            records(Raising, None, fresh_envs=fresh_envs, env_kwargs={"step": step})
     told = "Raising raised in episodes of each .* must take any action of its action space"
     with pytest.raises(NotReproducibleError, match=told):
-        records(Raising, None, new_envs=False, env_kwargs={"step": step})
+        records(Raising, None, fresh_envs=False, env_kwargs={"step": step})
 
 
 def test_runs_that_are_all_cut_short_are_told() -> None:
     with pytest.warns(
         UserWarning, match=r"Raising raised .*No more than 5 steps could be compared"
     ):
-        found = records(Raising, None, 3, env_kwargs={"step": 6}, retries=0)
+        found = records(Raising, None, 3, env_kwargs={"step": 6}, max_restarts=0)
     assert not any(record.completed for record in found)
     with pytest.raises(NotReproducibleError, match=r"envs of Raising .* differ from step 1 "):
         records(Raising, None, env_kwargs={"step": 6, "noise": True})
@@ -236,7 +236,7 @@ def test_an_env_that_raises_now_and_then_is_evaluated_and_its_noise_found(
 ) -> None:
     monkeypatch.setattr(Raising, "dice", np.random.default_rng(0))
     chances = {"step": 1, "chance": 0.02}
-    found = records(Raising, None, 10, env_kwargs=chances, retries=1000)
+    found = records(Raising, None, 10, env_kwargs=chances, max_restarts=1000)
     assert all(record.completed for record in found)
     assert any(record.restarts for record in found)
     with pytest.raises(NotReproducibleError, match=r"envs of Raising .* differ from step 1 "):
@@ -253,7 +253,7 @@ def test_an_env_that_tells_valid_actions_is_looked_at_with_those(space: Any) -> 
         return torch.cat(parts, -1)
 
     make = partial(Masked, space)
-    assert all(record.completed for record in records(make, act, 5, on_error="raise"))
+    assert all(record.completed for record in records(make, act, 5, on_env_error="raise"))
     with pytest.raises(NotReproducibleError, match="differ from step 1 "):
         records(partial(make, noise=True), act, 5)
 
@@ -344,22 +344,31 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "episodes-bool": ({"episodes": True}, "expected episodes to be a count"),
     "seed": ({"seed": -1}, "expected a root seed that is an int and not negative, got -1"),
     "seed-kind": ({"seed": 0.5}, "expected a root seed"),
-    "seeds-few": ({"seeds": [1, 2]}, "expected a seed for each .* up to number 4, got 2 seeds"),
-    "seeds-kind": ({"seeds": 5}, "expected seeds to be one int an episode, or a function"),
-    "seeds-negative": ({"seeds": [0, 1, -1, 3, 4]}, "got -1 for episode 2"),
+    "seeds-few": ({"env_seeds": [1, 2]}, "expected a seed for each .* up to number 4, got 2 seeds"),
+    "seeds-kind": ({"env_seeds": 5}, "expected env_seeds to be one int per episode, or a function"),
+    "seeds-negative": ({"env_seeds": [0, 1, -1, 3, 4]}, "got -1 for episode 2"),
     "seeds-twice": (
-        {"seeds": [3, 1, 4, 1, 5]},
+        {"env_seeds": [3, 1, 4, 1, 5]},
         "a seed of its own for each episode, got 1 for episodes 1 and 3: one would count twice",
     ),
-    "seeds-function-twice": ({"seeds": lambda i: i % 4}, "got 0 for episodes 0 and 4"),
-    "seeds-function": ({"seeds": lambda i: i / 2}, "got 0.0 for episode 0"),
-    "max_steps": ({"max_steps": 0}, "expected max_steps to be a positive int, got 0"),
+    "seeds-function-twice": ({"env_seeds": lambda i: i % 4}, "got 0 for episodes 0 and 4"),
+    "seeds-function": ({"env_seeds": lambda i: i / 2}, "got 0.0 for episode 0"),
+    "max_episode_steps": (
+        {"max_episode_steps": 0},
+        "expected max_episode_steps to be a positive int, got 0",
+    ),
     "num_envs": ({"num_envs": 0}, "expected num_envs to be a positive int, got 0"),
     "batch": ({"inference_batch_size": 0}, "expected inference_batch_size to be a positive int"),
     "threads": ({"inference_threads": 0}, "expected inference_threads to be a positive int"),
     "mode": ({"eval_mode": "eval"}, "expected eval_mode to be a bool, got 'eval'"),
-    "on_error": ({"on_error": "ignore"}, "expected on_error to be 'retry' or 'raise'"),
-    "retries": ({"retries": -1}, "expected retries to be an int and not negative, got -1"),
+    "on_env_error": (
+        {"on_env_error": "ignore"},
+        "expected on_env_error to be 'restart' or 'raise'",
+    ),
+    "max_restarts": (
+        {"max_restarts": -1},
+        "expected max_restarts to be an int and not negative, got -1",
+    ),
     "backend": ({"backend": "threads"}, "expected a backend of serial, process"),
     "exploration": ({"exploration_type": "random"}, "expected exploration_type to be one of"),
 }
@@ -390,7 +399,7 @@ def test_settings_of_an_env_that_is_made_are_refused(given: dict[str, Any]) -> N
 def test_new_envs_on_a_backend_that_cannot_are_refused() -> None:
     env = make_env(SyncVectorEnv([Walk] * 2))
     with pytest.raises(ValueError, match="the backend 'gymnasium' cannot build single slots anew"):
-        EvaluationCollector(env, None, new_envs=True)
+        EvaluationCollector(env, None, fresh_envs=True)
 
 
 def test_a_policy_without_an_action_is_told() -> None:

@@ -109,7 +109,7 @@ WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
         make_env(SyncVectorEnv([Walk] * 2, autoreset_mode=AutoresetMode.SAME_STEP)),
         {},
     ),
-    "new envs": lambda: (Walk, {"new_envs": True}),
+    "new envs": lambda: (Walk, {"fresh_envs": True}),
     "TensorDicts": lambda: (under(VecNormV2(["observation"], reduce_batch_dims=True)), {}),
 }
 
@@ -265,7 +265,7 @@ def test_finite_rewards_are_finite_as_they_are_stored() -> None:
 
     for run in (
         lambda: list(Collector(env(), policy(), frames_per_batch=2, total_frames=2)),
-        lambda: list(EvaluationCollector(env(), policy(), 1, on_error="raise")),
+        lambda: list(EvaluationCollector(env(), policy(), 1, on_env_error="raise")),
     ):
         told = pytest.raises((SlotError, NotReproducibleError), match=r"got inf at .*'reward'")
         with np.errstate(over="ignore"), told:

@@ -96,7 +96,13 @@ def by_evaluate(model: Any, env: Any, count: int, deterministic: bool, **options
     normalization = options.pop("normalization", None)
     policy = load_policy(model, made, normalization=normalization)
     result = tdcollect.evaluate(
-        made, policy, count, exploration_type=kind, keep=True, progress=False, **options
+        made,
+        policy,
+        count,
+        exploration_type=kind,
+        keep_trajectories=True,
+        progress=False,
+        **options,
     )
     codec = made.stepper.backend.action
     episodes = [
@@ -255,7 +261,7 @@ def test_another_action_space_is_refused() -> None:
 
 def test_noise_that_no_file_holds_is_refused() -> None:
     of = model("PPO", pendulum, use_sde=True)
-    by_evaluate(of, pendulum, 1, True, max_steps=5)
+    by_evaluate(of, pendulum, 1, True, max_episode_steps=5)
     with pytest.raises(ValueError, match="gSDE is drawn at each rollout"):
         by_evaluate(of, pendulum, 1, False)
 
@@ -327,7 +333,7 @@ def test_masks_are_passed_as_by_the_evaluation_of_sb3_contrib(
     env = tdcollect.make_env(DOORS[name], 3)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     other = tdcollect.evaluate(
-        env, load_policy(of, env), 5, exploration_type=kind, progress=False, max_steps=100
+        env, load_policy(of, env), 5, exploration_type=kind, progress=False, max_episode_steps=100
     )
     assert other.digest == result.digest  # for any number of slots
 

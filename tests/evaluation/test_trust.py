@@ -44,7 +44,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path.parent)  # for the manifest's commit is that of where one stands
-        tdcollect.evaluate("CartPole-v1", None, 4, keep=True, out=path, progress=False)
+        tdcollect.evaluate(
+            "CartPole-v1", None, 4, keep_trajectories=True, output_dir=path, progress=False
+        )
     return path
 
 
@@ -112,7 +114,7 @@ def test_replay_runs_nothing_that_a_directory_names(
 def test_what_replay_says_works_as_typed(here, typed, monkeypatch, capsys) -> None:
     """Both ways, from beside the directory and from within; for a file and for a module."""
     (file,) = here.glob("policies_*.py")
-    typed("evaluate @:short --policy @.py:lean --episodes 1 --out run --quiet")
+    typed("evaluate @:short --policy @.py:lean --episodes 1 --output-dir run --quiet")
     for folder, shown in [(here, "run"), (here / "run", ".")]:
         monkeypatch.chdir(folder)
         assert main(["replay", shown, "0"]) == 1
@@ -186,7 +188,7 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     with pytest.raises(ValueError, match="'NonTensorData', which is no tensor"):
         result.trajectory(0)
     shutil.copytree(finished, "mine")
-    assert typed("compare sent mine --out compared")[0] == 0
+    assert typed("compare sent mine --output-dir compared")[0] == 0
     assert typed("compare mine sent --json")[0] == 0
     status, out, _ = typed("verify mine sent")
     assert status == 1
@@ -196,7 +198,7 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
 
 def test_going_on_in_it_runs_nothing_of_it(sent, mark, typed) -> None:
     ask(sent, policy="payload.py:make", env="payload:make")
-    told = typed("evaluate CartPole-v1 --policy random --episodes 4 --out sent --quiet")
+    told = typed("evaluate CartPole-v1 --policy random --episodes 4 --output-dir sent --quiet")
     assert told == (0, "", "")
     assert not mark.exists()
     assert Request.read(sent).policy == "random"
@@ -276,7 +278,8 @@ def test_another_content_of_a_request_is_refused(sent, typed, text: str, told: s
 def test_a_request_has_no_absolute_path_in_a_tree(here, typed) -> None:
     (file,) = here.glob("policies_*.py")
     typed(
-        f"evaluate {file}:short --policy {file}:lean --episodes 1 --out {here / 'a' / 'b'} --quiet"
+        f"evaluate {file}:short --policy {file}:lean --episodes 1 --quiet "
+        f"--output-dir {here / 'a' / 'b'}"
     )
     for text in ("request.json", "report.html"):
         assert str(here) not in (here / "a" / "b" / text).read_text()
@@ -296,7 +299,7 @@ def test_a_request_is_absolute_where_no_folder_is_common(tmp_path: Path) -> None
 
 def test_a_request_with_absolute_paths_is_read(here, typed) -> None:
     """As they were written before."""
-    typed("evaluate CartPole-v1 --policy @:lean --episodes 1 --out run --quiet")
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 1 --output-dir run --quiet")
     file = here / "run" / "request.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "directory": str(here)}))
     assert typed("replay run 0 --trust")[0] == 0
@@ -304,11 +307,11 @@ def test_a_request_with_absolute_paths_is_read(here, typed) -> None:
 
 def test_an_evaluation_by_python_can_be_named(here, typed, monkeypatch) -> None:
     with pytest.raises(TypeError, match="expected request to be a Request, got str"):
-        tdcollect.evaluate("CartPole-v1", None, 1, out="run", request="random")
-    with pytest.raises(ValueError, match="request is kept in a directory; give it: out="):
+        tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", request="random")
+    with pytest.raises(ValueError, match="request is kept in a directory; give it: output_dir="):
         tdcollect.evaluate("CartPole-v1", None, 1, request=Request("CartPole-v1", "random"))
     request = Request("CartPole-v1", "random", directory=str(here))
-    tdcollect.evaluate("CartPole-v1", None, 1, out="run", progress=False, request=request)
+    tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", progress=False, request=request)
     command = "tdcollect replay . 0 --env CartPole-v1 --policy random"
     assert f"<code>{command}</code>" in (here / "run" / "report.html").read_text()
     monkeypatch.chdir("run")
@@ -326,7 +329,7 @@ def test_the_call_of_a_page_works_as_typed(here) -> None:
 
     env_kwargs = {"max_episode_steps": 5}
     names = {"tdcollect": tdcollect, "env": env, "policy": None, "env_kwargs": env_kwargs}
-    tdcollect.evaluate(env, None, 1, out="run", env_kwargs=env_kwargs, progress=False)
+    tdcollect.evaluate(env, None, 1, output_dir="run", env_kwargs=env_kwargs, progress=False)
     (call,) = re.findall("<code>(.*?)</code>", (here / "run" / "report.html").read_text())
     assert call.endswith(").replay(0)")
     with pytest.MonkeyPatch.context() as patch:
@@ -370,7 +373,7 @@ def test_control_characters_reach_no_terminal_and_no_page(sent, typed, capsys) -
     outputs = [
         "".join(typed(command)[1:])
         for command in [
-            "compare sent other --out compared",
+            "compare sent other --output-dir compared",
             "compare sent other --json",
             "replay sent 0",
             "replay sent 0 --trust",

@@ -40,21 +40,21 @@ def diagnose(
     env: str | Callable[[], gym.Env[Any, Any]],
     *,
     backend: str | None = None,
-    steps: int = 1000,
+    max_episode_steps: int = 1000,
     seed: int = 0,
     env_kwargs: Mapping[str, Any] | None = None,
     skip: Collection[str] = (),
 ) -> Diagnosis:
     """Find out whether an env is fit for collecting and testing.
 
-    Every run has an end: episodes are cut after ``steps`` steps or about two seconds. An env that
-    raises gets a verdict. Global random states are put back.
+    Every run has an end: episodes are cut after ``max_episode_steps`` steps or about two seconds.
+    An env that raises gets a verdict. Global random states are put back.
 
     Args:
         env: a gymnasium id, a callable that makes a new ``gymnasium.Env`` at each call, or with
             ``backend="envpool"`` an EnvPool id.
         backend: None, or ``"envpool"``.
-        steps: the most steps that an episode is played for.
+        max_episode_steps: the most steps that an episode is played for.
         seed: the first of the seeds that are tried.
         env_kwargs: passed to ``gymnasium.make``, to the callable or to EnvPool.
         skip: names of questions to leave out: ``"speed"``, which takes some seconds, or what is
@@ -72,7 +72,7 @@ def diagnose(
         >>> print(diagnose("CartPole-v1"))
         >>> diagnose(MyEnv).raise_if_broken()
     """
-    _check_arguments(env, backend, steps, skip)
+    _check_arguments(env, backend, max_episode_steps, skip)
     if isinstance(env, str):
         _check_id(env, backend)
     from tdcollect.evaluation.isolation import GlobalRandomness
@@ -84,7 +84,7 @@ def diagnose(
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             try:
-                patient, answer = _admit(env, backend, env_kwargs or {}, steps, seed)
+                patient, answer = _admit(env, backend, env_kwargs or {}, max_episode_steps, seed)
             except Exception as error:
                 answer = _raised(error)
             verdicts.append(_verdict(*_RUNS, answer))
@@ -106,7 +106,7 @@ def diagnose(
     return Diagnosis(_name(env), tuple(verdicts))
 
 
-def _check_arguments(env: Any, backend: Any, steps: int, skip: Collection[str]) -> None:
+def _check_arguments(env: Any, backend: Any, max_episode_steps: int, skip: Collection[str]) -> None:
     if isinstance(env, gym.Env) or not (isinstance(env, str) or callable(env)):
         raise TypeError(
             "expected a gymnasium id or a callable that makes a new env at each call, as new envs "
@@ -116,8 +116,8 @@ def _check_arguments(env: Any, backend: Any, steps: int, skip: Collection[str]) 
         raise ValueError(f"expected backend to be None or 'envpool', got {backend!r}")
     if backend == "envpool" and not isinstance(env, str):
         raise TypeError(f"backend='envpool' expects an EnvPool id, got {env!r}")
-    if steps < 1:
-        raise ValueError(f"expected steps to be positive, got {steps}")
+    if max_episode_steps < 1:
+        raise ValueError(f"expected max_episode_steps to be positive, got {max_episode_steps}")
     unknown = [name for name in skip if name not in QUESTIONS]
     if unknown:
         known = ", ".join(QUESTIONS)

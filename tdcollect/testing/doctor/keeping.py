@@ -110,7 +110,7 @@ def _ends(patient: Patient) -> Answer:
         return warning(
             f"no episode ended in {patient.steps} steps, and the env has no time limit",
             advice="give it one, as collecting or testing whole episodes would wait for ever: "
-            "make_env(..., time_limit=1000)",
+            "make_env(..., max_episode_steps=1000)",
         )
     at_once = _lengths_of_a_hidden_limit(patient, ended)
     if at_once:

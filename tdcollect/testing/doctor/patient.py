@@ -38,14 +38,14 @@ class Leak(NamedTuple):
     Attributes:
         divergence: where a used env differs from a new one.
         played: how many episodes the used one had ended.
-        life: how many steps it had made in all.
-        late: whether it showed only after a long life.
+        lifetime: how many steps it had made in all.
+        late: whether it showed only late in the life of an env.
         attributes: what differs in it after the same seeded reset, with both values.
     """
 
     divergence: Divergence
     played: int
-    life: int
+    lifetime: int
     late: bool
     attributes: list[str]
 
@@ -62,7 +62,7 @@ class Patient(Probe):
 
     Attributes:
         step_seconds, reset_seconds: how long these take; set by :meth:`time`.
-        life: how many steps a used env has made when it is last compared with a new one.
+        lifetime: how many steps a used env has made when it is last compared with a new one.
         broken: the questions that were found broken so far.
         changed: where a new env no longer does what the first ones did; None where that was not
             seen.
@@ -100,7 +100,7 @@ class Patient(Probe):
             raise Broken("the callable gave the same env twice; a new one is needed at each call")
         another.close()
         self.step_seconds = self.reset_seconds = 0.0
-        self.life = 2 * steps
+        self.lifetime = 2 * steps
         self.broken: list[str] = []
         self.changed: Divergence | None = None
         self.unsteady: Divergence | None = None
@@ -210,22 +210,22 @@ class Patient(Probe):
         env = self.make()
         try:
             # Each seed after every other, after itself, and after episodes left unfinished.
-            life = 0
+            lifetime = 0
             for played, seed in enumerate([*self.seeds, *reversed(self.seeds)]):
                 run = self.run(env, seed)
                 found = first_divergence(seed, self.fresh[seed][:1], run)
                 if found is not None:
-                    return Leak(found, played, life, False, self._left_over(env, seed))
-                life += len(run[0]) + 1
+                    return Leak(found, played, lifetime, False, self._left_over(env, seed))
+                lifetime += len(run[0]) + 1
                 self._leave_unfinished(env, seed + 1)
             if self.pooled:  # its seeded reset makes a new pool
                 return None
-            more, lived = self._live(env, self.life - life)
-            self.life = life + lived
+            more, lived = self._live(env, self.lifetime - lifetime)
+            self.lifetime = lifetime + lived
             for played, seed in enumerate(self.seeds, 8 + more):
                 found = first_divergence(seed, self.fresh[seed][:1], self.run(env, seed))
                 if found is not None:
-                    return Leak(found, played, self.life, True, self._left_over(env, seed))
+                    return Leak(found, played, self.lifetime, True, self._left_over(env, seed))
             return None
         finally:
             env.close()

@@ -83,19 +83,23 @@ def _leaks(patient: Patient) -> Answer:
         told = f"the same in {2 * len(patient.seeds)} episodes of any order"
         if patient.pooled:
             return ok(f"new pools for seeded resets: {told}")
-        return ok(f"a used env and new ones: {told}, and after a life of {patient.life} steps")
+        return ok(f"a used env and new ones: {told}, and after a life of {patient.lifetime} steps")
     evaluated = (
-        "evaluate(..., new_envs=True), as its own look is shorter than that life"
+        "evaluate(..., fresh_envs=True), as its own look is shorter than that life"
         if leak.late
         else "tdcollect.evaluate finds that out and makes them"
     )
-    used = f"episodes ended: {leak.played}" + (f", steps: {leak.life}" if leak.late else "")
+    used = f"episodes ended: {leak.played}" + (f", steps: {leak.lifetime}" if leak.late else "")
     return broken(
         f"a new env, and one used before ({used}): {leak.divergence}",
         cause=_why_leaking(leak),
         advice="set all that an episode changes in reset. As it is, one episode cannot be "
         f"resumed by replay (see resumes), and test episodes need a new env each ({evaluated})",
-        data={**leak.divergence.to_dict(), "attributes": leak.attributes, "life": leak.life},
+        data={
+            **leak.divergence.to_dict(),
+            "attributes": leak.attributes,
+            "lifetime": leak.lifetime,
+        },
     )
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 from measure import Program
 
-from tdcollect.collect.policy import Program as Policy
+from tdcollect.collect.fast.policy import Program as Policy
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 NETWORK, SAMPLING = "network", "sampling and log-prob"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tdcollect.envs import GymnasiumEnv
-from tdcollect.envs.frames import Bookkeeping
+from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper

@@ -36,7 +36,7 @@ from torchrl.envs import (
 )
 
 from tdcollect import GymnasiumEnv, make_env
-from tdcollect.envs.frames import Bookkeeping
+from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.stepper import Stepper
 from tests.forkserver import forkserver

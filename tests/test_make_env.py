@@ -417,9 +417,9 @@ def test_a_vector_env_that_was_taken_is_closed(log: list[str]) -> None:
 def test_each_frame_begins_where_a_tensor_of_torchs_own_would(slots: int) -> None:
     """Products round by where their input begins."""
     env = make_env("MountainCar-v0", slots, step_count=True)
-    for frame in env.frames(5):
-        assert all(tensor.data_ptr() % 64 == 0 for tensor in frame.tensors)
-        assert all(tensor.is_contiguous() for tensor in frame.tensors)
+    for buffers in env.allocate(5):
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in buffers.tensors)
+        assert all(tensor.is_contiguous() for tensor in buffers.tensors)
     env.close()
 
 

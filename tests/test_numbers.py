@@ -85,14 +85,14 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
 
 
 def two_steps(stepper: Stepper, action: Any = 0) -> Any:
-    """Reset, and step twice; the last frame."""
-    frames = stepper.frames(3)
+    """Reset, and step twice; the last buffers."""
+    all_buffers = stepper.allocate(3)
     leaf = stepper.backend.action.leaves[0]
     actions = [np.full((stepper.num_envs, *leaf.shape), action, leaf.dtype)]
-    stepper.reset(None, frames[0], seeds=range(20, 20 + stepper.num_envs))
-    for frame in frames[1:]:
-        stepper.step(actions, None, frame)
-    return frames[-1]
+    stepper.reset(None, all_buffers[0], seeds=range(20, 20 + stepper.num_envs))
+    for buffers in all_buffers[1:]:
+        stepper.step(actions, None, buffers)
+    return all_buffers[-1]
 
 
 def refused(stepper: Stepper, told: str) -> None:
@@ -165,8 +165,8 @@ def test_it_is_refused_at_a_reset_too(backend: Any) -> None:
 def test_numbers_of_another_dtype_that_fit_are_taken(backend: Any) -> None:
     space = spaces.Box(0, 255, (2,), np.uint8)
     slots = [partial(Gives, space, np.array([n, 255])) for n in (0, 7)]
-    frame = two_steps(Stepper(backend(slots)))
-    assert frame.backend.observation[0].tolist() == [[0, 255], [7, 255]]
+    buffers = two_steps(Stepper(backend(slots)))
+    assert buffers.raw.observation[0].tolist() == [[0, 255], [7, 255]]
 
 
 integers = st.sampled_from([*DTYPES, np.uint64]).flatmap(
@@ -315,9 +315,9 @@ def test_one_real_number_is_a_reward(
     backend: Any, reward: Any, expected: float, alone: bool
 ) -> None:
     other = partial(plain, reward=reward) if alone else plain
-    frame = two_steps(Stepper(backend([other, partial(plain, reward=reward)])))
-    assert frame.reward.dtype == np.float32
-    assert frame.reward.tolist() == [expected if alone else 1.0, expected]
+    buffers = two_steps(Stepper(backend([other, partial(plain, reward=reward)])))
+    assert buffers.reward.dtype == np.float32
+    assert buffers.reward.tolist() == [expected if alone else 1.0, expected]
 
 
 def test_a_nan_in_an_array_of_objects_is_a_nan(backend: Any) -> None:
@@ -346,9 +346,9 @@ def test_a_flag_that_is_no_bool_is_refused(backend: Any, name: str, flag: Any) -
 def test_what_says_true_or_false_is_a_flag(backend: Any, flag: Any) -> None:
     no = type(flag)(0) if not isinstance(flag, np.ndarray) else np.array([False])
     slots = [plain, partial(plain, flags=(flag, no))]
-    frame = two_steps(Stepper(backend(slots)))
-    assert frame.backend.terminated.tolist() == [False, True]
-    assert not frame.backend.truncated.any()
+    buffers = two_steps(Stepper(backend(slots)))
+    assert buffers.raw.terminated.tolist() == [False, True]
+    assert not buffers.raw.truncated.any()
 
 
 # --- actions -----------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ def test_workers_give_envs_the_actions_that_serial_gives(dtype: Any, value: Any)
         SerialBackend(factories),
         ProcessBackend(factories, num_workers=2, start_method="fork"),
     ):
-        out = Stepper(made).frames(1)[0].backend
+        out = Stepper(made).allocate(1)[0].raw
         made.reset(range(3), None, None, out)
         made.step(actions, None, out)
         made.step(actions, [0, 2], out)

@@ -23,13 +23,13 @@ from process_envs import Drawn, Odd, Painter
 
 from tdcollect import make_env
 from tdcollect.envs import crew as crew_module
-from tdcollect.envs.backend import Backend, Frame
-from tdcollect.envs.crew import usable_cores
+from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.launch import WorkerLost
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
+from tdcollect.workers.launch import WorkerLost
+from tdcollect.workers.pool import usable_cores
 
 METHODS = ["spawn", "fork"]
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -47,14 +47,14 @@ def make() -> Iterator[Callable[..., ProcessBackend]]:
 
     yield build
     for backend in made:
-        backend._crew.end()
+        backend._pool.end()
 
 
-def frame(backend: Backend) -> Frame:
-    return Stepper(backend).frames(1)[0].backend
+def buffers(backend: Backend) -> SlotBuffers:
+    return Stepper(backend).allocate(1)[0].raw
 
 
-def arrays(out: Frame) -> list[np.ndarray]:
+def arrays(out: SlotBuffers) -> list[np.ndarray]:
     return [*out.observation, *out.info, out.reward, out.terminated, out.truncated]
 
 
@@ -66,7 +66,7 @@ def actions(backend: Backend, value: int = 0) -> list[np.ndarray]:
 
 
 def pids(backend: ProcessBackend) -> list[int]:
-    return [process.pid for process in backend._crew.processes]
+    return [process.pid for process in backend._pool.processes]
 
 
 def runs(pid: int) -> bool:
@@ -102,8 +102,8 @@ ACTIONS = {
 }
 
 
-def apply(backend: Backend, calls: Any, out: Frame) -> list[list[np.ndarray]]:
-    """What the frame shows after each of some calls; slots that are not called stay as they are."""
+def apply(backend: Backend, calls: Any, out: SlotBuffers) -> list[list[np.ndarray]]:
+    """The contents of the buffers after each call; slots that are not called stay as they are."""
     seen = []
     rng = np.random.default_rng(0)
     backend.reset(range(backend.num_envs), list(range(backend.num_envs)), None, out)
@@ -148,7 +148,7 @@ def test_any_calls_give_what_serial_gives_to_the_bit(
         seen = []
         for backend in backends:
             backend.read_info({"left": 0, "noise": np.zeros(2), "sometimes": np.float32(0)})
-            seen.append(apply(backend, calls, frame(backend)))
+            seen.append(apply(backend, calls, buffers(backend)))
     finally:
         ours.close()
     for got, expected in zip(*seen, strict=True):
@@ -162,7 +162,7 @@ def test_observations_of_another_type_are_cast_as_serial_casts_them(make: Any, f
     factories = [partial(Drawn, form=form)] * 3
     plan = [("step", [0, 1, 2], False, 0)] * 20
     one, other = make(factories), SerialBackend(factories)
-    got, expected = (apply(backend, plan, frame(backend)) for backend in (one, other))
+    got, expected = (apply(backend, plan, buffers(backend)) for backend in (one, other))
     for ours, serials in zip(got, expected, strict=True):
         assert all((a == b).all() for a, b in zip(ours, serials, strict=True))
 
@@ -173,7 +173,7 @@ def test_infos_read_by_name_are_those_of_serial(make: Any, method: str) -> None:
     seen = []
     for backend in (make(factories, start_method=method), SerialBackend(factories)):
         backend.read_info(["left", "noise"])
-        seen.append(apply(backend, [("step", [0, 1, 2], False, 0)] * 3, frame(backend)))
+        seen.append(apply(backend, [("step", [0, 1, 2], False, 0)] * 3, buffers(backend)))
         assert [entry.key for entry in backend.info] == ["left", "noise"]
     for got, expected in zip(*seen, strict=True):
         assert all((a == b).all() for a, b in zip(got, expected, strict=True))
@@ -182,7 +182,7 @@ def test_infos_read_by_name_are_those_of_serial(make: Any, method: str) -> None:
 def test_the_latest_infos_are_those_of_serial(make: Any) -> None:
     factories = [Odd] * 3
     for backend in (make(factories), SerialBackend(factories)):
-        out = frame(backend)
+        out = buffers(backend)
         backend.reset(range(3), None, None, out)
         backend.step(actions(backend), None, out)
         backend.step(actions(backend), [0, 2], out)
@@ -192,7 +192,7 @@ def test_the_latest_infos_are_those_of_serial(make: Any) -> None:
 @every_method
 def test_frames_are_rendered_slot_by_slot(make: Any, method: str) -> None:
     backend = make([Painter] * 3, start_method=method)
-    backend.reset(range(3), [3, 4, 5], None, frame(backend))
+    backend.reset(range(3), [3, 4, 5], None, buffers(backend))
     assert [image[0, 0, 0] for image in backend.render()] == [3, 4, 5]
 
 
@@ -202,7 +202,7 @@ def test_frames_are_rendered_slot_by_slot(make: Any, method: str) -> None:
 def test_a_fresh_worker_imports_no_torch(make: Any) -> None:
     backend = make([Odd] * 2, start_method="spawn")
     backend.read_info({"torch": True})
-    out = frame(backend)
+    out = buffers(backend)
     backend.reset(range(2), None, None, out)
     assert not out.info[0].any()
 
@@ -210,7 +210,7 @@ def test_a_fresh_worker_imports_no_torch(make: Any) -> None:
 @every_method
 def test_there_are_as_many_workers_as_asked_for(make: Any, method: str) -> None:
     backend = make([Odd] * 5, num_workers=3, start_method=method)
-    assert [list(p.slots) for p in backend._crew.processes] == [[0], [1, 2], [3, 4]]
+    assert [list(p.slots) for p in backend._pool.processes] == [[0], [1, 2], [3, 4]]
     assert repr(backend) == f"ProcessBackend(5 slots in 3 workers, {method})"
 
 
@@ -232,7 +232,7 @@ def test_workers_and_parent_sleep_while_there_is_nothing_to_do(make: Any) -> Non
         return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
     backend = make([Slow])
-    out = frame(backend)
+    out = buffers(backend)
     backend.reset(range(1), None, None, out)
     everyone = [os.getpid(), *pids(backend)]
     before = [seconds(pid) for pid in everyone]
@@ -247,7 +247,7 @@ def test_forked_workers_draw_apart_from_global_random_states(make: Any) -> None:
             return np.random.uniform(size=2), {}  # noqa: NPY002
 
     backend = make([Global] * 2)
-    out = frame(backend)
+    out = buffers(backend)
     backend.reset(range(2), None, None, out)
     assert not (out.observation[0][0] == out.observation[0][1]).all()
 
@@ -306,15 +306,15 @@ def test_a_worker_that_dies_while_it_makes_its_env_is_told(method: str) -> None:
 # --- envs that fail ----------------------------------------------------------------------------
 
 
-def second_step(backend: Backend, slots: Sequence[int] | None = None) -> Frame:
+def second_step(backend: Backend, slots: Sequence[int] | None = None) -> SlotBuffers:
     """Two steps, in the second of which an :class:`Odd` env misbehaves."""
-    out = frame(backend)
+    out = buffers(backend)
     backend.reset(range(backend.num_envs), [10 + s for s in range(backend.num_envs)], None, out)
     backend.step(actions(backend), None, out)
     try:
         backend.step(actions(backend), slots, out)
     except Exception as error:
-        error.frame = out  # type: ignore[attr-defined]
+        error.buffers = out  # type: ignore[attr-defined]
         raise
     return out
 
@@ -345,7 +345,7 @@ def test_the_other_slots_are_stepped_all_the_same(make: Any) -> None:
     backend = make(odd_one("raise_"))
     with pytest.raises(SlotError) as info:
         second_step(backend)
-    out = info.value.frame  # type: ignore[attr-defined]
+    out = info.value.buffers  # type: ignore[attr-defined]
     assert out.observation[0][:, 0].tolist() == [2, 1, 2, 2]
     assert out.reward.tolist() == [2, 1, 2, 2]
     backend.reset([1], None, None, out)
@@ -355,7 +355,7 @@ def test_the_other_slots_are_stepped_all_the_same(make: Any) -> None:
 
 def test_an_env_that_raises_at_reset_leaves_the_others_reset(make: Any) -> None:
     backend = make(odd_one("raise at reset", at=2))
-    out = frame(backend)
+    out = buffers(backend)
     out.observation[0][...] = 7
     with pytest.raises(SlotError, match=r"reset\(\) of slot 2: ValueError: no episode today"):
         backend.reset(range(4), None, None, out)
@@ -410,7 +410,7 @@ def test_fractions_do_not_go_into_a_space_of_whole_numbers(make: Any) -> None:
 
     space = spaces.Box(0, 255, (2,), np.uint8)
     factories = [partial(Drawn, space), partial(Fractions, space)]
-    told = both_fail(make, lambda backend: apply(backend, [], frame(backend)), factories)
+    told = both_fail(make, lambda backend: apply(backend, [], buffers(backend)), factories)
     assert "an observation of dtype uint8, as the env's space says, got float64" in told
 
 
@@ -420,7 +420,7 @@ def test_an_observation_out_of_a_discrete_space_is_refused_as_serial_refuses_it(
             return 3
 
     factories = [partial(Drawn, spaces.Discrete(3)), partial(Beyond, spaces.Discrete(3))]
-    told = both_fail(make, lambda backend: apply(backend, [], frame(backend)), factories)
+    told = both_fail(make, lambda backend: apply(backend, [], buffers(backend)), factories)
     assert "expected values in [0, 3), got 3" in told
 
 
@@ -449,7 +449,7 @@ def test_the_others_are_written_where_one_gives_nonsense(make: Any) -> None:
     for backend in (SerialBackend(odd_one("wrong shape")), make(odd_one("wrong shape"))):
         with pytest.raises(SlotError) as info:
             second_step(backend)
-        out = info.value.frame  # type: ignore[attr-defined]
+        out = info.value.buffers  # type: ignore[attr-defined]
         assert out.observation[0][:, 0].tolist() == [2, 1, 2, 2]
         assert out.reward.tolist() == [2, 1, 2, 2]
 
@@ -469,12 +469,12 @@ def test_a_worker_that_ends_is_noticed_at_once_and_its_slots_are_named(
     with pytest.raises(SlotError, match=f"{expected}slots 0 to 1 {how} while slot 1 was") as info:
         second_step(backend)
     assert list(info.value.causes) == [0, 1]
-    assert info.value.frame.reward.tolist() == [1, 1, 2, 2]  # type: ignore[attr-defined]
+    assert info.value.buffers.reward.tolist() == [1, 1, 2, 2]  # type: ignore[attr-defined]
 
 
 def test_an_idle_worker_that_is_killed_is_noticed_at_the_next_call(make: Any) -> None:
     backend = make([Odd] * 4)
-    out = frame(backend)
+    out = buffers(backend)
     backend.reset(range(4), None, None, out)
     os.kill(pids(backend)[1], signal.SIGKILL)
     start = time.monotonic()
@@ -489,7 +489,7 @@ def test_lost_slots_stay_lost_while_the_others_go_on(make: Any) -> None:
     backend = make(odd_one("die"))
     with pytest.raises(SlotError):
         second_step(backend)
-    out = frame(backend)
+    out = buffers(backend)
     calls = (
         lambda: backend.reset(range(4), None, None, out),
         lambda: backend.step(actions(backend), None, out),
@@ -536,7 +536,7 @@ def test_slots_can_be_built_anew(make: Any, method: str, lost: bool) -> None:
         second_step(backend)
     failed = list(info.value.causes)
     backend.rebuild(failed)
-    out = frame(backend)
+    out = buffers(backend)
     backend.reset(failed, None, None, out)
     backend.step(actions(backend), None, out)
     assert out.observation[0][:, 0].tolist() == [1 if s in failed else 3 for s in range(4)]
@@ -548,7 +548,7 @@ def test_a_lost_worker_comes_back_with_all_of_its_slots(make: Any) -> None:
     with pytest.raises(SlotError):
         second_step(backend)
     assert backend.rebuild([1]) == [0, 1]
-    backend.reset([0, 1], None, None, frame(backend))
+    backend.reset([0, 1], None, None, buffers(backend))
     assert len({*pids(backend)}) == 2
 
 
@@ -594,7 +594,7 @@ def test_a_step_that_is_interrupted_leaves_the_env_usable(make: Any) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.15)
     with pytest.raises(Interrupt):
         second_step(backend)
-    out = frame(backend)
+    out = buffers(backend)
     backend.reset(range(4), None, None, out)
     assert (out.observation[0] == 0).all()
     backend.step(actions(backend), None, out)
@@ -660,7 +660,7 @@ def test_a_fork_of_the_parent_neither_ends_nor_keeps_its_workers(make: Any) -> N
     backend = make([Odd] * 2)
     child = os.fork()
     if not child:
-        backend._crew.end()  # as at the end of a program
+        backend._pool.end()  # as at the end of a program
         time.sleep(600)
     try:
         assert second_step(backend).reward.tolist() == [2, 2]

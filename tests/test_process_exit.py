@@ -26,7 +26,7 @@ from functools import partial
 from tdcollect import make_env
 
 env = make_env(partial(Odd, {what!r}), 4, backend="process", num_workers=2, start_method={method!r})
-print(*(p.pid for p in env.stepper.backend._crew.processes), flush=True)
+print(*(p.pid for p in env.stepper.backend._pool.processes), flush=True)
 td = env.reset()
 action = env.action_spec.zero()
 print("ready", flush=True)

@@ -95,7 +95,7 @@ def test_a_killed_worker_fails_each_collection_until_the_envs_are_made_anew() ->
     env = make_env("CartPole-v1", 2, backend="process", num_workers=2)
     collector = Collector(env, frames_per_batch=20)
     collector.rollout()
-    lost = env.stepper.backend._crew.processes[1]  # type: ignore[attr-defined]
+    lost = env.stepper.backend._pool.processes[1]  # type: ignore[attr-defined]
     os.kill(lost.pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(SlotError, match=r"slot 1, .* WorkerLost: .* was killed by SIGKILL"):

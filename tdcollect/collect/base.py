@@ -18,14 +18,14 @@ from torchrl.envs.utils import exploration_type
 from tdcollect import keys
 from tdcollect._upstream import rollout_with_gradients
 from tdcollect.collect.arguments import missing_entries
-from tdcollect.collect.loop import ArrayEnv, array_env, collect_frames
-from tdcollect.collect.placement import Placement
-from tdcollect.collect.policy import Program
+from tdcollect.collect.fast.devices import Placement
+from tdcollect.collect.fast.loop import ArrayEnv, array_env, collect_frames
+from tdcollect.collect.fast.policy import Program
 from tdcollect.collect.record import Record
-from tdcollect.collect.rows import (
+from tdcollect.collect.step_dict import (
     Key,
     NotTensors,
-    Rows,
+    StepDict,
     flat,
     is_plain,
     shaped_like,
@@ -100,7 +100,7 @@ class RowsCollector(TorchRLCollector):
     def _on_arrays(
         self,
         env: ArrayEnv,
-        lower: Callable[[Rows], Program],
+        lower: Callable[[StepDict], Program],
         steps: int,
         record: Record,
         gradients: bool = False,
@@ -166,7 +166,7 @@ class RowsCollector(TorchRLCollector):
 
     def _program(
         self,
-        rows: Rows,
+        rows: StepDict,
         checked: bool = False,
         policy: Callable[..., Any] | None = None,
         whole: str | None = None,
@@ -253,7 +253,7 @@ class RowsCollector(TorchRLCollector):
         if self._use_buffers and not self._final_rollout.is_contiguous():
             self._final_rollout = self._final_rollout.clone()
 
-    def _lower(self, random: bool, gradients: bool) -> Callable[[Rows], Program]:
+    def _lower(self, random: bool, gradients: bool) -> Callable[[StepDict], Program]:
         # Gradients are those of the distributions' own classes.
         policy = self.env.rand_action if random else None
         return partial(self._program, checked=gradients, policy=policy)

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from tdcollect.collect.episodes import Block, EpisodeLoop, EpisodeWatch, Start
+from tdcollect.collect.fast.devices import Placement
+from tdcollect.collect.fast.loop import ArrayEnv, NewIds, forgotten_entries
+from tdcollect.collect.fast.policy import Program
+from tdcollect.collect.fast.transforms import base_of
 from tdcollect.collect.gather import gather
-from tdcollect.collect.loop import ArrayEnv, NewIds, forgotten_entries
-from tdcollect.collect.placement import Placement
-from tdcollect.collect.policy import Program
-from tdcollect.collect.rows import Key, Rows
-from tdcollect.collect.transforms import base_of
-from tdcollect.collect.whole import WholeEnv
+from tdcollect.collect.step_dict import Key, StepDict
+from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.trajectories.split import LAYOUTS
 
@@ -62,8 +62,8 @@ def round_up(frames: int, slots: int) -> int:
 
 
 def whole_episodes(
-    env: ArrayEnv | WholeEnv,
-    lower: Callable[[Rows], Program],
+    env: ArrayEnv | TensorDictEnv,
+    lower: Callable[[StepDict], Program],
     episodes: int,
     new_ids: NewIds,
     *,
@@ -97,7 +97,7 @@ def whole_episodes(
     """
     program: Program | None = None
 
-    def act(rows: Rows, slots: list[int]) -> None:
+    def act(rows: StepDict, slots: list[int]) -> None:
         nonlocal program
         program = program or lower(rows)
         if place is None:
@@ -105,7 +105,7 @@ def whole_episodes(
         else:
             place.run(program, rows)
 
-    def remembered(rows: Rows) -> list[Key]:
+    def remembered(rows: StepDict) -> list[Key]:
         assert program is not None
         return forgotten_entries(rows, env, program)
 

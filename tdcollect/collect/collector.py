@@ -21,21 +21,21 @@ from tdcollect.collect.arguments import (
     check_weights,
     failed_call,
 )
-from tdcollect.collect.buffers import check_replay_buffer
 from tdcollect.collect.by_count import check_count, round_up, whole_episodes
 from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
 from tdcollect.collect.explain import Explanation, explanation, short
+from tdcollect.collect.fast.loop import ArrayEnv
+from tdcollect.collect.fast.transforms import base_of
 from tdcollect.collect.hooks import AnyHooks
-from tdcollect.collect.loop import ArrayEnv
 from tdcollect.collect.monitor import Monitor, StatsAttribute
 from tdcollect.collect.options import extends
 from tdcollect.collect.progress import with_progress
 from tdcollect.collect.record import Record
+from tdcollect.collect.replay_buffer import check_replay_buffer
 from tdcollect.collect.resume import ResumableCollector
-from tdcollect.collect.rows import Rows, flat
 from tdcollect.collect.shaping import RewardShaping, Shaper
-from tdcollect.collect.transforms import base_of
-from tdcollect.collect.whole import WholeEnv
+from tdcollect.collect.step_dict import StepDict, flat
+from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.progress import check_tqdm
@@ -237,7 +237,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         env = self._array_env
         with set_exploration_type(self.exploration_type):
             if self._stacked_lazily:
-                program = self._program(Rows(), whole="the env's entries are stacked lazily")
+                program = self._program(StepDict(), whole="the env's entries are stacked lazily")
             else:
                 program = self._program(flat(self._carrier), checked=isinstance(env, str))
         reason = env if isinstance(env, str) else None
@@ -440,7 +440,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         """Whole episodes from a fresh start: ``[sum of lengths]``."""
         env = self._env_on_arrays
         rows_env, lower = record.timed(
-            env if isinstance(env, ArrayEnv) else WholeEnv(self.env),
+            env if isinstance(env, ArrayEnv) else TensorDictEnv(self.env),
             self._lower(random, gradients),
         )
         first_seeds = None

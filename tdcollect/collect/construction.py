@@ -11,9 +11,9 @@ from torchrl.envs import EnvBase
 
 from tdcollect._upstream import CollectorMeta, service_backend
 from tdcollect.collect.arguments import check_arguments, check_one
+from tdcollect.collect.fast.policy import unknown_class
 from tdcollect.collect.options import refuse_elsewhere
-from tdcollect.collect.policy import unknown_class
-from tdcollect.collect.rows import Key
+from tdcollect.collect.step_dict import Key
 from tdcollect.keys import IS_INIT
 
 

@@ -20,11 +20,11 @@ import torch
 from tensordict import TensorDictBase
 
 from tdcollect import keys
-from tdcollect.collect.loop import ArrayEnv, Batch, next_row
-from tdcollect.collect.placement import Placement
-from tdcollect.collect.rows import Key, Rows, by_slot, check_tensors, is_next
-from tdcollect.collect.transforms import base_of
-from tdcollect.collect.whole import WholeEnv, reset_all
+from tdcollect.collect.fast.devices import Placement
+from tdcollect.collect.fast.loop import ArrayEnv, Batch, next_row
+from tdcollect.collect.fast.transforms import base_of
+from tdcollect.collect.step_dict import Key, StepDict, by_slot, check_tensors, is_next
+from tdcollect.collect.tensordict_env import TensorDictEnv, reset_all
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 
@@ -83,7 +83,7 @@ class _Running:
     first: int
 
 
-Act = Callable[[Rows, list[int]], None]
+Act = Callable[[StepDict, list[int]], None]
 
 
 class EpisodeWatch(Protocol):
@@ -94,9 +94,9 @@ class EpisodeWatch(Protocol):
 
     def stepped_rows(
         self,
-        rows: Rows,
-        following: Rows,
-        advanced: Rows,
+        rows: StepDict,
+        following: StepDict,
+        advanced: StepDict,
         ended: list[int],
         slots: list[int] | None = None,
         begun: list[int] | None = None,
@@ -133,9 +133,9 @@ class EpisodeLoop:
 
     def __init__(
         self,
-        env: ArrayEnv | WholeEnv,
+        env: ArrayEnv | TensorDictEnv,
         act: Act,
-        remembered: Callable[[Rows], list[Key]],
+        remembered: Callable[[StepDict], list[Key]],
         starts: Iterator[Start],
         *,
         steps: int,
@@ -191,7 +191,7 @@ class EpisodeLoop:
         self._lengths = np.zeros(len(self._slots), np.int64)
         self._singly = True
         self._running: dict[int, _Running] = {}
-        self._rows = Rows()
+        self._rows = StepDict()
         self._next_keys: list[Key] | None = None
         self._zeroed: list[Key] = []
 
@@ -203,8 +203,8 @@ class EpisodeLoop:
             for running in self._running.values():
                 running.first = 0
             began = time.monotonic()
-            for frame in batch.frames():
-                taken += self._step(batch, frame, pieces, taken)
+            for buffers in batch.allocate():
+                taken += self._step(batch, buffers, pieces, taken)
                 if not self._running or time.monotonic() - began > self._seconds:
                     break
             for slot, running in self._running.items():
@@ -233,7 +233,7 @@ class EpisodeLoop:
                 self._again.extendleft(reversed(starts.values()))
                 continue
             if self._place is not None:
-                rows = Rows((key, value.cpu()) for key, value in rows.items())
+                rows = StepDict((key, value.cpu()) for key, value in rows.items())
             for key in self._zeroed:
                 rows[key] = torch.zeros_like(self._rows[key])
             rows[keys.TRAJ_IDS] = torch.zeros(self._env.batch_size, dtype=torch.int64)
@@ -256,7 +256,7 @@ class EpisodeLoop:
                 self._started(slot, start)
         self._lengths[list(starts)] = 0
 
-    def _step(self, batch: Batch, frame: Any, pieces: list[Piece], column: int) -> int:
+    def _step(self, batch: Batch, buffers: Any, pieces: list[Piece], column: int) -> int:
         """Step once; returns how many steps the batch has grown by."""
         rows, running = self._rows, self._running
         active = list(running)
@@ -267,7 +267,7 @@ class EpisodeLoop:
             self._zeroed = self._remembered(rows)
         slots = active if self._waits and len(active) < len(self._slots) else None
         try:
-            following, error = self._env.advance(rows, self._next_keys, frame, slots)
+            following, error = self._env.advance(rows, self._next_keys, buffers, slots)
         except SlotError as raised:
             # The step is lost in every slot: all episodes start again, these for a reason.
             self._stop(active, raised, pieces, column)
@@ -306,7 +306,7 @@ class EpisodeLoop:
             self._watch.stepped_rows(rows, following, self._rows, ended, whole, list(starts))
         return 1
 
-    def _ends(self, following: Rows) -> list[int]:
+    def _ends(self, following: StepDict) -> list[int]:
         """The slots whose flags say that they have ended; those at the limit are marked so."""
         if self._max_episode_steps is not None:
             self._lengths += 1
@@ -321,8 +321,8 @@ class EpisodeLoop:
         return ended
 
     def _start_free(
-        self, following: Rows, ended: list[int]
-    ) -> tuple[Rows | None, dict[int, Start]]:
+        self, following: StepDict, ended: list[int]
+    ) -> tuple[StepDict | None, dict[int, Start]]:
         """Start episodes in the slots that are free.
 
         Returns:

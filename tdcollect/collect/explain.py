@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from torchrl.envs import EnvBase
 
-from tdcollect.collect.placement import Placement
-from tdcollect.collect.policy import Program
-from tdcollect.collect.transforms import base_of, transforms_of
+from tdcollect.collect.fast.devices import Placement
+from tdcollect.collect.fast.policy import Program
+from tdcollect.collect.fast.transforms import base_of, transforms_of
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.rows import Key, by_slot
+from tdcollect.collect.step_dict import Key, by_slot
 
 
 def gather(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, torch.Tensor]:

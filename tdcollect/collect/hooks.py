@@ -11,8 +11,8 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.collect.rows import Rows, under_next
 from tdcollect.collect.statistics import Bools, Floats, Ints, Statistics
+from tdcollect.collect.step_dict import StepDict, under_next
 from tdcollect.envs.wrapper import nested
 
 
@@ -178,9 +178,9 @@ class Watch:
 
     def stepped_rows(
         self,
-        rows: Rows,
-        following: Rows,
-        advanced: Rows,
+        rows: StepDict,
+        following: StepDict,
+        advanced: StepDict,
         ended: list[int],
         slots: list[int] | None = None,
         begun: list[int] | None = None,

@@ -15,10 +15,10 @@ import torch
 from torchrl.collectors import Collector as TorchRLCollector
 
 from tdcollect.collect.arguments import check_positive_int
+from tdcollect.collect.fast.transforms import base_of
 from tdcollect.collect.hooks import AnyHooks, Watch, as_hooks
 from tdcollect.collect.record import Record, as_array, summed
 from tdcollect.collect.statistics import Bools, Collection, Statistics, Tally
-from tdcollect.collect.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 

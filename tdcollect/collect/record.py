@@ -14,15 +14,15 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
+from tdcollect.collect.fast.loop import ArrayEnv
+from tdcollect.collect.fast.policy import Program
 from tdcollect.collect.hooks import Watch, marked_slots
-from tdcollect.collect.loop import ArrayEnv
-from tdcollect.collect.policy import Program
-from tdcollect.collect.rows import Key, Rows, under_next
 from tdcollect.collect.statistics import Bools, Floats, Ints
-from tdcollect.collect.whole import WholeEnv
+from tdcollect.collect.step_dict import Key, StepDict, under_next
+from tdcollect.collect.tensordict_env import TensorDictEnv
 
-Env = TypeVar("Env", ArrayEnv, WholeEnv, ArrayEnv | WholeEnv)
-Lower = Callable[[Rows], Program]
+Env = TypeVar("Env", ArrayEnv, TensorDictEnv, ArrayEnv | TensorDictEnv)
+Lower = Callable[[StepDict], Program]
 
 
 class Record:
@@ -239,7 +239,7 @@ class _TimedProgram:
         self._program = program
         self._call = timing("policy_seconds", program)
 
-    def __call__(self, rows: Rows) -> None:
+    def __call__(self, rows: StepDict) -> None:
         self._call(rows)
 
     def __getattr__(self, name: str) -> Any:

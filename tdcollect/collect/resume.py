@@ -11,9 +11,9 @@ from tensordict import TensorDict
 
 from tdcollect import keys
 from tdcollect.collect.base import RowsCollector
+from tdcollect.collect.fast.transforms import base_of
 from tdcollect.collect.monitor import Monitor
-from tdcollect.collect.rows import flat
-from tdcollect.collect.transforms import base_of
+from tdcollect.collect.step_dict import flat
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 from tdcollect.plain import pack, unpack
 from tdcollect.randomness import global_states, set_global_states

@@ -10,8 +10,8 @@ from torchrl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorDic
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
-from tdcollect.collect.rows import Key
-from tdcollect.collect.transforms import transforms_of
+from tdcollect.collect.fast.transforms import transforms_of
+from tdcollect.collect.step_dict import Key
 from tdcollect.envs.env_action import EnvAction
 
 _BOOKKEEPING = (keys.STEP_COUNT, keys.EPISODE_REWARD, keys.IS_INIT)

@@ -3,9 +3,9 @@
 from tdcollect.envs.env_action import EnvAction
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.faults import RestartsExhausted
-from tdcollect.envs.launch import WorkerLost
 from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.workers.launch import WorkerLost
 
 __all__ = [
     "EnvAction",

@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from tdcollect import keys
 from tdcollect.envs.spaces import Array, SpaceCodec, observation_name
-from tdcollect.envs.worker import as_flag, as_reward, keeps
+from tdcollect.workers.worker import as_flag, as_reward, keeps
 
 RESUMABLE = ("serial", "process")
 """Backends whose envs can be brought back, in another process too."""
@@ -31,7 +31,7 @@ class InfoEntry(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class Frame(NamedTuple):
+class SlotBuffers(NamedTuple):
     """Where one step of N slots is written. All arrays belong to the caller.
 
     ``observation`` and ``info`` hold one array ``[N, *shape]`` an entry, ``reward`` is float32
@@ -97,7 +97,7 @@ class Backend(abc.ABC):
         slots: Sequence[int],
         seeds: Sequence[int] | None,
         options: dict[str, Any] | None,
-        out: Frame,
+        out: SlotBuffers,
     ) -> None:
         """Start an episode in each of ``slots``; write the rows of those slots only.
 
@@ -113,7 +113,7 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         """Step ``slots`` (None for all) and write their rows.
 
         Args:
@@ -240,7 +240,7 @@ def _info_entry(key: str, example: Any) -> InfoEntry:
 
 
 def write_info(
-    entries: Sequence[InfoEntry], info: Mapping[str, Any], out: Frame, slot: int
+    entries: Sequence[InfoEntry], info: Mapping[str, Any], out: SlotBuffers, slot: int
 ) -> None:
     """Write one slot's infos; an info that the env did not give this time reads zero.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array
 from tdcollect.seeding import restart_seed
@@ -85,7 +85,7 @@ def not_finite(
     verb: str,
     backend: Backend,
     slots: Sequence[int],
-    out: Frame,
+    out: SlotBuffers,
     failed: SlotError | None,
     reward: Array | None = None,
 ) -> SlotError | None:

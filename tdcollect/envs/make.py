@@ -14,9 +14,8 @@ from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase
 
 from tdcollect.envs.backend import RESUMABLE, Backend
-from tdcollect.envs.frames import Bookkeeping
-from tdcollect.envs.launch import START_METHODS
-from tdcollect.envs.pool import EnvPoolBackend
+from tdcollect.envs.buffers import Bookkeeping
+from tdcollect.envs.envpool_backend import EnvPoolBackend
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.resumable import Resumable
 from tdcollect.envs.serial import SerialBackend
@@ -24,6 +23,7 @@ from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.vector import VectorBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
+from tdcollect.workers.launch import START_METHODS
 
 OnEnvError = Literal["raise", "restart"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tdcollect.envs.spaces import Array, kinds_for
-from tdcollect.envs.worker import Field, Tree
+from tdcollect.workers.worker import Field, Tree
 
 
 def fields_of(space: spaces.Space[Any], fields: list[Field]) -> Tree:

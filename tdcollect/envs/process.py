@@ -17,14 +17,14 @@ import cloudpickle
 import numpy as np
 
 from tdcollect.envs import resumable
-from tdcollect.envs.backend import Backend, Frame, write_info
-from tdcollect.envs.crew import Crew, usable_cores
+from tdcollect.envs.backend import Backend, SlotBuffers, write_info
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.launch import WorkerProcess
 from tdcollect.envs.nesting import fields_of, flatten, nest, row
 from tdcollect.envs.serial import EnvFactory
 from tdcollect.envs.spaces import Array
-from tdcollect.envs.worker import (
+from tdcollect.workers.launch import WorkerProcess
+from tdcollect.workers.pool import WorkerPool, usable_cores
+from tdcollect.workers.worker import (
     RESET,
     STEP,
     Arrays,
@@ -84,17 +84,17 @@ class ProcessBackend(Backend):
         self.num_envs = len(factories)
         self._stepped: Sequence[int] = ()
         count = min(num_workers or usable_cores(), self.num_envs)
-        self._crew = Crew(factories, count, timeout, start_method)
+        self._pool = WorkerPool(factories, count, timeout, start_method)
         try:
-            found = self._crew.started(self._crew.processes)
+            found = self._pool.started(self._pool.processes)
             observation, action = found[0][0]
-            for process, given in zip(self._crew.processes, found, strict=True):
+            for process, given in zip(self._pool.processes, found, strict=True):
                 _check_alike(process, given, found[0][0])
             self._set_spaces(observation, action, categorical)
             self._share()
-            (self.spec,) = self._crew.call("spec", processes=self._crew.processes[:1])
+            (self.spec,) = self._pool.call("spec", processes=self._pool.processes[:1])
         except BaseException:
-            self._crew.end()
+            self._pool.end()
             raise
 
     def _share(self) -> None:
@@ -106,52 +106,52 @@ class ProcessBackend(Backend):
         action_tree = flatten(self.action.read(zeros), actions)
         action_fields = [Field(array.shape[1:], array.dtype.str) for array in actions]
         self._shared = Shared(self.num_envs, tree, fields, action_tree, action_fields)
-        self._file = self._crew.new_file(layout(self.num_envs, self._shared.fields)[1])
+        self._file = self._pool.new_file(layout(self.num_envs, self._shared.fields)[1])
         arrays = Arrays(self._shared, self._file)
         self._reward, self._terminated, self._truncated = arrays.outcome
         self._observation = nest(tree, arrays.observation)
         self._actions = arrays.action
         self._infos: Sequence[Array] = ()
         self._info_file = -1
-        self._map(self._crew.processes)
+        self._map(self._pool.processes)
 
     def _map(self, processes: Sequence[WorkerProcess]) -> None:
         plain = self._shared.plain()
-        self._crew.call("share", plain, descriptor=self._file, processes=processes)
+        self._pool.call("share", plain, descriptor=self._file, processes=processes)
 
     def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
         super().read_info(info_keys)
         fields = [Field(info.shape, info.dtype.str) for info in self.info]
-        self._info_file = self._crew.new_file(layout(self.num_envs, fields)[1])
+        self._info_file = self._pool.new_file(layout(self.num_envs, fields)[1])
         self._infos = map_arrays(self._info_file, self.num_envs, fields)
-        self._map_infos(self._crew.processes)
+        self._map_infos(self._pool.processes)
 
     def _map_infos(self, processes: Sequence[WorkerProcess]) -> None:
         infos = [(info.key, info.shape, info.dtype.str) for info in self.info]
         arguments = (self.num_envs, infos)
-        self._crew.call("share_infos", *arguments, descriptor=self._info_file, processes=processes)
+        self._pool.call("share_infos", *arguments, descriptor=self._info_file, processes=processes)
 
     def reset(
         self,
         slots: Sequence[int],
         seeds: Sequence[int] | None,
         options: dict[str, Any] | None,
-        out: Frame,
+        out: SlotBuffers,
     ) -> None:
         given = dict.fromkeys(slots) if seeds is None else dict(zip(slots, seeds, strict=True))
-        self._crew.seeds.update(given)
+        self._pool.seeds.update(given)
         payloads = {}
-        for process in self._crew.processes:
+        for process in self._pool.processes:
             mine = [slot for slot in slots if slot in process.slots]
             if mine:
                 own_seeds = None if seeds is None else [given[slot] for slot in mine]
                 payloads[process] = packed((mine, own_seeds, options))
-        failed, odd = self._crew.ask("reset", RESET, payloads)
+        failed, odd = self._pool.ask("reset", RESET, payloads)
         failed.update(self._write([slot for slot in slots if slot not in failed], odd, out))
         if failed:
             raise SlotError("reset", {slot: failed[slot] for slot in slots if slot in failed})
 
-    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         values: list[Array] = []
         flatten(self.action.read(actions), values)
         shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
@@ -159,7 +159,7 @@ class ProcessBackend(Backend):
             for array, value in zip(self._actions, values, strict=True):
                 array[...] = value
         stepped: Sequence[int] = range(self.num_envs) if slots is None else slots
-        payloads = dict.fromkeys(self._crew.processes, b"")
+        payloads = dict.fromkeys(self._pool.processes, b"")
         if slots is not None or not shared:
             shares = {p: [slot for slot in stepped if slot in p.slots] for p in payloads}
             # Actions of another dtype are sent as they are: `serial` gives them to envs so, too.
@@ -168,7 +168,7 @@ class ProcessBackend(Backend):
                 for p in shares
             }
             payloads = {p: packed((mine, sent[p])) for p, mine in shares.items() if mine}
-        failed, odd = self._crew.ask("step", STEP, payloads)
+        failed, odd = self._pool.ask("step", STEP, payloads)
         if failed:
             failed = {slot: failed[slot] for slot in stepped if slot in failed}
             stepped = [slot for slot in stepped if slot not in failed]
@@ -185,7 +185,7 @@ class ProcessBackend(Backend):
             raise SlotError("step", failed)
 
     def _write(
-        self, slots: Sequence[int], odd: Mapping[int, Any], out: Frame
+        self, slots: Sequence[int], odd: Mapping[int, Any], out: SlotBuffers
     ) -> dict[int, Exception]:
         """Write the observations and infos of some slots, from shared memory or as they came.
 
@@ -203,7 +203,7 @@ class ProcessBackend(Backend):
         return {}
 
     def _write_singly(
-        self, slots: Sequence[int], odd: Mapping[int, Any], out: Frame
+        self, slots: Sequence[int], odd: Mapping[int, Any], out: SlotBuffers
     ) -> dict[int, Exception]:
         failed: dict[int, Exception] = {}
         for slot in slots:
@@ -224,8 +224,8 @@ class ProcessBackend(Backend):
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         if slot not in self._stepped:
             return {}
-        holder = [process for process in self._crew.processes if slot in process.slots]
-        info: Mapping[str, Any] = self._crew.call("latest_info", slot, processes=holder)[0]
+        holder = [process for process in self._pool.processes if slot in process.slots]
+        info: Mapping[str, Any] = self._pool.call("latest_info", slot, processes=holder)[0]
         return info
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
@@ -235,10 +235,10 @@ class ProcessBackend(Backend):
             The slots built anew, ascending: all those of a worker that was lost come back together.
         """
         built: list[int] = []
-        for process in list(self._crew.processes):
+        for process in list(self._pool.processes):
             mine = [slot for slot in slots if slot in process.slots]
             if mine and process.lost is None:
-                self._crew.call("rebuild", mine, processes=[process])
+                self._pool.call("rebuild", mine, processes=[process])
                 built += mine
             elif mine:
                 self._replace(process)
@@ -246,15 +246,15 @@ class ProcessBackend(Backend):
         return built
 
     def _replace(self, lost: WorkerProcess) -> None:
-        process = self._crew.relaunch(lost)
+        process = self._pool.relaunch(lost)
         try:
-            (given,) = self._crew.started([process])
+            (given,) = self._pool.started([process])
             _check_alike(process, given, (self.observation.space, self.action.space))
             self._map([process])
             if self.info:
                 self._map_infos([process])
         except BaseException:  # half made, it is of no use
-            self._crew.lose(process, "was ended, as its envs could not be made")
+            self._pool.lose(process, "was ended, as its envs could not be made")
             raise
 
     def save_states(self) -> dict[int, dict[str, Any]]:
@@ -264,8 +264,8 @@ class ProcessBackend(Backend):
         states: dict[int, dict[str, Any]] = {
             slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)
         }
-        living = [process for process in self._crew.processes if not process.lost]
-        for given in self._crew.call("save_states", processes=living):
+        living = [process for process in self._pool.processes if not process.lost]
+        for given in self._pool.call("save_states", processes=living):
             states.update(given)
         return states
 
@@ -273,30 +273,30 @@ class ProcessBackend(Backend):
         if not self.resumable:
             return super().load_states(states)
         found: dict[int, str] = {}
-        for given in self._crew.call("load_states", dict(states)):
+        for given in self._pool.call("load_states", dict(states)):
             found.update(given)
         return found
 
     def sample_info(self) -> Mapping[str, Any]:
-        info: Mapping[str, Any] = self._crew.call(
-            "sample_info", processes=self._crew.processes[:1]
+        info: Mapping[str, Any] = self._pool.call(
+            "sample_info", processes=self._pool.processes[:1]
         )[0]
         return info
 
     def render(self) -> list[Any]:
-        return [frame for frames in self._crew.call("render") for frame in frames]
+        return [buffers for frames in self._pool.call("render") for buffers in frames]
 
     def close(self) -> None:
         """Close the envs and end the workers; a second call does nothing.
 
         A worker whose envs have not closed after 5 seconds is killed.
         """
-        self._crew.close()
+        self._pool.close()
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.num_envs} slots in {len(self._crew.processes)} workers, "
-            f"{self._crew.method})"
+            f"{type(self).__name__}({self.num_envs} slots in {len(self._pool.processes)} workers, "
+            f"{self._pool.method})"
         )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tdcollect.envs.backend import Backend, Frame, as_flags, as_rewards, write_info
+from tdcollect.envs.backend import Backend, SlotBuffers, as_flags, as_rewards, write_info
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array
-from tdcollect.envs.worker import as_flag, as_reward, check_env, check_spaces
+from tdcollect.workers.worker import as_flag, as_reward, check_env, check_spaces
 
 _SMALL = 4096  # bytes
 
@@ -71,7 +71,7 @@ class SerialBackend(Backend):
         slots: Sequence[int],
         seeds: Sequence[int] | None,
         options: dict[str, Any] | None,
-        out: Frame,
+        out: SlotBuffers,
     ) -> None:
         failed: dict[int, Exception] = {}
         for row, slot in enumerate(slots):
@@ -86,7 +86,7 @@ class SerialBackend(Backend):
         if failed:
             raise SlotError("reset", failed)
 
-    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         envs, unbatched = self.envs, self.action.read_slots(actions)
         stepped = self._slots if slots is None else slots
         if slots is not None:
@@ -108,7 +108,7 @@ class SerialBackend(Backend):
         if failed:
             raise SlotError("step", dict(sorted(failed.items())))
 
-    def _write(self, results: Sequence[Any], stepped: Sequence[int], out: Frame) -> None:
+    def _write(self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers) -> None:
         observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
         rows: Any = ... if len(stepped) == self.num_envs else list(stepped)
         self._write_observations(observations, stepped, out)
@@ -122,7 +122,7 @@ class SerialBackend(Backend):
                 write_info(self.info, info, out, slot)
 
     def _write_singly(
-        self, results: Sequence[Any], stepped: Sequence[int], out: Frame
+        self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers
     ) -> dict[int, Exception]:
         """Write what fits; returns what is wrong with the others, by slot."""
         failed: dict[int, Exception] = {}
@@ -162,7 +162,7 @@ class SerialBackend(Backend):
         return list(slots)
 
     def _write_observations(
-        self, observations: Sequence[Any], slots: Sequence[int], out: Frame
+        self, observations: Sequence[Any], slots: Sequence[int], out: SlotBuffers
     ) -> None:
         if self._small_shape is not None and len(slots) == self.num_envs:
             try:

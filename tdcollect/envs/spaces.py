@@ -31,7 +31,7 @@ from torchrl.data import (
 
 from tdcollect import keys
 from tdcollect._upstream import gym_space_to_spec
-from tdcollect.envs.worker import keeps, limits
+from tdcollect.workers.worker import keeps, limits
 
 Array = np.ndarray[Any, Any]
 Path = tuple[str, ...]

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.backend import Backend, SlotBuffers
+from tdcollect.envs.buffers import Bookkeeping, StepBuffers, allocate_buffers, entries_of
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.faults import Restarts, not_finite
-from tdcollect.envs.frames import Bookkeeping, StepFrame, entries_of, frames_of
 from tdcollect.envs.spaces import Array
 from tdcollect.envs.whereabouts import Whereabouts
 
@@ -30,7 +30,7 @@ class Stepper:
         max_restarts: how many envs that fail are built anew, in all; None to raise instead.
 
     Attributes:
-        entries: what a frame holds beside reward and flags: observations, infos, bookkeeping.
+        entries: what the buffers hold beside reward and flags: observations, infos, bookkeeping.
         broken: what went wrong in the slots whose episodes the latest step broke off, their envs
             built anew, by slot.
         restarts: the envs that were built anew as they failed; None where failures raise.
@@ -74,10 +74,10 @@ class Stepper:
         self._unstarted = set(self._every_slot)
         self._seeds: dict[int, int] = {}
 
-    def frames(
+    def allocate(
         self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
-    ) -> list[StepFrame]:
-        """Zeroed frames for ``count`` steps, allocated together.
+    ) -> list[StepBuffers]:
+        """Zeroed buffers for ``count`` steps, allocated together.
 
         Args:
             count: how many.
@@ -85,7 +85,7 @@ class Stepper:
             pinned: in page-locked memory, from which copies to a GPU need not be waited for.
             exact: the backend writes rewards in float64; those of the tensors are made from them.
         """
-        return frames_of(self.backend, self.entries, count, batched, pinned, exact)
+        return allocate_buffers(self.backend, self.entries, count, batched, pinned, exact)
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed a slot for that slot's next reset.
@@ -101,7 +101,7 @@ class Stepper:
     def reset(
         self,
         slots: Sequence[int] | None,
-        out: StepFrame,
+        out: StepBuffers,
         seeds: Sequence[int] | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
@@ -121,15 +121,15 @@ class Stepper:
         slots = self._every_slot if slots is None else slots
         if not slots:
             return
-        failed = self._reset_backend(slots, seeds, options, out.backend)
+        failed = self._reset_backend(slots, seeds, options, out.raw)
         while failed is not None and self.restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
             if seeds is not None:
                 given = dict(zip(slots, seeds, strict=True))
-                failed = self._reset_backend(again, [given[s] for s in again], options, out.backend)
+                failed = self._reset_backend(again, [given[s] for s in again], options, out.raw)
             else:
-                failed = self._reset_backend(again, None, options, out.backend)
+                failed = self._reset_backend(again, None, options, out.raw)
         rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
         used = self._seeds if seeds is None else dict(zip(slots, seeds, strict=True))
         self._at.started(rows, {slot: used[slot] for slot in rows if slot in used} if used else {})
@@ -151,7 +151,7 @@ class Stepper:
         slots: Sequence[int],
         seeds: Sequence[int] | None,
         options: dict[str, Any] | None,
-        out: Frame,
+        out: SlotBuffers,
     ) -> SlotError | None:
         """Reset slots; returns what failed, told with its place."""
         failed: SlotError | None = None
@@ -188,8 +188,8 @@ class Stepper:
         self,
         actions: Sequence[Array],
         slots: Sequence[int] | None,
-        out: StepFrame,
-        shown: StepFrame | None = None,
+        out: StepBuffers,
+        shown: StepBuffers | None = None,
     ) -> None:
         """Step ``slots`` (None for all) and write their rows; others are left alone.
 
@@ -205,7 +205,7 @@ class Stepper:
             RestartsExhausted: where too many had failed before; the others are stepped.
         """
         self._check_step(slots)
-        frame = out.backend
+        buffers = out.raw
         failed = self._step_backend(actions, slots, out)
         if self.broken:
             self.broken = {}
@@ -221,10 +221,10 @@ class Stepper:
         self._at.stepped(slots)
         if self.bookkeeping.max_episode_steps is not None:
             limit = self.bookkeeping.max_episode_steps
-            frame.truncated[rows] |= self._at.lengths()[rows] >= limit
+            buffers.truncated[rows] |= self._at.lengths()[rows] >= limit
         if self.bookkeeping.episode_reward:
             self._returns[rows] += out.reward[rows]
-        np.logical_or(frame.terminated, frame.truncated, out=out.done)
+        np.logical_or(buffers.terminated, buffers.truncated, out=out.done)
         self._must_reset[rows] = out.done[rows]
         if out.bookkeeping:
             self._write_bookkeeping(rows, False, out)
@@ -232,7 +232,7 @@ class Stepper:
             raise failed
 
     def _step_backend(
-        self, actions: Sequence[Array], slots: Sequence[int] | None, out: StepFrame
+        self, actions: Sequence[Array], slots: Sequence[int] | None, out: StepBuffers
     ) -> SlotError | None:
         """Step slots; returns what failed, told with its place."""
         failed: SlotError | None = None
@@ -243,31 +243,31 @@ class Stepper:
                 fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
                 failed = SlotError("step", fallen)
         try:
-            self.backend.step(actions, slots, out.backend)
+            self.backend.step(actions, slots, out.raw)
         except SlotError as error:
             failed = error if failed is None else failed.joined(error)
-        if out.reward is not out.backend.reward:
-            out.reward[...] = out.backend.reward
+        if out.reward is not out.raw.reward:
+            out.reward[...] = out.raw.reward
         if self._finite:
             asked = self._every_slot if slots is None else slots
-            failed = not_finite("step", self.backend, asked, out.backend, failed, out.reward)
+            failed = not_finite("step", self.backend, asked, out.raw, failed, out.reward)
         if failed is None:
             return None
         return failed.at(self._at.told("step", failed.causes, {}))
 
-    def _break_off(self, failed: SlotError, out: StepFrame, shown: StepFrame) -> None:
+    def _break_off(self, failed: SlotError, out: StepBuffers, shown: StepBuffers) -> None:
         """End the episodes of slots whose envs failed, where they are, and build these anew."""
         self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])
         rows = list(failed.causes)
         for array, present in zip(
-            (*out.backend.observation, *out.backend.info),
-            (*shown.backend.observation, *shown.backend.info),
+            (*out.raw.observation, *out.raw.info),
+            (*shown.raw.observation, *shown.raw.info),
             strict=True,
         ):
             array[rows] = present[rows]
-        out.reward[rows] = out.backend.reward[rows] = 0
-        out.backend.terminated[rows] = False
-        out.backend.truncated[rows] = True
+        out.reward[rows] = out.raw.reward[rows] = 0
+        out.raw.terminated[rows] = False
+        out.raw.truncated[rows] = True
         for slot in rows:
             self._fallen.pop(slot, None)
         self._unstarted.update(rows)
@@ -331,7 +331,7 @@ class Stepper:
         if self.restarts is not None and state["restarts"] is not None:
             self.restarts.load_state(state["restarts"], rows)
 
-    def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepFrame) -> None:
+    def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepBuffers) -> None:
         values = (
             (self.bookkeeping.step_count, self._at.lengths),
             (self.bookkeeping.episode_reward, lambda: self._returns),

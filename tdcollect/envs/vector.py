@@ -21,12 +21,20 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from tdcollect.envs.backend import BOOL, FLOATS, Backend, Frame, as_flags, as_rewards, write_info
+from tdcollect.envs.backend import (
+    BOOL,
+    FLOATS,
+    Backend,
+    SlotBuffers,
+    as_flags,
+    as_rewards,
+    write_info,
+)
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.nesting import row
 from tdcollect.envs.spaces import Array
 from tdcollect.envs.vector_wrappers import check_wrappers, share_no_options
-from tdcollect.envs.worker import as_flag, as_reward
+from tdcollect.workers.worker import as_flag, as_reward
 
 _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
 
@@ -79,7 +87,7 @@ class VectorBackend(Backend):
         slots: Sequence[int],
         seeds: Sequence[int] | None,
         options: dict[str, Any] | None,
-        out: Frame,
+        out: SlotBuffers,
     ) -> None:
         if seeds is None and options is None:
             slots = self._show_fresh(slots, out)
@@ -122,7 +130,7 @@ class VectorBackend(Backend):
 
         _singly("reset", slots, write)
 
-    def _show_fresh(self, slots: Sequence[int], out: Frame) -> Sequence[int]:
+    def _show_fresh(self, slots: Sequence[int], out: SlotBuffers) -> Sequence[int]:
         """Write the episodes that the vector env began by itself; return the slots still to reset.
 
         A reset of all slots at once is left whole where the vector env knows no other.
@@ -139,7 +147,7 @@ class VectorBackend(Backend):
                         array[slot] = row
         return waiting
 
-    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
         self._latest = info
         try:
@@ -179,7 +187,7 @@ class VectorBackend(Backend):
             and reward.size == terminated.size == truncated.size == self.num_envs
         )
 
-    def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: Frame) -> None:
+    def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
         """Keep what began the slot's next episode, and show how this one ended."""
         self._fresh[slot] = (
             [array[slot].copy() for array in out.observation],
@@ -209,7 +217,7 @@ class VectorBackend(Backend):
             if f"_{key}" in info and info[f"_{key}"][slot] and not isinstance(value, dict)
         }
 
-    def _write_info(self, info: Mapping[str, Any], out: Frame, slot: int) -> None:
+    def _write_info(self, info: Mapping[str, Any], out: SlotBuffers, slot: int) -> None:
         here = {}
         for entry in self.info:
             given = info.get(f"_{entry.key}")

@@ -13,8 +13,8 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
+from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.frames import StepFrame
 from tdcollect.envs.spaces import Array, Path, compose, key_of
 from tdcollect.envs.stepper import Stepper
 from tdcollect.seeding import slot_seeds
@@ -58,7 +58,7 @@ class GymnasiumEnv(EnvBase):
             (key_of(path), torch.Size([*batch_size, *leaf.shape]))
             for path, leaf in zip(action.paths, action.leaves, strict=True)
         ]
-        self._latest: StepFrame | None = None
+        self._latest: StepBuffers | None = None
         self._exact = False
         self.is_closed = False
 
@@ -82,21 +82,21 @@ class GymnasiumEnv(EnvBase):
         for spec_name, spec in specs.items():
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
 
-    def frames(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepFrame]:
-        """Zeroed frames for ``count`` steps; their tensors, on the CPU, have the env's batch size.
+    def allocate(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepBuffers]:
+        """Zeroed buffers for ``count`` steps; their tensors, on the CPU, have the env's batch size.
 
         Args:
             count: how many.
             pinned: in page-locked memory, from which copies to a GPU need not be waited for.
             exact: with rewards in float64, beside those of the tensors.
         """
-        return self.stepper.frames(count, bool(self.batch_size), pinned, exact)
+        return self.stepper.allocate(count, bool(self.batch_size), pinned, exact)
 
-    def exact_reward(self, frame: StepFrame | None = None) -> torch.Tensor:
-        """The reward ``[N, 1]`` as the env gave it, float64, of an exact frame or the latest."""
-        frame = self._latest if frame is None else frame
-        assert frame is not None
-        return torch.from_numpy(frame.backend.reward).view(*self.batch_size, 1)
+    def exact_reward(self, buffers: StepBuffers | None = None) -> torch.Tensor:
+        """The reward ``[N, 1]`` as the env gave it, float64, of an exact buffers or the latest."""
+        buffers = self._latest if buffers is None else buffers
+        assert buffers is not None
+        return torch.from_numpy(buffers.raw.reward).view(*self.batch_size, 1)
 
     @contextmanager
     def exact_rewards(self) -> Iterator[None]:
@@ -110,30 +110,30 @@ class GymnasiumEnv(EnvBase):
     def step_arrays(
         self,
         source: Mapping[Any, torch.Tensor] | TensorDictBase,
-        frame: StepFrame,
+        buffers: StepBuffers,
         slots: list[int] | None = None,
     ) -> None:
         """Step on arrays: the one step that the wrapper and the collector share.
 
         Args:
             source: holds the action entries, of the env's batch size.
-            frame: is written. Rows of slots that are not stepped show their present state.
+            buffers: is written. StepDict of slots that are not stepped show their present state.
             slots: the slots to step; None for all.
         """
         self._check_open("step")
         actions = self.read_actions(source)
         if slots is not None:
-            self._hold_waiting_rows(frame)
+            self._hold_waiting_rows(buffers)
         try:
-            self.stepper.step(actions, slots, frame, self._latest)
+            self.stepper.step(actions, slots, buffers, self._latest)
         except SlotError:
-            self._latest = frame
+            self._latest = buffers
             raise
-        self.__dict__["_latest"] = frame  # past the checks of nn.Module, which cost more
+        self.__dict__["_latest"] = buffers  # past the checks of nn.Module, which cost more
 
     def reset_arrays(
         self,
-        frame: StepFrame,
+        buffers: StepBuffers,
         slots: Sequence[int] | None,
         seeds: Sequence[int] | None = None,
         options: dict[str, Any] | None = None,
@@ -141,38 +141,38 @@ class GymnasiumEnv(EnvBase):
         """Reset ``slots`` (None for all) on arrays.
 
         Args:
-            frame: is written. Rows of slots that are not reset show their present state.
+            buffers: is written. StepDict of slots that are not reset show their present state.
             slots: ascending.
             seeds: one a slot in ``slots``.
             options: gymnasium's reset options.
         """
         self._check_open("reset")
         if slots is not None:
-            self._hold_waiting_rows(frame)
-            for flag in (frame.backend.terminated, frame.backend.truncated, frame.done):
+            self._hold_waiting_rows(buffers)
+            for flag in (buffers.raw.terminated, buffers.raw.truncated, buffers.done):
                 flag[slots] = False
         try:
-            self.stepper.reset(slots, frame, seeds, options)
+            self.stepper.reset(slots, buffers, seeds, options)
         except SlotError:
-            self._latest = frame
+            self._latest = buffers
             raise
-        self.__dict__["_latest"] = frame
+        self.__dict__["_latest"] = buffers
 
-    def _hold_waiting_rows(self, frame: StepFrame) -> None:
+    def _hold_waiting_rows(self, buffers: StepBuffers) -> None:
         """Show the present state of slots that a call leaves alone."""
         latest = self._latest
         if latest is not None:
-            held = (frame.backend.terminated, frame.backend.truncated, frame.done)
-            shown = (latest.backend.terminated, latest.backend.truncated, latest.done)
+            held = (buffers.raw.terminated, buffers.raw.truncated, buffers.done)
+            shown = (latest.raw.terminated, latest.raw.truncated, latest.done)
             for array, present in zip(
-                (*frame.entries, *held), (*latest.entries, *shown), strict=True
+                (*buffers.entries, *held), (*latest.entries, *shown), strict=True
             ):
                 array[...] = present
 
-    def _pack(self, frame: StepFrame) -> TensorDict:
+    def _pack(self, buffers: StepBuffers) -> TensorDict:
         paths = [entry.path for entry in self.stepper.entries]
         flags = (keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE)
-        packed = nested(zip((*paths, *flags), frame.tensors, strict=True), self.batch_size)
+        packed = nested(zip((*paths, *flags), buffers.tensors, strict=True), self.batch_size)
         return packed if self.device is None else packed.to(self.device)
 
     def _rows(self, tensor: torch.Tensor) -> Array:
@@ -181,9 +181,9 @@ class GymnasiumEnv(EnvBase):
         return array if self.batch_size else array[None]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        (frame,) = self.frames(1, exact=self._exact)
-        self.step_arrays(tensordict, frame, self._slots(tensordict, keys.STEP))
-        return self._pack(frame)
+        (buffers,) = self.allocate(1, exact=self._exact)
+        self.step_arrays(tensordict, buffers, self._slots(tensordict, keys.STEP))
+        return self._pack(buffers)
 
     def _reset(
         self,
@@ -205,9 +205,9 @@ class GymnasiumEnv(EnvBase):
         slots = self._slots(tensordict, keys.RESET)
         targets = range(self.num_envs) if slots is None else slots
         seeds = None if seed is None else slot_seeds(seed, targets)
-        (frame,) = self.frames(1)
-        self.reset_arrays(frame, slots, seeds, options)
-        return self._pack(frame).exclude(keys.REWARD)
+        (buffers,) = self.allocate(1)
+        self.reset_arrays(buffers, slots, seeds, options)
+        return self._pack(buffers).exclude(keys.REWARD)
 
     def _slots(self, tensordict: TensorDictBase | None, key: str) -> list[int] | None:
         """The slots that a mask entry marks, or None for all of them."""
@@ -343,15 +343,15 @@ class GymnasiumEnv(EnvBase):
         slots = [slot for slot in range(self.num_envs) if slot not in failed]
         if slots and state["latest"] is not None:
             self.stepper.load_state(state["stepper"], slots)
-            (frame,) = self.frames(1)
-            self._hold_waiting_rows(frame)
-            for array, rows in zip(_arrays(frame), state["latest"], strict=True):
+            (buffers,) = self.allocate(1)
+            self._hold_waiting_rows(buffers)
+            for array, rows in zip(_arrays(buffers), state["latest"], strict=True):
                 array[slots] = rows[slots]
-            self._latest = frame
+            self._latest = buffers
         return failed
 
     def render(self) -> Any:
-        """What the backend renders: a list of frames, one a slot; one frame if unbatched."""
+        """What the backend renders: a list of frames, one a slot; one buffers if unbatched."""
         frames = self.stepper.backend.render()
         return frames if self.batch_size else frames[0]
 
@@ -383,9 +383,9 @@ def _check_alike(old: Stepper, new: Stepper) -> None:
             )
 
 
-def _arrays(frame: StepFrame) -> list[Array]:
-    """What a frame shows of the slots, ``[N, ...]`` each; not the reward, which nobody reads."""
-    return [*frame.entries, frame.backend.terminated, frame.backend.truncated, frame.done]
+def _arrays(buffers: StepBuffers) -> list[Array]:
+    """The arrays ``[N, ...]`` that show where slots are; not the reward, which nobody reads."""
+    return [*buffers.entries, buffers.raw.terminated, buffers.raw.truncated, buffers.done]
 
 
 def nested(

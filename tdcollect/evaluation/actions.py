@@ -14,7 +14,7 @@ from torchrl.data import Binary, Categorical, MultiCategorical, MultiOneHot, One
 from torchrl.envs import EnvBase
 
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.rows import Rows
+from tdcollect.collect.step_dict import StepDict
 
 
 class ActionCheck:
@@ -32,7 +32,7 @@ class ActionCheck:
         self._specs = {key: spec[key] for key in env.action_keys}
         self._dims = len(env.batch_size)
 
-    def first(self, rows: Rows) -> None:
+    def first(self, rows: StepDict) -> None:
         """Check the outputs ``[B, ...]`` of a policy's first call.
 
         Raises:

@@ -16,10 +16,10 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect._upstream import append_policy_transforms
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.episodes import EpisodeLoop, Start
-from tdcollect.collect.loop import Steps, array_env, exact_reward_of
-from tdcollect.collect.rows import Key, Rows
-from tdcollect.collect.transforms import base_of
-from tdcollect.collect.whole import WholeEnv
+from tdcollect.collect.fast.loop import Steps, array_env, exact_reward_of
+from tdcollect.collect.fast.transforms import base_of
+from tdcollect.collect.step_dict import Key, StepDict
+from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.actions import ActionCheck
@@ -279,7 +279,7 @@ class EvaluationCollector:
         fresh_envs = probe_env(self.base, self._fresh_envs)
         exact = exact_reward_of(self.env)
         on_arrays = array_env(self.env, exact)
-        env = WholeEnv(self.env, exact) if isinstance(on_arrays, str) else on_arrays
+        env = TensorDictEnv(self.env, exact) if isinstance(on_arrays, str) else on_arrays
         slots = env.batch_size.numel()
         inference = Inference(
             self._policy,
@@ -293,7 +293,7 @@ class EvaluationCollector:
         given_up: list[Finished] = []
         remembered: list[Key] | None = None
 
-        def act(rows: Rows, active: list[int]) -> None:
+        def act(rows: StepDict, active: list[int]) -> None:
             nonlocal remembered
             if remembered is None:
                 remembered = self._first_call(inference, rows, env, actions)
@@ -340,14 +340,14 @@ class EvaluationCollector:
         yield given_up
 
     def _first_call(
-        self, inference: Inference, rows: Rows, env: Steps, actions: ActionCheck
+        self, inference: Inference, rows: StepDict, env: Steps, actions: ActionCheck
     ) -> list[Key]:
         """Look at the policy before it acts; the entries that it remembers are then there."""
         randomness = GlobalRandomness()
         outputs = inference.probe(rows)
         randomness.check("the policy")
         actions.first(outputs)
-        seen = Rows({**rows, **outputs})
+        seen = StepDict({**rows, **outputs})
         remembered = inference.remembered(seen, env)
         for key in remembered:
             if key not in rows:

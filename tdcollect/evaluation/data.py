@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.rows import Key, under_next
+from tdcollect.collect.step_dict import Key, under_next
 from tdcollect.envs.wrapper import nested
 from tdcollect.evaluation.records import COMPLETED, FAILED, Episode
 

@@ -16,9 +16,9 @@ from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 
 from tdcollect._upstream import make_compatible_policy
 from tdcollect.collect.arguments import cannot_wrap, check_instance
-from tdcollect.collect.loop import Steps, forgotten_entries
-from tdcollect.collect.policy import Op, Program
-from tdcollect.collect.rows import Key, Rows, is_plain
+from tdcollect.collect.fast.loop import Steps, forgotten_entries
+from tdcollect.collect.fast.policy import Op, Program
+from tdcollect.collect.step_dict import Key, StepDict, is_plain
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.evaluation.places import LikeRows, example
 from tdcollect.evaluation.streams import DrawByRow, RowNoise, Stream, Streams
@@ -73,7 +73,7 @@ class Inference:
         """Have the episode that starts in a slot draw from a stream of its own."""
         self._of_slot[slot] = Stream(seed)
 
-    def __call__(self, rows: Rows, active: Sequence[int]) -> None:
+    def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Run the policy; its outputs join the rows. Only those of the slots ``active`` matter."""
         if self._on_rows and self._lie_well(rows):
             self._streams.current = self._of_slot
@@ -106,7 +106,7 @@ class Inference:
             and self._slots == self._size == self._group
         )
 
-    def _lie_well(self, rows: Rows) -> bool:
+    def _lie_well(self, rows: StepDict) -> bool:
         """Whether the policy's inputs lie in memory as :meth:`_filled_up` would place them."""
         for key in self._program.reads_first:  # type: ignore[union-attr]
             value = rows.get(key)
@@ -118,16 +118,16 @@ class Inference:
                 return False
         return True
 
-    def _run_group(self, rows: Rows, first: int, stop: int) -> Rows:
+    def _run_group(self, rows: StepDict, first: int, stop: int) -> StepDict:
         """The policy's outputs ``[stop - first, ...]`` for a group of slots."""
         count = stop - first
         streams = [*self._of_slot[first:stop], *[None] * (self._size - count)]
         outputs = self._run(self._filled_up(rows, first, stop), streams)
         if not self._batched:
-            return Rows((key, value[0]) for key, value in outputs.items())
-        return Rows((key, value[:count]) for key, value in outputs.items())
+            return StepDict((key, value[0]) for key, value in outputs.items())
+        return StepDict((key, value[:count]) for key, value in outputs.items())
 
-    def _filled_up(self, rows: Rows, first: int, stop: int) -> Rows:
+    def _filled_up(self, rows: StepDict, first: int, stop: int) -> StepDict:
         """The rows of a group of slots, the last one repeated up to the fixed size.
 
         The copy lies in memory as torch places it: a matrix product rounds differently by the
@@ -135,7 +135,7 @@ class Inference:
         """
         program = self._program
         needed = rows.keys() if program is None or not program.straight else program.reads_first
-        given = Rows()
+        given = StepDict()
         for key in needed:
             value = rows.get(key)
             if value is None:
@@ -150,10 +150,10 @@ class Inference:
 
     def _run(
         self,
-        given: Rows,
+        given: StepDict,
         streams: Sequence[Stream | None],
         watching: LikeRows | None = None,
-    ) -> Rows:
+    ) -> StepDict:
         """The policy's outputs for a batch of the fixed size."""
         first = self._program is None
         if self._program is None:
@@ -165,7 +165,7 @@ class Inference:
                 noise=RowNoise(self._streams),
             )
         self._streams.current = streams
-        rows = Rows(given)
+        rows = StepDict(given)
         for op in self._program.ops:
             if watching is not None and op not in self._program.sampling:
                 watching.follow(rows.values())
@@ -179,7 +179,9 @@ class Inference:
             with self._mode:
                 op(rows)
             self._drawing.setdefault(op, self._mode.draws > before)
-        written = Rows((key, value) for key, value in rows.items() if value is not given.get(key))
+        written = StepDict(
+            (key, value) for key, value in rows.items() if value is not given.get(key)
+        )
         # What is no tensor has no bits to compare, and is not kept.
         self.left_out = [key for key, value in written.items() if not is_plain(value)]
         for key in self.left_out:
@@ -188,7 +190,7 @@ class Inference:
             self._check_lead(written)
         return written
 
-    def _check_lead(self, written: Rows) -> None:
+    def _check_lead(self, written: StepDict) -> None:
         """Raise where an output has not a row for each of the policy's rows."""
         for key, value in written.items():
             if value.shape[:1] != (self._size,):
@@ -203,12 +205,12 @@ class Inference:
         if self._program is not None:
             self._program.check()
 
-    def remembered(self, rows: Rows, env: Steps) -> list[Key]:
+    def remembered(self, rows: StepDict, env: Steps) -> list[Key]:
         """The entries that the policy takes from one step to the next."""
         assert self._program is not None
         return forgotten_entries(rows, env, self._program)
 
-    def probe(self, rows: Rows) -> Rows:
+    def probe(self, rows: StepDict) -> StepDict:
         """Run the policy on rows, and refuse one whose rows are not each their own.
 
         Returns:
@@ -218,10 +220,10 @@ class Inference:
             NotReproducibleError: for a policy that couples the rows of a batch, keeps a state of
                 its own, or draws random numbers where they cannot be seen.
         """
-        one = Rows((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
-        one = Rows((key, value.to(self._device)) for key, value in one.items())
+        one = StepDict((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
+        one = StepDict((key, value.to(self._device)) for key, value in one.items())
         size = self._size
-        batch = Rows((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
+        batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
         with _unchanged_buffers(self._policy):
             first = self._run(batch, [Stream(row) for row in range(size)])
             again = self._run(batch, [Stream(row) for row in range(size)])
@@ -237,7 +239,7 @@ class Inference:
             alike = size == 1 or self._rows_are_alike(batch)
         self._group = size if alike else 1
         for place in {0, self._group - 1} if size > 1 else ():
-            others = Rows((key, _unlike(value)) for key, value in batch.items())
+            others = StepDict((key, _unlike(value)) for key, value in batch.items())
             for key, value in one.items():
                 others[key][place] = value[0]
             streams = [Stream(0 if row == place else size + row) for row in range(size)]
@@ -255,10 +257,10 @@ class Inference:
         self._on_rows = self._runs_on_rows()
         return first
 
-    def _rows_are_alike(self, batch: Rows) -> bool:
+    def _rows_are_alike(self, batch: StepDict) -> bool:
         """Whether like rows come out alike; the same answer whatever the episodes are."""
         for seed in range(_EXAMPLES):
-            given = Rows()
+            given = StepDict()
             for key, value in batch.items():
                 row = example(key, value[:1], seed)
                 given[key] = row.expand_as(value).clone()
@@ -357,7 +359,7 @@ def _unlike(value: torch.Tensor) -> torch.Tensor:
 
 
 def _check_same(
-    first: Rows, other: Rows, rows: Sequence[int], others: Sequence[int], why: str
+    first: StepDict, other: StepDict, rows: Sequence[int], others: Sequence[int], why: str
 ) -> None:
     differing = [
         key

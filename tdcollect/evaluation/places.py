@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tdcollect import keys
-from tdcollect.collect.rows import Key
+from tdcollect.collect.step_dict import Key
 
 _EMPTY = "empty"  # in the names of operations that give memory as it is
 

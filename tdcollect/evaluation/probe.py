@@ -138,22 +138,22 @@ def _episode(env: GymnasiumEnv, actions: _Actions, seed: int, most: int) -> _Sho
     alone = backend.steps_subset and backend.seeds_subset
     slots = list(range(min(most, env.num_envs) if alone else env.num_envs))
     names = ["/".join(entry.path) for entry in stepper.entries]
-    (frame,) = env.frames(1)
+    (buffers,) = env.allocate(1)
     shown: _Shown = []
     try:
-        stepper.reset(slots, frame, seeds=[seed + slot for slot in slots])
+        stepper.reset(slots, buffers, seeds=[seed + slot for slot in slots])
         for step in range(_STEPS):
-            entries = {n: e[0].tobytes() for n, e in zip(names, frame.entries, strict=True)}
+            entries = {n: e[0].tobytes() for n, e in zip(names, buffers.entries, strict=True)}
             for name in ("reward", "terminated", "truncated"):
-                entries[name] = getattr(frame.backend, name)[0].tobytes()
+                entries[name] = getattr(buffers.raw, name)[0].tobytes()
             shown.append(entries)
-            if frame.done[0]:
+            if buffers.done[0]:
                 break
-            others = [slot for slot in slots if frame.done[slot]]
+            others = [slot for slot in slots if buffers.done[slot]]
             if others:
-                stepper.reset(others, frame)
-                frame.done[others] = False
-            stepper.step(actions.at(step, seed, slots), slots if alone else None, frame)
+                stepper.reset(others, buffers)
+                buffers.done[others] = False
+            stepper.step(actions.at(step, seed, slots), slots if alone else None, buffers)
     except SlotError as error:
         if not backend.rebuilds:
             raise

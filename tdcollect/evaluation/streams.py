@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tdcollect.collect.distributions import Noise
+from tdcollect.collect.fast.samplers import Noise
 from tdcollect.evaluation.errors import NotReproducibleError
 
 _RANDOM = torch.Tag.nondeterministic_seeded

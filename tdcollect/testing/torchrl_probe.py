@@ -1,4 +1,4 @@
-"""Rows of a TorchRL ``EnvBase``, for the rules to look at."""
+"""StepDict of a TorchRL ``EnvBase``, for the rules to look at."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Probe(Player[EnvBase, Row]):
         return env.reset()
 
     def rows(self, env: EnvBase, seed: int) -> Iterator[Row]:
-        """Rows from a seeded reset on, through resets of the slots that end.
+        """StepDict from a seeded reset on, through resets of the slots that end.
 
         Random actions are the same for every seed, so that a seed shows by what the env does.
         """
@@ -54,7 +54,7 @@ class Probe(Player[EnvBase, Row]):
             root = after.clone()
 
     def play(self, env: EnvBase, seed: int) -> list[Row]:
-        """Rows until each slot has ended once, and two more."""
+        """StepDict until each slot has ended once, and two more."""
         rows: list[Row] = []
         ended = torch.zeros(env.batch_size, dtype=torch.bool)
         more = 2

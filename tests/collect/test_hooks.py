@@ -296,7 +296,7 @@ def test_what_is_not_overridden_is_not_called(monkeypatch: pytest.MonkeyPatch) -
         given.append(watch)
         return collect_frames(*args, watch=watch, **kwargs)
 
-    from tdcollect.collect.loop import collect_frames
+    from tdcollect.collect.fast.loop import collect_frames
 
     monkeypatch.setattr("tdcollect.collect.base.collect_frames", spy)
 

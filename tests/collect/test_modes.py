@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
 
 from tdcollect import Collector, make_env
-from tdcollect.collect.distributions import Noise, sampler
+from tdcollect.collect.fast.samplers import Noise, sampler
 from tests.collect.oracle import UPSTREAM, batches, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)

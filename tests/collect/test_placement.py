@@ -18,7 +18,7 @@ from torchrl.envs import Compose, InitTracker, RewardSum, TransformedEnv
 from torchrl.modules import GRUModule, OneHotCategorical, ProbabilisticActor
 
 import tdcollect
-from tdcollect.collect.placement import Placement
+from tdcollect.collect.fast.devices import Placement
 
 AWAY = torch.device("cuda", 0)
 NO_CUDA = "no CUDA device on this machine"

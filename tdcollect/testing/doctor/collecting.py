@@ -11,7 +11,6 @@ import torch
 
 from tdcollect import keys
 from tdcollect.collect import Collector
-from tdcollect.envs.crew import usable_cores
 from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.testing.doctor.patient import Patient
@@ -26,6 +25,7 @@ from tdcollect.testing.doctor.questions import (
 )
 from tdcollect.testing.doctor.repeating import needs_seed
 from tdcollect.testing.report import NotChecked
+from tdcollect.workers.pool import usable_cores
 
 _COMPARED_STEPS = 100
 _COMPARED_SECONDS = 0.5

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 
-from tdcollect.envs.pool import check_task_id
+from tdcollect.envs.envpool_backend import check_task_id
 from tdcollect.testing.doctor import collecting, keeping, repeating, resuming
 from tdcollect.testing.doctor.diagnosis import (
     BROKEN,

@@ -19,7 +19,7 @@ class PooledEnv(gym.Env[Any, Any]):
 
     def __init__(self, task_id: str, **options: Any):
         # The backend says what is wrong with an id, and no other words are needed here.
-        from tdcollect.envs.pool import EnvPoolBackend
+        from tdcollect.envs.envpool_backend import EnvPoolBackend
 
         EnvPoolBackend(task_id, 1, [0], options).close()
         self._task_id, self._options = task_id, options

@@ -16,37 +16,37 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase, TransformedEnv
 
 from tdcollect import keys
-from tdcollect.collect.placement import Placement
-from tdcollect.collect.policy import Program
-from tdcollect.collect.rows import (
-    Key,
-    Rows,
-    check_tensors,
-    flat,
-    from_next,
-    is_next,
-    under_next,
-)
-from tdcollect.collect.transforms import (
+from tdcollect.collect.fast.devices import Placement
+from tdcollect.collect.fast.policy import Program
+from tdcollect.collect.fast.transforms import (
     ExactReward,
     RowTransform,
     exact_reward,
     lower_transforms,
     transforms_of,
 )
+from tdcollect.collect.step_dict import (
+    Key,
+    StepDict,
+    check_tensors,
+    flat,
+    from_next,
+    is_next,
+    under_next,
+)
+from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.frames import StepFrame
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 
 _CHUNK_BYTES = 2**20
-"""Rows are moved into the batch in chunks of about so many bytes of observations."""
+"""StepDict are moved into the batch in chunks of about so many bytes of observations."""
 
 _CHUNK_STEPS = 128
 """And of no more steps."""
 
 _SPARE_BYTES = 2**16
-"""Frames for resets are allocated in advance where an observation takes no more than this."""
+"""Buffers for resets are allocated in advance where an observation takes no more than this."""
 
 _STEPPING = ("_step", "_reset", "step", "reset", "step_and_maybe_reset", "maybe_reset")
 
@@ -58,13 +58,13 @@ class Steps(Protocol):
     carried: list[Key]
     row_bytes: int
 
-    def frames(self, count: int, pinned: bool = False) -> list[Any]:
+    def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         """What so many steps write."""
 
 
 NewIds = Callable[[int], torch.Tensor]
 
-StepWatch = Callable[[Rows, Rows, Rows, list[int]], None]
+StepWatch = Callable[[StepDict, StepDict, StepDict, list[int]], None]
 """Is told of a step: its row, what followed, the next row, and the slots whose episodes ended."""
 
 
@@ -96,32 +96,32 @@ class ArrayEnv:
         entries = env.stepper.entries
         self._entries: list[Key] = [key_of(entry.path) for entry in entries]
         self.row_bytes = env.num_envs * sum(e.dtype.itemsize * math.prod(e.shape) for e in entries)
-        self._spare: list[StepFrame] = []
+        self._spare: list[StepBuffers] = []
         self._written = [*self._entries, keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
 
-    def frames(self, count: int, pinned: bool = False) -> list[StepFrame]:
-        """What so many steps write; see :meth:`GymnasiumEnv.frames`."""
-        return self.env.frames(count, pinned, self._exact is not None)
+    def allocate(self, count: int, pinned: bool = False) -> list[StepBuffers]:
+        """What so many steps write; see :meth:`GymnasiumEnv.allocate`."""
+        return self.env.allocate(count, pinned, self._exact is not None)
 
     def step(
-        self, rows: Rows, next_keys: list[Key], frame: StepFrame
-    ) -> tuple[Rows, Rows | None, list[int]]:
+        self, rows: StepDict, next_keys: list[Key], buffers: StepBuffers
+    ) -> tuple[StepDict, StepDict | None, list[int]]:
         """Step all slots, and start an episode in those that end.
 
         Args:
             rows: the step to take, the policy's outputs included.
             next_keys: those of the policy's outputs that belong to the following step.
-            frame: is written.
+            buffers: is written.
 
         Returns:
             The following step's entries; those that begin the next row where slots were reset,
             None where none was; and the slots that were reset.
         """
-        following, error = self.advance(rows, next_keys, frame)
+        following, error = self.advance(rows, next_keys, buffers)
         if error is not None:
             raise error
         # Transforms may end episodes, too.
-        done = following[keys.DONE].numpy().reshape(-1) if self.transforms else frame.done
+        done = following[keys.DONE].numpy().reshape(-1) if self.transforms else buffers.done
         if not np.count_nonzero(done):  # the quickest way to ask
             return following, None, []
         ended = done.nonzero()[0].tolist()
@@ -129,11 +129,11 @@ class ArrayEnv:
 
     def advance(
         self,
-        rows: Rows,
+        rows: StepDict,
         next_keys: list[Key],
-        frame: StepFrame,
+        buffers: StepBuffers,
         slots: list[int] | None = None,
-    ) -> tuple[Rows, SlotError | None]:
+    ) -> tuple[StepDict, SlotError | None]:
         """Step ``slots`` (None for all).
 
         Returns:
@@ -142,31 +142,31 @@ class ArrayEnv:
         """
         given = rows
         if self.transforms:
-            given = Rows(rows)
+            given = StepDict(rows)
             for transform in self._inverse:
                 transform.inv(given)
         error = None
         try:
-            self.env.step_arrays(given, frame, slots)
+            self.env.step_arrays(given, buffers, slots)
         except SlotError as raised:
             error = raised
-        following = Rows(zip(self._written, frame.tensors, strict=True))
+        following = StepDict(zip(self._written, buffers.tensors, strict=True))
         for key in next_keys:
             following.setdefault(from_next(key), rows[key])  # what the env says holds
         for transform in self.transforms:
             transform.step(given, following)
         if self._exact is not None:
-            following[keys.EXACT_REWARD] = self._exact(self.env.exact_reward(frame))
+            following[keys.EXACT_REWARD] = self._exact(self.env.exact_reward(buffers))
         return following, error
 
     def begin(
         self,
-        following: Rows,
+        following: StepDict,
         first: torch.Tensor,
         slots: list[int],
         seeds: list[int] | None = None,
         options: dict[str, Any] | None = None,
-    ) -> Rows:
+    ) -> StepDict:
         """Start an episode in ``slots``.
 
         Args:
@@ -181,12 +181,12 @@ class ArrayEnv:
         """
         if not self._spare:
             # Several at once cost little more than one; large ones would take memory for nothing.
-            self._spare = self.frames(1 if self.row_bytes > _SPARE_BYTES else 32)
-        frame = self._spare.pop()
-        self.env.reset_arrays(frame, slots, seeds, options)
-        begun = Rows(zip(self._entries, frame.tensors, strict=False))
+            self._spare = self.allocate(1 if self.row_bytes > _SPARE_BYTES else 32)
+        buffers = self._spare.pop()
+        self.env.reset_arrays(buffers, slots, seeds, options)
+        begun = StepDict(zip(self._entries, buffers.tensors, strict=False))
         if self.transforms:
-            begun = Rows({**following, **begun})
+            begun = StepDict({**following, **begun})
             del begun[keys.REWARD]
             for transform in self.transforms:
                 transform.reset(begun, first)
@@ -229,7 +229,7 @@ def exact_reward_of(env: EnvBase) -> ExactReward | None:
 
 def collect_frames(
     env: ArrayEnv,
-    lower: Callable[[Rows], Program],
+    lower: Callable[[StepDict], Program],
     carrier: TensorDictBase,
     steps: int,
     new_ids: NewIds | None,
@@ -268,7 +268,7 @@ def collect_frames(
     slots = env.batch_size.numel()
     stepping = False
     try:
-        for frame in batch.frames():
+        for buffers in batch.allocate():
             if place is None:
                 program(rows)
             else:
@@ -278,7 +278,7 @@ def collect_frames(
                 next_keys = [key for key in rows if is_next(key)]
                 forgotten = forgotten_entries(rows, env, program)
             stepping = True
-            following, begun, ended = env.step(rows, next_keys, frame)
+            following, begun, ended = env.step(rows, next_keys, buffers)
             stepping = False
             batch.append(rows, following)
             advanced = next_row(rows, following if begun is None else begun, env, next_keys)
@@ -301,7 +301,7 @@ def collect_frames(
     return batch.columns
 
 
-def forgotten_entries(rows: Rows, env: Steps, program: Program) -> list[Key]:
+def forgotten_entries(rows: StepDict, env: Steps, program: Program) -> list[Key]:
     """The policy's entries of the step before that it reads or leaves be.
 
     TorchRL zeroes them where some slots, but not all, are reset; the loop by episodes, wherever one
@@ -317,12 +317,12 @@ def forgotten_entries(rows: Rows, env: Steps, program: Program) -> list[Key]:
     ]
 
 
-def next_row(rows: Rows, source: Rows, env: Steps, next_keys: list[Key]) -> Rows:
+def next_row(rows: StepDict, source: StepDict, env: Steps, next_keys: list[Key]) -> StepDict:
     """The next row: what the env shows, and what the policy and the collector carry.
 
     The row's own flags stay as they are: no row starts in an episode that has ended.
     """
-    advanced = Rows(rows)
+    advanced = StepDict(rows)
     for key in next_keys:
         del advanced[key]
     for key in env.carried:
@@ -332,10 +332,10 @@ def next_row(rows: Rows, source: Rows, env: Steps, next_keys: list[Key]) -> Rows
 
 
 class Batch:
-    """Rows on their way into a batch.
+    """StepDict on their way into a batch.
 
     Args:
-        env: makes the frames (:class:`ArrayEnv` and its like).
+        env: allocates the buffers (:class:`ArrayEnv` and its like).
         steps: T.
         left_out: entries that the batch does without.
         place: moves tensors between devices; None where all is on the CPU.
@@ -359,24 +359,24 @@ class Batch:
         self._steps = steps
         self._left_out = left_out
         self._whole = whole
-        self._rows: list[Rows] = []
-        self._following: list[Rows] = []
+        self._rows: list[StepDict] = []
+        self._following: list[StepDict] = []
         self.columns: dict[Key, torch.Tensor] = {}
         self._kept: list[Key] | None = None
         self._kept_next: list[Key] = []
         self._filled = 0
 
-    def frames(self) -> Iterator[StepFrame]:
-        """One frame a step. Frames are allocated, and their rows stacked, chunk by chunk."""
+    def allocate(self) -> Iterator[StepBuffers]:
+        """The buffers of each step, allocated, and later stacked, chunk by chunk."""
         chunk = max(1, min(_CHUNK_STEPS, _CHUNK_BYTES // max(1, self._env.row_bytes)))
         chunk = self._steps if self._whole else chunk
         while self._filled < self._steps:
             count = min(chunk, self._steps - self._filled)
             pinned = self._place is not None and self._place.pinned
-            yield from self._env.frames(count, pinned)
+            yield from self._env.allocate(count, pinned)
             self._flush()
 
-    def append(self, rows: Rows, following: Rows) -> None:
+    def append(self, rows: StepDict, following: StepDict) -> None:
         """Hold a step: its row, and the following step's entries."""
         self._rows.append(rows)
         self._following.append(following)
@@ -432,7 +432,7 @@ class Batch:
             # What no step has changed, as the row's own flags: to stack it costs more.
             repeated = first.unsqueeze(dim).expand(*first.shape[:dim], count, *first.shape[dim:])
         if count == self._steps:
-            # Rows in another memory format (channels last) would make the batch one, too.
+            # StepDict in another memory format (channels last) would make the batch one, too.
             stacked = torch.stack(values, dim) if repeated is None else repeated
             self.columns[key] = stacked.contiguous()
             return

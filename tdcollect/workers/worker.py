@@ -3,7 +3,7 @@
 This file runs in a fresh interpreter, or in a fork of the parent. It imports nothing of tdcollect,
 which would bring torch along: seconds of start, and threads.
 
-Commands and replies are short frames on a socket, in which a worker and its parent sleep. What is
+Commands and replies are short messages on a socket, in which a worker and its parent sleep. What is
 large or frequent (actions, observations, rewards, flags, infos) lies in shared memory.
 """
 
@@ -98,7 +98,7 @@ _INTERRUPTS = {
 
 
 class InterruptsHeld:
-    """Hold signals back whose handlers may raise: from amid a launch, and from amid a frame.
+    """Hold signals back whose handlers may raise: from amid a launch, and from amid a message.
 
     A worker is launched with them held, until it has said which it ignores.
     """
@@ -122,7 +122,7 @@ def soon(waiting: select.poll, seconds: float) -> list[tuple[int, int]]:
 
 
 class Connection:
-    """Frames on a socket.
+    """Messages on a socket.
 
     Args:
         end: one end of a socket pair; owned from now on.
@@ -136,21 +136,21 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, kind: int, number: int, payload: bytes = b"", descriptor: int = -1) -> None:
-        """Send a frame; with it, a file descriptor."""
-        frame = _HEADER.pack(kind, number, _MARK, len(payload)) + payload
+        """Send a message; with it, a file descriptor."""
+        message = _HEADER.pack(kind, number, _MARK, len(payload)) + payload
         if len(payload) <= _AT_ONCE and descriptor < 0:
-            self._socket.sendall(frame)
+            self._socket.sendall(message)
             return
         with InterruptsHeld():
-            self._socket.sendall(frame)
+            self._socket.sendall(message)
             if descriptor >= 0:
                 socket.send_fds(self._socket, [b"\0"], [descriptor])
 
     def receive(self) -> tuple[int, int, bytes]:
-        """Wait for a frame: its kind, its number and its payload.
+        """Wait for a message: its kind, its number and its payload.
 
         Raises:
-            EOFError: where the other side has gone; or where the rest of an earlier frame stands,
+            EOFError: where the other side has gone; or where the rest of an earlier message stands,
                 whose reading an interrupt cut short.
         """
         kind, number, mark, length = _HEADER.unpack(self._exactly(_HEADER.size))
@@ -162,7 +162,7 @@ class Connection:
             return kind, number, self._exactly(length)
 
     def receive_descriptor(self) -> int:
-        """Wait for the descriptor that follows a frame."""
+        """Wait for the descriptor that follows a message."""
         _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
         if not descriptors:
             raise EOFError

@@ -16,7 +16,7 @@ from torchrl.envs import transforms as T
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
-from tdcollect.collect.rows import Key, Rows
+from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.env_action import EnvAction
 
 
@@ -29,11 +29,11 @@ class RowTransform(abc.ABC):
 
     keys: Sequence[Key] = ()
 
-    def inv(self, rows: Rows) -> None:  # noqa: B027
+    def inv(self, rows: StepDict) -> None:  # noqa: B027
         """Change what the env is given, in place."""
 
     @abc.abstractmethod
-    def step(self, rows: Rows, following: Rows) -> None:
+    def step(self, rows: StepDict, following: StepDict) -> None:
         """Change the following step's entries, in place.
 
         Args:
@@ -42,7 +42,7 @@ class RowTransform(abc.ABC):
         """
 
     @abc.abstractmethod
-    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+    def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         """Change the entries of a step that begins an episode in some slots, in place.
 
         Args:
@@ -59,14 +59,14 @@ class _Elementwise(RowTransform):
         self._transform = transform
         self._inverts = bool(transform.in_keys_inv)
 
-    def inv(self, rows: Rows) -> None:
+    def inv(self, rows: StepDict) -> None:
         if self._inverts:
             self._transform._inv_call(rows)
 
-    def step(self, rows: Rows, following: Rows) -> None:
+    def step(self, rows: StepDict, following: StepDict) -> None:
         self._transform._call(following)
 
-    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+    def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         tolerance = self._transform.missing_tolerance
         self._transform.set_missing_tolerance(True)  # a reset gives no reward
         try:
@@ -82,14 +82,14 @@ class _StepCounter(RowTransform):
         self._max_steps = transform.max_steps
         self._truncated: Key = transform.truncated_key
 
-    def step(self, rows: Rows, following: Rows) -> None:
+    def step(self, rows: StepDict, following: StepDict) -> None:
         following[self._key] = count = rows[self._key] + 1
         if self._max_steps is not None:
             truncated = (count >= self._max_steps) | following[self._truncated]
             following[keys.DONE] = following[keys.DONE] | truncated
             following[self._truncated] = truncated
 
-    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+    def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         rows[self._key] = _where(first, 0, rows[self._key])
 
 
@@ -100,11 +100,11 @@ class _RewardSum(RowTransform):
         )
         self.keys = [out_key for _, out_key in self._keys]
 
-    def step(self, rows: Rows, following: Rows) -> None:
+    def step(self, rows: StepDict, following: StepDict) -> None:
         for in_key, out_key in self._keys:
             following[out_key] = rows[out_key] + following[in_key]
 
-    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+    def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         for _, out_key in self._keys:
             rows[out_key] = _where(first, 0, rows[out_key])
 
@@ -114,10 +114,10 @@ class _InitTracker(RowTransform):
         self._key: Key = transform.init_key
         self.keys = [self._key]
 
-    def step(self, rows: Rows, following: Rows) -> None:
+    def step(self, rows: StepDict, following: StepDict) -> None:
         following[self._key] = torch.zeros_like(following[keys.TERMINATED])
 
-    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+    def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         rows[self._key] = first.clone()
 
 
@@ -128,12 +128,12 @@ class _Primer(RowTransform):
         ]
         self.keys = [key for key, _ in self._defaults]
 
-    def step(self, rows: Rows, following: Rows) -> None:
+    def step(self, rows: StepDict, following: StepDict) -> None:
         for key, _ in self._defaults:
             if key not in following:
                 following[key] = rows[key]
 
-    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+    def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         for key, default in self._defaults:
             rows[key] = _where(first, default, rows[key])
 
@@ -143,11 +143,11 @@ class _EnvAction(RowTransform):
         self._pairs = transform.pairs
         self.keys = [kept for _, kept in self._pairs]
 
-    def step(self, rows: Rows, following: Rows) -> None:
+    def step(self, rows: StepDict, following: StepDict) -> None:
         for key, kept in self._pairs:
             following[kept] = rows[key]
 
-    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+    def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         for kept in self.keys:
             rows[kept] = _where(first, 0, rows[kept])
 
@@ -156,13 +156,13 @@ class _ActionScaling(RowTransform):
     def __init__(self, transform: T.ActionScaling):
         self._transform = transform
 
-    def inv(self, rows: Rows) -> None:
+    def inv(self, rows: StepDict) -> None:
         self._transform._inv_call(rows)
 
-    def step(self, rows: Rows, following: Rows) -> None:
+    def step(self, rows: StepDict, following: StepDict) -> None:
         pass  # it looks for actions, which no step gives
 
-    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+    def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         pass
 
 
@@ -171,13 +171,13 @@ class _PolicyVersion(RowTransform):
         self._transform = transform
         self.keys = [keys.POLICY_VERSION]
 
-    def step(self, rows: Rows, following: Rows) -> None:
+    def step(self, rows: StepDict, following: StepDict) -> None:
         following[keys.POLICY_VERSION] = self._now(following)
 
-    def reset(self, rows: Rows, first: torch.Tensor) -> None:
+    def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         rows[keys.POLICY_VERSION] = self._now(rows)
 
-    def _now(self, rows: Rows) -> torch.Tensor:
+    def _now(self, rows: StepDict) -> torch.Tensor:
         shape = rows[keys.TERMINATED].shape[:-1]
         return torch.full(shape, int(self._transform.version), dtype=torch.int64)
 
@@ -267,7 +267,7 @@ class ExactReward:
 
     def __call__(self, reward: torch.Tensor) -> torch.Tensor:
         """The float64 rewards after the transforms."""
-        rows = Rows({keys.REWARD: reward})
+        rows = StepDict({keys.REWARD: reward})
         for transform in self._transforms:
             transform._call(rows)
         return rows[keys.REWARD]

@@ -1,4 +1,4 @@
-"""Rows: one step of all slots as a flat dict of tensors, the loop's stand-in for a TensorDict.
+"""StepDict: one step of all slots as a flat dict of tensors, the loop's stand-in for a TensorDict.
 
 Keys are a name, or a tuple of names for a nested entry; values have the env's batch size in front.
 """
@@ -21,7 +21,7 @@ from tdcollect import keys
 Key = str | tuple[str, ...]
 
 
-class Rows(dict[Key, torch.Tensor]):
+class StepDict(dict[Key, torch.Tensor]):
     """A flat dict with the few TensorDict methods that TorchRL's own code is run with here.
 
     Attributes:
@@ -34,31 +34,31 @@ class Rows(dict[Key, torch.Tensor]):
         """The entry, or ``default``; a keyword here, as TensorDict has it."""
         return dict.get(self, key, default)
 
-    def set(self, key: Key, value: torch.Tensor) -> Rows:
+    def set(self, key: Key, value: torch.Tensor) -> StepDict:
         """Store an entry."""
         self[key] = value
         return self
 
-    def exclude(self, *excluded: Key, inplace: bool = True) -> Rows:
+    def exclude(self, *excluded: Key, inplace: bool = True) -> StepDict:
         """Drop entries."""
         assert inplace
         for key in excluded:
             self.pop(key, None)
         return self
 
-    def reshape(self, *shape: Any) -> Rows:
+    def reshape(self, *shape: Any) -> StepDict:
         """The same entries under another batch size."""
         wanted = torch.Size(shape[0] if isinstance(shape[0], torch.Size) else shape)
         if wanted == (-1,):
             wanted = torch.Size([self.shape.numel()])
-        rows = Rows(
+        rows = StepDict(
             (key, value.reshape(wanted + value.shape[len(self.shape) :]))
             for key, value in self.items()
         )
         rows.shape = wanted
         return rows
 
-    def unsqueeze(self, dim: int) -> Rows:
+    def unsqueeze(self, dim: int) -> StepDict:
         """The same entries with one more batch dimension, the last."""
         assert dim == -1
         return self.reshape(self.shape + (1,))
@@ -76,7 +76,7 @@ class NotTensors(TypeError):
         self.entries = entries
 
 
-def check_tensors(rows: Rows) -> None:
+def check_tensors(rows: StepDict) -> None:
     """Raise NotTensors for entries that cannot be stacked into the columns of a batch."""
     odd = {key: type(value).__name__ for key, value in rows.items() if not is_plain(value)}
     if odd:
@@ -94,9 +94,9 @@ def is_plain(value: Any) -> bool:
     return dense and not value.is_nested
 
 
-def flat(tensordict: TensorDictBase) -> Rows:
+def flat(tensordict: TensorDictBase) -> StepDict:
     """The leaves of a TensorDict as rows, sharing their memory."""
-    return Rows(tensordict.items(True, True))
+    return StepDict(tensordict.items(True, True))
 
 
 def not_taken_apart(cls: type) -> bool:

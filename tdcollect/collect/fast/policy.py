@@ -39,11 +39,11 @@ from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSeque
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
 from tdcollect.collect.arguments import missing_entries, no_tensordict
-from tdcollect.collect.distributions import Noise, Sampler, sampler
-from tdcollect.collect.rows import Key, Rows, not_taken_apart
+from tdcollect.collect.fast.samplers import Noise, Sampler, sampler
+from tdcollect.collect.step_dict import Key, StepDict, not_taken_apart
 from tdcollect.envs.wrapper import nested
 
-Op = Callable[[Rows], None]
+Op = Callable[[StepDict], None]
 
 
 class Program:
@@ -73,7 +73,7 @@ class Program:
     def __init__(
         self,
         policy: Callable[..., Any],
-        given: Rows,
+        given: StepDict,
         batch_size: torch.Size,
         device: torch.device | None,
         select: Iterable[Key] | None = None,
@@ -100,7 +100,7 @@ class Program:
         else:
             self._lower(policy)
 
-    def __call__(self, rows: Rows) -> None:
+    def __call__(self, rows: StepDict) -> None:
         """Run the policy; its outputs join the rows."""
         for op in self.ops:
             op(rows)
@@ -150,7 +150,7 @@ class Program:
         self.straight = False
         self.described.append((_label(module), f"on a TensorDict: {reason}"))
 
-        def op(rows: Rows) -> None:
+        def op(rows: StepDict) -> None:
             given = nested(rows.items(), self._batch_size, self._device)
             if select is not None:
                 torch.compiler.cudagraph_mark_step_begin()
@@ -306,7 +306,7 @@ _KNOWN: list[tuple[Any, dict[str, list[Any]]]] = [
 
 
 # Modules whose own forward, freed of what dispatches it, runs on rows.
-_ON_ROWS: dict[type, Callable[[Any, Rows], Any]] = {
+_ON_ROWS: dict[type, Callable[[Any, StepDict], Any]] = {
     cls: inspect.unwrap(cls.forward)
     for cls in (AdditiveGaussianModule, EGreedyModule, GRUModule, LSTMModule, QValueModule)
 }
@@ -316,7 +316,7 @@ def _own_forward_op(module: Any, batch_size: torch.Size) -> Op:
     forward = _ON_ROWS[type(module)]
     if not isinstance(module, (GRUModule, LSTMModule)):
 
-        def op(rows: Rows) -> None:
+        def op(rows: StepDict) -> None:
             rows.shape = batch_size
             forward(module, rows)
 
@@ -324,9 +324,9 @@ def _own_forward_op(module: Any, batch_size: torch.Size) -> Op:
 
     in_keys: list[Key] = list(module.in_keys)
 
-    def recurrent(rows: Rows) -> None:
+    def recurrent(rows: StepDict) -> None:
         # These reshape all that they are given: hand them their inputs alone.
-        given = Rows((key, rows[key]) for key in in_keys)
+        given = StepDict((key, rows[key]) for key in in_keys)
         given.shape = batch_size
         forward(module, given)
         for key in module.out_keys:
@@ -345,7 +345,7 @@ def _module_op(module: TensorDictModule, batch_size: torch.Size) -> Op:
     kwargs = module.method_kwargs
     single = out_keys[0] if len(out_keys) == 1 else None
 
-    def op(rows: Rows) -> None:
+    def op(rows: StepDict) -> None:
         if names is None:
             out = call(*[rows[key] for key in in_keys], **kwargs)
         else:
@@ -368,7 +368,7 @@ def _module_op(module: TensorDictModule, batch_size: torch.Size) -> Op:
             else:
                 _set_other(rows, key, value, batch_size)
 
-    def without_ignored(rows: Rows) -> None:
+    def without_ignored(rows: StepDict) -> None:
         op(rows)
         del rows["_"]
 
@@ -405,7 +405,7 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _set_other(rows: Rows, key: Key, value: Any, batch_size: torch.Size) -> None:
+def _set_other(rows: StepDict, key: Key, value: Any, batch_size: torch.Size) -> None:
     """Store an output that is no tensor, as a TensorDict would."""
     if isinstance(value, (np.ndarray, np.generic, float, int)):
         rows[key] = torch.as_tensor(value)
@@ -425,7 +425,7 @@ def _sampler_op(module: ProbabilisticTensorDictModule, draw: Sampler) -> Op:
     sample_key: Key = module.dist_sample_keys[0]
     log_prob_key: Key | None = module.log_prob_key if module.return_log_prob else None
 
-    def op(rows: Rows) -> None:
+    def op(rows: StepDict) -> None:
         rows[sample_key], log_prob = draw(*[rows[key] for key in in_keys])
         if log_prob_key is not None and log_prob is not None:
             rows[log_prob_key] = log_prob
@@ -440,7 +440,7 @@ def _distribution_op(module: ProbabilisticTensorDictModule) -> Op:
     # TorchRL's module scores the very draw that it returns; tensordict's scores the result.
     together = isinstance(module, SafeProbabilisticModule) and interaction is InteractionType.RANDOM
 
-    def op(rows: Rows) -> None:
+    def op(rows: StepDict) -> None:
         dist = module.get_dist(rows)
         if together and log_prob_key is not None:
             rows[sample_key], rows[log_prob_key] = sample_and_log_prob(

@@ -13,14 +13,14 @@ from typing import Any
 
 import cloudpickle
 
-from tdcollect.envs.launch import (
+from tdcollect.workers.launch import (
     GRACE,
     WorkerLost,
     WorkerProcess,
     named,
     shared_file,
 )
-from tdcollect.envs.worker import CALL, Failure, InterruptsHeld, packed, soon
+from tdcollect.workers.worker import CALL, Failure, InterruptsHeld, packed, soon
 
 _START_SECONDS = 60.0
 """An interpreter and its envs have at least so long to start, whatever the timeout."""
@@ -33,7 +33,7 @@ class RemoteTraceback(Exception):
     """Where an exception was raised in a worker, as text."""
 
 
-class Crew:
+class WorkerPool:
     """Worker processes that share out N slots, each with a run of them.
 
     Args:

@@ -8,13 +8,13 @@ import torch
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.collect.loop import carried_entries
-from tdcollect.collect.rows import Key, Rows, flat, from_next
-from tdcollect.collect.transforms import ExactReward, base_of
+from tdcollect.collect.fast.loop import carried_entries
+from tdcollect.collect.fast.transforms import ExactReward, base_of
+from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 
 
-class WholeEnv:
+class TensorDictEnv:
     """An env that cannot be taken apart into arrays, with the methods of :class:`ArrayEnv`
     that the loop by episodes calls.
 
@@ -46,13 +46,13 @@ class WholeEnv:
         self.batch_size = whole.batch_size
         self.row_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves.values())
 
-    def frames(self, count: int, pinned: bool = False) -> list[Any]:
+    def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         """Nothing to write into, so many times."""
         return [None] * count
 
     def advance(
-        self, rows: Rows, next_keys: list[Key], frame: Any, slots: list[int] | None = None
-    ) -> tuple[Rows, None]:
+        self, rows: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None
+    ) -> tuple[StepDict, None]:
         """Step all slots; see :meth:`ArrayEnv.advance`. What an env raises is raised."""
         given = nested(rows.items(), self.batch_size, self.whole.device)
         if self._exact is None:
@@ -69,12 +69,12 @@ class WholeEnv:
 
     def begin(
         self,
-        following: Rows,
+        following: StepDict,
         first: torch.Tensor,
         slots: list[int],
         seeds: list[int] | None = None,
         options: dict[str, Any] | None = None,
-    ) -> Rows:
+    ) -> StepDict:
         """Start an episode in ``slots``, where ``first`` is true."""
         left_out = (keys.REWARD, keys.EXACT_REWARD)
         entries = {key: value for key, value in following.items() if key not in left_out}
@@ -84,7 +84,7 @@ class WholeEnv:
         return flat(self.whole.reset(given, select_reset_only=True, **arguments))
 
 
-def reset_all(whole: EnvBase, seeds: list[int] | None, options: dict[str, Any] | None) -> Rows:
+def reset_all(whole: EnvBase, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
     """Start an episode in every slot."""
     return flat(whole.reset(**_reset_arguments(whole, seeds, options)))
 

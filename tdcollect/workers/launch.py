@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing import spawn
 from typing import Any
 
-from tdcollect.envs import worker as worker_module
-from tdcollect.envs.worker import CALL, Connection, packed
+from tdcollect.workers import worker as worker_module
+from tdcollect.workers.worker import CALL, Connection, packed
 
 START_METHODS = ("spawn", "fork")
 GRACE = 5.0

@@ -11,7 +11,7 @@ import torch
 from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
-from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.spaces import Array, Path
 
 _ALIGNMENT = 64  # bytes
@@ -35,17 +35,17 @@ class Entry(NamedTuple):
     spec: TensorSpec
 
 
-class StepFrame(NamedTuple):
+class StepBuffers(NamedTuple):
     """What one step or reset of N slots writes, in memory of its own.
 
-    ``entries`` are arrays ``[N, *shape]``, in the order of the stepper's; ``backend`` and
-    ``bookkeeping`` are the parts of them that each writes. ``reward`` is float32 ``[N]``: the
-    backend's own array, or its rounding where the backend writes float64. ``done`` is bool ``[N]``.
-    ``tensors`` share the memory of the entries, then reward, terminated, truncated and done
-    ``[N, 1]``.
+    ``entries`` are arrays ``[N, *shape]``, in the order of the stepper's: ``raw`` holds those that
+    the backend writes, ``bookkeeping`` those that the stepper writes. ``reward`` is float32
+    ``[N]``: the backend's own array, or its rounding where the backend writes float64. ``done`` is
+    bool ``[N]``. ``tensors`` share the memory of the entries, then reward, terminated, truncated
+    and done ``[N, 1]``.
     """
 
-    backend: Frame
+    raw: SlotBuffers
     bookkeeping: Sequence[Array]
     entries: Sequence[Array]
     reward: Array
@@ -54,7 +54,7 @@ class StepFrame(NamedTuple):
 
 
 def entries_of(backend: Backend, bookkeeping: Bookkeeping, marks: bool) -> list[Entry]:
-    """What a frame holds beside reward and flags: observations, infos, bookkeeping.
+    """What buffers hold beside reward and flags: observations, infos, bookkeeping.
 
     Args:
         backend: the slots.
@@ -73,15 +73,15 @@ def entries_of(backend: Backend, bookkeeping: Bookkeeping, marks: bool) -> list[
     return entries
 
 
-def frames_of(
+def allocate_buffers(
     backend: Backend,
     entries: Sequence[Entry],
     count: int,
     batched: bool,
     pinned: bool,
     exact: bool = False,
-) -> list[StepFrame]:
-    """Zeroed frames for ``count`` steps, allocated together; see :meth:`Stepper.frames`."""
+) -> list[StepBuffers]:
+    """Zeroed buffers for ``count`` steps, allocated together; see :meth:`Stepper.allocate`."""
 
     def zeros(shape: Sequence[int], dtype: Any) -> Array:
         array = _aligned_zeros((count, backend.num_envs, *shape), dtype)
@@ -100,8 +100,8 @@ def frames_of(
     first = len(backend.observation.leaves)
     second = first + len(backend.info)
     return [
-        StepFrame(
-            Frame(row[:first], row[first:second], *scalar[:3]),
+        StepBuffers(
+            SlotBuffers(row[:first], row[first:second], *scalar[:3]),
             row[second:],
             row,
             scalar[0] if stored is None else stored,
@@ -118,7 +118,7 @@ def _aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
     """Zeros, each ``[i]`` of which begins where a tensor of torch's own would.
 
     A policy's products round by where their input begins, so it must not show whether rows are
-    those of a frame or a copy of them.
+    those of the buffers or a copy of them.
     """
     count, *inner = shape
     size = math.prod(inner) * np.dtype(dtype).itemsize

@@ -13,8 +13,8 @@ import torch
 from tensordict import TensorDictBase
 
 from tdcollect import keys
-from tdcollect.collect.policy import Program
-from tdcollect.collect.rows import Key, Rows, flat, is_next
+from tdcollect.collect.fast.policy import Program
+from tdcollect.collect.step_dict import Key, StepDict, flat, is_next
 
 _CPU = torch.device("cpu")
 
@@ -48,7 +48,7 @@ class Placement:
         """Whether rows should be written into pinned memory."""
         return self.policy.type == "cuda"
 
-    def enter(self, carrier: TensorDictBase, carried: Iterable[Key]) -> Rows:
+    def enter(self, carrier: TensorDictBase, carried: Iterable[Key]) -> StepDict:
         """TorchRL's row as the loop has it: the env's entries and trajectory ids on the CPU."""
         rows = flat(carrier)
         for key in (*carried, *keys.FLAGS, keys.TRAJ_IDS):
@@ -56,9 +56,9 @@ class Placement:
                 rows[key] = rows[key].cpu()
         return rows
 
-    def leave(self, rows: Rows, carried: Iterable[Key]) -> Rows:
+    def leave(self, rows: StepDict, carried: Iterable[Key]) -> StepDict:
         """The loop's row as TorchRL has it."""
-        placed = Rows(rows)
+        placed = StepDict(rows)
         for key in (*carried, *keys.FLAGS):
             if key in placed and self.env is not None:
                 placed[key] = self.copy(placed[key], self.env)
@@ -66,9 +66,9 @@ class Placement:
             placed[keys.TRAJ_IDS] = self.copy(placed[keys.TRAJ_IDS], self.storing)
         return placed
 
-    def run(self, program: Program, rows: Rows) -> None:
+    def run(self, program: Program, rows: StepDict) -> None:
         """Run the policy on its device; its outputs, which stay there, join the rows."""
-        given = Rows((key, self._send(rows[key])) for key in program.reads_first if key in rows)
+        given = StepDict((key, self._send(rows[key])) for key in program.reads_first if key in rows)
         before = dict(given)
         program(given)
         for key, value in given.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.envs.backend import Backend, Frame
+from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.spaces import Array
 
 _MAX_SEED = 2**31 - 1
@@ -117,7 +117,7 @@ class EnvPoolBackend(Backend):
         slots: Sequence[int],
         seeds: Sequence[int] | None,
         options: dict[str, Any] | None,
-        out: Frame,
+        out: SlotBuffers,
     ) -> None:
         if options:
             raise ValueError(f"EnvPool takes no reset options, got {options}; pass env_kwargs")
@@ -134,7 +134,7 @@ class EnvPoolBackend(Backend):
         self._pool._reset(np.asarray(slots, dtype=np.int32))
         self._receive(out)
 
-    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: Frame) -> None:
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         action = self.action.read(actions)
         ids = None
         if slots is not None:
@@ -147,11 +147,11 @@ class EnvPoolBackend(Backend):
         out.terminated[rows] = state[self._at["done"]] & ~truncated
         out.truncated[rows] = truncated
 
-    def _receive(self, out: Frame) -> tuple[list[Array], Any]:
+    def _receive(self, out: SlotBuffers) -> tuple[list[Array], Any]:
         """Write the observations and infos that the pool hands over next.
 
         Returns:
-            All that it hands over, and which rows of the frame these are.
+            All that it hands over, and which rows of the buffers these are.
         """
         state: list[Array] = self._pool._recv()
         rows: Any = state[self._at["info:env_id"]]

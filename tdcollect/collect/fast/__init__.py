@@ -1,0 +1,1 @@
+"""Collection on arrays. Without this folder everything still works, as slowly as TorchRL."""

@@ -1,0 +1,1 @@
+"""Worker processes that hold gymnasium envs. Nothing here imports torch."""

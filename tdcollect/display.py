@@ -1,4 +1,4 @@
-"""Objects at a prompt and in a notebook: one line, and a table where there is one to show."""
+"""Objects as text at a prompt, and as tables in a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_LINE = 200  # characters
 
 
 def one_line(thing: Any, *parts: str) -> str:
-    """``Name(part, part)`` for a ``__repr__``: never more than a line, cut where it is long."""
+    """``Name(part, part)`` for a ``__repr__``: always one line, cut if it is long."""
     text = re.sub(r"[ \n\t]+", " ", f"{type(thing).__name__}({', '.join(parts)})")
     text = visible(text)
     return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 4] + "...)"
@@ -29,9 +29,9 @@ def html_table(
 
     Args:
         header: the columns' headings.
-        rows: of as many cells; the first heads its row.
-        before: paragraphs over the table.
-        after: paragraphs under it.
+        rows: the cells of each row; the first one is its heading.
+        before: paragraphs above the table.
+        after: paragraphs below it.
     """
     heads = "".join(f"<th>{html_escaped(text)}</th>" for text in header)
     lines = "\n".join(
@@ -46,7 +46,7 @@ def html_table(
 
 
 def html_text(text: str) -> str:
-    """Lines as they are, escaped, for a ``_repr_html_``."""
+    """Preformatted text, escaped, for a ``_repr_html_``."""
     return f"<pre>{html_escaped(text)}</pre>"
 
 

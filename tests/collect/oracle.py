@@ -159,7 +159,7 @@ def difference(ours: Any, theirs: Any, where: str = "value") -> str | None:
     if is_tensorclass(theirs):
         return difference(ours.to_tensordict(), theirs.to_tensordict(), where)
     if isinstance(theirs, LazyStackedTensorDict):
-        # StepDict may be unlike in shape and keys: compare them one by one.
+        # Rows may be unlike in shape and keys: compare them one by one.
         return _attributes_difference(
             ours, theirs, where, "batch_size names device stack_dim"
         ) or difference(ours.tensordicts, theirs.tensordicts, f"{where}, lazily stacked")

@@ -8,7 +8,7 @@ import torch
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.collect.loop import carried_entries
+from tdcollect._upstream.torchrl import carried_entries
 from tdcollect.collect.rows import Key, Rows, flat, from_next
 from tdcollect.collect.transforms import ExactReward, base_of
 from tdcollect.envs.wrapper import GymnasiumEnv, nested

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tdcollect._upstream.envpool import flat_pool
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.spaces import Array
 
@@ -95,7 +96,7 @@ class EnvPoolBackend(Backend):
         # EnvPool hands over a flat list of arrays, which its step() and reset() nest into
         # observations and infos. We read the list itself: at 64 slots a collector's step, which
         # nearly always holds a step and a reset, takes 0.87 of the time.
-        self._at = {name: i for i, name in enumerate(self._pool._state_keys)}
+        self._at = {name: i for i, name in enumerate(self._flat.names)}
         plain = [name for name in self._at if name.split(":")[0] == "obs"]
         direct = self.observation.direct and len(plain) == 1
         self._observation_at = self._at[plain[0]] if direct else None
@@ -105,6 +106,7 @@ class EnvPoolBackend(Backend):
             # EnvPool states its bounds as float64 and gymnasium remarks on the cast.
             warnings.filterwarnings("ignore", message=".*precision lowered by casting")
             self._pool = self._make(seeds)
+            self._flat = flat_pool(self._pool)
             self._pool.observation_space, self._pool.action_space  # noqa: B018  cached in here
         self._seeds: list[int] | None = seeds
 
@@ -131,7 +133,7 @@ class EnvPoolBackend(Backend):
                 self._pool.close()
                 self._build(list(seeds))
         self._seeds = None  # used up: the next reset goes on from here
-        self._pool._reset(np.asarray(slots, dtype=np.int32))
+        self._flat.reset(np.asarray(slots, dtype=np.int32))
         self._receive(out)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
@@ -153,12 +155,12 @@ class EnvPoolBackend(Backend):
         Returns:
             All that it hands over, and which rows of the buffers these are.
         """
-        state: list[Array] = self._pool._recv()
+        state: list[Array] = self._flat.receive()
         rows: Any = state[self._at["info:env_id"]]
         if self._observation_at is not None:
             observation = state[self._observation_at]
         else:
-            observation = self._pool._to(state, True, True)[0]
+            observation = self._flat.nest(state, True, True)[0]
         if len(rows) == self.num_envs and (rows == self._pool.all_env_ids).all():
             self.observation.write(observation, out.observation)
             rows = slice(None)

@@ -4,8 +4,8 @@ Where the env has ``snapshot()`` and ``restore(snapshot)``, these are used. Else
 is played again, from the state of its random generator before the reset, and the actions since; or
 on request all of its episodes, in a new env.
 
-This file is sent to worker processes as it is. It imports nothing of tdcollect, which would bring
-torch along.
+This file is sent to worker processes as it is. It uses nothing of tdcollect but a plain dict, which
+is sent along: an import there would bring torch along.
 """
 
 from __future__ import annotations
@@ -17,19 +17,13 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from tdcollect._upstream.gymnasium import WRAPPER_STATE
 
 State = dict[str, Any]
 """What a slot's env is saved as: ``"how"``, and what that takes. Built-in and NumPy types only."""
 
 _MARK = "_tdcollect_resumable"
-
-_WRAPPERS: dict[type, tuple[str, ...]] = {
-    TimeLimit: ("_elapsed_steps",),
-    OrderEnforcing: ("_has_reset",),
-    PassiveEnvChecker: (),
-}
-"""What ``gymnasium.make`` puts around an env, and the attributes that hold their state."""
 
 
 class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
@@ -56,8 +50,8 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Find what has snapshots, under the wrappers that are known."""
         env = self.env
         self._wrappers: list[tuple[Any, tuple[str, ...]]] = []
-        while type(env) in _WRAPPERS:
-            self._wrappers.append((env, _WRAPPERS[type(env)]))
+        while type(env) in WRAPPER_STATE:
+            self._wrappers.append((env, WRAPPER_STATE[type(env)]))
             env = env.env  # type: ignore[attr-defined]
         self._inner: Any = env
         methods = (getattr(env, name, None) for name in ("snapshot", "restore"))

@@ -30,7 +30,7 @@ from torchrl.data import (
 )
 
 from tdcollect import keys
-from tdcollect._upstream import gym_space_to_spec
+from tdcollect._upstream.torchrl import gym_space_to_spec
 from tdcollect.workers.worker import keeps, limits
 
 Array = np.ndarray[Any, Any]

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect._upstream import append_policy_transforms
+from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.episodes import EpisodeLoop, Start
 from tdcollect.collect.fast.loop import Steps, array_env, exact_reward_of

@@ -14,7 +14,11 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import RandomPolicy
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 
-from tdcollect._upstream import make_compatible_policy
+from tdcollect._upstream.torchrl import (
+    exploration_spec,
+    make_compatible_policy,
+    set_exploration_spec,
+)
 from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.fast.loop import Steps, forgotten_entries
 from tdcollect.collect.fast.policy import Op, Program
@@ -316,17 +320,17 @@ def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
     """Have exploration modules, which hold the action spec of an env, take a batch of this size."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     exploring = [m for m in modules if isinstance(m, (AdditiveGaussianModule, EGreedyModule))]
-    before = [(module, module._spec) for module in exploring]
+    before = [(module, exploration_spec(module)) for module in exploring]
     for module in exploring:
         key = module.action_key
         spec = env.full_action_spec_unbatched[key]
         spec = spec.expand(size, *spec.shape).to(next(module.buffers()).device)
-        module._spec = Composite({key: spec}, shape=[size])
+        set_exploration_spec(module, Composite({key: spec}, shape=[size]))
     try:
         yield
     finally:
         for module, spec in before:
-            module._spec = spec
+            set_exploration_spec(module, spec)
 
 
 @contextmanager

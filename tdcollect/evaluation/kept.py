@@ -17,10 +17,10 @@ import torch
 from tensordict import TensorDict
 
 from tdcollect import keys
-from tdcollect._upstream import encode_key_for_filesystem
+from tdcollect._upstream.tensordict import MEMMAP_TYPE, encode_key_for_filesystem
 
 _META = "meta.json"
-_NOT_ENTRIES = ("shape", "device", "_type")  # in meta.json, beside the entries
+_NOT_ENTRIES = ("shape", "device", MEMMAP_TYPE)  # in meta.json, beside the entries
 _DTYPES = {
     str(dtype): dtype
     for dtype in (
@@ -107,7 +107,7 @@ def _meta(file: Path) -> Mapping[str, Any]:
     if size > _MOST_BYTES:
         raise ValueError(f"{file.name} has {size} bytes")
     meta = json.loads(file.read_bytes())
-    if not isinstance(meta, dict) or meta.get("_type") != str(TensorDict):
+    if not isinstance(meta, dict) or meta.get(MEMMAP_TYPE) != str(TensorDict):
         raise ValueError(f"{file} describes no TensorDict")
     return meta
 

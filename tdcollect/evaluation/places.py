@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tdcollect import keys
+from tdcollect._upstream.torch import TorchDispatchMode, schema_of
 from tdcollect.collect.step_dict import Key
 
 _EMPTY = "empty"  # in the names of operations that give memory as it is
@@ -49,7 +49,7 @@ class LikeRows(TorchDispatchMode):
         if any(_storage(value) in self._of_batch for value in _tensors((args, kwargs))):
             self.follow(_tensors(result))
             for value in _tensors(result):
-                if _EMPTY not in func._schema.name and _has_rows(value, self._rows):
+                if _EMPTY not in schema_of(func).name and _has_rows(value, self._rows):
                     apart = value.contiguous().view(self._rows, -1).view(torch.uint8)
                     self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
         return result

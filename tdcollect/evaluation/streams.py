@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tdcollect._upstream.torch import TorchDispatchMode, schema_of
 from tdcollect.collect.fast.samplers import Noise
 from tdcollect.evaluation.errors import NotReproducibleError
 
@@ -106,7 +106,7 @@ class DrawByRow(TorchDispatchMode):
         if _RANDOM not in func.tags:
             return func(*args, **kwargs)
         self.draws += 1
-        schema = func._schema
+        schema = schema_of(func)
         names = [argument.name for argument in schema.arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         split = self._split(func, given)

@@ -16,6 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase, TransformedEnv
 
 from tdcollect import keys
+from tdcollect._upstream.torchrl import STEPPING_METHODS, carried_entries
 from tdcollect.collect.fast.devices import Placement
 from tdcollect.collect.fast.policy import Program
 from tdcollect.collect.fast.transforms import (
@@ -47,8 +48,6 @@ _CHUNK_STEPS = 128
 
 _SPARE_BYTES = 2**16
 """Buffers for resets are allocated in advance where an observation takes no more than this."""
-
-_STEPPING = ("_step", "_reset", "step", "reset", "step_and_maybe_reset", "maybe_reset")
 
 
 class Steps(Protocol):
@@ -193,11 +192,6 @@ class ArrayEnv:
         return begun
 
 
-def carried_entries(env: EnvBase) -> list[Key]:
-    """The entries that a step hands on to the next row."""
-    return [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
-
-
 def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv | str:
     """The env on rows, or the reason why it is stepped as TorchRL does; see :class:`ArrayEnv`."""
     transforms, reason = lower_transforms(transforms_of(env))
@@ -213,7 +207,7 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv | str:
 
 def _replaced(*parts: EnvBase) -> list[str]:
     """The stepping methods that the user has replaced on an env."""
-    return [name for part in parts for name in _STEPPING if name in part.__dict__]
+    return [name for part in parts for name in STEPPING_METHODS if name in part.__dict__]
 
 
 def exact_reward_of(env: EnvBase) -> ExactReward | None:

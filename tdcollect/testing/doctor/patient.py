@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tdcollect import keys
-from tdcollect._upstream import steps_of_time_limit
+from tdcollect._upstream.gymnasium import steps_of_time_limit
 from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.testing.doctor.attributes import unlike_attributes
 from tdcollect.testing.doctor.divergence import Divergence, Run, first_divergence

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tdcollect.collect.rows import Rows
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -33,6 +32,7 @@ from tdcollect._upstream import __path__ as path
 from tdcollect._upstream import envpool as of_envpool
 from tdcollect._upstream import gymnasium as of_gymnasium
 from tdcollect._upstream import torchrl as of_torchrl
+from tdcollect.collect.step_dict import StepDict
 
 MODULES = [import_module(f"tdcollect._upstream.{module.name}") for module in iter_modules(path)]
 
@@ -217,7 +217,7 @@ def test_call_of_and_inverse_call_of_are_what_an_env_applies() -> None:
 
 def test_calls_of_transforms_run_on_dicts_of_tensors() -> None:
     """The rows of tdcollect are dicts with a little more; transforms take them for TensorDicts."""
-    rows = Rows({"reward": torch.tensor([2.0])})
+    rows = StepDict({"reward": torch.tensor([2.0])})
     of_torchrl.call_of(RewardScaling(loc=1.0, scale=3.0))(rows)
     assert rows["reward"].item() == 7.0
 

@@ -287,7 +287,7 @@ def test_an_env_that_draws_beside_a_thread_that_reads_is_told_alone() -> None:
 
 def test_threads_that_wait_are_not_busy() -> None:
     done = threading.Event()
-    thread = threading.Thread(target=done.wait, name="waiting")
+    thread = threading.Thread(target=done.wait, name="waiting", daemon=True)
     thread.start()
     time.sleep(0.01)
     assert "waiting" not in busy_threads()

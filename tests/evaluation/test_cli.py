@@ -567,3 +567,8 @@ def test_names_of_objects(text: str) -> None:
 )
 def test_names_of_registered_envs(text: str) -> None:
     assert not is_named(text)
+
+
+def test_an_error_of_the_packages_own_class_is_shown_without_its_type() -> None:
+    assert _line(tdcollect.NotReproducibleError("it differs")) == "it differs"
+    assert _line(ZeroDivisionError("it differs")) == "ZeroDivisionError: it differs"

@@ -164,6 +164,10 @@ def test_episodes_needed_depend_on_the_ratio_alone() -> None:
     assert episodes_needed(-5, 50) == episodes_needed(0.1, 1) == episodes_needed(0.1, 1, 0.8, 0.95)
 
 
+def test_differences_that_do_not_vary_need_two_episodes() -> None:
+    assert episodes_needed(1.0, 0.0) == 2
+
+
 def test_the_detectable_difference_needs_the_episodes_that_there_are() -> None:
     (d,) = compare(run(EASE), run(EASE + RNG.normal(2, 12, size=100)), names="ab").differences
     assert d.episodes_needed(d.detectable() * 1.0001) == 100

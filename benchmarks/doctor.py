@@ -67,7 +67,7 @@ def tables(found: list[dict[str, Any]], steps: int) -> str:
     for one in made:
         status = {v["name"]: _SHOWN[v["status"]] for v in one["verdicts"]}
         lines.append(f"| {one['env']} | {' | '.join(status[name] for name in names)} |")
-    lines += ["", "What was seen where a verdict is not ok:", ""]
+    lines += ["", "Evidence for the verdicts that are not ok:", ""]
     for one in made:
         for v in one["verdicts"]:
             if v["name"] == "runs" and "; cut at" in v["evidence"]:
@@ -76,7 +76,7 @@ def tables(found: list[dict[str, Any]], steps: int) -> str:
                 cause = f" Likely cause: {v['cause']}." if v["cause"] else ""
                 told = f"{v['evidence']}.{cause}".replace("<", "&lt;")
                 lines.append(f"- {one['env']}, {v['name']} ({v['status']}): {told}")
-    lines += ["", "Not made here:", ""]
+    lines += ["", "Envs that could not be made here:", ""]
     reasons: dict[str, list[str]] = {}
     for one in found:
         if one not in made:

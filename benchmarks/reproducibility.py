@@ -89,7 +89,7 @@ def ways(env_id: str, tested: Any, count: int, exploration: ExplorationType) -> 
 def invariance(count: int) -> None:
     rows = []
     for env_id in ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5"):
-        for name, exploration in [("most likely", ExplorationType.MODE), ("drawn", STOCHASTIC)]:
+        for name, exploration in [("most likely", ExplorationType.MODE), ("sampled", STOCHASTIC)]:
             if env_id == "HalfCheetah-v5" and exploration is ExplorationType.MODE:
                 exploration = ExplorationType.DETERMINISTIC
             found = ways(env_id, policy(env_id), count, exploration)
@@ -112,7 +112,7 @@ def batch_sizes(count: int) -> None:
         reference = run()
         for size in (1, 4, 8, 32, 64):
             rows.append((env_id, size, changed(reference, run(inference_batch_size=size))))
-    table(["env", "batch size", "episodes of other bits than at 16", "return moves by"], rows)
+    table(["env", "batch size", "episodes that differ from size 16", "largest change of a return"], rows)
 
 
 def outputs(cells: int, rows: int) -> torch.Tensor:
@@ -163,7 +163,7 @@ def instructions(count: int) -> None:
         for env_id, digests in ledgers.items():
             same = sum(a == b for a, b in zip(digests, first[1][env_id], strict=True))
             rows.append((env_id, name, f"{len(digests) - same} of {len(digests)}"))
-    table(["env", "instructions", "episodes of other bits"], rows)
+    table(["env", "instructions", "episodes that differ"], rows)
 
 
 def one(count: int) -> None:
@@ -189,7 +189,7 @@ def probes() -> None:
         took = min(seconds(lambda env=env: probe_env(env)) for _ in range(5))
         env.close()
         rows.append((env_id, "a new env for each episode" if carries else "none", f"{took:.3f}"))
-    table(["env", "what the probe asks for", "seconds"], rows)
+    table(["env", "requirement", "seconds"], rows)
 
 
 def leak(count: int) -> None:

@@ -26,12 +26,12 @@ import numpy as np
 
 HEADER = [
     "episodes",
-    "evaluate, us an episode",
+    "evaluate, us per episode",
     "summary, s",
     "load, s",
     "compare, s",
-    "held, B an episode",
-    "peak, B an episode",
+    "held, B per episode",
+    "peak, B per episode",
     "report.html, kB",
 ]
 

@@ -1,4 +1,4 @@
-"""What moves the bits of a test episode, and what does not, on this machine.
+"""Check which conditions change the bits of a test episode on this machine.
 
     python benchmarks/reproducibility.py
 
@@ -31,14 +31,14 @@ STOCHASTIC = ExplorationType.RANDOM
 
 
 class Float(nn.Module):
-    """MuJoCo's observations are float64."""
+    """Casts to float32; MuJoCo's observations are float64."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return value.float()
 
 
 def policy(env_id: str, cells: int = 64) -> ProbabilisticActor:
-    """An actor with weights that are the same each time, not trained."""
+    """An untrained actor, with the same weights each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         env = tdcollect.make_env(env_id)
@@ -71,7 +71,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def ways(env_id: str, tested: Any, count: int, exploration: ExplorationType) -> list[str]:
-    """The digests of the same episodes, run in every way that must not matter."""
+    """Digests of the same episodes, run in every way that must not matter."""
     run = partial(evaluate, tested=tested, exploration_type=exploration, max_episode_steps=50)
     found = [run(env_id, episodes=count, num_envs=slots).digest for slots in (1, 2, 7, 16, 64)]
     found.append(run(env_id, episodes=list(reversed(range(count)))).digest)
@@ -112,7 +112,10 @@ def batch_sizes(count: int) -> None:
         reference = run()
         for size in (1, 4, 8, 32, 64):
             rows.append((env_id, size, changed(reference, run(inference_batch_size=size))))
-    table(["env", "batch size", "episodes that differ from size 16", "largest change of a return"], rows)
+    table(
+        ["env", "batch size", "episodes that differ from size 16", "largest change of a return"],
+        rows,
+    )
 
 
 def outputs(cells: int, rows: int) -> torch.Tensor:
@@ -141,7 +144,7 @@ def rounding() -> None:
 
 
 def instructions(count: int) -> None:
-    """Other instruction sets of this CPU, which stand for other CPUs."""
+    """Compare instruction sets of this CPU, which stand for other CPUs."""
     found = {}
     for name, settings in [
         ("all of this CPU's", {}),
@@ -167,7 +170,7 @@ def instructions(count: int) -> None:
 
 
 def one(count: int) -> None:
-    """The digests of a few evaluations, for another process to read."""
+    """Print the digests of a few evaluations, for another process to read."""
     found = {}
     for env_id in ("CartPole-v1", "HalfCheetah-v5"):
         result = evaluate(env_id, policy(env_id), count, max_episode_steps=200)
@@ -193,7 +196,7 @@ def probes() -> None:
 
 
 def leak(count: int) -> None:
-    """Episodes of a plain gymnasium loop, after others in one env and in an env of their own."""
+    """Compare episodes of a plain gymnasium loop: one env reused, and a new env for each."""
     rows = []
     for env_id in ("LunarLander-v3", "BipedalWalker-v3"):
         reused = gym.make(env_id)
@@ -203,7 +206,7 @@ def leak(count: int) -> None:
 
 
 def played(env: gym.Env[Any, Any], seed: int) -> list[bytes]:
-    """What an env shows in 200 random steps."""
+    """The observations of 200 random steps, as bytes."""
     actions = gym.make(env.spec).action_space
     actions.seed(seed)
     shown = [env.reset(seed=seed)[0].tobytes()]

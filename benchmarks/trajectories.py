@@ -1,4 +1,4 @@
-"""Trajectories: our functions beside TorchRL's, and how time grows with the number of steps (a minute).
+"""Time of our trajectory functions and TorchRL's, and its growth with the steps (a minute).
 
 python benchmarks/trajectories.py [--rounds 15]
 

@@ -1,4 +1,4 @@
-"""The private names of other packages that tdcollect leans on: failures tell what changed."""
+"""The private names of other packages that tdcollect uses: a failure shows what changed."""
 
 from __future__ import annotations
 

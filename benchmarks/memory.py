@@ -123,7 +123,7 @@ def _status(name: str) -> int:
 def _main() -> None:
     import torch
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("peak", "growth"), help="the measurement")
     parser.add_argument("collector", choices=COLLECTORS)
     parser.add_argument("--steps", type=int, default=16, help="T")

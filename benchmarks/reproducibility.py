@@ -220,7 +220,7 @@ def played(env: gym.Env[Any, Any], seed: int) -> list[bytes]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--episodes", type=int, default=20, help="episodes per evaluation")
     parser.add_argument("--one", type=int, metavar="EPISODES", help="print digests as JSON")
     given = parser.parse_args()
     if given.one:

@@ -94,8 +94,8 @@ def medians(sizes: list[tuple[int, int]], rounds: int) -> dict[str, list[float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="measured rounds")
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     sizes = [(64, 1024), (64, 4096)]

@@ -65,7 +65,7 @@ def train(seed, frames):
                 loss.backward()
                 optimizer.step()
                 target.step()
-            bar.set_postfix_str(f"return {sum(returns[-50:]) / 50:.0f}")
+            bar.set_postfix_str(f"return {sum(returns[-50:]) / max(1, len(returns[-50:])):.0f}")
     collector.shutdown()
     return actor, returns
 

@@ -144,7 +144,13 @@ def make_env(
         try:
             if info_keys:
                 made.read_info(info_keys)
-            stepper = Stepper(made, bookkeeping, check_finite=check_finite, max_restarts=restarts)
+            stepper = Stepper(
+                made,
+                bookkeeping,
+                name=_name(env),
+                check_finite=check_finite,
+                max_restarts=restarts,
+            )
             if seeds is not None:
                 stepper.set_seeds(seeds)
         except BaseException:
@@ -159,7 +165,6 @@ def make_env(
         return GymnasiumEnv(
             stepper,
             batched=batched,
-            name=_name(env),
             device=device,
             env_kwargs=kwargs,
             remake=None if is_made else slots_with,

@@ -26,14 +26,18 @@ class Stepper:
     Args:
         backend: the slots.
         bookkeeping: what to record beside.
+        name: what messages call the env.
         check_finite: take observations and rewards that are NaN or infinite for a failure.
         max_restarts: how many envs that fail are built anew, in all; None to raise instead.
 
     Attributes:
         entries: what the buffers hold beside reward and flags: observations, infos, bookkeeping.
+        latest: the buffers of the latest step or reset, which show the present state of all slots;
+            None before the first reset.
         broken: what went wrong in the slots whose episodes the latest step broke off, their envs
             built anew, by slot.
         restarts: the envs that were built anew as they failed; None where failures raise.
+        is_closed: whether :meth:`close` was called.
 
     Raises:
         ValueError: for a time limit on slots that cannot be reset singly, for restarts of a backend
@@ -45,6 +49,7 @@ class Stepper:
         backend: Backend,
         bookkeeping: Bookkeeping = Bookkeeping(),
         *,
+        name: str = "the env",
         check_finite: bool = False,
         max_restarts: int | None = None,
     ):
@@ -59,6 +64,9 @@ class Stepper:
                 "slots anew; use backend='serial' or 'process'"
             )
         self.backend = backend
+        self.name = name
+        self.is_closed = False
+        self.latest: StepBuffers | None = None
         self.restarts = None if max_restarts is None else Restarts(max_restarts)
         self.broken: Mapping[int, Exception] = {}
         self.num_envs = backend.num_envs
@@ -105,31 +113,28 @@ class Stepper:
         seeds: Sequence[int] | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """Start an episode in each of ``slots`` (None for all); write the rows of those only.
+        """Start an episode in each of ``slots`` (None for all).
 
         Args:
             slots: ascending.
-            out: its reward and flags are left alone.
-            seeds: one a slot in ``slots``; None for those of :meth:`set_seeds` that were not used
+            out: receives the rows of these slots, flags set to False; the rows of the others show
+                their present state. Its reward is left alone.
+            seeds: one per slot in ``slots``; None for those of :meth:`set_seeds` that were not used
                 yet, or the env's own generators.
             options: gymnasium's reset options.
 
         Raises:
-            SlotError: where the envs of some slots failed; the others are reset.
-            RestartsExhausted: where too many had failed before.
+            RuntimeError: if the stepper is closed.
+            SlotError: if the envs of some slots failed; the others are reset.
+            RestartsExhausted: if a failure exceeds ``max_restarts``.
         """
+        self.check_open("reset")
+        if slots is not None:
+            self._hold_present(out)
+        for flag in (out.raw.terminated, out.raw.truncated, out.done):
+            flag[... if slots is None else slots] = False
         slots = self._every_slot if slots is None else slots
-        if not slots:
-            return
-        failed = self._reset_backend(slots, seeds, options, out.raw)
-        while failed is not None and self.restarts is not None:
-            again = sorted(failed.causes)
-            self._restart(failed, again)
-            if seeds is not None:
-                given = dict(zip(slots, seeds, strict=True))
-                failed = self._reset_backend(again, [given[s] for s in again], options, out.raw)
-            else:
-                failed = self._reset_backend(again, None, options, out.raw)
+        failed = self._restarted_reset(slots, seeds, options, out.raw) if slots else None
         rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
         used = self._seeds if seeds is None else dict(zip(slots, seeds, strict=True))
         self._at.started(rows, {slot: used[slot] for slot in rows if slot in used} if used else {})
@@ -143,8 +148,32 @@ class Stepper:
         self._must_reset[rows] = False
         self._unstarted.difference_update(rows)
         self._write_bookkeeping(rows, True, out)
+        self.latest = out
         if failed is not None:
             raise failed
+
+    def _restarted_reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int] | None,
+        options: dict[str, Any] | None,
+        out: SlotBuffers,
+    ) -> SlotError | None:
+        """Reset slots, and again those whose envs failed and were built anew.
+
+        Returns:
+            The failures, where these raise.
+        """
+        failed = self._reset_backend(slots, seeds, options, out)
+        while failed is not None and self.restarts is not None:
+            again = sorted(failed.causes)
+            self._restart(failed, again)
+            if seeds is None:
+                failed = self._reset_backend(again, None, options, out)
+            else:
+                given = dict(zip(slots, seeds, strict=True))
+                failed = self._reset_backend(again, [given[s] for s in again], options, out)
+        return failed
 
     def _reset_backend(
         self,
@@ -189,34 +218,43 @@ class Stepper:
         actions: Sequence[Array],
         slots: Sequence[int] | None,
         out: StepBuffers,
-        shown: StepBuffers | None = None,
+        *,
+        restart: bool = True,
     ) -> None:
-        """Step ``slots`` (None for all) and write their rows; others are left alone.
+        """Step ``slots`` (None for all).
 
         Args:
             actions: ``[N, *shape]`` each, in the order of the action entries.
             slots: ascending.
-            out: receives observations (at an episode's end the true final one), reward and flags.
-            shown: what the slots show before the step, which restarts ask for.
+            out: receives the rows of these slots: observations (at an episode's end the true final
+                one), reward and flags. The rows of the others show their present state.
+            restart: False raises SlotError also where ``max_restarts`` would have envs built anew.
 
         Raises:
-            RuntimeError: before the first reset, or where an action would be lost.
-            SlotError: where the envs of some slots failed; the others are stepped.
-            RestartsExhausted: where too many had failed before; the others are stepped.
+            RuntimeError: if the stepper is closed, before the first reset, or if an action would
+                be lost.
+            SlotError: if the envs of some slots failed; the others are stepped.
+            RestartsExhausted: if a failure exceeds ``max_restarts``; the others are stepped.
         """
         self._check_step(slots)
-        buffers = out.raw
-        failed = self._step_backend(actions, slots, out)
+        if slots is not None:
+            self._hold_present(out)
+        buffers, failed, stepped = out.raw, None, slots
+        if self._fallen:
+            stepped, failed = self._without_fallen(slots)
+        try:
+            self.backend.step(actions, stepped, buffers)
+        except SlotError as error:
+            failed = error if failed is None else failed.joined(error)
+        if out.reward is not buffers.reward:
+            out.reward[...] = buffers.reward
+        if self._finite:
+            checked = self._every_slot if stepped is None else stepped
+            failed = not_finite("step", self.backend, checked, buffers, failed, out.reward)
         if self.broken:
             self.broken = {}
         if failed is not None:
-            if self.restarts is not None and shown is not None:
-                self._break_off(failed, out, shown)
-                self.broken, failed = failed.causes, None
-            else:
-                stepped = self._every_slot if slots is None else slots
-                slots = [slot for slot in stepped if slot not in failed.causes]
-                self._must_reset[list(failed.causes)] = True
+            slots, failed = self._failed_step(failed, slots, out, restart)
         rows: Any = ... if slots is None else list(slots)
         self._at.stepped(slots)
         if self.bookkeeping.max_episode_steps is not None:
@@ -228,43 +266,53 @@ class Stepper:
         self._must_reset[rows] = out.done[rows]
         if out.bookkeeping:
             self._write_bookkeeping(rows, False, out)
+        self.latest = out
         if failed is not None:
             raise failed
 
-    def _step_backend(
-        self, actions: Sequence[Array], slots: Sequence[int] | None, out: StepBuffers
-    ) -> SlotError | None:
-        """Step slots; returns what failed, told with its place."""
-        failed: SlotError | None = None
-        if self._fallen:
-            asked = self._every_slot if slots is None else slots
-            slots = [slot for slot in asked if slot not in self._fallen]
-            if len(slots) < len(asked):
-                fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
-                failed = SlotError("step", fallen)
-        try:
-            self.backend.step(actions, slots, out.raw)
-        except SlotError as error:
-            failed = error if failed is None else failed.joined(error)
-        if out.reward is not out.raw.reward:
-            out.reward[...] = out.raw.reward
-        if self._finite:
-            asked = self._every_slot if slots is None else slots
-            failed = not_finite("step", self.backend, asked, out.raw, failed, out.reward)
-        if failed is None:
-            return None
-        return failed.at(self._at.told("step", failed.causes, {}))
+    def _without_fallen(self, slots: Sequence[int] | None) -> tuple[list[int], SlotError | None]:
+        """Of ``slots``, those that can be stepped, and the failures of the fallen."""
+        asked = self._every_slot if slots is None else slots
+        fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
+        rest = [slot for slot in asked if slot not in fallen]
+        return rest, SlotError("step", fallen) if fallen else None
 
-    def _break_off(self, failed: SlotError, out: StepBuffers, shown: StepBuffers) -> None:
+    def _failed_step(
+        self, failed: SlotError, slots: Sequence[int] | None, out: StepBuffers, restart: bool
+    ) -> tuple[Sequence[int] | None, SlotError | None]:
+        """Deal with the failures of a step.
+
+        Returns:
+            The slots that have taken the step, and the error to raise at its end. Where envs were
+            built anew, all slots have, and there is no error.
+        """
+        failed = failed.at(self._at.told("step", failed.causes, {}))
+        if restart and self.restarts is not None:
+            self._break_off(failed, out)
+            self.broken = failed.causes
+            return slots, None
+        self._must_reset[list(failed.causes)] = True
+        asked = self._every_slot if slots is None else slots
+        return [slot for slot in asked if slot not in failed.causes], failed
+
+    def _hold_present(self, out: StepBuffers) -> None:
+        """Write the present state of all slots, for those that a call leaves alone."""
+        if self.latest is not None:
+            for array, present in zip(_state(out), _state(self.latest), strict=True):
+                array[...] = present
+
+    def _break_off(self, failed: SlotError, out: StepBuffers) -> None:
         """End the episodes of slots whose envs failed, where they are, and build these anew."""
+        assert self.latest is not None  # a step follows a reset
+        present = self.latest.raw
         self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])
         rows = list(failed.causes)
-        for array, present in zip(
+        for array, shown in zip(
             (*out.raw.observation, *out.raw.info),
-            (*shown.raw.observation, *shown.raw.info),
+            (*present.observation, *present.info),
             strict=True,
         ):
-            array[rows] = present[rows]
+            array[rows] = shown[rows]
         out.reward[rows] = out.raw.reward[rows] = 0
         out.raw.terminated[rows] = False
         out.raw.truncated[rows] = True
@@ -307,6 +355,17 @@ class Stepper:
                 self._unstarted.add(slot)
         return built
 
+    def save_latest(self) -> list[Array] | None:
+        """Copies of the arrays ``[N, ...]`` that show the present state; None before a reset."""
+        return None if self.latest is None else [array.copy() for array in _state(self.latest)]
+
+    def load_latest(self, arrays: Sequence[Array], slots: Sequence[int], out: StepBuffers) -> None:
+        """Write the present state: of ``slots`` as :meth:`save_latest` gave it."""
+        self._hold_present(out)
+        for array, saved in zip(_state(out), arrays, strict=True):
+            array[slots] = saved[slots]
+        self.latest = out
+
     def save_state(self) -> dict[str, Any]:
         """Where the slots are in their episodes: counts, sums and waiting seeds."""
         return {
@@ -348,7 +407,13 @@ class Stepper:
             if self.broken and not is_init:
                 marks[list(self.broken)] = True
 
+    def check_open(self, verb: str) -> None:
+        """Raise RuntimeError if the stepper is closed."""
+        if self.is_closed:
+            raise RuntimeError(f"cannot {verb} {self.name}: the env is closed; make a new one")
+
     def _check_step(self, slots: Sequence[int] | None) -> None:
+        self.check_open("step")
         if self._unstarted and (slots is None or self._unstarted.intersection(slots)):
             raise RuntimeError("expected reset() before the first step(); call env.reset()")
         if slots is not None and not self.backend.steps_subset:
@@ -367,4 +432,10 @@ class Stepper:
 
     def close(self) -> None:
         """Close the backend."""
+        self.is_closed = True
         self.backend.close()
+
+
+def _state(buffers: StepBuffers) -> list[Array]:
+    """The arrays ``[N, ...]`` that show where slots are; not the reward, which nobody reads."""
+    return [*buffers.entries, buffers.raw.terminated, buffers.raw.truncated, buffers.done]

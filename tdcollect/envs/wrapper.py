@@ -14,7 +14,6 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.envs.buffers import StepBuffers
-from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import Array, Path, compose, key_of
 from tdcollect.envs.stepper import Stepper
 from tdcollect.seeding import slot_seeds
@@ -30,7 +29,6 @@ class GymnasiumEnv(EnvBase):
     Args:
         stepper: the slots.
         batched: ``batch_size=[N]``; False for one slot with ``batch_size=[]``.
-        name: what to call the env in messages.
         device: where entries are placed; None, as in ``GymEnv``, for the CPU without saying so.
         env_kwargs: what each slot's env was made with.
         remake: makes the slots from other such arguments; None where that cannot be done.
@@ -41,7 +39,6 @@ class GymnasiumEnv(EnvBase):
         stepper: Stepper,
         *,
         batched: bool,
-        name: str,
         device: torch.device | str | int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         remake: Callable[[Mapping[str, Any]], Stepper] | None = None,
@@ -49,7 +46,6 @@ class GymnasiumEnv(EnvBase):
         batch_size = torch.Size([stepper.num_envs] if batched else [])
         super().__init__(device=device, batch_size=batch_size)
         self.stepper = stepper
-        self.name = name
         self._env_kwargs = dict(env_kwargs or {})
         self._remake = remake
         self._make_specs()
@@ -58,9 +54,13 @@ class GymnasiumEnv(EnvBase):
             (key_of(path), torch.Size([*batch_size, *leaf.shape]))
             for path, leaf in zip(action.paths, action.leaves, strict=True)
         ]
-        self._latest: StepBuffers | None = None
         self._exact = False
         self.is_closed = False
+
+    @property
+    def name(self) -> str:
+        """What messages call the env."""
+        return self.stepper.name
 
     @property
     def num_envs(self) -> int:
@@ -93,8 +93,8 @@ class GymnasiumEnv(EnvBase):
         return self.stepper.allocate(count, bool(self.batch_size), pinned, exact)
 
     def exact_reward(self, buffers: StepBuffers | None = None) -> torch.Tensor:
-        """The reward ``[N, 1]`` as the env gave it, float64, of an exact buffers or the latest."""
-        buffers = self._latest if buffers is None else buffers
+        """The reward ``[N, 1]`` as the env gave it, float64, of an exact step or the latest."""
+        buffers = self.stepper.latest if buffers is None else buffers
         assert buffers is not None
         return torch.from_numpy(buffers.raw.reward).view(*self.batch_size, 1)
 
@@ -106,68 +106,6 @@ class GymnasiumEnv(EnvBase):
             yield
         finally:
             self._exact = False
-
-    def step_arrays(
-        self,
-        source: Mapping[Any, torch.Tensor] | TensorDictBase,
-        buffers: StepBuffers,
-        slots: list[int] | None = None,
-    ) -> None:
-        """Step on arrays: the one step that the wrapper and the collector share.
-
-        Args:
-            source: holds the action entries, of the env's batch size.
-            buffers: is written. StepDict of slots that are not stepped show their present state.
-            slots: the slots to step; None for all.
-        """
-        self._check_open("step")
-        actions = self.read_actions(source)
-        if slots is not None:
-            self._hold_waiting_rows(buffers)
-        try:
-            self.stepper.step(actions, slots, buffers, self._latest)
-        except SlotError:
-            self._latest = buffers
-            raise
-        self.__dict__["_latest"] = buffers  # past the checks of nn.Module, which cost more
-
-    def reset_arrays(
-        self,
-        buffers: StepBuffers,
-        slots: Sequence[int] | None,
-        seeds: Sequence[int] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        """Reset ``slots`` (None for all) on arrays.
-
-        Args:
-            buffers: is written. StepDict of slots that are not reset show their present state.
-            slots: ascending.
-            seeds: one a slot in ``slots``.
-            options: gymnasium's reset options.
-        """
-        self._check_open("reset")
-        if slots is not None:
-            self._hold_waiting_rows(buffers)
-            for flag in (buffers.raw.terminated, buffers.raw.truncated, buffers.done):
-                flag[slots] = False
-        try:
-            self.stepper.reset(slots, buffers, seeds, options)
-        except SlotError:
-            self._latest = buffers
-            raise
-        self.__dict__["_latest"] = buffers
-
-    def _hold_waiting_rows(self, buffers: StepBuffers) -> None:
-        """Show the present state of slots that a call leaves alone."""
-        latest = self._latest
-        if latest is not None:
-            held = (buffers.raw.terminated, buffers.raw.truncated, buffers.done)
-            shown = (latest.raw.terminated, latest.raw.truncated, latest.done)
-            for array, present in zip(
-                (*buffers.entries, *held), (*latest.entries, *shown), strict=True
-            ):
-                array[...] = present
 
     def _pack(self, buffers: StepBuffers) -> TensorDict:
         paths = [entry.path for entry in self.stepper.entries]
@@ -182,7 +120,8 @@ class GymnasiumEnv(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         (buffers,) = self.allocate(1, exact=self._exact)
-        self.step_arrays(tensordict, buffers, self._slots(tensordict, keys.STEP))
+        slots = self._slots(tensordict, keys.STEP)
+        self.stepper.step(self.read_actions(tensordict), slots, buffers)
         return self._pack(buffers)
 
     def _reset(
@@ -206,7 +145,7 @@ class GymnasiumEnv(EnvBase):
         targets = range(self.num_envs) if slots is None else slots
         seeds = None if seed is None else slot_seeds(seed, targets)
         (buffers,) = self.allocate(1)
-        self.reset_arrays(buffers, slots, seeds, options)
+        self.stepper.reset(slots, buffers, seeds, options)
         return self._pack(buffers).exclude(keys.REWARD)
 
     def _slots(self, tensordict: TensorDictBase | None, key: str) -> list[int] | None:
@@ -252,10 +191,6 @@ class GymnasiumEnv(EnvBase):
             )
         return self._rows(action)
 
-    def _check_open(self, verb: str) -> None:
-        if self.is_closed:
-            raise RuntimeError(f"cannot {verb} {self.name}: the env is closed; make a new one")
-
     def _set_seed(self, seed: int | None) -> None:
         """Seed slot i with ``seed + i`` at its next reset."""
         if seed is not None:
@@ -280,7 +215,7 @@ class GymnasiumEnv(EnvBase):
             >>> env = make_env("MountainCarContinuous-v0", 4, env_kwargs={"goal_velocity": 0.0})
             >>> env.rebuild(goal_velocity=0.02)
         """
-        self._check_open("rebuild")
+        self.stepper.check_open("rebuild")
         if self._remake is None:
             raise TypeError(
                 f"cannot make {self.name} anew: make_env was given an env that is made already; "
@@ -295,7 +230,7 @@ class GymnasiumEnv(EnvBase):
             raise
         made.restarts = self.stepper.restarts  # one count for the env's life
         old, self.stepper = self.stepper, made
-        self._env_kwargs, self._latest = settings, None
+        self._env_kwargs = settings
         old.close()
 
     def save_slots(self) -> dict[str, Any]:
@@ -304,12 +239,11 @@ class GymnasiumEnv(EnvBase):
         Returns:
             What :meth:`load_slots` takes, made of built-in and NumPy types.
         """
-        latest = self._latest
         return {
             "entries": self._described(),
             "envs": self.stepper.backend.save_states(),
             "stepper": self.stepper.save_state(),
-            "latest": None if latest is None else [array.copy() for array in _arrays(latest)],
+            "latest": self.stepper.save_latest(),
         }
 
     def _described(self) -> list[Any]:
@@ -337,21 +271,17 @@ class GymnasiumEnv(EnvBase):
         Raises:
             ValueError: for the state of an env with other slots or entries.
         """
-        self._check_open("load")
+        self.stepper.check_open("load")
         self.check_slots(state)
         failed = self.stepper.backend.load_states(state["envs"])
         slots = [slot for slot in range(self.num_envs) if slot not in failed]
         if slots and state["latest"] is not None:
             self.stepper.load_state(state["stepper"], slots)
-            (buffers,) = self.allocate(1)
-            self._hold_waiting_rows(buffers)
-            for array, rows in zip(_arrays(buffers), state["latest"], strict=True):
-                array[slots] = rows[slots]
-            self._latest = buffers
+            self.stepper.load_latest(state["latest"], slots, *self.allocate(1))
         return failed
 
     def render(self) -> Any:
-        """What the backend renders: a list of frames, one a slot; one buffers if unbatched."""
+        """What the backend renders: a list of frames, one a slot; one frame if unbatched."""
         frames = self.stepper.backend.render()
         return frames if self.batch_size else frames[0]
 
@@ -381,11 +311,6 @@ def _check_alike(old: Stepper, new: Stepper) -> None:
                 f"expected envs with the {name} {expected}, as before, got {got}: policies and "
                 "batches are made for it; call make_env for another env"
             )
-
-
-def _arrays(buffers: StepBuffers) -> list[Array]:
-    """The arrays ``[N, ...]`` that show where slots are; not the reward, which nobody reads."""
-    return [*buffers.entries, buffers.raw.terminated, buffers.raw.truncated, buffers.done]
 
 
 def nested(

@@ -153,7 +153,8 @@ def _episode(env: GymnasiumEnv, actions: _Actions, seed: int, most: int) -> _Sho
             if others:
                 stepper.reset(others, buffers)
                 buffers.done[others] = False
-            stepper.step(actions.at(step, seed, slots), slots if alone else None, buffers)
+            given = actions.at(step, seed, slots)
+            stepper.step(given, slots if alone else None, buffers, restart=False)
     except SlotError as error:
         if not backend.rebuilds:
             raise

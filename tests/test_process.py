@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from process_envs import Drawn, Odd, Painter
 
 from tdcollect import make_env
-from tdcollect.envs import crew as crew_module
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
+from tdcollect.workers import pool as pool_module
 from tdcollect.workers.launch import WorkerLost
 from tdcollect.workers.pool import usable_cores
 
@@ -622,7 +622,7 @@ def test_an_env_that_fails_to_close_raises_once_all_have_ended(make: Any) -> Non
 
 
 def test_an_env_that_hangs_in_close_is_ended(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "GRACE", 0.3)
+    monkeypatch.setattr(pool_module, "GRACE", 0.3)
     backend = make(odd_one("hang at close"))
     backend.close()
     assert not any(map(runs, pids(backend)))

@@ -11,24 +11,15 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from tdcollect import keys
-from tdcollect.envs.spaces import Array, SpaceCodec, observation_name
-from tdcollect.workers.worker import as_flag, as_reward, keeps
+from tdcollect.envs.spaces import SpaceCodec, observation_name
+from tdcollect.workers.values import Array, InfoEntry
 
 RESUMABLE = ("serial", "process")
 """Backends whose envs can be brought back, in another process too."""
-
-
-class InfoEntry(NamedTuple):
-    """An entry of gymnasium's info that is stored with the observations."""
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
 
 
 class SlotBuffers(NamedTuple):
@@ -182,7 +173,7 @@ class Backend(abc.ABC):
                 f"step, which hold {sorted(examples)}; to read an info that appears later, pass "
                 "info_keys as a dict from its name to an example value"
             )
-        self.info = [_info_entry(key, examples[key]) for key in info_keys]
+        self.info = [InfoEntry.like(key, examples[key]) for key in info_keys]
 
     @abc.abstractmethod
     def render(self) -> list[Any]:
@@ -191,74 +182,3 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Free what the slots hold."""
-
-
-FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
-BOOL = np.dtype(bool)
-
-
-def as_rewards(values: Any, count: int) -> Array:
-    """Rewards of ``count`` slots as floats ``[count]``.
-
-    Raises:
-        ValueError: where one is no real number, or their number another.
-    """
-    array = np.asarray(values)
-    if array.dtype in FLOATS and array.shape == (count,):
-        return array
-    return _all_of(np.array([as_reward(value) for value in values]), "rewards", count)
-
-
-def as_flags(name: str, values: Any, count: int) -> Array | bool:
-    """Flags of ``count`` slots as bools ``[count]``; False where none is set.
-
-    Raises:
-        ValueError: where one is no bool, or their number another.
-    """
-    if type(values) is tuple and values.count(False) == count:
-        return False  # at nearly all steps, and sooner told than the array is made
-    array = np.asarray(values)
-    if array.dtype is BOOL and array.shape == (count,):
-        return array
-    return _all_of(np.array([as_flag(name, value) for value in values]), name, count)
-
-
-def _all_of(array: Array, name: str, count: int) -> Array:
-    if len(array) != count:
-        raise ValueError(f"expected {count} {name}, one a slot, got {len(array)}; correct the env")
-    return array
-
-
-def _info_entry(key: str, example: Any) -> InfoEntry:
-    array = np.asarray(example)
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise TypeError(
-            f"expected info {key!r} to be a number or an array of numbers, got "
-            f"{type(example).__name__} {example!r}; leave it out of info_keys"
-        )
-    return InfoEntry(key, array.shape, array.dtype)
-
-
-def write_info(
-    entries: Sequence[InfoEntry], info: Mapping[str, Any], out: SlotBuffers, slot: int
-) -> None:
-    """Write one slot's infos; an info that the env did not give this time reads zero.
-
-    Raises:
-        ValueError: where an info has another shape than at first, or would lose by the cast.
-    """
-    for entry, array in zip(entries, out.info, strict=True):
-        value = np.asarray(info.get(entry.key, _ZERO))
-        fits = value is _ZERO or value.shape == entry.shape
-        if not (fits and keeps(value, entry.dtype)):
-            got = f"{value.dtype} of shape {value.shape}"
-            got = f"{value.dtype} {value}" if value.shape == entry.shape == () else got
-            raise ValueError(
-                f"expected info {entry.key!r} to be {entry.dtype} of shape {entry.shape}, as it "
-                f"was at first, got {got}; pass info_keys as a dict from names to examples that "
-                "say what to expect"
-            )
-        array[slot] = value
-
-
-_ZERO = np.zeros((), bool)

@@ -12,7 +12,8 @@ from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
 from tdcollect.envs.backend import Backend, SlotBuffers
-from tdcollect.envs.spaces import Array, Path
+from tdcollect.envs.spaces import Path
+from tdcollect.workers.values import Array
 
 _ALIGNMENT = 64  # bytes
 

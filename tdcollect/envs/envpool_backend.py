@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tdcollect.envs.backend import Backend, SlotBuffers
-from tdcollect.envs.spaces import Array
+from tdcollect.workers.values import Array
 
 _MAX_SEED = 2**31 - 1
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.spaces import Array
 from tdcollect.seeding import restart_seed
+from tdcollect.workers.values import Array
 
 
 class RestartsExhausted(RuntimeError):

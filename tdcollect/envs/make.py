@@ -17,13 +17,13 @@ from tdcollect.envs.backend import RESUMABLE, Backend
 from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.envpool_backend import EnvPoolBackend
 from tdcollect.envs.process import ProcessBackend
-from tdcollect.envs.resumable import Resumable
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.vector import VectorBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 from tdcollect.workers.launch import START_METHODS
+from tdcollect.workers.resumable import Resumable
 
 OnEnvError = Literal["raise", "restart"]
 

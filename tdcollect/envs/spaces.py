@@ -31,22 +31,14 @@ from torchrl.data import (
 
 from tdcollect import keys
 from tdcollect._upstream import gym_space_to_spec
-from tdcollect.workers.worker import keeps, limits
+from tdcollect.workers.values import Array as Array
+from tdcollect.workers.values import keeps, kinds_for, limits, unstack
 
-Array = np.ndarray[Any, Any]
 Path = tuple[str, ...]
 
 
 # torch stores these but computes with them hardly at all, and TorchRL has no spec for them.
 WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
-
-
-def kinds_for(dtype: np.dtype[Any]) -> str:
-    """NumPy's letters of the dtypes whose values an entry of ``dtype`` takes.
-
-    Precision may be lost, as TorchRL has it (float64 into float32), but no fraction.
-    """
-    return "biuf" if dtype.kind == "f" else "biu"
 
 
 def key_of(path: Path) -> str | Path:
@@ -458,16 +450,7 @@ class SpaceCodec:
 
     def read_slots(self, entries: Sequence[Array]) -> Sequence[Any]:
         """Decode the entries' arrays ``[N, *shape]`` into one gymnasium value a slot."""
-        return _unstack(self.read(entries), len(entries[0]))
-
-
-def _unstack(value: Any, num_envs: int) -> Sequence[Any]:
-    if isinstance(value, dict):
-        parts = {name: _unstack(item, num_envs) for name, item in value.items()}
-        return [{name: part[i] for name, part in parts.items()} for i in range(num_envs)]
-    if isinstance(value, tuple):
-        return list(zip(*(_unstack(item, num_envs) for item in value), strict=True))
-    return value
+        return unstack(self.read(entries), len(entries[0]))
 
 
 def compose(

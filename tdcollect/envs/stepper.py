@@ -16,8 +16,8 @@ from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.buffers import Bookkeeping, StepBuffers, allocate_buffers, entries_of
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.faults import Restarts, not_finite
-from tdcollect.envs.spaces import Array
 from tdcollect.envs.whereabouts import Whereabouts
+from tdcollect.workers.values import Array
 
 
 class Stepper:

@@ -21,20 +21,20 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from tdcollect.envs.backend import (
+from tdcollect.envs.backend import Backend, SlotBuffers
+from tdcollect.envs.errors import SlotError
+from tdcollect.envs.vector_wrappers import check_wrappers, share_no_options
+from tdcollect.workers.values import (
     BOOL,
     FLOATS,
-    Backend,
-    SlotBuffers,
+    Array,
+    as_flag,
     as_flags,
+    as_reward,
     as_rewards,
+    slot_of,
     write_info,
 )
-from tdcollect.envs.errors import SlotError
-from tdcollect.envs.nesting import row
-from tdcollect.envs.spaces import Array
-from tdcollect.envs.vector_wrappers import check_wrappers, share_no_options
-from tdcollect.workers.worker import as_flag, as_reward
 
 _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
 
@@ -125,7 +125,7 @@ class VectorBackend(Backend):
             self._fresh.pop(slot, None)
 
         def write(slot: int) -> None:
-            self.observation.write_slot(row(observation, slot), out.observation, slot)
+            self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
             self._write_info(info, out, slot)
 
         _singly("reset", slots, write)
@@ -162,7 +162,7 @@ class VectorBackend(Backend):
         except (ValueError, TypeError):  # one by one, it shows whose result is at fault
 
             def write(slot: int) -> None:
-                self.observation.write_slot(row(observation, slot), out.observation, slot)
+                self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
                 out.reward[slot] = as_reward(reward[slot])
                 out.terminated[slot] = as_flag("terminated", terminated[slot])
                 out.truncated[slot] = as_flag("truncated", truncated[slot])
@@ -193,7 +193,7 @@ class VectorBackend(Backend):
             [array[slot].copy() for array in out.observation],
             [array[slot].copy() for array in out.info],
         )
-        self.observation.write_slot(row(final, slot), out.observation, slot)
+        self.observation.write_slot(slot_of(final, slot), out.observation, slot)
         if self.info:
             self._write_info(info, out, slot)
 
@@ -223,7 +223,7 @@ class VectorBackend(Backend):
             given = info.get(f"_{entry.key}")
             if entry.key in info and (given is None or given[slot]):
                 here[entry.key] = info[entry.key][slot]
-        write_info(self.info, here, out, slot)
+        write_info(self.info, here, out.info, slot)
 
     def sample_info(self) -> Mapping[str, Any]:
         info = dict(self.env.reset()[1])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.envs.spaces import Array
+from tdcollect.workers.values import Array
 
 
 class Whereabouts:

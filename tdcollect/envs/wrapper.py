@@ -14,9 +14,10 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.envs.buffers import StepBuffers
-from tdcollect.envs.spaces import Array, Path, compose, key_of
+from tdcollect.envs.spaces import Path, compose, key_of
 from tdcollect.envs.stepper import Stepper
 from tdcollect.seeding import slot_seeds
+from tdcollect.workers.values import Array
 
 
 class GymnasiumEnv(EnvBase):

@@ -10,45 +10,44 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import spawn
+from pathlib import Path
 from typing import Any
 
-from tdcollect.workers import worker as worker_module
-from tdcollect.workers.worker import CALL, Connection, packed
+import numpy as np
+
+import tdcollect
+from tdcollect.workers import worker
+from tdcollect.workers.protocol import CALL, Connection, packed
 
 START_METHODS = ("spawn", "fork")
 GRACE = 5.0
 """Seconds that a worker has for closing its envs."""
 
+# The package comes from where it is here, wherever a relative sys.path leads by now.
 _BOOT = """
-import json, runpy, sys
-sys.path[:] = json.loads(sys.argv[1])
-runpy.run_path(sys.argv[2], run_name="__main__")
+import json, socket, sys
+path, root, end, lifeline = sys.argv[1:]
+sys.path[:0] = [root]
+import tdcollect
+sys.path[:] = json.loads(path)
+from tdcollect.workers.worker import main
+main(socket.socket(fileno=int(end)), int(lifeline))
 """
+_ROOT = str(Path(tdcollect.__file__).resolve().parent.parent)
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class WorkerLost(RuntimeError):
     """A worker process ended, or was ended as it did not answer; its slots' envs are gone."""
-
-
-def shared_file(size: int) -> int:
-    """The descriptor of a file of zeros, in memory, that no name leads to."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("tdcollect")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.truncate(descriptor, max(size, 1))
-    return descriptor
 
 
 class WorkerProcess:
@@ -212,7 +211,7 @@ class _Spawned:
             executable = os.fsdecode(executable)
         descriptors = (end.fileno(), lifeline)
         self._process = subprocess.Popen(
-            [executable, "-c", _BOOT, path, worker_module.__file__, *map(str, descriptors)],
+            [executable, "-c", _BOOT, path, _ROOT, *map(str, descriptors)],
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **threads},
@@ -273,7 +272,7 @@ def _run_fork(end: socket.socket, lifeline: int, factories: Sequence[Callable[[]
     code = 1
     try:
         _make_own()
-        worker_module.main(end, lifeline, factories)
+        worker.main(end, lifeline, factories)
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
@@ -288,12 +287,9 @@ def _run_fork(end: socket.socket, lifeline: int, factories: Sequence[Callable[[]
 
 def _make_own() -> None:
     """What a fresh interpreter would have of its own: random numbers, and one thread."""
-    import random
-
-    import numpy as np
-    import torch
-
     random.seed()
     np.random.seed()  # noqa: NPY002 (the global state is the one that forks share)
-    torch.default_generator.seed()
-    torch.set_num_threads(1)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+        torch.set_num_threads(1)

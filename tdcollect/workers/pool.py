@@ -13,14 +13,9 @@ from typing import Any
 
 import cloudpickle
 
-from tdcollect.workers.launch import (
-    GRACE,
-    WorkerLost,
-    WorkerProcess,
-    named,
-    shared_file,
-)
-from tdcollect.workers.worker import CALL, Failure, InterruptsHeld, packed, soon
+from tdcollect.workers.launch import GRACE, WorkerLost, WorkerProcess, named
+from tdcollect.workers.memory import shared_file
+from tdcollect.workers.protocol import CALL, Failure, InterruptsHeld, packed, poll_awake
 
 _START_SECONDS = 60.0
 """An interpreter and its envs have at least so long to start, whatever the timeout."""
@@ -161,16 +156,16 @@ class WorkerPool:
                 self.lose(process)
         answers = self._wait(verb, payloads, self.timeout)
         failed: dict[int, Exception] = {}
-        odd: dict[int, Any] = {}
+        misfits: dict[int, Any] = {}
         for process in payloads:
             answer = answers.get(process)
             if answer is None:
                 failed.update((slot, _lost(process, slot)) for slot in process.slots)
             elif answer:
-                failures, misfits = pickle.loads(answer)
+                failures, others = pickle.loads(answer)
                 failed.update((slot, self._raised(slot, f)) for slot, f in failures.items())
-                odd.update(misfits)
-        return failed, odd
+                misfits.update(others)
+        return failed, misfits
 
     def _wait(
         self, verb: str, asked: Iterable[WorkerProcess], timeout: float | None
@@ -182,7 +177,7 @@ class WorkerPool:
         seen = {process: process.at_work for process in waiting.values()} if limit else {}
         awake = _PARENT_AWAKE if self._one_core_each else 0.0
         while waiting:
-            events = soon(self._poll, awake) or self._poll.poll(limit)
+            events = poll_awake(self._poll, awake) or self._poll.poll(limit)
             for descriptor, _ in events:
                 process = waiting.get(descriptor) or self._process_of(descriptor)
                 try:

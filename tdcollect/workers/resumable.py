@@ -3,9 +3,6 @@
 Where the env has ``snapshot()`` and ``restore(snapshot)``, these are used. Else its present episode
 is played again, from the state of its random generator before the reset, and the actions since; or
 on request all of its episodes, in a new env.
-
-This file is sent to worker processes as it is. It imports nothing of tdcollect, which would bring
-torch along.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Worker(EnvSlots):
                 failed[slot] = describe(error)
                 continue
             self.latest[slot] = info
-            self._write(slot, observation, info, misfits)
+            self._write(slot, observation, info, failed, misfits)
         return failed, misfits
 
     def reset(
@@ -131,21 +131,31 @@ class Worker(EnvSlots):
             except Exception as error:
                 failed[slot] = describe(error)
                 continue
-            self._write(slot, observation, info, misfits)
+            self._write(slot, observation, info, failed, misfits)
         return failed, misfits
 
     def _write(
-        self, slot: int, observation: Any, info: Mapping[str, Any], misfits: dict[int, Any]
+        self,
+        slot: int,
+        observation: Any,
+        info: Mapping[str, Any],
+        failed: dict[int, Failure],
+        misfits: dict[int, Any],
     ) -> None:
-        fits = self._put(self.observation_tree, observation, slot)
-        if fits and self.infos:
-            try:
+        """Write an observation and infos to shared memory, or note that they do not fit."""
+        try:
+            fits = self._put(self.observation_tree, observation, slot)
+            if fits and self.infos:
                 write_info(self.infos, info, self.info_arrays, slot)
-            except ValueError:  # the parent will raise the same
-                fits = False
+        except ValueError:
+            fits = False  # the parent will raise the same
+        except Exception as error:
+            failed[slot] = describe(error)
+            return
         if not fits:
-            chosen = {entry.key: info[entry.key] for entry in self.infos if entry.key in info}
-            misfits[slot] = (observation, chosen)
+            if isinstance(info, Mapping):  # only those that are asked for: others may not travel
+                info = {entry.key: info[entry.key] for entry in self.infos if entry.key in info}
+            misfits[slot] = (observation, info)
 
     def _put(self, tree: Tree, value: Any, slot: int) -> bool:
         """Write an observation; False if the parent has to look at it."""

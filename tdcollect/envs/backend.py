@@ -1,8 +1,8 @@
 """The seam below TorchRL: slots that are reset and stepped on numpy arrays.
 
-A backend steps N gymnasium slots and writes what comes out straight into arrays that its caller
-owns. It knows nothing of TensorDict, so the same backend serves the ``EnvBase`` wrapper, which
-hands it fresh arrays, and the collector, which hands it rows of the batch.
+A backend steps N gymnasium slots and writes the results straight into arrays that its caller owns.
+It knows nothing of TensorDict, so the same backend serves the ``EnvBase`` wrapper, which hands it
+fresh arrays, and the collector, which hands it the arrays of many steps allocated together.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import gymnasium as gym
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
@@ -23,9 +24,9 @@ RESUMABLE = ("serial", "process")
 
 
 class SlotBuffers(NamedTuple):
-    """Where one step of N slots is written. All arrays belong to the caller.
+    """The arrays that one step of N slots is written to. All belong to the caller.
 
-    ``observation`` and ``info`` hold one array ``[N, *shape]`` an entry, ``reward`` is float32
+    ``observation`` and ``info`` hold one array ``[N, *shape]`` per entry, ``reward`` is float32
     ``[N]``, or float64 for a caller that needs it as the env gave it; ``terminated`` and
     ``truncated`` are bool ``[N]``.
     """
@@ -41,21 +42,21 @@ class Backend(abc.ABC):
     """N slots of one env.
 
     Attributes:
-        name: what ``make_env(backend=...)`` calls it.
+        name: the ``backend`` argument of ``make_env``.
         num_envs: N.
         observation: the entries of the observation space.
         action: the entries of the action space.
         info: the info entries that are written; set by :meth:`read_info`.
+        envs: the gymnasium envs, one per slot, where they are plain ones in this process.
         steps_ended_slots: whether a slot whose episode has ended may be stepped on, as a plain
-            gymnasium env may. Where False, the action would be lost and the step is refused.
+            gymnasium env may. If False, the action would be lost and the step is refused.
         steps_subset: whether some slots can be stepped while others wait.
-        resets_subset: whether some slots can be reset while the episodes of others go on. Where
+        resets_subset: whether some slots can be reset while the episodes of others go on. If
             False, a slot alone starts anew only after the env itself has ended its episode.
         seeds_subset: whether some slots can be reset with seeds while the episodes of others go on.
         rebuilds: whether a slot's env can be built anew.
-        resumable: whether envs note what it takes to bring them back; see :meth:`save_states`.
-        spec: what gymnasium knows of how a slot's env is made, wrappers included; None where
-            nothing is known.
+        resumable: whether the envs can be saved and brought back; see :meth:`save_states`.
+        spec: the gymnasium spec of a slot's env, wrappers included; None if nothing is known.
     """
 
     name: ClassVar[str]
@@ -63,6 +64,7 @@ class Backend(abc.ABC):
     observation: SpaceCodec
     action: SpaceCodec
     info: Sequence[InfoEntry] = ()
+    envs: Sequence[gym.Env[Any, Any]] = ()
     steps_ended_slots = False
     steps_subset = True
     resets_subset = True
@@ -94,13 +96,13 @@ class Backend(abc.ABC):
 
         Args:
             slots: the slots to reset, ascending.
-            seeds: one seed a slot in ``slots``, or None to go on with the env's own generator.
+            seeds: one seed per slot in ``slots``, or None to go on with the env's own generator.
             options: gymnasium's reset options, the same for every slot.
             out: receives observations and infos; its reward and flags are left alone.
 
         Raises:
-            ValueError: where seeds or options cannot be honoured.
-            SlotError: where the envs of some slots raised; the rows of the others are written.
+            ValueError: if seeds or options cannot be honoured.
+            SlotError: if the envs of some slots raised; the rows of the others are written.
         """
 
     @abc.abstractmethod
@@ -117,7 +119,7 @@ class Backend(abc.ABC):
         """
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
-        """What the env of a slot told beside its latest step; empty where that is not kept."""
+        """The infos of a slot's latest step; empty if they are not kept."""
         return {}
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
@@ -177,8 +179,8 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def render(self) -> list[Any]:
-        """What each slot renders."""
+        """The rendered frame of each slot."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Free what the slots hold."""
+        """Close the envs and free their resources."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from tdcollect.envs.backend import Backend, SlotBuffers
@@ -36,6 +35,7 @@ class SerialBackend(Backend):
         self.num_envs = len(factories)
         self._latest: tuple[Sequence[int], Sequence[Mapping[str, Any]]] = ((), ())
         self._envs = EnvSlots(list(factories))
+        self.envs = self._envs.envs
         try:
             for slot, spaces in self._envs.make():
                 check_spaces(slot, self._envs.spaces, spaces)
@@ -50,11 +50,6 @@ class SerialBackend(Backend):
         # Small plain observations are gathered in one go; large ones are copied once only.
         self._small_shape = (self.num_envs, *leaf.shape) if small else None
         self._leaf = leaf
-
-    @property
-    def envs(self) -> list[gym.Env[Any, Any]]:
-        """The envs, one per slot."""
-        return self._envs.envs
 
     def reset(
         self,

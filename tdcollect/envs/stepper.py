@@ -1,8 +1,8 @@
 """Slots with their bookkeeping, on arrays: the one place where a step of interaction happens.
 
-The ``EnvBase`` wrapper and the collector both drive an env through a :class:`Stepper`. It adds to a
-backend what TorchRL's StepCounter, RewardSum and InitTracker add, a time limit, the seeds that
-wait for their reset, the checks, and what becomes of a slot whose env fails.
+The ``EnvBase`` wrapper and the collector both drive an env through a :class:`Stepper`. To a backend
+it adds the entries of TorchRL's StepCounter, RewardSum and InitTracker, a time limit, waiting
+seeds, checks, and restarts of envs that fail.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.buffers import Bookkeeping, StepBuffers, allocate_buffers, entries_of
-from tdcollect.envs.errors import SlotError
-from tdcollect.envs.faults import Restarts, not_finite
-from tdcollect.envs.whereabouts import Whereabouts
+from tdcollect.envs.counters import EpisodeCounters
+from tdcollect.envs.errors import RestartBudget, SlotError, not_finite
+from tdcollect.envs.waiting_seeds import WaitingSeeds
 from tdcollect.workers.values import Array
 
 
@@ -25,18 +25,18 @@ class Stepper:
 
     Args:
         backend: the slots.
-        bookkeeping: what to record beside.
-        name: what messages call the env.
-        check_finite: take observations and rewards that are NaN or infinite for a failure.
-        max_restarts: how many envs that fail are built anew, in all; None to raise instead.
+        bookkeeping: the further entries to write.
+        name: the env's name in messages.
+        check_finite: take NaN or infinite observations and rewards for failures of the env.
+        max_restarts: how many envs may be built anew after failures, in all; None to raise instead.
 
     Attributes:
-        entries: what the buffers hold beside reward and flags: observations, infos, bookkeeping.
-        latest: the buffers of the latest step or reset, which show the present state of all slots;
+        entries: the entries beside reward and flags: observations, infos, bookkeeping.
+        latest: the buffers of the latest step or reset, which hold the present state of all slots;
             None before the first reset.
-        broken: what went wrong in the slots whose episodes the latest step broke off, their envs
-            built anew, by slot.
-        restarts: the envs that were built anew as they failed; None where failures raise.
+        broken: the failures of the latest step, by slot, after which the envs were built anew and
+            the episodes broken off.
+        restarts: the envs that were built anew after failures; None where failures raise.
         is_closed: whether :meth:`close` was called.
 
     Raises:
@@ -67,20 +67,20 @@ class Stepper:
         self.name = name
         self.is_closed = False
         self.latest: StepBuffers | None = None
-        self.restarts = None if max_restarts is None else Restarts(max_restarts)
+        self.restarts = None if max_restarts is None else RestartBudget(max_restarts)
         self.broken: Mapping[int, Exception] = {}
         self.num_envs = backend.num_envs
         self.bookkeeping = bookkeeping
         self.entries = entries_of(backend, bookkeeping, self.restarts is not None)
         self._every_slot = range(self.num_envs)
-        self._at = Whereabouts(self.num_envs)
+        self._counters = EpisodeCounters(self.num_envs)
         self._finite = check_finite
-        # Whose envs were built anew with another's that failed, amid their own episodes.
+        # Slots whose envs were built anew together with one that failed, amid their own episodes.
         self._fallen: dict[int, Exception] = {}
         self._returns = np.zeros(self.num_envs, np.float32)
         self._must_reset = np.ones(self.num_envs, bool)
         self._unstarted = set(self._every_slot)
-        self._seeds: dict[int, int] = {}
+        self._seeds = WaitingSeeds()
 
     def allocate(
         self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
@@ -91,20 +91,18 @@ class Stepper:
             count: how many.
             batched: tensors of batch size ``[N]``; False for ``[]``, where N is 1.
             pinned: in page-locked memory, from which copies to a GPU need not be waited for.
-            exact: the backend writes rewards in float64; those of the tensors are made from them.
+            exact: the backend writes rewards in float64; the tensors hold their rounding.
         """
         return allocate_buffers(self.backend, self.entries, count, batched, pinned, exact)
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
-        """Keep one seed a slot for that slot's next reset.
+        """Keep one seed per slot for that slot's next reset.
 
         Raises:
-            ValueError: where the backend can never honour them.
+            ValueError: if no reset of the backend could honour them.
         """
         self.backend.check_seeds(seeds)
-        self._seeds = dict(enumerate(seeds))
-        if self.restarts is not None:
-            self.restarts.seeded(range(self.num_envs))
+        self._seeds.ask(seeds)
 
     def reset(
         self,
@@ -136,13 +134,11 @@ class Stepper:
         slots = self._every_slot if slots is None else slots
         failed = self._restarted_reset(slots, seeds, options, out.raw) if slots else None
         rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
-        used = self._seeds if seeds is None else dict(zip(slots, seeds, strict=True))
-        self._at.started(rows, {slot: used[slot] for slot in rows if slot in used} if used else {})
-        for slot in slots:
-            self._seeds.pop(slot, None)
+        used = self._seeds.of(slots, seeds)
+        self._counters.started(rows, {slot: used[slot] for slot in rows if slot in used})
+        self._seeds.drop(slots)
+        for slot in slots if self._fallen else ():
             self._fallen.pop(slot, None)
-        if self.restarts is not None:
-            self.restarts.seeded(slots)
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
         self._must_reset[rows] = False
@@ -182,9 +178,9 @@ class Stepper:
         options: dict[str, Any] | None,
         out: SlotBuffers,
     ) -> SlotError | None:
-        """Reset slots; returns what failed, told with its place."""
+        """Reset slots; returns the failures, with episode and seed."""
         failed: SlotError | None = None
-        for group, group_seeds in self._by_seeding(slots, seeds):
+        for group, group_seeds in self._seeds.groups(slots, seeds):
             if group_seeds is not None:
                 self.backend.check_seeds(group_seeds)
             try:
@@ -195,23 +191,8 @@ class Stepper:
             failed = not_finite("reset", self.backend, slots, out, failed)
         if failed is None:
             return None
-        asked = self._seeds if seeds is None else dict(zip(slots, seeds, strict=True))
-        return failed.at(self._at.told("reset", failed.causes, asked))
-
-    def _by_seeding(
-        self, slots: Sequence[int], seeds: Sequence[int] | None
-    ) -> list[tuple[Sequence[int], Sequence[int] | None]]:
-        """Slots apart by whether a seed waits for them."""
-        if seeds is not None or not self._seeds:
-            return [(slots, seeds)]
-        seeded = [slot for slot in slots if slot in self._seeds]
-        free = [slot for slot in slots if slot not in self._seeds]
-        groups: list[tuple[Sequence[int], Sequence[int] | None]] = []
-        if seeded:
-            groups.append((seeded, [self._seeds[slot] for slot in seeded]))
-        if free:
-            groups.append((free, None))
-        return groups
+        asked = self._seeds.of(slots, seeds)
+        return failed.at(self._counters.places("reset", failed.causes, asked))
 
     def step(
         self,
@@ -256,10 +237,10 @@ class Stepper:
         if failed is not None:
             slots, failed = self._failed_step(failed, slots, out, restart)
         rows: Any = ... if slots is None else list(slots)
-        self._at.stepped(slots)
+        self._counters.stepped(slots)
         if self.bookkeeping.max_episode_steps is not None:
             limit = self.bookkeeping.max_episode_steps
-            buffers.truncated[rows] |= self._at.lengths()[rows] >= limit
+            buffers.truncated[rows] |= self._counters.lengths()[rows] >= limit
         if self.bookkeeping.episode_reward:
             self._returns[rows] += out.reward[rows]
         np.logical_or(buffers.terminated, buffers.truncated, out=out.done)
@@ -286,7 +267,7 @@ class Stepper:
             The slots that have taken the step, and the error to raise at its end. Where envs were
             built anew, all slots have, and there is no error.
         """
-        failed = failed.at(self._at.told("step", failed.causes, {}))
+        failed = failed.at(self._counters.places("step", failed.causes, {}))
         if restart and self.restarts is not None:
             self._break_off(failed, out)
             self.broken = failed.causes
@@ -298,8 +279,7 @@ class Stepper:
     def _hold_present(self, out: StepBuffers) -> None:
         """Write the present state of all slots, for those that a call leaves alone."""
         if self.latest is not None:
-            for array, present in zip(_state(out), _state(self.latest), strict=True):
-                array[...] = present
+            out.copy_state(self.latest.state)
 
     def _break_off(self, failed: SlotError, out: StepBuffers) -> None:
         """End the episodes of slots whose envs failed, where they are, and build these anew."""
@@ -321,7 +301,7 @@ class Stepper:
         self._unstarted.update(rows)
 
     def _restart(self, failed: SlotError, slots: list[int]) -> None:
-        """Build envs that failed anew, as often as it takes and is allowed."""
+        """Build envs that failed anew, until that succeeds or the budget is spent."""
         assert self.restarts is not None
         while slots:
             self.restarts.allow(len(slots), failed)
@@ -332,13 +312,13 @@ class Stepper:
                 failed = SlotError("rebuild", dict.fromkeys(slots, error))
                 continue
             self.restarts.count += len(built)
-            self.restarts.seed(built, self._seeds, self._at.seeds)
+            self._seeds.derive(built, self._counters.seeds)
             return
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
         """Make the envs of ``slots`` anew; each must be reset before it is stepped.
 
-        Envs that were lost together with these are made anew, too. Where one of them is amid an
+        Envs that were lost together with these are made anew, too. If one of them is amid an
         episode, its next step fails.
 
         Returns:
@@ -355,44 +335,39 @@ class Stepper:
                 self._unstarted.add(slot)
         return built
 
-    def save_latest(self) -> list[Array] | None:
-        """Copies of the arrays ``[N, ...]`` that show the present state; None before a reset."""
-        return None if self.latest is None else [array.copy() for array in _state(self.latest)]
-
-    def load_latest(self, arrays: Sequence[Array], slots: Sequence[int], out: StepBuffers) -> None:
-        """Write the present state: of ``slots`` as :meth:`save_latest` gave it."""
-        self._hold_present(out)
-        for array, saved in zip(_state(out), arrays, strict=True):
-            array[slots] = saved[slots]
-        self.latest = out
-
     def save_state(self) -> dict[str, Any]:
-        """Where the slots are in their episodes: counts, sums and waiting seeds."""
+        """The present state of all slots, with counts, sums and waiting seeds."""
         return {
-            "at": self._at.save_state(),
+            "counters": self._counters.save_state(),
             "returns": self._returns.copy(),
             "must_reset": self._must_reset.copy(),
             "unstarted": sorted(self._unstarted),
-            "seeds": dict(self._seeds),
-            "restarts": None if self.restarts is None else self.restarts.save_state(),
+            "seeds": self._seeds.save_state(),
+            "restarts": None if self.restarts is None else self.restarts.count,
+            "latest": None if self.latest is None else [a.copy() for a in self.latest.state],
         }
 
     def load_state(self, state: dict[str, Any], slots: Sequence[int]) -> None:
-        """Take over what :meth:`save_state` gave for ``slots``, whose envs are there already."""
+        """Restore the part of a :meth:`save_state` that concerns ``slots``, once their envs are."""
+        if not slots or state["latest"] is None:
+            return
         rows = list(slots)
-        self._at.load_state(state["at"], rows)
+        self._counters.load_state(state["counters"], rows)
         self._returns[rows] = state["returns"][rows]
         self._must_reset[rows] = state["must_reset"][rows]
         self._unstarted.difference_update(rows)
         self._unstarted.update(set(rows).intersection(state["unstarted"]))
-        waiting = {slot: seed for slot, seed in state["seeds"].items() if slot in rows}
-        self._seeds = {s: seed for s, seed in self._seeds.items() if s not in rows} | waiting
+        self._seeds.load_state(state["seeds"], rows)
         if self.restarts is not None and state["restarts"] is not None:
-            self.restarts.load_state(state["restarts"], rows)
+            self.restarts.count = state["restarts"]
+        (out,) = self.allocate(1)
+        self._hold_present(out)
+        out.copy_state(state["latest"], rows)
+        self.latest = out
 
     def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepBuffers) -> None:
         values = (
-            (self.bookkeeping.step_count, self._at.lengths),
+            (self.bookkeeping.step_count, self._counters.lengths),
             (self.bookkeeping.episode_reward, lambda: self._returns),
         )
         arrays = iter(out.bookkeeping)
@@ -434,8 +409,3 @@ class Stepper:
         """Close the backend."""
         self.is_closed = True
         self.backend.close()
-
-
-def _state(buffers: StepBuffers) -> list[Array]:
-    """The arrays ``[N, ...]`` that show where slots are; not the reward, which nobody reads."""
-    return [*buffers.entries, buffers.raw.terminated, buffers.raw.truncated, buffers.done]

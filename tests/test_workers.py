@@ -13,7 +13,7 @@ import pytest
 import tdcollect
 from tdcollect import workers
 
-ROOT = Path(tdcollect.__file__).resolve().parent.parent
+ROOT = Path(tdcollect.__file__).absolute().parent.parent
 MODULES = [module.name for module in pkgutil.iter_modules(workers.__path__)]
 
 IMPORTS = """

@@ -115,7 +115,7 @@ class Backend(abc.ABC):
             out: receives everything; at the end of an episode the true final observation.
 
         Raises:
-            SlotError: where the envs of some slots raised; the rows of the others are written.
+            SlotError: if the envs of some slots raised; the rows of the others are written.
         """
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -131,17 +131,17 @@ class Backend(abc.ABC):
         raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")
 
     def save_states(self) -> dict[int, dict[str, Any]]:
-        """What :meth:`load_states` takes, by slot: built-in and NumPy types only."""
+        """The states of the envs, by slot, for :meth:`load_states`: built-in and NumPy types."""
         why = f"the backend {self.name!r} cannot save its envs"
         if self.name in RESUMABLE:
             why = "it was made without make_env(resumable=True)"
         return {slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)}
 
     def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
-        """Bring the envs of some slots to where they were when they were saved.
+        """Bring the envs of some slots back to saved states.
 
         Returns:
-            Why they are not, by slot, for those that are not. They must be reset.
+            The reason by slot, for slots that could not be brought back. They must be reset.
         """
         here = Backend.save_states(self)
         return {
@@ -150,11 +150,11 @@ class Backend(abc.ABC):
         }
 
     def check_seeds(self, seeds: Sequence[int]) -> None:  # noqa: B027
-        """Raise ValueError for seeds that no reset of this backend could honour."""
+        """Raise ValueError if no reset of this backend could honour these seeds."""
 
     @abc.abstractmethod
     def sample_info(self) -> Mapping[str, Any]:
-        """Infos as one slot gives them, to learn shapes and dtypes from."""
+        """Infos of one slot, which show their shapes and dtypes."""
 
     def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
         """Choose the info entries to write.
@@ -164,8 +164,8 @@ class Backend(abc.ABC):
                 env; or a mapping from names to example values, which runs nothing.
 
         Raises:
-            KeyError: where the env's infos lack a name.
-            TypeError: where an info is not a number or an array of numbers.
+            KeyError: if the env's infos lack a name.
+            TypeError: if an info is not a number or an array of numbers.
         """
         examples = info_keys if isinstance(info_keys, Mapping) else self.sample_info()
         missing = [key for key in info_keys if key not in examples]

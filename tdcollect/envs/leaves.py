@@ -27,15 +27,15 @@ from torchrl.data import (
 from tdcollect._upstream import gym_space_to_spec
 from tdcollect.workers.values import Array, keeps, kinds_for, limits
 
-# torch stores these but computes with them hardly at all, and TorchRL has no spec for them.
+# torch stores these but hardly computes with them, and TorchRL has no spec for them.
 WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
 
 
 class Leaf:
     """One array entry of a space.
 
-    ``shape`` and ``dtype`` are those of the entry, ``spec`` is its unbatched TorchRL spec. Numbers
-    of the dtype ``exact`` go into it unseen; None where those of the space's own may not.
+    ``shape`` and ``dtype`` are those of the entry, ``spec`` is its unbatched TorchRL spec. Values
+    of the dtype ``exact`` always fit; it is None if those of the space's own dtype may not.
     """
 
     space: spaces.Space[Any] | None = None
@@ -82,7 +82,7 @@ class Leaf:
         return value.dtype.kind in self.kinds and keeps(value, self.space_dtype)
 
     def _misfit(self, value: Array) -> str:
-        """The dtype of what is not taken; of whole numbers, the first that does not fit."""
+        """The dtype of values that do not fit; of integers, also the first one and its place."""
         if value.dtype.kind not in "biu":
             return str(value.dtype)
         low, high = limits(self.space_dtype)
@@ -277,7 +277,7 @@ def leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
 
 
 def stacked_leaf(parts: Sequence[Leaf]) -> Leaf | None:
-    """The leaf of a ``Tuple`` of leaves, or None where these are too unlike to stack."""
+    """The leaf of a ``Tuple`` of leaves, or None if these are too unlike to stack."""
     first = parts[0]
     alike = all(
         type(part.spec) is type(first.spec)
@@ -300,7 +300,7 @@ def _shortened(space: spaces.Space[Any] | None) -> str:
 
 
 def check_action(value: Array, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError for an action that a dtype of whole numbers does not hold as it is."""
+    """Raise ValueError if an integer dtype cannot hold an action as it is."""
     if value.dtype is dtype or keeps(value, dtype):
         return
     with np.errstate(invalid="ignore"):

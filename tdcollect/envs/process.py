@@ -1,10 +1,10 @@
 """The ``process`` backend: gymnasium envs in worker processes, several in each.
 
-A step goes out as a few bytes a worker, which awaits them awake for a moment, and then asleep;
-actions, observations, rewards, flags and infos lie in shared memory. What an env gives is written
-there as the ``serial`` backend would write it; where it does not fit (another shape or dtype than
-its space says) it comes pickled, and is written, or refused, by the very code that ``serial`` runs.
-So the data are the same.
+A step is a message of a few bytes to each worker, which awaits it awake for a moment, and then
+asleep. Actions, observations, rewards, flags and infos lie in shared memory, where workers write
+them as the ``serial`` backend would. A value that does not fit there (its shape or dtype differs
+from the space) comes pickled, and the code of ``serial`` writes or refuses it. So the data are the
+same.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ProcessBackend(Backend):
     until they are built anew; the other workers go on.
 
     Args:
-        factories: one callable a slot, each returning a new ``gymnasium.Env``. It is called in a
+        factories: one callable per slot, each returning a new ``gymnasium.Env``. It is called in a
             worker, to which it is sent with cloudpickle.
-        categorical: integers rather than one-hot for discrete entries.
+        categorical: encode discrete entries as integers rather than one-hot.
         num_workers: how many processes; None for as many as this process may use cores, and no
             more than slots.
         timeout: seconds that an env may take for one call before it counts as hanging and its
@@ -43,10 +43,9 @@ class ProcessBackend(Backend):
         start_method: ``"spawn"`` (a fresh interpreter) or ``"fork"``.
 
     Raises:
-        ValueError: where the envs' spaces differ.
-        TypeError: where a factory cannot be sent, or returns something else than a
-            ``gymnasium.Env``.
-        WorkerLost: where a worker ends while it makes its envs.
+        ValueError: if the envs' spaces differ.
+        TypeError: if a factory cannot be sent, or does not return a ``gymnasium.Env``.
+        WorkerLost: if a worker ends while it makes its envs.
     """
 
     name = "process"
@@ -173,7 +172,7 @@ class ProcessBackend(Backend):
         """Write the observations and infos of some slots, from shared memory or as they came.
 
         Returns:
-            The errors of those that are not what their space says, by slot.
+            The errors by slot, of values that their space does not allow.
         """
         if len(slots) < self.num_envs or misfits:
             return self._write_singly(slots, misfits, out)
@@ -236,7 +235,7 @@ class ProcessBackend(Backend):
             self._map([process])
             if self.info:
                 self._map_infos([process])
-        except BaseException:  # half made, it is of no use
+        except BaseException:  # half made, it cannot be used
             self._pool.lose(process, "was ended, as its envs could not be made")
             raise
 
@@ -284,7 +283,7 @@ class ProcessBackend(Backend):
 
 
 def _check_alike(process: WorkerProcess, given: Any, expected: tuple[Any, Any]) -> None:
-    """Raise where a worker found other spaces than expected."""
+    """Raise ValueError if a worker's envs have other spaces than expected."""
     first, differing = given
     for slot, found in ((process.slots.start, first), *differing):
         check_spaces(slot, expected, found)

@@ -19,12 +19,12 @@ class SerialBackend(Backend):
     """N gymnasium envs in this process.
 
     Args:
-        factories: one callable a slot, each returning a new ``gymnasium.Env``.
-        categorical: integers rather than one-hot for discrete entries.
+        factories: one callable per slot, each returning a new ``gymnasium.Env``.
+        categorical: encode discrete entries as integers rather than one-hot.
 
     Raises:
-        ValueError: where the envs' spaces differ, or two slots are given one env.
-        TypeError: where a factory returns something else than a ``gymnasium.Env``.
+        ValueError: if the envs' spaces differ, or two slots are given one env.
+        TypeError: if a factory does not return a ``gymnasium.Env``.
     """
 
     name = "serial"
@@ -59,8 +59,8 @@ class SerialBackend(Backend):
         out: SlotBuffers,
     ) -> None:
         failed: dict[int, Exception] = {}
-        for row, slot in enumerate(slots):
-            seed = None if seeds is None else seeds[row]
+        for i, slot in enumerate(slots):
+            seed = None if seeds is None else seeds[i]
             try:
                 observation, info = self.envs[slot].reset(seed=seed, options=options)
                 self.observation.write_slot(observation, out.observation, slot)
@@ -88,7 +88,7 @@ class SerialBackend(Backend):
         if results:
             try:
                 self._write(results, stepped, out)
-            except Exception:  # one by one, it shows whose result is at fault
+            except Exception:  # written singly, they show whose result is at fault
                 failed.update(self._write_singly(results, stepped, out))
         if failed:
             raise SlotError("step", dict(sorted(failed.items())))
@@ -109,7 +109,7 @@ class SerialBackend(Backend):
     def _write_singly(
         self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers
     ) -> dict[int, Exception]:
-        """Write what fits; returns what is wrong with the others, by slot."""
+        """Write the results that fit their spaces; returns the errors of the others, by slot."""
         failed: dict[int, Exception] = {}
         for slot, result in zip(stepped, results, strict=True):
             try:
@@ -121,8 +121,8 @@ class SerialBackend(Backend):
                 write_info(self.info, info, out.info, slot)
             except Exception as error:
                 failed[slot] = error
-        whole = [i for i, slot in enumerate(stepped) if slot not in failed]
-        self._latest = [stepped[i] for i in whole], [results[i][4] for i in whole]
+        written = [i for i, slot in enumerate(stepped) if slot not in failed]
+        self._latest = [stepped[i] for i in written], [results[i][4] for i in written]
         return failed
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -139,7 +139,7 @@ class SerialBackend(Backend):
         if self._small_shape is not None and len(slots) == self.num_envs:
             try:
                 stacked = np.array(observations)
-            except ValueError:  # unlike shapes: writing them one by one says which is wrong
+            except ValueError:  # unlike shapes: writing them singly says which is wrong
                 stacked = np.empty(0)
             fits = stacked.dtype is self._leaf.exact or self._leaf.takes(stacked)
             if fits and stacked.shape == self._small_shape:

@@ -25,7 +25,7 @@ Path = tuple[str, ...]
 
 
 def key_of(path: Path) -> str | Path:
-    """A path as TensorDict's keys have it: a name where it is one name long."""
+    """A path as a TensorDict key: a string if it has a single name."""
     return path[0] if len(path) == 1 else path
 
 
@@ -47,11 +47,11 @@ class SpaceCodec:
         space: the space of a single slot.
         root: name of the entry for a space that is not a ``Dict``.
         categorical: integers rather than one-hot for ``Discrete`` and ``MultiDiscrete``.
-        rename_state: call a ``"state"`` entry ``"observation"``, as TorchRL does where the same
-            ``Dict`` has no ``"observation"``.
+        rename_state: call a ``"state"`` entry ``"observation"``, as TorchRL does, unless the same
+            ``Dict`` has an ``"observation"``.
 
     Attributes:
-        paths: where each entry stands in the TensorDict.
+        paths: the path of each entry in the TensorDict.
         leaves: the entries, in the order of ``paths``.
     """
 
@@ -110,7 +110,7 @@ class SpaceCodec:
         return name
 
     def empty(self, *lead: int) -> list[Array]:
-        """Uninitialized arrays ``[*lead, *shape]``, one an entry."""
+        """Uninitialized arrays ``[*lead, *shape]``, one per entry."""
         return [np.empty((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def write(self, value: Any, out: Sequence[Array]) -> None:
@@ -150,7 +150,7 @@ class SpaceCodec:
         return tuple(self._read(part, entries) for part in tree)
 
     def read_slots(self, entries: Sequence[Array]) -> Sequence[Any]:
-        """Decode the entries' arrays ``[N, *shape]`` into one gymnasium value a slot."""
+        """Decode the entries' arrays ``[N, *shape]`` into one gymnasium value per slot."""
         return unstack(self.read(entries), len(entries[0]))
 
 

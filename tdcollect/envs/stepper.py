@@ -158,7 +158,7 @@ class Stepper:
         """Reset slots, and again those whose envs failed and were built anew.
 
         Returns:
-            The failures, where these raise.
+            The failures to raise; None if there are none left.
         """
         failed = self._reset_backend(slots, seeds, options, out)
         while failed is not None and self.restarts is not None:
@@ -264,7 +264,7 @@ class Stepper:
         """Deal with the failures of a step.
 
         Returns:
-            The slots that have taken the step, and the error to raise at its end. Where envs were
+            The slots that have taken the step, and the error to raise at its end. If envs were
             built anew, all slots have, and there is no error.
         """
         failed = failed.at(self._counters.places("step", failed.causes, {}))
@@ -282,7 +282,7 @@ class Stepper:
             out.copy_state(self.latest.state)
 
     def _break_off(self, failed: SlotError, out: StepBuffers) -> None:
-        """End the episodes of slots whose envs failed, where they are, and build these anew."""
+        """Truncate the episodes of slots whose envs failed, and build these anew."""
         assert self.latest is not None  # a step follows a reset
         present = self.latest.raw
         self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])

@@ -69,12 +69,12 @@ class Connection:
         self._socket = end
 
     def fileno(self) -> int:
-        """For polling."""
+        """The socket's descriptor, for polling."""
         return self._socket.fileno()
 
-    def send(self, kind: int, number: int, payload: bytes = b"", descriptor: int = -1) -> None:
+    def send(self, kind: int, sequence: int, payload: bytes = b"", descriptor: int = -1) -> None:
         """Send a message; with it, a file descriptor."""
-        message = _HEADER.pack(kind, number, _MARK, len(payload)) + payload
+        message = _HEADER.pack(kind, sequence, _MARK, len(payload)) + payload
         if len(payload) <= _AT_ONCE and descriptor < 0:
             self._socket.sendall(message)
             return
@@ -90,13 +90,13 @@ class Connection:
             EOFError: if the other side has gone, or if an interrupt cut short the reading of an
                 earlier message, whose rest comes first.
         """
-        kind, number, mark, length = _HEADER.unpack(self._exactly(_HEADER.size))
+        kind, sequence, mark, length = _HEADER.unpack(self._exactly(_HEADER.size))
         if mark != _MARK:
             raise EOFError
         if not length:
-            return kind, number, b""
+            return kind, sequence, b""
         with InterruptsHeld():
-            return kind, number, self._exactly(length)
+            return kind, sequence, self._exactly(length)
 
     def receive_descriptor(self) -> int:
         """Wait for the descriptor that follows a message."""

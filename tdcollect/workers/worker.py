@@ -197,10 +197,10 @@ class Worker(EnvSlots):
         super().close()
 
     def serve(self, connection: Connection, awake: float) -> None:
-        """Answer commands until told to close, or until the parent has gone.
+        """Answer commands until one says to close, or until the parent has gone.
 
         Args:
-            connection: leads to the parent.
+            connection: to the parent.
             awake: seconds for which the next command is awaited without sleep.
         """
         waiting = select.poll()
@@ -208,7 +208,7 @@ class Worker(EnvSlots):
         while not self.closed:
             poll_awake(waiting, awake)
             try:
-                kind, number, payload = connection.receive()
+                kind, sequence, payload = connection.receive()
             except (EOFError, OSError):
                 with contextlib.suppress(Exception):
                     self.close()
@@ -220,7 +220,7 @@ class Worker(EnvSlots):
                 failed, misfits = (self.step if kind == STEP else self.reset)(*arguments)
                 answer = _packed_outcome(failed, misfits) if failed or misfits else b""
             try:
-                connection.send(kind, number, answer)
+                connection.send(kind, sequence, answer)
             except OSError:
                 return
 
@@ -283,7 +283,7 @@ def main(end: socket.socket, lifeline: int, factories: Sequence[EnvFactory] | No
     _end_with_parent(lifeline)
     connection = Connection(end)
     try:
-        _, number, payload = connection.receive()
+        _, sequence, payload = connection.receive()
         descriptor = connection.receive_descriptor()
     except EOFError:
         return
@@ -299,5 +299,5 @@ def main(end: socket.socket, lifeline: int, factories: Sequence[EnvFactory] | No
         answer = packed(((control[0], describe(error)), None))
         with contextlib.suppress(Exception):
             worker.close()
-    connection.send(CALL, number, answer)
+    connection.send(CALL, sequence, answer)
     worker.serve(connection, awake)

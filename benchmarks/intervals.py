@@ -16,14 +16,14 @@ import numpy as np
 from scipy import stats
 
 from tdcollect import compare
-from tdcollect.evaluation import resampling
-from tdcollect.evaluation.intervals import (
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports import resampling
+from tdcollect.evaluation.reports.intervals import (
     Interval,
     interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
 )
-from tdcollect.evaluation.records import Episode
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
         log_stats,
     )
     from tdcollect.envs import GymnasiumEnv, make_env
-    from tdcollect.evaluation.collector import EvaluationCollector
-    from tdcollect.evaluation.comparison import compare
+    from tdcollect.evaluation.episodes.collector import EvaluationCollector
     from tdcollect.evaluation.errors import NotReproducibleError
+    from tdcollect.evaluation.ledger.verification import verify
+    from tdcollect.evaluation.reports.comparison import compare
     from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.run import evaluate
-    from tdcollect.evaluation.verification import verify
     from tdcollect.seeding import env_seed, policy_seed
     from tdcollect.trajectories import split_trajectories
 
@@ -54,7 +54,7 @@ __all__ = [
 # someone wait for it who wants to read its help.
 _MODULES = {
     "Collector": "collect",
-    "EvaluationCollector": "evaluation.collector",
+    "EvaluationCollector": "evaluation.episodes.collector",
     "EvaluationResult": "evaluation.result",
     "GymnasiumEnv": "envs",
     "Hooks": "collect",
@@ -62,7 +62,7 @@ _MODULES = {
     "NotReproducibleError": "evaluation.errors",
     "Render": "collect",
     "SyncDataCollector": "collect",
-    "compare": "evaluation.comparison",
+    "compare": "evaluation.reports.comparison",
     "env_seed": "seeding",
     "evaluate": "evaluation.run",
     "load_checkpoint": "checkpoint",
@@ -71,7 +71,7 @@ _MODULES = {
     "policy_seed": "seeding",
     "save_checkpoint": "checkpoint",
     "split_trajectories": "trajectories",
-    "verify": "evaluation.verification",
+    "verify": "evaluation.ledger.verification",
 }
 _PACKAGES = ("collect", "envs", "evaluation", "keys", "seeding", "testing", "trajectories")
 

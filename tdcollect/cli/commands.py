@@ -177,7 +177,7 @@ def evaluate(
         from torchrl.envs.utils import ExplorationType
 
         import tdcollect
-        from tdcollect.evaluation.directory import check_directory
+        from tdcollect.evaluation.ledger.directory import check_directory
         from tdcollect.evaluation.request import Request
 
         if output_dir is not None:
@@ -213,7 +213,7 @@ def evaluate(
         summary = result.summary()
         report = None
         if output_dir is not None:
-            from tdcollect.evaluation.report import REPORT
+            from tdcollect.evaluation.reports.report import REPORT
 
             report = output_dir / REPORT
     if as_json:
@@ -249,8 +249,8 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
-    from tdcollect.evaluation.reading import is_finished, number_of_episodes
-    from tdcollect.evaluation.report import write_comparison_report
+    from tdcollect.evaluation.ledger.reading import is_finished, number_of_episodes
+    from tdcollect.evaluation.reports.report import write_comparison_report
 
     results = []
     for directory in directories:
@@ -340,8 +340,8 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     The status is 1 where something is wrong, or an evaluation is unfinished.
     """
     import tdcollect
-    from tdcollect.evaluation.reading import Problem
-    from tdcollect.evaluation.verification import Verification
+    from tdcollect.evaluation.ledger.reading import Problem
+    from tdcollect.evaluation.ledger.verification import Verification
 
     found = []
     for directory in directories:

@@ -15,10 +15,10 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect import keys
-from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.film import filmed
-from tdcollect.evaluation.manifest import describe
-from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.ledger.manifest import describe
+from tdcollect.evaluation.ledger.records import Episode
 
 
 class Replayed(NamedTuple):

@@ -15,16 +15,16 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
 from tdcollect.display import one_line
-from tdcollect.evaluation.comparable import differences
-from tdcollect.evaluation.reading import (
+from tdcollect.evaluation.ledger.reading import (
     number_of_episodes,
     read_data,
     read_directory,
     trajectory_path,
 )
-from tdcollect.evaluation.records import FORMAT, Episode, ledger_digest
+from tdcollect.evaluation.ledger.records import FORMAT, Episode, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of, unequal
-from tdcollect.evaluation.statistics import Summary, summarize
+from tdcollect.evaluation.reports.comparable import differences
+from tdcollect.evaluation.reports.statistics import Summary, summarize
 
 # Of a manifest: what may change what an episode is. The env's id changes where it is filmed.
 _MATTERS = (

@@ -15,14 +15,14 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect.evaluation.arguments import Seeds
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.data import Finished
-from tdcollect.evaluation.directory import Directory, check_directory
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.manifest import describe
-from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.ledger.directory import Directory, check_directory
+from tdcollect.evaluation.ledger.manifest import describe
+from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.replay import replayer
-from tdcollect.evaluation.report import write_report
+from tdcollect.evaluation.reports.report import write_report
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.progress import progress_bar

@@ -15,8 +15,8 @@ from torchrl.envs import transforms as T
 
 from tdcollect import evaluate, make_env
 from tdcollect.envs.errors import SlotError
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.ledger.records import Episode
 
 from .envs import Failing, TenOrTwoHundred
 from .ledger import records

@@ -18,7 +18,7 @@ import torch
 
 import tdcollect
 from tdcollect.cli import main
-from tdcollect.evaluation import directory as files
+from tdcollect.evaluation.ledger import directory as files
 from tests.forkserver import forkserver
 
 from .ledgers import manifest, unfinished

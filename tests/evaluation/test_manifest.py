@@ -12,7 +12,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from tdcollect import EvaluationCollector, make_env
-from tdcollect.evaluation.manifest import describe
+from tdcollect.evaluation.ledger.manifest import describe
 
 
 def halved(reward: Any) -> float:

@@ -13,10 +13,10 @@ import pytest
 
 from tdcollect import EvaluationResult, evaluate
 from tdcollect.evaluation.arguments import seed_schedule
-from tdcollect.evaluation.figures import cumulative_mean
-from tdcollect.evaluation.records import Episode, ledger_digest
-from tdcollect.evaluation.report import write_report
-from tdcollect.evaluation.statistics import summarize
+from tdcollect.evaluation.ledger.records import Episode, ledger_digest
+from tdcollect.evaluation.reports.figures import cumulative_mean
+from tdcollect.evaluation.reports.report import write_report
+from tdcollect.evaluation.reports.statistics import summarize
 from tdcollect.files import write_atomically
 
 from .ledgers import ledger, manifest
@@ -72,7 +72,7 @@ def test_the_cumulative_mean_of_many_episodes_is_that_of_a_line_through_some_of_
     drawn = []
 
     def pictures(most: int) -> bytes:
-        monkeypatch.setattr("tdcollect.evaluation.figures.MOST_POINTS", most)
+        monkeypatch.setattr("tdcollect.evaluation.reports.figures.MOST_POINTS", most)
         return cumulative_mean(values, title="t", confidence=0.95)
 
     monkeypatch.setattr(

@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase, ExplorationType, GymEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect import make_env
-from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.errors import NotReproducibleError
 
 from .envs import (

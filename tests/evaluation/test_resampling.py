@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tdcollect.evaluation import resampling
-from tdcollect.evaluation.intervals import interquartile_mean_interval, mean_interval
-from tdcollect.evaluation.resampling import Values, resampled_means, sign_flip_p_value
+from tdcollect.evaluation.reports import resampling
+from tdcollect.evaluation.reports.intervals import interquartile_mean_interval, mean_interval
+from tdcollect.evaluation.reports.resampling import Values, resampled_means, sign_flip_p_value
 
 Draw = Callable[[np.random.Generator, int], Any]
 

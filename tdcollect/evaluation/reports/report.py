@@ -9,13 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.evaluation.comparable import RANDOM, manifest_entry
-from tdcollect.evaluation.comparison import Comparison, Difference
-from tdcollect.evaluation.figures import cumulative_mean, histogram
-from tdcollect.evaluation.page import Column, cards, figure, page, paragraphs, section, table
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.statistics import Summary, in_order
-from tdcollect.evaluation.tables import count_text, number_text, percent_text
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.comparable import RANDOM, manifest_entry
+from tdcollect.evaluation.reports.comparison import Comparison, Difference
+from tdcollect.evaluation.reports.figures import cumulative_mean, histogram
+from tdcollect.evaluation.reports.page import (
+    Column,
+    cards,
+    figure,
+    page,
+    paragraphs,
+    section,
+    table,
+)
+from tdcollect.evaluation.reports.statistics import Summary, in_order
+from tdcollect.evaluation.reports.tables import count_text, number_text, percent_text
 from tdcollect.files import write_atomically
 
 if TYPE_CHECKING:
@@ -45,7 +53,7 @@ def write_report(
         directory: where to; it is made where it is missing.
         manifest: how the evaluation was made: nested mappings of what JSON holds.
         episodes: its records.
-        summary: what :func:`~tdcollect.evaluation.statistics.summarize` said of them.
+        summary: what :func:`~tdcollect.evaluation.reports.statistics.summarize` said of them.
         request: env and policy by name; the page then has the commands of ``tdcollect replay``
             that run episodes again, and otherwise the calls in Python.
 

@@ -22,7 +22,6 @@ from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.actions import ActionCheck
 from tdcollect.evaluation.arguments import (
     Seeds,
     check_positive,
@@ -34,9 +33,10 @@ from tdcollect.evaluation.arguments import (
     made_env,
     seed_schedule,
 )
-from tdcollect.evaluation.data import Assembly, Finished
-from tdcollect.evaluation.inference import Inference, as_policy, at_batch_size
-from tdcollect.evaluation.isolation import (
+from tdcollect.evaluation.episodes.actions import ActionCheck
+from tdcollect.evaluation.episodes.data import Assembly, Finished
+from tdcollect.evaluation.episodes.inference import Inference, as_policy, at_batch_size
+from tdcollect.evaluation.episodes.isolation import (
     GlobalRandomness,
     check_alone,
     in_eval_mode,
@@ -44,9 +44,9 @@ from tdcollect.evaluation.isolation import (
     mode_of,
     with_threads,
 )
-from tdcollect.evaluation.masks import with_masks
-from tdcollect.evaluation.probe import probe_env
-from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.episodes.masks import with_masks
+from tdcollect.evaluation.episodes.probe import probe_env
+from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.threads import evaluating
 
 # Between checks; finished episodes come out so often, and reach the journal.

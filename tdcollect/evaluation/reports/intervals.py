@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.resampling import (
+from tdcollect.evaluation.reports.resampling import (
     FEWEST_RESAMPLES,
     MOST_RESAMPLES,
     RESAMPLED_VALUES,
     Values,
     resampled_means,
 )
-from tdcollect.evaluation.tables import interval_text
+from tdcollect.evaluation.reports.tables import interval_text
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from tdcollect.evaluation.comparable import differences
 from tdcollect.evaluation.errors import NotReproducibleError
-from tdcollect.evaluation.kept import write_trajectory
-from tdcollect.evaluation.reading import (
+from tdcollect.evaluation.ledger.kept import write_trajectory
+from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
     REFUSED,
@@ -38,7 +37,8 @@ from tdcollect.evaluation.reading import (
     trajectory_path,
     whole_lines,
 )
-from tdcollect.evaluation.records import FORMAT, Episode
+from tdcollect.evaluation.ledger.records import FORMAT, Episode
+from tdcollect.evaluation.reports.comparable import differences
 from tdcollect.files import write_atomically
 
 _HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it

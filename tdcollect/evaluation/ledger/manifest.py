@@ -16,10 +16,10 @@ from torch import nn
 
 from tdcollect.collect.fast.transforms import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.comparable import RANDOM
-from tdcollect.evaluation.data import digested_entries
-from tdcollect.evaluation.records import FORMAT
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.data import digested_entries
+from tdcollect.evaluation.ledger.records import FORMAT
+from tdcollect.evaluation.reports.comparable import RANDOM
 from tdcollect.seeding import EVALUATION_PROTOCOL
 
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")

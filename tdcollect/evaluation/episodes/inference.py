@@ -19,9 +19,9 @@ from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.fast.loop import Steps, forgotten_entries
 from tdcollect.collect.fast.policy import Op, Program
 from tdcollect.collect.step_dict import Key, StepDict, is_plain
+from tdcollect.evaluation.episodes.places import LikeRows, example
+from tdcollect.evaluation.episodes.streams import DrawByRow, RowNoise, Stream, Streams
 from tdcollect.evaluation.errors import NotReproducibleError
-from tdcollect.evaluation.places import LikeRows, example
-from tdcollect.evaluation.streams import DrawByRow, RowNoise, Stream, Streams
 
 _EXAMPLES = 8
 _ALIGNMENT = 64  # bytes, of the memory that torch gives

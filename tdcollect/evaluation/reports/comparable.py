@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.statistics import in_order
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.statistics import in_order
 from tdcollect.text import visible
 
 SAME = ("protocol", "env", "max_episode_steps")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.statistics import in_order
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.statistics import in_order
 from tdcollect.files import write_atomically
 
 Evaluations = Mapping[int, Sequence[Episode]]

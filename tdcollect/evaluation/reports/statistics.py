@@ -12,16 +12,16 @@ import numpy as np
 
 from tdcollect.display import html_table, one_line
 from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.intervals import (
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.intervals import (
     Interval,
     check_settings,
     exact_mean,
     interquartile_mean_interval,
     mean_interval,
 )
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.resampling import Values, generator
-from tdcollect.evaluation.tables import (
+from tdcollect.evaluation.reports.resampling import Values, generator
+from tdcollect.evaluation.reports.tables import (
     count_text,
     number_text,
     percent_text,

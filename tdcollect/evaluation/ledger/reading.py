@@ -18,10 +18,10 @@ from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect.display import one_line
-from tdcollect.evaluation.data import disagreements
-from tdcollect.evaluation.kept import read_trajectory
-from tdcollect.evaluation.records import FORMAT, Episode, is_digest, is_whole
-from tdcollect.evaluation.tables import count_text
+from tdcollect.evaluation.episodes.data import disagreements
+from tdcollect.evaluation.ledger.kept import read_trajectory
+from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_digest, is_whole
+from tdcollect.evaluation.reports.tables import count_text
 from tdcollect.seeding import env_seed, policy_seed
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"

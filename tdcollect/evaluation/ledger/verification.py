@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import one_line
-from tdcollect.evaluation.reading import (
+from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
     RESULTS,
@@ -29,10 +29,10 @@ from tdcollect.evaluation.reading import (
     sha256,
     trajectory_path,
 )
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.resampling import MOST_RESAMPLES
-from tdcollect.evaluation.statistics import summarize
-from tdcollect.evaluation.tables import count_text
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.resampling import MOST_RESAMPLES
+from tdcollect.evaluation.reports.statistics import summarize
+from tdcollect.evaluation.reports.tables import count_text
 from tdcollect.text import visible
 
 

@@ -17,7 +17,7 @@ from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.step_dict import Key, under_next
 from tdcollect.envs.wrapper import nested
-from tdcollect.evaluation.records import COMPLETED, FAILED, Episode
+from tdcollect.evaluation.ledger.records import COMPLETED, FAILED, Episode
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
 _REWARD = (keys.NEXT, keys.REWARD)

@@ -1,0 +1,1 @@
+"""What runs test episodes: the collector, its policy calls, seeds and checks."""

@@ -7,12 +7,16 @@ from tdcollect.evaluation.reports.comparison import Comparison, Difference, comp
 from tdcollect.evaluation.reports.exports import to_pandas, write_evaluations_npz, write_marl_eval
 from tdcollect.evaluation.reports.report import write_comparison_report, write_report
 from tdcollect.evaluation.reports.statistics import Summary, summarize
+from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.settings import EvaluationSettings
 
 __all__ = [
     "Comparison",
     "Difference",
     "Episode",
+    "EvaluationSettings",
     "Problem",
+    "Request",
     "Summary",
     "Verification",
     "compare",

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType
 
 from tdcollect import keys
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.film import filmed
 from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.settings import EvaluationSettings
 
 
 class Replayed(NamedTuple):
@@ -41,24 +40,23 @@ Replay = Callable[[int, "str | os.PathLike[str] | None"], Replayed]
 def replayer(
     env: str | Callable[..., Any] | EnvBase,
     policy: Any,
-    env_kwargs: dict[str, Any] | None,
-    settings: Mapping[str, Any],
+    settings_of: Callable[[int], EvaluationSettings],
 ) -> Replay:
-    """What runs an episode again, given its index and where a video of it goes, if anywhere.
+    """Return a function that runs an episode again, given its index and where its video goes.
 
     Args:
         env: as :func:`tdcollect.evaluate` takes it; and the policy.
         policy: likewise.
-        env_kwargs: for the env's constructor.
-        settings: the other arguments of :class:`tdcollect.EvaluationCollector`.
+        settings_of: returns the settings of one episode, given its index.
     """
 
     def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
+        settings = settings_of(index)
         with (
-            filmed(env, env_kwargs, video) as shown,
-            EvaluationCollector(shown, policy, [index], env_kwargs=env_kwargs, **settings) as again,
+            filmed(env, settings.env_kwargs, video) as filmed_env,
+            EvaluationCollector.from_settings(filmed_env, policy, settings) as again,
         ):
-            manifest = describe(again, env_kwargs or {})
+            manifest = describe(again)
             (finished,) = again.run(keep_trajectories=True)
         if finished.data is None:
             raise RuntimeError(
@@ -88,17 +86,3 @@ def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
         for name in was
         if repr(was[name]) != repr(now[name])  # NaN is NaN
     ]
-
-
-def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, Any]:
-    """The settings that an evaluation's episodes were run with, from what it wrote."""
-    return {
-        "seed": manifest["seeds"]["root"],
-        "env_seeds": {episode.index: episode.env_seed for episode in episodes}.__getitem__,
-        "max_episode_steps": manifest["max_episode_steps"],
-        "inference_batch_size": manifest["inference_batch_size"],
-        # Protocol 1 had neither: it ran with the threads and in the modes that it found.
-        "inference_threads": manifest.get("inference_threads", torch.get_num_threads()),
-        "eval_mode": manifest["policy"].get("mode") == "eval",
-        "exploration_type": ExplorationType[manifest["policy"]["exploration"].upper()],
-    }

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
 from tdcollect.display import one_line
+from tdcollect.evaluation.ledger.manifest import settings_of
 from tdcollect.evaluation.ledger.reading import (
     number_of_episodes,
     read_data,
@@ -22,7 +23,7 @@ from tdcollect.evaluation.ledger.reading import (
     trajectory_path,
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode, ledger_digest
-from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of, unequal
+from tdcollect.evaluation.replay import Replay, Replayed, replayer, unequal
 from tdcollect.evaluation.reports.comparable import differences
 from tdcollect.evaluation.reports.statistics import Summary, summarize
 
@@ -97,11 +98,13 @@ class EvaluationResult:
             FileNotFoundError: where the directory is none of an evaluation.
         """
         manifest, episodes = read_directory(directory)
-        replay = None
+        result = cls(manifest, episodes, directory)
         if env is not None:
-            settings = {**settings_of(manifest, episodes), "backend": backend, "device": device}
-            replay = replayer(env, policy, env_kwargs, settings)
-        return cls(manifest, episodes, directory, replay=replay)
+            how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
+            result._replay = replayer(
+                env, policy, lambda index: settings_of(manifest, result.record(index), **how)
+            )
+        return result
 
     @property
     def missing(self) -> list[int]:

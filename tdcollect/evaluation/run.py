@@ -6,15 +6,14 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType
 
-from tdcollect.evaluation.arguments import Seeds
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.extras import extra_module
@@ -25,48 +24,48 @@ from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.reports.report import write_report
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.settings import (
+    EvaluationSettings,
+    SettingsArguments,
+    takes_settings,
+)
 from tdcollect.progress import progress_bar
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@takes_settings
 def evaluate(
     env: str | Callable[..., Any] | EnvBase,
     policy: Any = None,
     episodes: int | Sequence[int] = 100,
     seed: int = 0,
     *,
-    env_seeds: Seeds | None = None,
-    num_envs: int | None = None,
-    backend: str | None = None,
-    env_kwargs: dict[str, Any] | None = None,
-    exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
-    max_episode_steps: int | None = None,
-    inference_batch_size: int = 16,
-    inference_threads: int = 1,
-    eval_mode: bool = True,
-    device: torch.device | str | None = None,
-    on_env_error: str = "restart",
-    max_restarts: int = 2,
-    fresh_envs: bool | None = None,
     keep_trajectories: bool = False,
     output_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
     request: Request | None = None,
+    **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
     """Run numbered test episodes, the same to the bit however they are run.
 
     With ``output_dir``, the ledger grows there while episodes end. Run again with the same
-    arguments, it resumes the evaluation found there, or finds it done. See
-    :class:`tdcollect.EvaluationCollector` for the arguments up to ``fresh_envs``.
+    arguments, it resumes the evaluation found there, or finds it done.
 
     Args:
+        env: see :class:`tdcollect.EvaluationCollector`, as for the policy.
+        policy: any policy that a collector takes; None for random actions.
+        episodes: the number of episodes, or their indices.
+        seed: the root seed.
         keep_trajectories: keep the data of episodes: in memory, or under ``output_dir`` as
-            memory-mapped TensorDicts. Refused where episodes have ended there without.
+            memory-mapped TensorDicts. Refused if episodes have ended there without.
         output_dir: the directory for the ledger, the statistics and the report.
-        progress: show a progress bar, on a terminal and in a notebook, where tqdm is installed;
+        progress: show a progress bar, on a terminal and in a notebook, if tqdm is installed;
             elsewhere a line every 30 seconds.
-        request: env and policy by name, as the command line takes them, a
-            :class:`tdcollect.evaluation.request.Request`. They are kept in ``output_dir``, and
-            the report then has the commands that run episodes again.
+        request: env and policy by name, as the command line takes them. They are kept in
+            ``output_dir``, and the report then has the commands that run episodes again.
+        settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
         The result; ``result.summary()`` gives statistics, ``result.replay(i)`` runs an episode
@@ -89,28 +88,11 @@ def evaluate(
     if output_dir is not None:
         check_directory(Path(output_dir))
         _check_report_extras()
-    given: dict[str, Any] = {
-        "seed": seed,
-        "env_seeds": env_seeds,
-        "backend": backend,
-        "exploration_type": exploration_type,
-        "max_episode_steps": max_episode_steps,
-        "inference_batch_size": inference_batch_size,
-        "inference_threads": inference_threads,
-        "eval_mode": eval_mode,
-        "device": device,
-        "on_env_error": on_env_error,
-        "max_restarts": max_restarts,
-        "fresh_envs": fresh_envs,
-    }
+    asked = EvaluationSettings(episodes, seed, **settings)
 
     with ExitStack() as stack:
-        running = stack.enter_context(
-            EvaluationCollector(
-                env, policy, episodes, num_envs=num_envs, env_kwargs=env_kwargs, **given
-            )
-        )
-        manifest = describe(running, env_kwargs or {})
+        running = stack.enter_context(EvaluationCollector.from_settings(env, policy, asked))
+        manifest = describe(running)
         done: list[Episode] = []
         directory = None
         if output_dir is not None:
@@ -121,9 +103,7 @@ def evaluate(
                 directory.check_kept(done)
         trajectories: dict[int, TensorDict] = {}
         ended = {episode.index for episode in done}
-        running.episode_indices = [
-            number for number in running.episode_indices if number not in ended
-        ]
+        running.episode_indices = [i for i in running.episode_indices if i not in ended]
         started, left = time.time(), len(running.episode_indices)
         run = running.run(keep_trajectories)
         try:
@@ -137,7 +117,7 @@ def evaluate(
             if directory is not None:
                 directory.give_up(error)
             raise
-        replay = replayer(env, policy, env_kwargs, given)
+        replay = replayer(env, policy, lambda index: replace(asked, episodes=[index]))
         result = EvaluationResult(manifest, done, output_dir, trajectories, replay)
         if directory is not None:
             summary = result.summary()

@@ -8,57 +8,62 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
+from torchrl.envs.utils import ExplorationType
 
 from tdcollect.collect.fast.transforms import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import digested_entries
-from tdcollect.evaluation.ledger.records import FORMAT
+from tdcollect.evaluation.ledger.records import FORMAT, Episode
 from tdcollect.evaluation.reports.comparable import RANDOM
+from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.seeding import EVALUATION_PROTOCOL
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.episodes.collector import EvaluationCollector
 
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
 _ENV_PACKAGES = ("ale-py", "box2d", "envpool", "mujoco")  # named where they are installed
 
 
-def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest of an evaluation that has not begun.
+def describe(collector: EvaluationCollector) -> dict[str, Any]:
+    """Return the manifest of an evaluation that has not begun.
 
     Nothing in it depends on the number of slots or the backend, nor on time or place.
     """
-    numbers = list(collector.episode_indices)
-    seeds: dict[str, Any] = {"root": collector.seed}
-    if collector.env_seeds_given:
-        seeds["env"] = [collector.episode_seeds(number)[0] for number in numbers]
+    settings = collector.settings
+    indices = list(settings.episode_indices)
+    seeds: dict[str, Any] = {"root": settings.seed}
+    if settings.env_seeds is not None:
+        seeds["env"] = [collector.episode_seeds(index)[0] for index in indices]
     return {
         "format": FORMAT,
         "protocol": EVALUATION_PROTOCOL,
         "env": {
             "id": collector.base.name,
-            "kwargs": _told(env_kwargs),
+            "kwargs": _texts(settings.env_kwargs or {}),
             "wrappers": list(_wrappers(collector.base)),
             "transforms": [_transform(t) for t in transforms_of(collector.env)],
             "observation_space": repr(collector.base.stepper.backend.observation.space),
             "action_space": repr(collector.base.stepper.backend.action.space),
         },
         "entries": digested_entries(collector.env),
-        "episodes": len(numbers) if numbers == list(range(len(numbers))) else numbers,
+        "episodes": len(indices) if indices == list(range(len(indices))) else indices,
         "seeds": seeds,
-        "max_episode_steps": collector.max_episode_steps,
+        "max_episode_steps": settings.max_episode_steps,
         "policy": {
             "class": _class(collector.policy),
             "structure": structure_digest(collector.policy),
             "digest": weights_digest(collector.policy),
-            "exploration": collector.exploration_type.name.lower(),
+            "exploration": settings.exploration_type.name.lower(),
             "mode": collector.policy_mode,
         },
-        "inference_batch_size": collector.inference_batch_size,
-        "inference_threads": collector.inference_threads,
+        "inference_batch_size": settings.inference_batch_size,
+        "inference_threads": settings.inference_threads,
         "device": collector.device.type,
         "versions": dict(_versions()),
         "platform": {
@@ -68,6 +73,28 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
         },
         "git": _git(),
     }
+
+
+def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> EvaluationSettings:
+    """Return the settings that run one episode of an evaluation again.
+
+    Args:
+        manifest: of the evaluation.
+        episode: its record in the ledger.
+        how: the settings that a manifest does not hold, or not as they were given.
+    """
+    return EvaluationSettings(
+        [episode.index],
+        manifest["seeds"]["root"],
+        env_seeds={episode.index: episode.env_seed},
+        exploration_type=ExplorationType[manifest["policy"]["exploration"].upper()],
+        max_episode_steps=manifest["max_episode_steps"],
+        inference_batch_size=manifest["inference_batch_size"],
+        # Protocol 1 had neither: it ran with the threads and in the modes that it found.
+        inference_threads=manifest.get("inference_threads", torch.get_num_threads()),
+        eval_mode=manifest["policy"].get("mode") == "eval",
+        **how,
+    )
 
 
 def weights_digest(policy: Any) -> str | None:
@@ -116,13 +143,13 @@ def _wrappers(env: GymnasiumEnv) -> Iterator[str]:
     if spec is None:
         return
     for wrapper in reversed(spec.additional_wrappers):
-        yield f"{wrapper.name}({_told(wrapper.kwargs or {})})"
+        yield f"{wrapper.name}({_texts(wrapper.kwargs or {})})"
     if spec.max_episode_steps is not None:
         yield f"TimeLimit({spec.max_episode_steps})"
     yield spec.entry_point if isinstance(spec.entry_point, str) else _class(spec.entry_point)
 
 
-def _told(kwargs: Mapping[str, Any]) -> dict[str, str]:
+def _texts(kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Arguments as text that is the same in another process: an object's address is not."""
     return {
         name: repr(value) if _is_plain(value) else _class(value)

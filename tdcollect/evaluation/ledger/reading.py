@@ -20,7 +20,7 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect.display import one_line
 from tdcollect.evaluation.episodes.data import disagreements
 from tdcollect.evaluation.ledger.kept import read_trajectory
-from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_digest, is_whole
+from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_count, is_digest
 from tdcollect.evaluation.reports.tables import count_text
 from tdcollect.seeding import env_seed, policy_seed
 
@@ -304,17 +304,17 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    return is_whole(value) and value > 0
+    return is_count(value) and value > 0
 
 
 def _is_list_of_whole(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_whole, value))
+    return isinstance(value, list) and all(map(is_count, value))
 
 
 def _is_asked(value: Any) -> bool:
     if isinstance(value, list):
         return _is_list_of_whole(value) and len({*value}) == len(value)
-    return is_whole(value) and value <= _MOST_EPISODES
+    return is_count(value) and value <= _MOST_EPISODES
 
 
 def _is_names(value: Any) -> bool:
@@ -327,9 +327,9 @@ _MANIFEST: dict[str, Callable[[Any], bool]] = {
     "env.id": _is_text,
     "episodes": _is_asked,
     "seeds": _is_object,
-    "seeds.root": is_whole,
+    "seeds.root": is_count,
     "seeds.env": lambda value: value is None or _is_list_of_whole(value),
-    "max_episode_steps": lambda value: value is None or is_whole(value),
+    "max_episode_steps": lambda value: value is None or is_count(value),
     "policy": _is_object,
     "policy.class": _is_text,
     "policy.digest": lambda value: value is None or is_digest(value),

@@ -115,7 +115,7 @@ _RETURN = {"episode_return": "return"}  # a keyword of Python's
 _KEYS = {1: _keys(restarts="retries", **_RETURN), 2: _keys(**_RETURN)}
 
 
-def is_whole(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     """Tell whether a value is an int, and not negative."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
@@ -130,7 +130,7 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-_WHOLE = (is_whole, "an int, and not negative")
+_WHOLE = (is_count, "an int, and not negative")
 _BOOL = (lambda value: isinstance(value, bool), "true or false")
 _NONE = (lambda value: value is None, "null in an episode that failed")
 _ALWAYS = {
@@ -142,7 +142,7 @@ _ALWAYS = {
 }
 _MEASURED = {
     "episode_return": (lambda value: isinstance(value, float), "a float"),
-    "length": (lambda value: is_whole(value) and value > 0, "a positive int"),
+    "length": (lambda value: is_count(value) and value > 0, "a positive int"),
     "terminated": _BOOL,
     "truncated": _BOOL,
     "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     )
     from tdcollect.envs import GymnasiumEnv, make_env
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
-    from tdcollect.evaluation.errors import NotReproducibleError
-    from tdcollect.evaluation.ledger.verification import verify
+    from tdcollect.evaluation.episodes.isolation import NotReproducibleError
     from tdcollect.evaluation.reports.comparison import compare
     from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.run import evaluate
+    from tdcollect.evaluation.verification import verify
     from tdcollect.seeding import env_seed, policy_seed
     from tdcollect.trajectories import split_trajectories
 
@@ -59,7 +59,7 @@ _MODULES = {
     "GymnasiumEnv": "envs",
     "Hooks": "collect",
     "LogStatistics": "collect",
-    "NotReproducibleError": "evaluation.errors",
+    "NotReproducibleError": "evaluation.episodes.isolation",
     "Render": "collect",
     "SyncDataCollector": "collect",
     "compare": "evaluation.reports.comparison",
@@ -71,7 +71,7 @@ _MODULES = {
     "policy_seed": "seeding",
     "save_checkpoint": "checkpoint",
     "split_trajectories": "trajectories",
-    "verify": "evaluation.ledger.verification",
+    "verify": "evaluation.verification",
 }
 _PACKAGES = ("collect", "envs", "evaluation", "keys", "seeding", "testing", "trajectories")
 

@@ -341,7 +341,7 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     """
     import tdcollect
     from tdcollect.evaluation.ledger.reading import Problem
-    from tdcollect.evaluation.ledger.verification import Verification
+    from tdcollect.evaluation.verification import Verification
 
     found = []
     for directory in directories:
@@ -378,7 +378,7 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
     env. The status is 1 where something is broken.
     """
     with redirect_stdout(sys.stderr):
-        from tdcollect.evaluation.named import is_named, load_named
+        from tdcollect.evaluation.imports import is_named, load_named
         from tdcollect.testing import diagnose
 
         made = load_named(env, Path.cwd()) if is_named(env) else env

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import click
 
-from tdcollect.evaluation.named import with_file
+from tdcollect.evaluation.imports import with_file
 from tdcollect.evaluation.request import Request
 from tdcollect.text import visible
 

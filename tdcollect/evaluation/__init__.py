@@ -2,13 +2,13 @@
 
 from tdcollect.evaluation.ledger.reading import Problem
 from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.ledger.verification import Verification, verify
 from tdcollect.evaluation.reports.comparison import Comparison, Difference, compare, episodes_needed
 from tdcollect.evaluation.reports.exports import to_pandas, write_evaluations_npz, write_marl_eval
 from tdcollect.evaluation.reports.report import write_comparison_report, write_report
 from tdcollect.evaluation.reports.statistics import Summary, summarize
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.verification import Verification, verify
 
 __all__ = [
     "Comparison",

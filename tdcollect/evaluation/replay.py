@@ -1,20 +1,25 @@
-"""One episode of an evaluation, run again."""
+"""One episode of an evaluation, run again, and filmed if asked."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium as gym
+import numpy as np
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.film import filmed
+from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -86,3 +91,84 @@ def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
         for name in was
         if repr(was[name]) != repr(now[name])  # NaN is NaN
     ]
+
+
+_VIDEOS = (".mp4", ".mkv", ".mov")
+
+
+class _Filming(gym.Wrapper[Any, Any, Any, Any]):
+    """Renders at the start and after each step; the last episode's pictures are kept."""
+
+    def __init__(self, env: gym.Env[Any, Any]):
+        super().__init__(env)
+        self.pictures: list[Any] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        result = super().reset(**kwargs)
+        self.pictures = [self.env.render()]
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self.pictures.append(self.env.render())
+        return result
+
+
+@contextmanager
+def filmed(
+    env: Any, env_kwargs: dict[str, Any] | None, video: str | os.PathLike[str] | None
+) -> Iterator[Any]:
+    """What to make the env from so that a video of the episode that it plays is written.
+
+    Args:
+        env: a gymnasium id, or a callable that makes a ``gymnasium.Env``.
+        env_kwargs: what it will be called with.
+        video: the file, written on the way out; None for no video.
+
+    Raises:
+        TypeError: for an env that is made already.
+        ValueError: for an env that does not render to arrays, and for a file that is no video's.
+    """
+    if video is None:
+        yield env
+        return
+    path = Path(video)
+    if path.suffix.lower() not in _VIDEOS or path.is_dir():
+        raise ValueError(f"expected a video file, {' or '.join(_VIDEOS)}, got {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writing = extra_module("imageio_ffmpeg", "a video")
+    if not isinstance(env, str) and not callable(env):
+        raise TypeError(
+            f"expected a gymnasium id or a callable to make an env to film, got {env}; it is made "
+            "already"
+        )
+    films: list[_Filming] = []
+
+    def make(**kwargs: Any) -> gym.Env[Any, Any]:
+        make: Callable[..., Any] = env
+        if isinstance(env, str):
+            make = partial(gym.make, env)
+            kwargs = {"render_mode": "rgb_array", **kwargs}
+        made = make(**kwargs)
+        if not isinstance(made, gym.Env) or made.render_mode != "rgb_array":
+            made.close()
+            raise ValueError(
+                f"expected an env with render_mode='rgb_array' to film, got {made}; have it made "
+                "so (env_kwargs)"
+            )
+        films.append(_Filming(made))
+        return films[-1]
+
+    yield make
+    film = films[-1]
+    pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in film.pictures]
+    height, width = pictures[0].shape[:2]
+    rate = float(film.metadata.get("render_fps", 30))
+    # Players want even numbers of rows and columns.
+    writer = writing.write_frames(
+        str(path), (width, height), fps=rate, macro_block_size=2, ffmpeg_log_level="error"
+    )
+    writer.send(None)
+    for picture in pictures:
+        writer.send(picture)
+    writer.close()

@@ -16,7 +16,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect.envs.make import make_env
-from tdcollect.evaluation.named import has_module, is_named, load_named, with_file
+from tdcollect.evaluation.imports import has_module, is_named, load_named, with_file
 from tdcollect.files import write_atomically
 
 REQUEST = "request.json"

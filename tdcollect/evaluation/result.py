@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
 from tdcollect.display import one_line
-from tdcollect.evaluation.ledger.manifest import settings_of
+from tdcollect.evaluation.ledger.manifest import differences, settings_of
 from tdcollect.evaluation.ledger.reading import (
     number_of_episodes,
     read_data,
@@ -24,7 +24,6 @@ from tdcollect.evaluation.ledger.reading import (
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, unequal
-from tdcollect.evaluation.reports.comparable import differences
 from tdcollect.evaluation.reports.statistics import Summary, summarize
 
 # Of a manifest: what may change what an episode is. The env's id changes where it is filmed.

@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.directory import Directory, check_directory
 from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode

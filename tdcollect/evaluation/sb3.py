@@ -21,8 +21,8 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from tdcollect.collect.fast.transforms import base_of
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.masks import ACTION_MASKS, check_masks
-from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.episodes.actions import ACTION_MASKS, check_masks
+from tdcollect.evaluation.imports import extra_module
 
 
 def load_policy(

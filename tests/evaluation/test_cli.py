@@ -22,7 +22,7 @@ import torch
 import tdcollect
 from tdcollect.cli import _line, main
 from tdcollect.cli.commands import program
-from tdcollect.evaluation.named import is_named
+from tdcollect.evaluation.imports import is_named
 from tdcollect.files import write_atomically
 
 from .ledgers import unfinished

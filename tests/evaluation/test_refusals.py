@@ -20,7 +20,7 @@ from torchrl.envs import transforms as T
 
 from tdcollect import make_env
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
 from .envs import (
     GlobalNumpy,

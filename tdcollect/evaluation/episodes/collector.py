@@ -25,20 +25,19 @@ from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.display import one_line
 from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.actions import ActionCheck
+from tdcollect.evaluation.episodes.actions import ActionCheck, with_masks
 from tdcollect.evaluation.episodes.data import Assembly, Finished
 from tdcollect.evaluation.episodes.inference import Inference, as_policy, at_batch_size
 from tdcollect.evaluation.episodes.isolation import (
     GlobalRandomness,
+    NotReproducibleError,
     check_alone,
     in_eval_mode,
     isolated,
     mode_of,
     with_threads,
 )
-from tdcollect.evaluation.episodes.masks import with_masks
 from tdcollect.evaluation.episodes.probe import probe_env
-from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.settings import (
     EvaluationSettings,

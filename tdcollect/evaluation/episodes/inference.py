@@ -19,9 +19,15 @@ from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.fast.loop import Steps, forgotten_entries
 from tdcollect.collect.fast.policy import Op, Program
 from tdcollect.collect.step_dict import Key, StepDict, is_plain
-from tdcollect.evaluation.episodes.places import LikeRows, example
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.episodes.row_checks import (
+    LikeRows,
+    check_same,
+    example,
+    unchanged_buffers,
+    unlike,
+)
 from tdcollect.evaluation.episodes.streams import DrawByRow, RowNoise, Stream, Streams
-from tdcollect.evaluation.errors import NotReproducibleError
 
 _EXAMPLES = 8
 _ALIGNMENT = 64  # bytes, of the memory that torch gives
@@ -224,10 +230,10 @@ class Inference:
         one = StepDict((key, value.to(self._device)) for key, value in one.items())
         size = self._size
         batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
-        with _unchanged_buffers(self._policy):
+        with unchanged_buffers(self._policy):
             first = self._run(batch, [Stream(row) for row in range(size)])
             again = self._run(batch, [Stream(row) for row in range(size)])
-        _check_same(
+        check_same(
             first,
             again,
             range(size),
@@ -235,17 +241,17 @@ class Inference:
             "gives other outputs {} for the same rows and random streams: it keeps a state that is "
             "no entry of the TensorDict, or draws random numbers that torch does not know of",
         )
-        with _unchanged_buffers(self._policy):
+        with unchanged_buffers(self._policy):
             alike = size == 1 or self._rows_are_alike(batch)
         self._group = size if alike else 1
         for place in {0, self._group - 1} if size > 1 else ():
-            others = StepDict((key, _unlike(value)) for key, value in batch.items())
+            others = StepDict((key, unlike(value)) for key, value in batch.items())
             for key, value in one.items():
                 others[key][place] = value[0]
             streams = [Stream(0 if row == place else size + row) for row in range(size)]
-            with _unchanged_buffers(self._policy):
+            with unchanged_buffers(self._policy):
                 alone = self._run(others, streams)
-            _check_same(
+            check_same(
                 first,
                 alone,
                 [0],
@@ -327,48 +333,3 @@ def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
     finally:
         for module, spec in before:
             module._spec = spec
-
-
-@contextmanager
-def _unchanged_buffers(policy: Any) -> Iterator[None]:
-    buffers = dict(policy.named_buffers()) if isinstance(policy, nn.Module) else {}
-    before = {name: value.clone() for name, value in buffers.items()}
-    changed = []
-    try:
-        yield
-    finally:
-        for name, value in buffers.items():
-            if _bits(value) != _bits(before[name]):
-                changed.append(name)
-                value.copy_(before[name])
-    if changed:
-        raise NotReproducibleError(
-            f"the policy changes its own buffers {changed} as it runs, so that an episode would "
-            "depend on those before it (batch norm in training mode, say); run it in eval mode "
-            "(eval_mode=True), or freeze what it keeps"
-        )
-
-
-def _unlike(value: torch.Tensor) -> torch.Tensor:
-    """Another value in every element, of the kind that a policy may find there."""
-    if value.dtype == torch.bool:
-        return ~value
-    if value.is_floating_point():
-        return value * 0.5 + 0.25
-    return torch.where(value > 0, value - 1, value + 1)
-
-
-def _check_same(
-    first: StepDict, other: StepDict, rows: Sequence[int], others: Sequence[int], why: str
-) -> None:
-    differing = [
-        key
-        for key, value in first.items()
-        if any(_bits(value[i]) != _bits(other[key][j]) for i, j in zip(rows, others, strict=True))
-    ]
-    if differing:
-        raise NotReproducibleError("the policy " + why.format(differing))
-
-
-def _bits(value: torch.Tensor) -> bytes:
-    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

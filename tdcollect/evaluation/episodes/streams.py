@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tdcollect.collect.fast.samplers import Noise
-from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from tdcollect.evaluation.errors import NotReproducibleError
-from tdcollect.evaluation.ledger.kept import write_trajectory
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.ledger.manifest import differences
 from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
@@ -38,7 +38,7 @@ from tdcollect.evaluation.ledger.reading import (
     whole_lines,
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
-from tdcollect.evaluation.reports.comparable import differences
+from tdcollect.evaluation.ledger.trajectory_files import write_trajectory
 from tdcollect.files import write_atomically
 
 _HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it

@@ -19,12 +19,15 @@ from tdcollect.collect.fast.transforms import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
-from tdcollect.evaluation.reports.comparable import RANDOM
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.seeding import EVALUATION_PROTOCOL
+from tdcollect.text import visible
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
+
+RANDOM = "random actions"
+"""The ``policy.class`` of an evaluation without a policy."""
 
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
 _ENV_PACKAGES = ("ale-py", "box2d", "envpool", "mujoco")  # named where they are installed
@@ -95,6 +98,32 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
         eval_mode=manifest["policy"].get("mode") == "eval",
         **how,
     )
+
+
+def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
+    """The entry at a path like ``policy.class``, or None."""
+    value: Any = manifest
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Where two manifests differ: the path of an entry, and its two values."""
+    return [
+        found
+        for key in sorted({*first, *second})
+        for found in leaf_differences(visible(str(key)), first.get(key), second.get(key))
+    ]
+
+
+def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The places where two JSON values differ, as deep as both are mappings."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in sorted({*a, *b}):
+            yield from leaf_differences(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
+    elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
+        yield path, a, b
 
 
 def weights_digest(policy: Any) -> str | None:

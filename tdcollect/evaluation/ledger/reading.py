@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.display import one_line
+from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.episodes.data import disagreements
-from tdcollect.evaluation.ledger.kept import read_trajectory
 from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_count, is_digest
-from tdcollect.evaluation.reports.tables import count_text
+from tdcollect.evaluation.ledger.trajectory_files import read_trajectory
 from tdcollect.seeding import env_seed, policy_seed
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"

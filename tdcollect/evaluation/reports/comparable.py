@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from tdcollect.evaluation.ledger.manifest import RANDOM, leaf_differences, manifest_entry
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.statistics import in_order
-from tdcollect.text import visible
 
 SAME = ("protocol", "env", "max_episode_steps")
 REMARKED = (
@@ -18,8 +18,6 @@ REMARKED = (
     "versions",
 )
 OF_POLICY = ("policy.exploration", "policy.mode")
-RANDOM = "random actions"
-"""The ``policy.class`` of an evaluation without a policy."""
 
 
 class Evaluation(Protocol):
@@ -67,42 +65,16 @@ def remarks(
     return tuple(f"Not the same in both: {text}." for text in found)
 
 
-def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
-    """The entry at a path like ``policy.class``, or None."""
-    value: Any = manifest
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Where two manifests differ: the path of an entry, and its two values."""
-    return [
-        found
-        for key in sorted({*first, *second})
-        for found in _leaves(visible(str(key)), first.get(key), second.get(key))
-    ]
-
-
 def _manifest_differences(
     first: Evaluation, second: Evaluation, keys: Sequence[str], name_a: str, name_b: str
 ) -> list[str]:
     return [
         f"{path} is {a!r} in {name_a} and {b!r} in {name_b}"
         for key in keys
-        for path, a, b in _leaves(
+        for path, a, b in leaf_differences(
             key, manifest_entry(first.manifest, key), manifest_entry(second.manifest, key)
         )
     ]
-
-
-def _leaves(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The places where two JSON values differ, as deep as both are mappings."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in sorted({*a, *b}):
-            yield from _leaves(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
-    elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
-        yield path, a, b
 
 
 def _episode_differences(

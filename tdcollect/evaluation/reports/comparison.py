@@ -9,19 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.display import html_table, one_line
-from tdcollect.evaluation.extras import extra_module
+from tdcollect.display import (
+    count_text,
+    html_table,
+    number_text,
+    one_line,
+    percent_text,
+    text_table,
+)
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.ledger.manifest import manifest_entry
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.comparable import (
     Evaluation,
     check_same_episodes,
-    manifest_entry,
     remarks,
 )
-from tdcollect.evaluation.reports.intervals import check_settings, exact_mean
-from tdcollect.evaluation.reports.resampling import flips_are_exact, generator, sign_flip_p_value
+from tdcollect.evaluation.reports.intervals import (
+    check_settings,
+    exact_mean,
+    flips_are_exact,
+    generator,
+    sign_flip_p_value,
+)
 from tdcollect.evaluation.reports.statistics import Quantity, describe, in_order, mean_text
-from tdcollect.evaluation.reports.tables import count_text, number_text, percent_text, text_table
 from tdcollect.text import visible
 
 

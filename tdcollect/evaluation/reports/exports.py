@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluation.extras import extra_module
+from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.statistics import in_order
 from tdcollect.files import write_atomically

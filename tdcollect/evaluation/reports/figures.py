@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.reports.intervals import Interval
-from tdcollect.evaluation.reports.resampling import Values
-from tdcollect.evaluation.reports.tables import number_text, percent_text
+from tdcollect.display import number_text, percent_text
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.reports.intervals import Interval, Values
 from tdcollect.text import visible
 
 SIZE = (7.0, 3.6)  # inches

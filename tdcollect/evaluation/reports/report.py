@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tdcollect.display import count_text, number_text, percent_text
+from tdcollect.evaluation.ledger.manifest import RANDOM, manifest_entry
 from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.comparable import RANDOM, manifest_entry
 from tdcollect.evaluation.reports.comparison import Comparison, Difference
 from tdcollect.evaluation.reports.figures import cumulative_mean, histogram
 from tdcollect.evaluation.reports.page import (
@@ -23,7 +24,6 @@ from tdcollect.evaluation.reports.page import (
     table,
 )
 from tdcollect.evaluation.reports.statistics import Summary, in_order
-from tdcollect.evaluation.reports.tables import count_text, number_text, percent_text
 from tdcollect.files import write_atomically
 
 if TYPE_CHECKING:

@@ -10,22 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.display import html_table, one_line
-from tdcollect.evaluation.extras import extra_module
+from tdcollect.display import (
+    count_text,
+    html_table,
+    number_text,
+    one_line,
+    percent_text,
+    text_table,
+)
+from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.intervals import (
     Interval,
+    Values,
     check_settings,
     exact_mean,
+    generator,
     interquartile_mean_interval,
     mean_interval,
-)
-from tdcollect.evaluation.reports.resampling import Values, generator
-from tdcollect.evaluation.reports.tables import (
-    count_text,
-    number_text,
-    percent_text,
-    text_table,
 )
 
 _HEADER = ["", "return", "length (steps)"]

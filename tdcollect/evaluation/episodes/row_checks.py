@@ -1,4 +1,4 @@
-"""Whether the rows of a batch come out alike at every place in it, to the bit.
+"""Checks that a policy treats each row of a batch alone, and alike at every place in it.
 
 A matrix product may round a row otherwise at another place: where the row's length is no multiple
 of 16 bytes, say, rows begin at unlike alignments, and the kernel starts elsewhere. (Measured: on
@@ -7,14 +7,17 @@ float32 ``[16, 11] @ [11, 4]``, and on most float64 products of odd lengths.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tdcollect import keys
-from tdcollect.collect.step_dict import Key
+from tdcollect.collect.step_dict import Key, StepDict
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
 _EMPTY = "empty"  # in the names of operations that give memory as it is
 
@@ -70,6 +73,47 @@ def example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:
     return drawn.to(dtype=like.dtype, device=like.device)
 
 
+@contextmanager
+def unchanged_buffers(policy: Any) -> Iterator[None]:
+    buffers = dict(policy.named_buffers()) if isinstance(policy, nn.Module) else {}
+    before = {name: value.clone() for name, value in buffers.items()}
+    changed = []
+    try:
+        yield
+    finally:
+        for name, value in buffers.items():
+            if _bits(value) != _bits(before[name]):
+                changed.append(name)
+                value.copy_(before[name])
+    if changed:
+        raise NotReproducibleError(
+            f"the policy changes its own buffers {changed} as it runs, so that an episode would "
+            "depend on those before it (batch norm in training mode, say); run it in eval mode "
+            "(eval_mode=True), or freeze what it keeps"
+        )
+
+
+def unlike(value: torch.Tensor) -> torch.Tensor:
+    """Another value in every element, of the kind that a policy may find there."""
+    if value.dtype == torch.bool:
+        return ~value
+    if value.is_floating_point():
+        return value * 0.5 + 0.25
+    return torch.where(value > 0, value - 1, value + 1)
+
+
+def check_same(
+    first: StepDict, other: StepDict, rows: Sequence[int], others: Sequence[int], why: str
+) -> None:
+    differing = [
+        key
+        for key, value in first.items()
+        if any(_bits(value[i]) != _bits(other[key][j]) for i, j in zip(rows, others, strict=True))
+    ]
+    if differing:
+        raise NotReproducibleError("the policy " + why.format(differing))
+
+
 def _has_rows(value: torch.Tensor, rows: int) -> bool:
     return value.ndim > 0 and value.numel() > 0 and len(value) % rows == 0
 
@@ -86,3 +130,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _storage(value: torch.Tensor) -> int:
     return value.untyped_storage().data_ptr()
+
+
+def _bits(value: torch.Tensor) -> bytes:
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

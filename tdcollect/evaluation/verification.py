@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tdcollect.display import one_line
+from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
@@ -30,9 +30,8 @@ from tdcollect.evaluation.ledger.reading import (
     trajectory_path,
 )
 from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.resampling import MOST_RESAMPLES
+from tdcollect.evaluation.reports.intervals import MOST_RESAMPLES
 from tdcollect.evaluation.reports.statistics import summarize
-from tdcollect.evaluation.reports.tables import count_text
 from tdcollect.text import visible
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from tdcollect.cli import PIPE_CLOSED, drop_output
 from tdcollect.text import visible
 
 _FOLDER = click.Path(path_type=Path)
+_MOST_ERRORS = 10  # shown of the errors of failed episodes
 _EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
 
@@ -232,6 +234,10 @@ def evaluate(
             _say(f"report {report}")
     if summary.failed:
         _say(f"tdcollect: {summary.failed} of {summary.episodes} episodes failed", err=True)
+        for index, error in sorted(result.errors.items())[:_MOST_ERRORS]:
+            _say(f"tdcollect: episode {index}: {' '.join(error.split())}", err=True)
+        if len(result.errors) > _MOST_ERRORS:
+            _say(f"tdcollect: and {len(result.errors) - _MOST_ERRORS} more", err=True)
     return 1 if summary.failed else 0
 
 
@@ -402,9 +408,18 @@ def _going_on(output_dir: Path | None) -> Iterator[None]:
 
 
 def _print_json(**fields: Any) -> None:
+    text = json.dumps(_finite(fields), indent=1, default=str, allow_nan=False)
     # json escapes all other control characters, and no reader of it takes `\x7f`.
-    text = json.dumps(fields, indent=1, default=str).replace("\x7f", "\\u007f")
-    _say(text)
+    _say(text.replace("\x7f", "\\u007f"))
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with None for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _say(text: object, err: bool = False) -> None:

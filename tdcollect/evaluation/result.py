@@ -48,11 +48,14 @@ class EvaluationResult:
         directory: where its files are, if anywhere.
         trajectories: the data of episodes that are held in memory, by index.
         replay: runs one episode again.
+        errors: the last error of failed episodes, by index.
 
     Attributes:
         manifest: how it was made.
         episodes: its records, by index.
         directory: where its files are, or None.
+        errors: the last error of each episode that failed in this run, by index, as text. No file
+            keeps them: a result that was loaded has none.
     """
 
     def __init__(
@@ -62,11 +65,13 @@ class EvaluationResult:
         directory: str | os.PathLike[str] | None = None,
         trajectories: Mapping[int, TensorDict] | None = None,
         replay: Replay | None = None,
+        errors: Mapping[int, str] | None = None,
     ):
         self.manifest = dict(manifest)
         self.episodes = sorted(episodes, key=lambda episode: episode.index)
         self.directory = None if directory is None else Path(directory)
         self._trajectories = dict(trajectories or {})
+        self.errors = dict(errors or {})
         self._replay = replay
 
     @classmethod

@@ -118,7 +118,7 @@ def evaluate(
                 directory.give_up(error)
             raise
         replay = replayer(env, policy, lambda index: replace(asked, episodes=[index]))
-        result = EvaluationResult(manifest, done, output_dir, trajectories, replay)
+        result = EvaluationResult(manifest, done, output_dir, trajectories, replay, running.errors)
         if directory is not None:
             summary = result.summary()
             directory.finish(result.episodes)

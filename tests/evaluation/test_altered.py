@@ -501,7 +501,9 @@ def test_a_directory_of_another_program_is_left_as_it_is(tmp_path: Path) -> None
     (deep / ".download.part").write_text("precious")
     (tmp_path / ".episodes.jsonl.1.part").write_text("precious")
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match="expected out to be empty, or the directory of an eval"):
+    with pytest.raises(
+        ValueError, match="expected output_dir to be empty, or the directory of an eval"
+    ):
         again(tmp_path)
     assert contents(tmp_path) == before
 

@@ -16,8 +16,8 @@ import torch
 
 import tdcollect
 from tdcollect.cli import commands, main
+from tdcollect.evaluation import Request
 from tdcollect.evaluation.ledger.reading import sha256
-from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.plain import unpack
 from tdcollect.text import visible

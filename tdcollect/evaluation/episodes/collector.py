@@ -84,7 +84,8 @@ class EvaluationCollector:
         env: the env, and ``base``, the one under its transforms.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
             in; None for a policy that is no module.
-        error: what the env raised last, where it did.
+        error: the last exception that the env raised, if any.
+        errors: the last error of each failed episode, by index, as text.
 
     Raises:
         TypeError, ValueError: for arguments that cannot be honoured, before an env is made; on
@@ -158,6 +159,7 @@ class EvaluationCollector:
             raise
         self.episodes: list[Episode] = []
         self.error: Exception | None = None
+        self.errors: dict[int, str] = {}
 
     def _check_fresh_envs(self) -> None:
         backend = self.base.stepper.backend
@@ -188,6 +190,7 @@ class EvaluationCollector:
         self._check_open()
         episodes: list[Episode] = []
         self.episodes = episodes
+        self.errors = {}
         with evaluating():
             check_alone()
         steps = self._run(keep_trajectories)
@@ -274,6 +277,7 @@ class EvaluationCollector:
             if max_restarts is not None and tries < max_restarts:
                 assembly.restarts[start.number] = tries + 1
                 return start
+            self.errors[start.number] = f"{type(error).__name__}: {error}"
             given_up.append(assembly.failed(start.number))
             return None
 

@@ -30,9 +30,9 @@ from tdcollect.evaluation.ledger.reading import (
     RESULTS,
     RUN,
     TRAJECTORIES,
-    read_directory,
     read_json,
     read_manifest,
+    read_records,
     sha256,
     trajectory_path,
     whole_lines,
@@ -66,9 +66,13 @@ class Directory:
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
             self._claim(opened)
-            check_directory(self.path)
-            self._check_manifest(manifest)
-            self.episodes = read_directory(self.path)[1]
+            there = check_directory(self.path)
+            if there is None:
+                write_atomically(self.path / MANIFEST, _json(manifest))
+                there = json.loads(_json(manifest))
+            else:
+                self._check_manifest(there, manifest)
+            self.episodes = read_records(self.path, there)
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
@@ -89,12 +93,8 @@ class Directory:
         except BlockingIOError as error:
             raise RuntimeError(f"another process is writing to {self.path}; wait for it") from error
 
-    def _check_manifest(self, manifest: Mapping[str, Any]) -> None:
-        file = self.path / MANIFEST
-        if not file.exists():
-            write_atomically(file, _json(manifest))
-            return
-        there = read_manifest(self.path)
+    def _check_manifest(self, there: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """Refuse to go on from the manifest found there if it is of another evaluation."""
         if there["format"] != FORMAT:
             raise ValueError(
                 f"{self.path} holds an evaluation of format {there['format']}, which an older "
@@ -197,26 +197,29 @@ class Directory:
         self._opened.close()
 
 
-def check_directory(path: Path) -> None:
+def check_directory(path: Path) -> dict[str, Any] | None:
     """Refuse a path that is no directory of an evaluation, and cannot become one.
+
+    Returns:
+        The manifest found there, or None.
 
     Raises:
         ValueError: for a file, and for a directory that holds something else.
     """
     if path.exists() and not path.is_dir():
-        raise ValueError(f"expected out to be a directory, got the file {path}")
+        raise ValueError(f"expected output_dir to be a directory, got the file {path}")
     if not path.is_dir():
-        return
+        return None
     if (path / MANIFEST).exists():
-        read_manifest(path)
-        return
+        return read_manifest(path)
     for entry in path.iterdir():
         part = _HALF_WRITTEN.fullmatch(entry.name)
         if part is None or part["file"] != MANIFEST:  # a process died as it wrote the first file
             raise ValueError(
-                f"expected out to be empty, or the directory of an evaluation, got {path}, which "
-                "holds other files; choose another"
+                f"expected output_dir to be empty, or the directory of an evaluation, got {path}, "
+                "which holds other files; choose another"
             )
+    return None
 
 
 def _json(value: Any) -> bytes:

@@ -64,11 +64,20 @@ def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[E
     """
     root = Path(path)
     manifest = read_manifest(root)
+    return manifest, read_records(root, manifest)
+
+
+def read_records(root: Path, manifest: Mapping[str, Any]) -> list[Episode]:
+    """Read the records of an evaluation, by index.
+
+    Raises:
+        ValueError: for the first thing that is wrong, with its file and line.
+    """
 
     def refuse(problem: Problem) -> None:
         raise ValueError(str(problem))
 
-    return manifest, sorted(read_ledger(root, manifest, refuse), key=lambda episode: episode.index)
+    return sorted(read_ledger(root, manifest, refuse), key=lambda episode: episode.index)
 
 
 def read_manifest(root: Path) -> dict[str, Any]:

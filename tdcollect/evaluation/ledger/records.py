@@ -106,13 +106,15 @@ def ledger_digest(episodes: Iterable[Episode], format: int = FORMAT) -> str:
 
 
 def _keys(**changed: str) -> dict[str, str]:
-    """The key of each attribute in the ledger's lines."""
+    """Return the key of each attribute in the ledger's lines."""
     names = [field.name for field in fields(Episode)]
     return {name: changed.get(name, name) for name in names}
 
 
 _RETURN = {"episode_return": "return"}  # a keyword of Python's
 _KEYS = {1: _keys(restarts="retries", **_RETURN), 2: _keys(**_RETURN)}
+KEYS = _KEYS[FORMAT]
+"""The key of each attribute of an :class:`Episode` in a ledger's lines."""
 
 
 def is_count(value: Any) -> bool:

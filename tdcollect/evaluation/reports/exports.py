@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tdcollect.evaluation.imports import extra_module
-from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger.records import KEYS, Episode
 from tdcollect.evaluation.reports.statistics import in_order
 from tdcollect.files import write_atomically
 
@@ -133,17 +133,13 @@ def to_pandas(episodes: Sequence[Episode]) -> Any:
     """
     pandas = extra_module("pandas", "to_pandas")
     records = in_order(episodes)
-    columns = {name: [getattr(e, _ATTRIBUTES.get(name, name)) for e in records] for name in _DTYPES}
+    columns = {key: [getattr(e, name) for e in records] for name, key in KEYS.items()}
     frame = pandas.DataFrame(
-        {
-            name: pandas.Series(values, dtype=_dtype(name, values))
-            for name, values in columns.items()
-        }
+        {key: pandas.Series(values, dtype=_dtype(key, values)) for key, values in columns.items()}
     )
     return frame.set_index("index")
 
 
-_ATTRIBUTES = {"return": "episode_return"}  # the others are called as their keys are
 _DTYPES = {
     "index": "int64",
     "env_seed": "UInt64",
@@ -159,10 +155,10 @@ _DTYPES = {
 }
 
 
-def _dtype(name: str, values: Sequence[Any]) -> str:
+def _dtype(key: str, values: Sequence[Any]) -> str:
     # Python's ints have no largest one, and an env may be given any seed.
-    too_large = _DTYPES[name] == "UInt64" and any(value >= 2**64 for value in values)
-    return "object" if too_large else _DTYPES[name]
+    too_large = _DTYPES[key] == "UInt64" and any(value >= 2**64 for value in values)
+    return "object" if too_large else _DTYPES[key]
 
 
 def _kept(

@@ -1,4 +1,4 @@
-"""Test episodes: numbered, seeded, the same to the bit however they are run."""
+"""Test episodes, each seeded by its index: the same to the bit however they are run."""
 
 from tdcollect.evaluation.ledger.reading import Problem
 from tdcollect.evaluation.ledger.records import Episode

@@ -13,13 +13,13 @@ from typing import Any
 
 
 def is_named(text: str) -> bool:
-    """Whether a text names an object so; ids of gymnasium, ``ale_py:ALE/Pong-v5`` say, do not."""
+    """Tell whether a text is ``module:name``; gymnasium ids like ``ale_py:ALE/Pong-v5`` are not."""
     module, colon, name = text.rpartition(":")
     return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
 
 
 def with_file(text: str, change: Callable[[str], str]) -> str:
-    """The same name, with the path of the file in it changed, if it names one."""
+    """Return the name with the path of its file changed, if it has one."""
     where, _, name = text.rpartition(":")
     return f"{change(where)}:{name}" if where.endswith(".py") else text
 
@@ -34,16 +34,16 @@ def has_module(text: str, directory: Path) -> bool:
 
 
 def load_named(text: str, directory: Path, look: bool = True) -> Any:
-    """The object that a text names.
+    """Import the object that a text names.
 
     Args:
         text: ``module:name`` or ``path/to/file.py:name``; the name may have dots in it.
-        directory: where modules are looked for first, and relative paths start from.
-        look: look for modules in the directory; else only where Python looks.
+        directory: the directory that relative paths start from.
+        look: look for modules in the directory first; else only on Python's path.
 
     Raises:
         ValueError: for a text of another form.
-        FileNotFoundError, ModuleNotFoundError, AttributeError: where there is no such thing.
+        FileNotFoundError, ModuleNotFoundError, AttributeError: if there is no such object.
     """
     where, _, name = text.rpartition(":")
     if not is_named(text) or not (where.endswith(".py") or all(where.split("."))):
@@ -116,14 +116,14 @@ _WANTED = {
 
 
 def extra_module(name: str, what: str) -> Any:
-    """The module ``name``, or an error that says what needs it and how to install it.
+    """Import a module of an optional package.
 
     Args:
-        name: the module, ``"scipy.stats"`` say.
-        what: what needs it, as the error's first words.
+        name: the module, such as ``"scipy.stats"``.
+        what: the feature that needs it, as the first words of the error.
 
     Raises:
-        ModuleNotFoundError: where the package is not installed.
+        ModuleNotFoundError: if the package is not installed, with the command that installs it.
     """
     package = name.partition(".")[0]
     try:

@@ -29,9 +29,9 @@ class Replayed(NamedTuple):
     """An episode that ran again.
 
     Attributes:
-        record: of this run.
+        record: the record of this run.
         data: its steps ``[L]``.
-        manifest: how it was run this time.
+        manifest: the manifest of this run.
     """
 
     record: Episode
@@ -74,12 +74,12 @@ def replayer(
 
 
 def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
-    """Compare a record with that of the same episode run again, entry by entry.
+    """Compare a record with that of the same episode run again, key by key.
 
-    How often its env raised is not compared: that is of the run, and not of the episode.
+    Restarts are not compared: they belong to the run, not to the episode.
 
     Returns:
-        The differences, a phrase each.
+        The differences, one phrase each.
     """
     record = replace(again.record, restarts=recorded.restarts)
     if format == 1:  # in which returns are sums of rewards in float32
@@ -97,7 +97,7 @@ _VIDEOS = (".mp4", ".mkv", ".mov")
 
 
 class _Filming(gym.Wrapper[Any, Any, Any, Any]):
-    """Renders at the start and after each step; the last episode's pictures are kept."""
+    """Renders at the start and after each step, and keeps the pictures of the last episode."""
 
     def __init__(self, env: gym.Env[Any, Any]):
         super().__init__(env)
@@ -118,16 +118,16 @@ class _Filming(gym.Wrapper[Any, Any, Any, Any]):
 def filmed(
     env: Any, env_kwargs: dict[str, Any] | None, video: str | os.PathLike[str] | None
 ) -> Iterator[Any]:
-    """What to make the env from so that a video of the episode that it plays is written.
+    """Yield a callable that makes an env whose last episode is written as a video on exit.
 
     Args:
         env: a gymnasium id, or a callable that makes a ``gymnasium.Env``.
-        env_kwargs: what it will be called with.
-        video: the file, written on the way out; None for no video.
+        env_kwargs: for the env's constructor.
+        video: the file; None for no video: the env is then yielded as it is.
 
     Raises:
         TypeError: for an env that is made already.
-        ValueError: for an env that does not render to arrays, and for a file that is no video's.
+        ValueError: for an env that does not render to arrays, or an unknown kind of video file.
     """
     if video is None:
         yield env
@@ -164,7 +164,7 @@ def filmed(
     pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in film.pictures]
     height, width = pictures[0].shape[:2]
     rate = float(film.metadata.get("render_fps", 30))
-    # Players want even numbers of rows and columns.
+    # Video players need even heights and widths.
     writer = writing.write_frames(
         str(path), (width, height), fps=rate, macro_block_size=2, ffmpeg_log_level="error"
     )

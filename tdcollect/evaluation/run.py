@@ -1,4 +1,4 @@
-"""Run numbered test episodes to a result and its files."""
+"""Run test episodes to a result and its files."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def evaluate(
     request: Request | None = None,
     **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
-    """Run numbered test episodes, the same to the bit however they are run.
+    """Run test episodes by index, the same to the bit however they are run.
 
-    With ``output_dir``, the ledger grows there while episodes end. Run again with the same
-    arguments, it resumes the evaluation found there, or finds it done.
+    With ``output_dir``, the ledger grows there as episodes end. Run again with the same arguments,
+    it resumes the evaluation found there, or finds it done.
 
     Args:
         env: see :class:`tdcollect.EvaluationCollector`, as for the policy.
@@ -72,9 +72,9 @@ def evaluate(
         again.
 
     Raises:
-        TypeError, ValueError: for arguments that cannot be honoured, before an env is made; and
-            for a directory of another evaluation, naming the difference.
-        NotReproducibleError: for an env or a policy that does not give the same episode for the
+        TypeError, ValueError: if an argument cannot be honoured, before an env is made; and for
+            a directory of another evaluation, naming the difference.
+        NotReproducibleError: if the env or the policy does not give the same episode for the
             same seeds.
 
     Examples:
@@ -84,7 +84,7 @@ def evaluate(
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
     if request is not None and output_dir is None:
-        raise ValueError("request is kept in a directory; give it: output_dir=")
+        raise ValueError("expected an output_dir, in which request is kept, got None; pass one")
     if output_dir is not None:
         check_directory(Path(output_dir))
         _check_report_extras()
@@ -93,22 +93,22 @@ def evaluate(
     with ExitStack() as stack:
         running = stack.enter_context(EvaluationCollector.from_settings(env, policy, asked))
         manifest = describe(running)
-        done: list[Episode] = []
+        ended: list[Episode] = []
         directory = None
         if output_dir is not None:
             directory = Directory(output_dir, manifest)
             stack.callback(directory.close)
-            done = list(directory.episodes)
+            ended = list(directory.episodes)
             if keep_trajectories:
-                directory.check_kept(done)
+                directory.check_kept(ended)
         trajectories: dict[int, TensorDict] = {}
-        ended = {episode.index for episode in done}
-        running.episode_indices = [i for i in running.episode_indices if i not in ended]
+        there = {episode.index for episode in ended}
+        running.episode_indices = [i for i in running.episode_indices if i not in there]
         started, left = time.time(), len(running.episode_indices)
         run = running.run(keep_trajectories)
         try:
-            for record, data in _shown(run, left) if progress and left else run:
-                done.append(record)
+            for record, data in _with_progress(run, left) if progress and left else run:
+                ended.append(record)
                 if directory is not None:
                     directory.add(record, data)
                 elif data is not None:
@@ -118,7 +118,7 @@ def evaluate(
                 directory.give_up(error)
             raise
         replay = replayer(env, policy, lambda index: replace(asked, episodes=[index]))
-        result = EvaluationResult(manifest, done, output_dir, trajectories, replay, running.errors)
+        result = EvaluationResult(manifest, ended, output_dir, trajectories, replay, running.errors)
         if directory is not None:
             summary = result.summary()
             directory.finish(result.episodes)
@@ -132,16 +132,16 @@ def evaluate(
         return result
 
 
-def _shown(run: Generator[Finished, None, None], total: int) -> Iterator[Finished]:
-    """The episodes, while how many have ended is shown."""
+def _with_progress(run: Generator[Finished, None, None], total: int) -> Iterator[Finished]:
+    """Yield the finished episodes, with a progress bar."""
     with closing(run), progress_bar(total, "test episodes", leave=False) as bar:
         for finished in run:
             bar.update(1)
             yield finished
-            del finished  # or its data would take memory beside the next one's
+            del finished  # else its data would stay in memory beside the next one's
 
 
 def _check_report_extras() -> None:
-    """Tell what is missing for the report before anything runs."""
+    """Raise for packages that the report lacks, before anything runs."""
     for name in ("scipy", "matplotlib"):
         extra_module(name, "evaluate(output_dir=...)")

@@ -57,7 +57,7 @@ class EvaluationSettings:
         inference_threads: the number of torch's threads that the policy always runs with: another
             one may round differently.
         eval_mode: run the policy in eval mode, whatever its mode outside; False to keep the modes
-            of its modules. A callable that is no module runs as it is.
+            of its modules. A callable that is not a module runs as it is.
         device: the device that the policy runs on; None for that of its parameters.
         env_kwargs: for the env's constructor.
         num_envs: the number of slots, at most one per episode; None for 16, or for those of the

@@ -394,7 +394,7 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "pipe": (
         lambda run: ((run / "episodes.jsonl").unlink(), os.mkfifo(run / "episodes.jsonl")),
-        r"episodes\.jsonl: it is no file",
+        r"episodes\.jsonl: it is not a file",
     ),
     "manifest": (
         lambda run: (run / "manifest.json").write_text("{"),

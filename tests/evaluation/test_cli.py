@@ -503,7 +503,7 @@ def test_missing_click_is_named(monkeypatch, capsys) -> None:
     [
         (
             "evaluate CartPole-v1 --policy random --output-dir run",
-            "; the same command goes on from here",
+            "; the same command resumes the evaluation",
         ),
         ("evaluate CartPole-v1 --policy random", ""),
         ("compare one two", ""),

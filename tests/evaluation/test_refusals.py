@@ -391,7 +391,7 @@ def test_settings_of_an_env_that_is_made_are_refused(given: dict[str, Any]) -> N
     if given == {"num_envs": 4}:
         made: list[EnvBase] = []
         make = lambda: made.append(make_env(Walk, 2)) or made[-1]  # noqa: E731
-        with pytest.raises(ValueError, match="the callable makes an env whose slots are settled"):
+        with pytest.raises(ValueError, match="the callable makes an env whose slots are fixed"):
             EvaluationCollector(make, None, **given)
         assert made[0].is_closed
 

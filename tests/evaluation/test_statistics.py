@@ -251,7 +251,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float], said: str
 
 
 def test_two_records_of_one_index_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected one record an index, got two of index 0"):
+    with pytest.raises(ValueError, match="expected one record per index, got two of index 0"):
         summarize(ledger([1.0]) * 2)
 
 

@@ -1,1 +1,1 @@
-"""What runs test episodes: the collector, its policy calls, seeds and checks."""
+"""Running test episodes: the collector, its policy calls, random streams and checks."""

@@ -1,7 +1,7 @@
-"""Actions of a policy: the masks of valid ones that it is shown, and the check of what it writes.
+"""Actions of a policy: masks of the valid ones, and checks of the ones it writes.
 
-An env would take the argmax of whatever stands where a one-hot action belongs, logits for one: a
-policy that forgot to draw from its distribution would be evaluated as another one.
+An env takes the argmax of any tensor in the place of a one-hot action, logits for example: a
+policy that forgets to draw from its distribution would be evaluated as another one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 
 
 class ActionCheck:
-    """Checks the action entries: their shapes, dtypes, and values where the spec lists them.
+    """Checks the action entries: their shapes and dtypes, and the values of discrete ones.
 
-    Floats must be asked for by the spec. Bounds of continuous actions are not checked: TorchRL and
-    gymnasium let envs clip them.
+    Floats are refused unless the spec has them. Bounds of continuous actions are not checked:
+    TorchRL and gymnasium let envs clip them.
 
     Args:
         env: the env with its transforms.
@@ -51,15 +51,15 @@ class ActionCheck:
         """Check the outputs ``[B, ...]`` of a policy's first call.
 
         Raises:
-            ValueError: naming the entry, and what was expected and came.
+            ValueError: with the entry, and the expected and actual values.
         """
         for key, spec in self._specs.items():
             values = rows.get(key)
             if values is None:
-                continue  # the env tells it
+                continue  # the env raises for it
             floats = values.is_floating_point() and not spec.dtype.is_floating_point
             if values.shape[1:] != spec.shape or floats or values.is_complex():
-                raise ValueError(_told(key, spec, values[0]))
+                raise ValueError(_message(key, spec, values[0]))
             _check_values(key, spec, values)
 
     def block(self, block: Block) -> None:
@@ -69,14 +69,14 @@ class ActionCheck:
             ValueError: as :meth:`first` does.
         """
         for key, spec in self._specs.items():
-            column = block.columns.get(key)
-            if column is not None and isinstance(spec, _LISTED):
-                _check_values(key, spec, self._of(column, block.pieces))
+            entry = block.columns.get(key)
+            if entry is not None and isinstance(spec, _LISTED):
+                _check_values(key, spec, self._of(entry, block.pieces))
 
-    def _of(self, column: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
-        """The rows of episodes ``[B, ...]``, out of a column ``[*batch, t, ...]``."""
-        column = column.flatten(0, self._dims - 1) if self._dims else column.unsqueeze(0)
-        return torch.cat([column[p.slot, p.first : p.stop] for p in pieces] or [column[0, :0]])
+    def _of(self, entry: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Return the rows ``[B, ...]`` of episodes, out of an entry ``[*batch, t, ...]``."""
+        entry = entry.flatten(0, self._dims - 1) if self._dims else entry.unsqueeze(0)
+        return torch.cat([entry[p.slot, p.first : p.stop] for p in pieces] or [entry[0, :0]])
 
 
 _LISTED = (OneHot, MultiOneHot, Categorical, MultiCategorical, Binary)
@@ -86,11 +86,11 @@ def _check_values(key: Any, spec: TensorSpec, values: torch.Tensor) -> None:
     fits = _fitting(spec, values)
     if fits is not None and not fits.all():
         rows = fits.reshape(len(values), -1).all(-1)
-        raise ValueError(_told(key, spec, values[int(rows.logical_not().nonzero()[0])]))
+        raise ValueError(_message(key, spec, values[int(rows.logical_not().nonzero()[0])]))
 
 
 def _fitting(spec: TensorSpec, values: torch.Tensor) -> torch.Tensor | None:
-    """Mark the values ``[B, *shape]`` that the spec lists; None where it lists none."""
+    """Mark the values ``[B, *shape]`` that a discrete spec has; None for other specs."""
     # Subclasses come before their bases.
     if isinstance(spec, MultiOneHot):
         blocks = values.split([box.n for box in spec.space], -1)
@@ -111,8 +111,8 @@ def _one_hot(values: torch.Tensor) -> torch.Tensor:
     return ((values == 0) | (values == 1)).all(-1) & (values.sum(-1) == 1)
 
 
-def _told(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:
-    """Say what is wrong with an action, and what to do."""
+def _message(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:
+    """Return the message for an action that does not fit the spec."""
     what = "actions"
     advice = "write what env.action_spec.rand() gives"
     if isinstance(spec, (OneHot, MultiOneHot)):
@@ -133,22 +133,22 @@ def _told(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:
         what = "numbers of choices"
         advice = "draw from the logits with a Categorical, or write logits.argmax(-1)"
     shape, dtype = tuple(spec.shape), str(spec.dtype).removeprefix("torch.")
-    shown = str(row.detach().cpu().tolist())
+    values = str(row.detach().cpu().tolist())
     return (
         f"expected {what} of shape {shape} and dtype {dtype} in the policy's entry {key!r}, as the "
         f"env's action spec says, got {str(row.dtype).removeprefix('torch.')} of shape "
-        f"{tuple(row.shape)}: {shown if len(shown) <= 80 else shown[:80] + '...'}; {advice}"
+        f"{tuple(row.shape)}: {values if len(values) <= 80 else values[:80] + '...'}; {advice}"
     )
 
 
 ACTION_MASKS = "action_masks"
-"""The method of envs, as sb3-contrib has it, and the entry of its masks."""
+"""The name of the envs' method, as in sb3-contrib, and of the entry of the masks."""
 
 
 def with_masks(env: EnvBase, policy: Any) -> EnvBase:
-    """The env, under a transform that shows its masks where a module of the policy asks for them.
+    """Return the env, under a transform that adds masks if a module of the policy reads them.
 
-    A module asks with an attribute ``mask_size``.
+    Such a module has an attribute ``mask_size``.
 
     Raises:
         ValueError: for an env without masks, or one whose masks cannot be read.
@@ -185,7 +185,7 @@ def check_masks(env: EnvBase) -> None:
 
 
 def read_mask(env: Any, slot: int, size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """The mask bool ``[size]`` of valid actions of one gymnasium env.
+    """Return the mask of valid actions of one gymnasium env, bool ``[size]``.
 
     Raises:
         ValueError: for a mask of another size.
@@ -200,9 +200,9 @@ def read_mask(env: Any, slot: int, size: int) -> np.ndarray[Any, np.dtype[np.boo
 
 
 class ActionMasks(Transform):
-    """Shows the masks of the envs in this process, bool ``[N, size]``, True for valid actions.
+    """Adds the masks of the envs in this process, bool ``[N, size]``, True for valid actions.
 
-    They are read after each reset and step of a slot; where its episode has ended, all is True.
+    They are read after each reset and step of a slot; all are True once its episode has ended.
 
     Args:
         size: the number of choices, of all parts of the action together.
@@ -214,15 +214,15 @@ class ActionMasks(Transform):
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         done = next_tensordict.get(keys.DONE).reshape(-1).tolist()
-        return self._shown(next_tensordict, done)
+        return self._with_masks(next_tensordict, done)
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
         done = tensordict_reset.get(keys.DONE).reshape(-1).tolist()
-        return self._shown(tensordict_reset, done)
+        return self._with_masks(tensordict_reset, done)
 
-    def _shown(self, tensordict: TensorDictBase, done: list[bool]) -> TensorDictBase:
+    def _with_masks(self, tensordict: TensorDictBase, done: list[bool]) -> TensorDictBase:
         masks = np.ones((len(done), self._size), bool)
         base = base_of(self.parent)
         for slot, env in enumerate(base.stepper.backend.envs):

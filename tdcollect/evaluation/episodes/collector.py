@@ -1,4 +1,4 @@
-"""The collector of test episodes: numbered, seeded, the same to the bit however they are run."""
+"""The collector of test episodes, which are the same to the bit however they are run."""
 
 from __future__ import annotations
 
@@ -49,31 +49,31 @@ from tdcollect.threads import evaluating
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Between checks; finished episodes come out so often, and reach the journal.
+# Steps between two checks: this often, finished episodes are yielded and reach the journal.
 _STEPS = 128
-_SECONDS = 1.0  # with slow envs
-_BLOCK_BYTES = 2**25  # of observations, where steps are large
+_SECONDS = 1.0  # or this much time, with slow envs
+_BLOCK_BYTES = 2**25  # or about this much memory, with large observations
 
 
 class EvaluationCollector:
-    """Runs numbered test episodes; iterate to get each as a TensorDict ``[L]``.
+    """Runs test episodes by index; iterate to get each as a TensorDict ``[L]``.
 
     Episode i resets its env with ``env_seed(seed, i)``, and the policy draws all its random
-    numbers in it from a stream of its own that starts from ``policy_seed(seed, i)``. Its data are
-    the same to the bit for any number of slots, any backend that seeds, and whatever other
-    episodes run. Slots take the next episode as they become free; all episodes run to their end.
+    numbers from a stream that starts from ``policy_seed(seed, i)``. Its data are the same to the
+    bit for any number of slots, any backend that seeds, and whatever other episodes run. Slots
+    take the next episode as they become free; all episodes run to their end.
 
     Nothing outside changes: global random states, exploration type, train or eval mode, and
-    running statistics of transforms are as before, also between two episodes that are taken out.
+    running statistics of transforms are as before, also between two episodes.
 
     Args:
         env: a gymnasium id; a callable that makes a ``gymnasium.Env`` or an ``EnvBase``; or an env
             of :func:`tdcollect.make_env`, bare or under TorchRL transforms. An env that is given
-            is reset and used, and is left unseeded; one that is made here is closed at the end.
+            is reset and used, and left unseeded; one that is made here is closed at the end.
         policy: any policy that a collector takes; None for random actions.
         episodes: the number of episodes, or their indices.
         seed: the root seed.
-        in_order: give episodes in the order of their indices, rather than of their ending.
+        in_order: yield episodes in the order of their indices, rather than of their ending.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Attributes:
@@ -81,17 +81,17 @@ class EvaluationCollector:
         episodes: the records of the episodes that have ended, in the order of their ending.
         episode_indices: the indices of the episodes to run.
         episode_seeds: returns the seeds of env and policy in an episode, given its index.
-        env: the env, and ``base``, the one under its transforms.
+        env: the env with its transforms; ``base`` is the one under them.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
-            in; None for a policy that is no module.
+            in; None for a policy that is not a module.
         error: the last exception that the env raised, if any.
         errors: the last error of each failed episode, by index, as text.
 
     Raises:
-        TypeError, ValueError: for arguments that cannot be honoured, before an env is made; on
-            iterating, for actions that are not those of the env's action spec.
-        RuntimeError: where another thread collects or draws random numbers meanwhile.
-        NotReproducibleError: on iterating, for an env or a policy that does not give the same
+        TypeError, ValueError: if an argument cannot be honoured, before an env is made; while
+            iterating, if an action does not fit the env's action spec.
+        RuntimeError: if another thread collects or draws random numbers meanwhile.
+        NotReproducibleError: while iterating, if the env or the policy does not give the same
             episode for the same seeds.
 
     Examples:
@@ -182,10 +182,10 @@ class EvaluationCollector:
                 yield finished.data
 
     def run(self, keep_trajectories: bool = False) -> Generator[Finished, None, None]:
-        """Run all episodes; gives the record of each, and its data where they are kept.
+        """Run all episodes; yields the record of each, and its data if they are kept.
 
         Args:
-            keep_trajectories: keep the data of episodes until they are given out.
+            keep_trajectories: keep the data of each episode until it is yielded.
         """
         self._check_open()
         episodes: list[Episode] = []
@@ -235,7 +235,7 @@ class EvaluationCollector:
             yield randomness
 
     def _run(self, keep_trajectories: bool) -> Generator[list[Finished], None, None]:
-        """Run all episodes; gives those that end, some at a time."""
+        """Run all episodes; yields lists of those that have ended."""
         if not self.episode_indices:
             return
         fresh_envs = probe_env(self.base, self.settings.fresh_envs)
@@ -253,7 +253,7 @@ class EvaluationCollector:
         assembly = Assembly(self.env, self.episode_seeds, keep_trajectories)
         actions = ActionCheck(self.env)
         max_restarts = self.settings.restarts
-        given_up: list[Finished] = []
+        failures: list[Finished] = []
         remembered: list[Key] | None = None
 
         def act(rows: StepDict, active: list[int]) -> None:
@@ -278,17 +278,14 @@ class EvaluationCollector:
                 assembly.restarts[start.number] = tries + 1
                 return start
             self.errors[start.number] = f"{type(error).__name__}: {error}"
-            given_up.append(assembly.failed(start.number))
+            failures.append(assembly.failed(start.number))
             return None
 
         loop = EpisodeLoop(
             env,
             act,
             lambda rows: remembered or [],
-            (
-                Start(number, self.episode_seeds(number)[0], number)
-                for number in self.episode_indices
-            ),
+            (Start(index, self.episode_seeds(index)[0], index) for index in self.episode_indices),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.row_bytes))),
             seconds=_SECONDS,
             max_episode_steps=self.settings.max_episode_steps,
@@ -299,14 +296,14 @@ class EvaluationCollector:
         for block in loop:
             inference.check()
             actions.block(block)
-            yield [*assembly.feed(block), *given_up]
-            given_up.clear()
-        yield given_up
+            yield [*assembly.feed(block), *failures]
+            failures.clear()
+        yield failures
 
     def _first_call(
         self, inference: Inference, rows: StepDict, env: Steps, actions: ActionCheck
     ) -> list[Key]:
-        """Look at the policy before it acts; the entries that it remembers are then there."""
+        """Probe the policy before it acts; add the entries that it carries from step to step."""
         randomness = GlobalRandomness()
         outputs = inference.probe(rows)
         randomness.check("the policy")
@@ -339,10 +336,10 @@ class EvaluationCollector:
         self.close()
 
     def __repr__(self) -> str:
-        told = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
+        state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
         slots = f"{self.env.batch_size.numel()} slots"
         return one_line(
-            self, f"{len(self.episode_indices)} episodes of {self.base.name}", *told, slots
+            self, f"{len(self.episode_indices)} episodes of {self.base.name}", *state, slots
         )
 
 
@@ -370,19 +367,19 @@ def _made_env(env: Any, settings: EvaluationSettings) -> EnvBase:
             if given:
                 made.close()
                 raise ValueError(
-                    f"the callable makes an env whose slots are settled, {made}: expected no "
+                    f"the callable makes an env whose slots are fixed, {made}: expected no "
                     f"{', '.join(given)}"
                 )
             return made
         if hasattr(made, "close"):
-            made.close()  # it was to see what is made
+            made.close()  # made only to see its type
     num_envs = 16 if settings.num_envs is None else settings.num_envs
     slots = min(num_envs, max(len(settings.episode_indices), 1))
     return make_env(env, num_envs=slots, backend=settings.backend, env_kwargs=env_kwargs)
 
 
 def _check_transforms(env: EnvBase) -> None:
-    """Raise for a transform that makes an episode's data depend on its slot or its neighbours."""
+    """Refuse transforms that make an episode's data depend on its slot or its neighbours."""
     for transform in transforms_of(env):
         by_slot = isinstance(transform, VecNormV2) and not transform.reduce_batch_dims
         if by_slot and env.batch_size:
@@ -393,7 +390,7 @@ def _check_transforms(env: EnvBase) -> None:
         if next(transform.parameters(), None) is not None:
             raise NotReproducibleError(
                 f"the transform {type(transform).__name__} runs a network, at a batch size that is "
-                "the number of slots: it would round otherwise with another one. Move the network "
+                "the number of slots: another number would round differently. Move the network "
                 "into the policy"
             )
 

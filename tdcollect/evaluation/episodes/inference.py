@@ -1,4 +1,4 @@
-"""The policy of an evaluation: at one batch size, each row with random numbers of its own."""
+"""Policy calls of an evaluation: at one batch size, each row with its own random stream."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _ALIGNMENT = 64  # bytes, of the memory that torch gives
 class Inference:
     """Runs a policy on rows ``[N]``, in batches of a fixed size.
 
-    A matrix product rounds differently at another batch size. So the slots are taken in groups of
-    ``size``, and the last group is filled up. For a policy some of whose operations round a row
-    otherwise at another place in the batch, each slot is a group, filled up with copies.
+    A matrix product rounds differently at another batch size. So slots run in groups of ``size``,
+    and the last group is padded. If an operation of the policy rounds a row differently at another
+    place in the batch, each slot is a group of its own, padded with copies.
 
     Args:
-        policy: what a collector would call on a TensorDict.
-        size: the batch size that the policy is run at.
+        policy: a callable on TensorDicts, as a collector would call it.
+        size: the batch size that the policy runs at.
         slots: N.
-        batched: whether rows have the N in front; False for one slot without it.
-        device: where the policy runs.
+        batched: True if rows have the dimension N; False for one slot without it.
+        device: the device that the policy runs on.
 
     Attributes:
-        left_out: the entries that the policy wrote last and that are no dense tensors.
+        left_out: the entries of the last outputs that are no dense tensors.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class Inference:
         self._of_slot: list[Stream | None] = [None] * slots
         self._program: Program | None = None
         self.left_out: list[Key] = []
-        # Operations that draw, outside samplers, and those of which it is not known yet.
+        # Whether each operation outside samplers draws random numbers, once known.
         self._drawing: dict[Op, bool] = {}
-        self._group = size  # how many slots run together
+        self._group = size  # the number of slots that run together
         self._on_rows = False  # whether the policy may run on the slots' rows as they are
         self._index: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def start(self, slot: int, seed: int) -> None:
-        """Have the episode that starts in a slot draw from a stream of its own."""
+        """Give the episode that starts in a slot a random stream of its own."""
         self._of_slot[slot] = Stream(seed)
 
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
-        """Run the policy; its outputs join the rows. Only those of the slots ``active`` matter."""
+        """Run the policy and add its outputs to the rows; only the slots ``active`` matter."""
         if self._on_rows and self._lie_well(rows):
             self._streams.current = self._of_slot
             self._program(rows)  # type: ignore[misc]
@@ -95,13 +95,13 @@ class Inference:
             rows.update(outputs[0][2])
             return
         for key, like in outputs[0][2].items():
-            whole = like.new_zeros((self._slots, *like.shape[1:]))
+            joined = like.new_zeros((self._slots, *like.shape[1:]))
             for first, stop, out in outputs:
-                whole[first:stop] = out[key]
-            rows[key] = whole
+                joined[first:stop] = out[key]
+            rows[key] = joined
 
     def _runs_on_rows(self) -> bool:
-        """Whether all slots are one group of the fixed size, on the CPU, and draw by samplers."""
+        """Tell whether all slots are one group of the fixed size, on the CPU, and samplers draw."""
         program = self._program
         return (
             program is not None
@@ -113,7 +113,7 @@ class Inference:
         )
 
     def _lie_well(self, rows: StepDict) -> bool:
-        """Whether the policy's inputs lie in memory as :meth:`_filled_up` would place them."""
+        """Tell whether the policy's inputs lie in memory as :meth:`_padded` would place them."""
         for key in self._program.reads_first:  # type: ignore[union-attr]
             value = rows.get(key)
             if value is not None and (
@@ -125,18 +125,18 @@ class Inference:
         return True
 
     def _run_group(self, rows: StepDict, first: int, stop: int) -> StepDict:
-        """The policy's outputs ``[stop - first, ...]`` for a group of slots."""
+        """Return the policy's outputs ``[stop - first, ...]`` for a group of slots."""
         count = stop - first
         streams = [*self._of_slot[first:stop], *[None] * (self._size - count)]
-        outputs = self._run(self._filled_up(rows, first, stop), streams)
+        outputs = self._run(self._padded(rows, first, stop), streams)
         if not self._batched:
             return StepDict((key, value[0]) for key, value in outputs.items())
         return StepDict((key, value[:count]) for key, value in outputs.items())
 
-    def _filled_up(self, rows: StepDict, first: int, stop: int) -> StepDict:
-        """The rows of a group of slots, the last one repeated up to the fixed size.
+    def _padded(self, rows: StepDict, first: int, stop: int) -> StepDict:
+        """Return the rows of a group of slots, the last one repeated up to the fixed size.
 
-        The copy lies in memory as torch places it: a matrix product rounds differently by the
+        They are copied to memory that torch allocates: how a matrix product rounds depends on the
         alignment and the strides of its inputs.
         """
         program = self._program
@@ -160,7 +160,7 @@ class Inference:
         streams: Sequence[Stream | None],
         watching: LikeRows | None = None,
     ) -> StepDict:
-        """The policy's outputs for a batch of the fixed size."""
+        """Return the policy's outputs for a batch of the fixed size."""
         first = self._program is None
         if self._program is None:
             self._program = Program(
@@ -188,7 +188,7 @@ class Inference:
         written = StepDict(
             (key, value) for key, value in rows.items() if value is not given.get(key)
         )
-        # What is no tensor has no bits to compare, and is not kept.
+        # Only dense tensors have bits to compare, and are kept.
         self.left_out = [key for key, value in written.items() if not is_plain(value)]
         for key in self.left_out:
             del written[key]
@@ -197,7 +197,7 @@ class Inference:
         return written
 
     def _check_lead(self, written: StepDict) -> None:
-        """Raise where an output has not a row for each of the policy's rows."""
+        """Raise if an output does not have one row per input row."""
         for key, value in written.items():
             if value.shape[:1] != (self._size,):
                 raise ValueError(
@@ -207,24 +207,24 @@ class Inference:
                 )
 
     def check(self) -> None:
-        """Raise where a draw had parameters that its distribution refuses."""
+        """Raise if a draw had parameters that its distribution refuses."""
         if self._program is not None:
             self._program.check()
 
     def remembered(self, rows: StepDict, env: Steps) -> list[Key]:
-        """The entries that the policy takes from one step to the next."""
+        """Return the entries that the policy carries from one step to the next."""
         assert self._program is not None
         return forgotten_entries(rows, env, self._program)
 
     def probe(self, rows: StepDict) -> StepDict:
-        """Run the policy on rows, and refuse one whose rows are not each their own.
+        """Run the policy on rows, and refuse it if an output row depends on other rows.
 
         Returns:
             The policy's outputs for a batch of the fixed size.
 
         Raises:
-            NotReproducibleError: for a policy that couples the rows of a batch, keeps a state of
-                its own, or draws random numbers where they cannot be seen.
+            NotReproducibleError: if the policy couples the rows of a batch, keeps a hidden state,
+                or draws random numbers that torch does not see.
         """
         one = StepDict((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
         one = StepDict((key, value.to(self._device)) for key, value in one.items())
@@ -264,7 +264,7 @@ class Inference:
         return first
 
     def _rows_are_alike(self, batch: StepDict) -> bool:
-        """Whether like rows come out alike; the same answer whatever the episodes are."""
+        """Tell whether equal rows give equal outputs; the answer is the same for all episodes."""
         for seed in range(_EXAMPLES):
             given = StepDict()
             for key, value in batch.items():
@@ -275,7 +275,7 @@ class Inference:
                 self._run(given, [Stream(seed) for _ in range(self._size)], watching)
             except NotReproducibleError:
                 raise
-            except Exception:  # it takes no made-up rows, so nothing is known of them
+            except Exception:  # it refuses made-up rows: nothing is known of them
                 return False
             if watching.unlike:
                 return False
@@ -286,7 +286,7 @@ class RandomActions:
     """Random actions from an env's action spec, for a batch of any size.
 
     Args:
-        env: whose actions.
+        env: the env that takes the actions.
         size: the batch size.
     """
 
@@ -299,10 +299,10 @@ class RandomActions:
 
 
 def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
-    """A policy as a collector would take it: something to call on a TensorDict.
+    """Return a policy as a collector would call it, on TensorDicts.
 
     Raises:
-        TypeError: for what cannot be called with one, nor with the env's entries by name.
+        TypeError: if it can be called neither with one nor with the env's entries by name.
     """
     if policy is None or isinstance(policy, RandomPolicy):
         return RandomActions(env, size)
@@ -310,16 +310,16 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     try:
         made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)
     except TypeError as error:
-        told = cannot_wrap(policy, env)
-        if told is None:
+        reason = cannot_wrap(policy, env)
+        if reason is None:
             raise
-        raise TypeError(told) from error
+        raise TypeError(reason) from error
     return made
 
 
 @contextmanager
 def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
-    """Have exploration modules, which hold the action spec of an env, take a batch of this size."""
+    """Let exploration modules, which hold the action spec of an env, take a batch of this size."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     exploring = [m for m in modules if isinstance(m, (AdditiveGaussianModule, EGreedyModule))]
     before = [(module, module._spec) for module in exploring]

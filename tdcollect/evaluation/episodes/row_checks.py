@@ -1,8 +1,8 @@
-"""Checks that a policy treats each row of a batch alone, and alike at every place in it.
+"""Checks that a policy treats the rows of a batch independently, and alike at every place in it.
 
-A matrix product may round a row otherwise at another place: where the row's length is no multiple
-of 16 bytes, say, rows begin at unlike alignments, and the kernel starts elsewhere. (Measured: on
-float32 ``[16, 11] @ [11, 4]``, and on most float64 products of odd lengths.)
+A matrix product may round a row differently at another place: if a row's length is no multiple of
+16 bytes, for example, rows begin at different alignments. (Measured: on float32
+``[16, 11] @ [11, 4]``, and on most float64 products of odd lengths.)
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tdcollect import keys
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
-_EMPTY = "empty"  # in the names of operations that give memory as it is
+_EMPTY = "empty"  # in the names of operations that return memory as it is
 
 
 class LikeRows(TorchDispatchMode):
-    """Watches a policy on a batch of like rows: all that it computes must have like rows.
+    """Watches a policy on a batch of equal rows: all that it computes must have equal rows.
 
     Args:
         rows: the size of the batch.
 
     Attributes:
-        unlike: whether some operation gave rows that differ.
+        unlike: True if some operation returned rows that differ.
     """
 
     def __init__(self, rows: int):
@@ -40,7 +40,7 @@ class LikeRows(TorchDispatchMode):
         self._of_batch: set[int] = set()
 
     def follow(self, values: Iterable[torch.Tensor]) -> None:
-        """Watch what is computed from these."""
+        """Watch all that is computed from these."""
         for value in values:
             self._kept.append(value)
             self._of_batch.add(_storage(value))
@@ -59,7 +59,7 @@ class LikeRows(TorchDispatchMode):
 
 
 def example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:
-    """Values for an entry, of the shape and dtype given; the same whatever is evaluated."""
+    """Return values for an entry, of the given shape and dtype; the same in every evaluation."""
     generator = torch.Generator().manual_seed(seed)
     name = key if isinstance(key, str) else key[-1]
     if like.dtype == torch.bool:
@@ -75,6 +75,7 @@ def example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:
 
 @contextmanager
 def unchanged_buffers(policy: Any) -> Iterator[None]:
+    """Refuse a policy that changes its buffers meanwhile, and set them back."""
     buffers = dict(policy.named_buffers()) if isinstance(policy, nn.Module) else {}
     before = {name: value.clone() for name, value in buffers.items()}
     changed = []
@@ -94,7 +95,7 @@ def unchanged_buffers(policy: Any) -> Iterator[None]:
 
 
 def unlike(value: torch.Tensor) -> torch.Tensor:
-    """Another value in every element, of the kind that a policy may find there."""
+    """Return a tensor that differs in every element, with values that a policy may find there."""
     if value.dtype == torch.bool:
         return ~value
     if value.is_floating_point():
@@ -105,6 +106,7 @@ def unlike(value: torch.Tensor) -> torch.Tensor:
 def check_same(
     first: StepDict, other: StepDict, rows: Sequence[int], others: Sequence[int], why: str
 ) -> None:
+    """Refuse a policy whose outputs differ in a pair of rows that should be equal."""
     differing = [
         key
         for key, value in first.items()

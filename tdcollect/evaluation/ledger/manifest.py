@@ -1,4 +1,4 @@
-"""The manifest: what an evaluation is of, as JSON. Equal manifests mean the same episodes."""
+"""The manifest: what decides the episodes of an evaluation, as JSON."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ RANDOM = "random actions"
 """The ``policy.class`` of an evaluation without a policy."""
 
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
-_ENV_PACKAGES = ("ale-py", "box2d", "envpool", "mujoco")  # named where they are installed
+_ENV_PACKAGES = ("ale-py", "box2d", "envpool", "mujoco")  # listed if installed
 
 
 def describe(collector: EvaluationCollector) -> dict[str, Any]:
     """Return the manifest of an evaluation that has not begun.
 
-    Nothing in it depends on the number of slots or the backend, nor on time or place.
+    It does not depend on the number of slots, the backend, the time or the directory.
     """
     settings = collector.settings
     indices = list(settings.episode_indices)
@@ -82,9 +82,9 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
     """Return the settings that run one episode of an evaluation again.
 
     Args:
-        manifest: of the evaluation.
-        episode: its record in the ledger.
-        how: the settings that a manifest does not hold, or not as they were given.
+        manifest: the manifest of the evaluation.
+        episode: the episode's record.
+        how: the settings that a manifest does not hold: ``env_kwargs``, ``backend``, ``device``.
     """
     return EvaluationSettings(
         [episode.index],
@@ -101,7 +101,7 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
 
 
 def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
-    """The entry at a path like ``policy.class``, or None."""
+    """Return the entry at a path like ``policy.class``, or None."""
     value: Any = manifest
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -109,7 +109,7 @@ def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Where two manifests differ: the path of an entry, and its two values."""
+    """Return the differences of two manifests: the path of each entry, and its two values."""
     return [
         found
         for key in sorted({*first, *second})
@@ -118,7 +118,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
 
 
 def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The places where two JSON values differ, as deep as both are mappings."""
+    """Yield the paths at which two JSON values differ, with both values."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in sorted({*a, *b}):
             yield from leaf_differences(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
@@ -127,7 +127,7 @@ def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]
 
 
 def weights_digest(policy: Any) -> str | None:
-    """SHA-256 of a policy's parameters and buffers; None where it has none."""
+    """Return the SHA-256 of a policy's parameters and buffers; None if it has none."""
     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
     if not state:
         return None
@@ -143,10 +143,10 @@ def weights_digest(policy: Any) -> str | None:
 
 
 def structure_digest(policy: Any) -> str | None:
-    """SHA-256 of what a policy is made of, beside its weights: its modules, and what they call.
+    """Return the SHA-256 of a policy's structure: its modules and the functions they call.
 
-    Of layers of torch it holds their settings too, of other modules and functions their names.
-    None for a policy that is no module.
+    Layers of torch count with their settings, other modules and functions with their names. None
+    for a policy that is not a module.
     """
     if not isinstance(policy, nn.Module):
         return None
@@ -167,7 +167,7 @@ def _class(policy: Any) -> str:
 
 
 def _wrappers(env: GymnasiumEnv) -> Iterator[str]:
-    """gymnasium's wrappers, outermost first, then what makes the env itself."""
+    """Yield gymnasium's wrappers, outermost first, then the env's entry point."""
     spec = env.stepper.backend.spec
     if spec is None:
         return
@@ -179,7 +179,7 @@ def _wrappers(env: GymnasiumEnv) -> Iterator[str]:
 
 
 def _texts(kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments as text that is the same in another process: an object's address is not."""
+    """Return arguments as text that is the same in another process, without addresses."""
     return {
         name: repr(value) if _is_plain(value) else _class(value)
         for name, value in sorted(kwargs.items())
@@ -200,7 +200,7 @@ def _transform(transform: Any) -> str:
     return name if digest is None else f"{name}({digest[:16]})"
 
 
-@functools.cache  # reading them takes longer than many an episode
+@functools.cache  # reading them takes longer than a short episode
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in (*_PACKAGES, *_ENV_PACKAGES):
@@ -212,7 +212,7 @@ def _versions() -> dict[str, str]:
 
 
 def _git() -> dict[str, Any] | None:
-    """The commit that is checked out here, and whether tracked files differ from it."""
+    """Return the commit that is checked out here, and whether tracked files differ from it."""
     command = "git --no-optional-locks status --porcelain=v2 --branch --no-ahead-behind -uno"
     try:
         asked = subprocess.run(
@@ -221,10 +221,10 @@ def _git() -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     lines = asked.stdout.splitlines()
-    told = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
-    if told["branch.oid"] == "(initial)":
+    headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
+    if headers["branch.oid"] == "(initial)":
         return None
     return {
-        "commit": told["branch.oid"],
+        "commit": headers["branch.oid"],
         "dirty": not all(line.startswith("# ") for line in lines),
     }

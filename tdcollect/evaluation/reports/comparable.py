@@ -1,4 +1,4 @@
-"""Whether two evaluations are on the same episodes, and in what else they differ."""
+"""Checks that two evaluations are of the same episodes, and remarks on their differences."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OF_POLICY = ("policy.exploration", "policy.mode")
 
 
 class Evaluation(Protocol):
-    """What is compared: the manifest and the records of an evaluation."""
+    """An evaluation to compare: its manifest and its records."""
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """How the evaluation was made."""
+        """The manifest of the evaluation."""
 
     @property
     def episodes(self) -> Sequence[Episode]:
@@ -35,11 +35,11 @@ class Evaluation(Protocol):
 def check_same_episodes(
     first: Evaluation, second: Evaluation, first_name: str, second_name: str
 ) -> None:
-    """Refuse evaluations whose episodes are not the same, one by one.
+    """Refuse evaluations that are not of the same episodes.
 
     Raises:
-        ValueError: where protocol, env, step limit, the number of episodes, or an episode's env
-            seed differ, with each difference.
+        ValueError: if protocol, env, step limit, the number of episodes, or an episode's env seed
+            differ, with each difference.
     """
     reasons = [
         *_manifest_differences(first, second, SAME, first_name, second_name),
@@ -57,9 +57,9 @@ def check_same_episodes(
 def remarks(
     first: Evaluation, second: Evaluation, first_name: str, second_name: str
 ) -> tuple[str, ...]:
-    """In what else they differ that may move a return, a sentence each: versions and platform."""
+    """Return their other differences that may change a return, one sentence each."""
     acting = (manifest_entry(e.manifest, "policy.class") != RANDOM for e in (first, second))
-    # Random actions are the same in any mode, and whatever the exploration type.
+    # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
     found = _manifest_differences(first, second, keys, first_name, second_name)
     return tuple(f"Not the same in both: {text}." for text in found)

@@ -22,14 +22,14 @@ BATCH_VALUES = 1_000_000  # held at once: 8 MB
 
 
 def generator(seed: int, *stream: int) -> np.random.Generator:
-    """A generator of its own for each use of one seed."""
+    """Return an independent generator for each use of one seed."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))
 
 
 def resampled_means(
     values: Values, cut: int, resamples: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """The means of bootstrap resamples of ``values [E]``, each without its extremes.
+    """Return the means of bootstrap resamples of ``values [E]``, each without its extremes.
 
     A resample is E values, drawn with replacement (Efron, *Bootstrap Methods: Another Look at the
     Jackknife*, Annals of Statistics 7, 1979). Those of more than 20,000 values are drawn by blocks
@@ -37,9 +37,9 @@ def resampled_means(
 
     Args:
         values: the sample.
-        cut: how many of the lowest values of each resample are left out, and of the highest.
-        resamples: how many.
-        rng: what draws them.
+        cut: the number of lowest, and of highest, values of each resample to leave out.
+        resamples: the number of resamples.
+        rng: the generator that draws them.
 
     Returns:
         Float64 ``[resamples]``.
@@ -60,7 +60,7 @@ def resampled_means(
 def _means_by_blocks(
     values: Values, cut: int, resamples: int, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """As :func:`resampled_means`, block by block of the values in their order.
+    """Return the means of :func:`resampled_means`, drawn by blocks of the sorted values.
 
     Blocks are about ``sqrt(E)`` values long, but each of the ``sqrt(E)`` lowest and highest values
     is one of its own. How many values of a resample fall into each block is multinomial, as it is
@@ -85,11 +85,11 @@ def _means_by_blocks(
         drawn = rng.multinomial(count, sizes / count, size=min(rows, resamples - first))
         ends = drawn.cumsum(1)
         kept = np.diff(ends.clip(cut, count - cut), prepend=cut, axis=1)
-        whole = np.where(kept == drawn, kept, 0)
+        uncut = np.where(kept == drawn, kept, 0)
         # Sums, not products of matrices, whose rounding depends on the number of threads.
-        spread = np.sqrt((whole * variances).sum(1))
-        sums = (whole * means).sum(1) + spread * rng.standard_normal(len(drawn))
-        for row, block in np.argwhere(kept > whole).tolist():
+        spread = np.sqrt((uncut * variances).sum(1))
+        sums = (uncut * means).sum(1) + spread * rng.standard_normal(len(drawn))
+        for row, block in np.argwhere(kept > uncut).tolist():
             within = rng.integers(0, sizes[block], drawn[row, block])
             ordered = np.sort(offsets[starts[block] + within])
             below = max(0, cut - (ends[row, block] - drawn[row, block]))
@@ -99,12 +99,12 @@ def _means_by_blocks(
 
 
 def sign_flip_p_value(values: Values, resamples: int, rng: np.random.Generator) -> float:
-    """The p-value of a mean of zero of ``values [E]``, two-sided, by flipping their signs.
+    """Return the two-sided p-value of a mean of zero of ``values [E]``, by flipping signs.
 
     The permutation test of one paired sample, as ``scipy.stats.permutation_test`` with
-    ``permutation_type="samples"`` does it: the share of flips with a sum as far out as the one
-    seen. All flips are tried where there are at most ``resamples``; else so many random ones are,
-    and the sample itself is counted among them (Phipson and Smyth, *Permutation P-values Should
+    ``permutation_type="samples"`` does it: the share of flips with a sum as extreme as the one
+    observed. All flips are tried if there are at most ``resamples``; else that many random ones,
+    with the sample itself counted among them (Phipson and Smyth, *Permutation P-values Should
     Never Be Zero*, 2010).
     """
     count = len(values)
@@ -147,7 +147,7 @@ class Interval:
 
 
 def check_settings(confidence: float, resamples: int | None, seed: int, episodes: int) -> int:
-    """The number of resamples, as asked for or by default; refuses what has no interval."""
+    """Return the number of resamples, given or by default; refuse settings without an interval."""
     if not 0 < confidence < 1:
         raise ValueError(f"expected a confidence between 0 and 1, 0.95 say, got {confidence}")
     if resamples is None:
@@ -163,13 +163,13 @@ def check_settings(confidence: float, resamples: int | None, seed: int, episodes
 def mean_interval(
     values: Values, confidence: float, resamples: int, rng: np.random.Generator
 ) -> Interval | None:
-    """Bias-corrected and accelerated bootstrap interval of the mean of ``values [E]``.
+    """Return the bias-corrected and accelerated bootstrap interval of the mean of ``values [E]``.
 
     Efron, *Better Bootstrap Confidence Intervals*, JASA 82, 1987: the interval between those
     quantiles of the resampled means that make up for their bias and for the skew of the sample.
     The same as ``scipy.stats.bootstrap(method="BCa")`` with the same generator, but for rounding.
 
-    None for fewer than two values; of no width where all are equal.
+    None for fewer than two values; of no width if all are equal.
     """
     if len(values) < 2 or _all_equal(values):
         return _of_no_width(values)
@@ -189,7 +189,7 @@ def mean_interval(
 def interquartile_mean_interval(
     values: Values, confidence: float, resamples: int, rng: np.random.Generator
 ) -> Interval | None:
-    """Percentile bootstrap interval of the interquartile mean of ``values [E]``.
+    """Return the percentile bootstrap interval of the interquartile mean of ``values [E]``.
 
     Not the bias-corrected one, whose jackknife fails for statistics that ignore the tails.
     """
@@ -200,7 +200,7 @@ def interquartile_mean_interval(
 
 
 def interquartile_mean(values: Values, axis: int = -1) -> Any:
-    """The mean along ``axis``, a quarter of the values, rounded down, cut off at each end.
+    """Return the mean along ``axis`` without a quarter of the values at each end, rounded down.
 
     ``scipy.stats.trim_mean(values, 0.25)``, which rliable calls the interquartile mean.
     """
@@ -210,9 +210,9 @@ def interquartile_mean(values: Values, axis: int = -1) -> Any:
 
 
 def exact_mean(values: Values) -> float:
-    """The mean from the exactly rounded sum, which neither order nor machine changes.
+    """Return the mean from the exactly rounded sum, the same in any order and on any machine.
 
-    Between the extremes even where the division rounds, so that equal values are their mean.
+    It lies between the extremes even if the division rounds, so equal values are their mean.
     """
     mean = math.fsum(values) / len(values)
     return float(min(max(mean, values.min()), values.max()))
@@ -227,7 +227,7 @@ def _of_no_width(values: Values) -> Interval | None:
 
 
 def _acceleration(values: Values) -> float:
-    """The acceleration: how fast the standard error changes with the mean, by the jackknife.
+    """Return the acceleration, the change of the standard error with the mean, by the jackknife.
 
     The mean without value i lies ``(mean - x_i) / (E - 1)`` from the mean. So equation 14.15 of
     Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, comes to

@@ -38,7 +38,11 @@ Path = tuple[str, ...]
 
 
 # torch stores these but computes with them hardly at all, and TorchRL has no spec for them.
-WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
+WIDENED: dict[type, type[np.int32 | np.int64]] = {
+    np.uint16: np.int32,
+    np.uint32: np.int64,
+    np.uint64: np.int64,
+}
 
 
 def kinds_for(dtype: np.dtype[Any]) -> str:

@@ -7,7 +7,7 @@ from importlib import metadata
 
 # From the first, and below the second; pyproject.toml has the same ranges. tdcollect leans on
 # private names of both, which change with their minor versions.
-SUPPORTED = {"torchrl": ("0.14", "0.15"), "tensordict": ("0.14.2", "0.15")}
+SUPPORTED = {"torchrl": ("0.14.1", "0.15"), "tensordict": ("0.14.3", "0.15")}
 
 
 def check_versions() -> None:

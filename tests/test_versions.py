@@ -21,7 +21,7 @@ PROJECT = PYPROJECT["project"]
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The installed versions, as the metadata give them; a test changes them."""
-    faked = {"torchrl": "0.14.0", "tensordict": "0.14.2"}
+    faked = {"torchrl": "0.14.1", "tensordict": "0.14.3"}
 
     def version(name: str) -> str:
         if name not in faked:
@@ -32,34 +32,37 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return faked
 
 
-@pytest.mark.parametrize("version", ["0.14.0", "0.14.1", "0.14.1+cpu", "0.14.2.dev3+g12ab", "0.14"])
+@pytest.mark.parametrize("version", ["0.14.1", "0.14.1+cpu", "0.14.2.dev3+g12ab", "0.14.10"])
 def test_torchrl_in_the_range_is_accepted(installed: dict[str, str], version: str) -> None:
     installed["torchrl"] = version
     versions.check_versions()
 
 
 @pytest.mark.parametrize(
-    "version", ["0.13.3", "0.15.0", "0.15", "0.15.0rc1", "0.15.0.dev20261101", "0.2", "1.0", "x"]
+    "version",
+    ["0.13.3", "0.14.0", "0.15.0", "0.15", "0.15.0rc1", "0.15.0.dev2026", "0.2", "1.0", "x"],
 )
 def test_another_torchrl_is_refused(installed: dict[str, str], version: str) -> None:
     installed["torchrl"] = version
-    said = f"expected torchrl>=0.14,<0.15, got {version}; do: pip install 'torchrl>=0.14,<0.15'"
+    said = f"expected torchrl>=0.14.1,<0.15, got {version}; do: pip install 'torchrl>=0.14.1,<0.15'"
     with pytest.raises(ImportError, match=f"^{re.escape(said)}$") as caught:
         versions.check_versions()
     assert caught.value.name == "torchrl"
 
 
-@pytest.mark.parametrize("version", ["0.13.0", "0.14.1", "0.15.0"])
+@pytest.mark.parametrize("version", ["0.13.0", "0.14.2", "0.15.0"])
 def test_another_tensordict_is_refused(installed: dict[str, str], version: str) -> None:
     installed["tensordict"] = version
-    said = f"expected tensordict>=0.14.2,<0.15, got {version}; do: pip install 'tensordict>="
+    said = f"expected tensordict>=0.14.3,<0.15, got {version}; do: pip install 'tensordict>="
     with pytest.raises(ImportError, match=f"^{re.escape(said)}"):
         versions.check_versions()
 
 
 def test_a_missing_torchrl_is_named(installed: dict[str, str]) -> None:
     del installed["torchrl"]
-    with pytest.raises(ImportError, match=r"^expected torchrl>=0\.14,<0\.15, got none; do: pip "):
+    with pytest.raises(
+        ImportError, match=r"^expected torchrl>=0\.14\.1,<0\.15, got none; do: pip "
+    ):
         versions.check_versions()
 
 
@@ -76,7 +79,7 @@ except ImportError as error:
 assert not {{"torch", "torchrl", "tensordict"}} & sys.modules.keys()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("expected torchrl>=0.14,<0.15, got 0.13.1; ")
+    assert done.stdout.startswith("expected torchrl>=0.14.1,<0.15, got 0.13.1; ")
 
 
 def ranges(lines: list[str]) -> dict[str, str]:

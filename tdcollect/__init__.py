@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tdcollect.versions import check_versions
+
 if TYPE_CHECKING:
     from tdcollect.checkpoint import load_checkpoint, save_checkpoint
     from tdcollect.collect import (
@@ -49,6 +51,8 @@ __all__ = [
     "split_trajectories",
     "verify",
 ]
+
+check_versions()
 
 # Imported when they are asked for: torch takes seconds, and the command line should not make
 # someone wait for it who wants to read its help.

@@ -427,6 +427,8 @@ def test_check_env_specs_passes(env: GymnasiumEnv) -> None:
 
 @every_kind
 def test_random_rollouts_run_over_many_episodes(env: GymnasiumEnv) -> None:
+    torch.manual_seed(0)
+    env.set_seed(0)
     batch = env.rollout(60, break_when_any_done=False)
     assert batch.shape == (*env.batch_size, 60)
     assert batch["next", "done"].any()

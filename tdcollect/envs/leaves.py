@@ -28,7 +28,11 @@ from tdcollect._upstream.torchrl import gym_space_to_spec
 from tdcollect.workers.values import Array, keeps, kinds_for, limits
 
 # torch stores these but hardly computes with them, and TorchRL has no spec for them.
-WIDENED = {np.uint16: np.int32, np.uint32: np.int64, np.uint64: np.int64}
+WIDENED: dict[type, type[np.int32 | np.int64]] = {
+    np.uint16: np.int32,
+    np.uint32: np.int64,
+    np.uint64: np.int64,
+}
 
 
 class Leaf:

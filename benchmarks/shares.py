@@ -40,11 +40,11 @@ def shares(program: Program, seconds: float) -> dict[str, float]:
 
 @contextmanager
 def _timers(spent: Counter[str]) -> Iterator[None]:
-    def policy(self: Policy, rows: Any) -> None:
-        last = len(self.ops) - 1
-        for i, op in enumerate(self.ops):
+    def policy(self: Policy, step: Any) -> None:
+        last = len(self.calls) - 1
+        for i, call in enumerate(self.calls):
             start = time.perf_counter()
-            op(rows)
+            call(step)
             spent[SAMPLING if i == last else NETWORK] += time.perf_counter() - start
 
     step = _timed(GymnasiumEnv.step_arrays, STEPS, spent)

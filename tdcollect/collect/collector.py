@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,21 +21,22 @@ from tdcollect.collect.arguments import (
     check_weights,
     failed_call,
 )
-from tdcollect.collect.by_count import check_count, round_up, whole_episodes
-from tdcollect.collect.construction import Dispatch, check_writes_action, needs_state
-from tdcollect.collect.explain import Explanation, explanation, short
-from tdcollect.collect.fast.loop import ArrayEnv
-from tdcollect.collect.fast.transforms import base_of
+from tdcollect.collect.by_count import check_count, round_up
+from tdcollect.collect.construction import (
+    Dispatch,
+    check_writes_action,
+    extends,
+    needs_state,
+)
+from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.hooks import AnyHooks
-from tdcollect.collect.monitor import Monitor, StatsAttribute
-from tdcollect.collect.options import extends
-from tdcollect.collect.progress import with_progress
-from tdcollect.collect.record import Record
+from tdcollect.collect.monitor import Monitor, StatsAttribute, with_progress
+from tdcollect.collect.path import Explanation, short
 from tdcollect.collect.replay_buffer import check_replay_buffer
-from tdcollect.collect.resume import ResumableCollector
+from tdcollect.collect.resume import add_state, load_state
+from tdcollect.collect.runner import Runner
 from tdcollect.collect.shaping import RewardShaping, Shaper
-from tdcollect.collect.step_dict import StepDict, flat
-from tdcollect.collect.tensordict_env import TensorDictEnv
+from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.progress import check_tqdm
@@ -49,7 +50,7 @@ _SHUT_DOWN = (
 )
 
 
-class Collector(ResumableCollector, metaclass=Dispatch):
+class Collector(TorchRLCollector, metaclass=Dispatch):
     """TorchRL's ``Collector``, correct and fast on gymnasium envs.
 
     Takes the arguments of :class:`torchrl.collectors.Collector`, has its methods, and yields its
@@ -103,6 +104,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         self._shaper: Shaper | None = None
         self._splits = bool(kwargs.get("split_trajs"))
         self._monitor = Monitor(statistics, stats_window, timers, hooks)
+        self._runner = Runner(self)
         self._progress = progress
         if progress:
             check_tqdm()
@@ -234,14 +236,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         """
         if self.closed:
             raise RuntimeError("the collector is shut down; explain() asks for a live one")
-        env = self._array_env
-        with set_exploration_type(self.exploration_type):
-            if self._stacked_lazily:
-                program = self._program(StepDict(), whole="the env's entries are stacked lazily")
-            else:
-                program = self._program(flat(self._carrier), checked=isinstance(env, str))
-        reason = env if isinstance(env, str) else None
-        return explanation(self.env, reason, program, self._place, self.return_same_td)
+        return self._runner.explain()
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase | None:
@@ -255,42 +250,9 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         """
         if self.closed:
             raise RuntimeError(_SHUT_DOWN)
-        with collecting(), self._monitor.collection() as record:
-            record.batch = self._rollout(record)
-        return record.batch
-
-    def _rollout(self, record: Record) -> TensorDictBase | None:
-        if self._stale:
-            self.reset()
-        env = self._array_env
-        self._fresh = not isinstance(env, str) and not self._should_use_random_frames()
-        if self.reset_at_each_iter:
-            self._monitor.drop()
-        if isinstance(env, str) or not self._fresh:
-            self._restore_buffer()
-            with self._policy_on_rows(), record.watching(self):
-                return super().rollout()
-        if self.return_same_td:
-            self._restore_buffer()
-        else:
-            self._shrink_buffer()
-        if self.pre_collect_hook is not None:
-            self.pre_collect_hook()
-        if self.reset_at_each_iter:
-            self._carrier.update(self.env.reset())
-            self._start_new_trajectories()
-        with set_exploration_type(self.exploration_type):
-            batch = self._on_arrays(env, self._program, self.frames_per_batch, record)
-        if batch is None:
-            self._fresh = False
-            self._warn_of_lost(self._not_tensors)
-            self._restore_buffer()
-            settings = self._settings(pre_collect_hook=None, reset_at_each_iter=False)
-            with settings, self._policy_on_rows(), record.watching(self):
-                return super().rollout()
-        if self.return_same_td and self._use_buffers:
-            return self._final_rollout.update_(batch)
-        return batch
+        with collecting(), self._monitor.collection() as log:
+            log.batch = self._runner.iterate(log)
+        return log.batch
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Iterate over batches; see the parent's method."""
@@ -299,24 +261,21 @@ class Collector(ResumableCollector, metaclass=Dispatch):
 
     def _batches(self) -> Iterator[TensorDictBase]:
         with collecting(pauses=True):
-            yield from self._each_batch()
-
-    def _each_batch(self) -> Iterator[TensorDictBase]:
-        if self.return_same_td or self.replay_buffer is not None:
-            yield from super().iterator()
-            return
-        while self._frames < self.total_frames:
-            self._iter += 1
-            batch = self.rollout()
-            assert batch is not None
-            self._increment_frames(batch.numel())
-            batch = self._postproc(batch)
-            if not self._fresh:  # the parent stacks into memory that the next batch reuses
-                batch = batch.clone()
-            if self.post_collect_hook is not None:
-                self.post_collect_hook(batch)
-            yield batch
-            del batch  # or it would take memory beside the next one
+            if self.return_same_td or self.replay_buffer is not None:
+                yield from super().iterator()
+                return
+            while self._frames < self.total_frames:
+                self._iter += 1
+                batch = self.rollout()
+                assert batch is not None
+                self._increment_frames(batch.numel())
+                batch = self._postproc(batch)
+                if not self._runner.owns_batch:
+                    batch = batch.clone()
+                if self.post_collect_hook is not None:
+                    self.post_collect_hook(batch)
+                yield batch
+                del batch  # or it would take memory beside the next one
 
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, worker_ids: Any = None, **kwargs: Any
@@ -334,7 +293,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         Episodes in flight are dropped: statistics do not count them.
         """
         if index is None:
-            self._stale = False
+            self._runner.set_position()
         super().reset(index, **kwargs)
         self._monitor.drop(index)
 
@@ -395,22 +354,23 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         chosen = exploration_type or self.exploration_type
         with (
             collecting(),
-            self._settings(replay_buffer=None),
+            changed(self, replay_buffer=None),
             torch.set_grad_enabled(gradients),
             set_exploration_type(chosen),
-            self._monitor.collection() as record,
+            self._monitor.collection() as log,
         ):
             if episodes is None:
                 if reset or seed is not None or options is not None or self.reset_at_each_iter:
                     self._restart(seed, options)
-                elif self._stale:
+                elif self._runner.stale:
                     self.reset()
-                batch = self._go_on(round_up(count, self.n_env), record, random, gradients)
+                steps = round_up(count, self.n_env)
+                batch = self._runner.frames(steps, log, random, gradients)
             else:
-                batch = self._episodes(
-                    count, record, seed, options, random, gradients, max_episode_steps
+                batch = self._runner.episodes(
+                    count, log, seed, options, random, gradients, max_episode_steps
                 )
-            record.batch = batch
+            log.batch = batch
         batch = self._postproc(batch)
         if layout != "flat":
             batch = split_trajectories(batch, layout=layout)
@@ -426,46 +386,6 @@ class Collector(ResumableCollector, metaclass=Dispatch):
                 f"the collector has yielded its total_frames={self.total_frames} and closed its "
                 "env; make a new one, without total_frames, to collect"
             )
-
-    def _episodes(
-        self,
-        episodes: int,
-        record: Record,
-        seed: int | None,
-        options: dict[str, Any] | None,
-        random: bool,
-        gradients: bool,
-        max_episode_steps: int | None,
-    ) -> TensorDictBase:
-        """Whole episodes from a fresh start: ``[sum of lengths]``."""
-        env = self._env_on_arrays
-        rows_env, lower = record.timed(
-            env if isinstance(env, ArrayEnv) else TensorDictEnv(self.env),
-            self._lower(random, gradients),
-        )
-        first_seeds = None
-        if seed is not None:
-            super().set_seed(seed)
-            if self._seeds_too_early:
-                first_seeds = slot_seeds(seed, range(self.n_env))
-        self._monitor.drop()
-        self._stale = True  # from here on the carried row does not say where the envs are
-        columns = whole_episodes(
-            rows_env,
-            lower,
-            episodes,
-            self._traj_pool.get_traj_and_increment,
-            max_episode_steps=max_episode_steps,
-            left_out=self._left_out,
-            place=self._place,
-            first_seeds=first_seeds,
-            options=options,
-            gradients=gradients,
-            noted=record.noting,
-            watch=record.watch,
-        )
-        record.take(columns, self.env.reward_keys)
-        return self._assemble(columns, (len(columns[keys.NEXT_DONE]),))
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the envs and restart them.
@@ -508,10 +428,55 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         base.rebuild(**env_kwargs)
         self.reset()
 
-    @property
-    def _seeds_too_early(self) -> bool:
-        """Whether the env's ``set_seed`` has drawn the seeded episode when a reset comes."""
-        return isinstance(base_of(self.env), GymWrapper)
+    def state_dict(self, components: Sequence[str] | None = None) -> Any:
+        """The collector's state, for :meth:`load_state_dict` in this or another process.
+
+        Beside the parent's entries, it holds statistics, random states, and the slots: their rows,
+        hidden states and trajectory ids, and their envs, which takes
+        ``make_env(..., resumable=True)``. All are tensors, numbers and strings in dicts.
+
+        Args:
+            components: which to include; None for all. ``"policy"`` (weights, and their version
+                if it is tracked), ``"transforms"`` (of the env), ``"counters"`` (frames, batches,
+                trajectory ids), ``"statistics"``, ``"random"`` (the global generators of torch,
+                NumPy and Python), ``"envs"`` (the slots).
+
+        Raises:
+            ValueError: for names of no component.
+            TypeError: for an env whose actions, options or snapshots are no plain values.
+        """
+        state = super().state_dict()
+        add_state(state, self, components)
+        return state
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        *,
+        components: Sequence[str] | None = None,
+        if_newer: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Go on from the state of a collector.
+
+        Slots whose envs cannot be brought back start a new episode, with a new trajectory id; the
+        one that they were in is never completed, and no statistics count it. A warning names them
+        and says why. The state of TorchRL's own collector is loaded as that one loads it.
+
+        Args:
+            state_dict: the result of :meth:`state_dict`.
+            components: which to load; None for all that were saved.
+            if_newer: load the policy's weights only if their version is above the present one's;
+                needs ``track_policy_version=True``, there and here.
+            **kwargs: as the parent has them.
+
+        Raises:
+            TypeError: if ``state_dict`` is not a state dict.
+            ValueError: for names of no component, for the state of other slots or entries, and
+                for versions that cannot be compared.
+            KeyError: where a component is missing.
+        """
+        load_state(self, state_dict, components, if_newer, kwargs)
 
     def _restart(
         self,
@@ -521,12 +486,23 @@ class Collector(ResumableCollector, metaclass=Dispatch):
     ) -> Any:
         """Reset every slot; the seed for the next env."""
         given: dict[str, Any] = {} if options is None else {"options": options}
+        following = None
         if seed is not None:
-            seed, first = super().set_seed(seed, static_seed=static_seed), seed
+            following = super().set_seed(seed, static_seed=static_seed)
             if self._seeds_too_early:
-                given["seed"] = first
+                given["seed"] = seed
         self.reset(**given)
-        return seed
+        return following
+
+    def _seed_envs(self, seed: int) -> list[int] | None:
+        """Seed the envs; the seeds that the next reset must be given, None for none."""
+        super().set_seed(seed)
+        return slot_seeds(seed, range(self.n_env)) if self._seeds_too_early else None
+
+    @property
+    def _seeds_too_early(self) -> bool:
+        """Whether the env's ``set_seed`` has drawn the seeded episode when a reset comes."""
+        return isinstance(base_of(self.env), GymWrapper)
 
 
 SyncDataCollector = Collector

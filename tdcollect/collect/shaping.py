@@ -10,7 +10,7 @@ from torchrl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorDic
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
-from tdcollect.collect.fast.transforms import transforms_of
+from tdcollect.collect.env_parts import transforms_of
 from tdcollect.collect.step_dict import Key
 from tdcollect.envs.env_action import EnvAction
 

@@ -54,14 +54,14 @@ class ActionCheck:
             ValueError: as :meth:`first` does.
         """
         for key, spec in self._specs.items():
-            column = block.columns.get(key)
+            column = block.entries.get(key)
             if column is not None and isinstance(spec, _LISTED):
                 _check_values(key, spec, self._of(column, block.pieces))
 
     def _of(self, column: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
         """The rows of episodes ``[B, ...]``, out of a column ``[*batch, t, ...]``."""
         column = column.flatten(0, self._dims - 1) if self._dims else column.unsqueeze(0)
-        return torch.cat([column[p.slot, p.first : p.stop] for p in pieces] or [column[0, :0]])
+        return torch.cat([column[p.slot, p.begin : p.stop] for p in pieces] or [column[0, :0]])
 
 
 _LISTED = (OneHot, MultiOneHot, Categorical, MultiCategorical, Binary)

@@ -15,7 +15,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 from torchrl.envs.transforms import VecNormV2
 
-from tdcollect.collect.fast.transforms import transforms_of
+from tdcollect.collect.env_parts import transforms_of
 from tdcollect.envs.make import BACKENDS, make_env
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.seeding import env_seed, policy_seed

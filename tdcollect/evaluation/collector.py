@@ -15,11 +15,11 @@ from torchrl.envs.utils import ExplorationType
 
 from tdcollect._upstream import append_policy_transforms
 from tdcollect.collect.construction import needs_state
+from tdcollect.collect.env_parts import base_of, exact_reward_of
 from tdcollect.collect.episodes import EpisodeLoop, Start
-from tdcollect.collect.fast.loop import Steps, array_env, exact_reward_of
-from tdcollect.collect.fast.transforms import base_of
+from tdcollect.collect.path import stepped_env
 from tdcollect.collect.step_dict import Key, StepDict
-from tdcollect.collect.tensordict_env import TensorDictEnv
+from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.display import one_line
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.actions import ActionCheck
@@ -277,9 +277,7 @@ class EvaluationCollector:
         if not self.episode_indices:
             return
         fresh_envs = probe_env(self.base, self._fresh_envs)
-        exact = exact_reward_of(self.env)
-        on_arrays = array_env(self.env, exact)
-        env = TensorDictEnv(self.env, exact) if isinstance(on_arrays, str) else on_arrays
+        env = stepped_env(self.env, exact_reward_of(self.env))
         slots = env.batch_size.numel()
         inference = Inference(
             self._policy,
@@ -306,15 +304,15 @@ class EvaluationCollector:
             inference(rows, active)
 
         def start(slot: int, start: Start) -> None:
-            inference.start(slot, self.episode_seeds(start.number)[1])
+            inference.start(slot, self.episode_seeds(start.index)[1])
 
         def failed(start: Start, error: Exception) -> Start | None:
             self.error = error
-            tries = assembly.restarts.get(start.number, 0)
+            tries = assembly.restarts.get(start.index, 0)
             if self._max_restarts is not None and tries < self._max_restarts:
-                assembly.restarts[start.number] = tries + 1
+                assembly.restarts[start.index] = tries + 1
                 return start
-            given_up.append(assembly.failed(start.number))
+            given_up.append(assembly.failed(start.index))
             return None
 
         loop = EpisodeLoop(
@@ -325,12 +323,12 @@ class EvaluationCollector:
                 Start(number, self.episode_seeds(number)[0], number)
                 for number in self.episode_indices
             ),
-            steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.row_bytes))),
+            steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
             seconds=_SECONDS,
             max_episode_steps=self.max_episode_steps,
             rebuild=fresh_envs,
             started=start,
-            failed=None if self._max_restarts is None else failed,
+            replace=None if self._max_restarts is None else failed,
         )
         for block in loop:
             inference.check()
@@ -340,7 +338,7 @@ class EvaluationCollector:
         yield given_up
 
     def _first_call(
-        self, inference: Inference, rows: StepDict, env: Steps, actions: ActionCheck
+        self, inference: Inference, rows: StepDict, env: SteppedEnv, actions: ActionCheck
     ) -> list[Key]:
         """Look at the policy before it acts; the entries that it remembers are then there."""
         randomness = GlobalRandomness()
@@ -348,7 +346,7 @@ class EvaluationCollector:
         randomness.check("the policy")
         actions.first(outputs)
         seen = StepDict({**rows, **outputs})
-        remembered = inference.remembered(seen, env)
+        remembered = inference.remembered(seen, env.carried)
         for key in remembered:
             if key not in rows:
                 like = outputs[key]

@@ -79,19 +79,19 @@ class Assembly:
     def feed(self, block: Block) -> Iterator[Finished]:
         """Take a block in; gives the episodes that end in it, in the order of their ending."""
         # Where the env raised at once, there are no columns, and pieces without steps alone.
-        digested = self._digested if block.columns else []
-        columns = dict(block.columns)
+        digested = self._digested if block.entries else []
+        columns = dict(block.entries)
         exact = columns.pop(_EXACT, None)
         arrays = {key: _array(columns[key]) for key, _ in digested}
         last = {key: _array(columns[under_next(key)]) for key, on in digested if on}
         rewards = arrays.get(_REWARD) if exact is None else _array(exact)
         for piece in block.pieces:
             if piece.error is not None:
-                self._held.pop(piece.start.number, None)
+                self._held.pop(piece.start.index, None)
                 continue
-            held = self._held.get(piece.start.number)
+            held = self._held.get(piece.start.index)
             if held is None:
-                held = self._held[piece.start.number] = _Unfinished(
+                held = self._held[piece.start.index] = _Unfinished(
                     [_hash(key, self._of(array, piece)) for key, array in arrays.items()]
                 )
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
@@ -111,12 +111,12 @@ class Assembly:
     def _of(self, column: Any, piece: Piece) -> Any:
         """The rows of a piece, out of a column ``[*batch, t, ...]``."""
         if self._dims == 0:
-            return column[piece.first : piece.stop]
+            return column[piece.begin : piece.stop]
         flat = column.reshape(-1, *column.shape[self._dims :])
-        return flat[piece.slot, piece.first : piece.stop]
+        return flat[piece.slot, piece.begin : piece.stop]
 
     def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
-        number = piece.start.number
+        number = piece.start.index
         held = self._held.pop(number)
         terminated, truncated = (bool(self._of(arrays[flag], piece)[-1, 0]) for flag in _FLAGS)
         env_seed, policy_seed = self._seeds(number)

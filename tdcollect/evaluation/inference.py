@@ -16,9 +16,9 @@ from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 
 from tdcollect._upstream import make_compatible_policy
 from tdcollect.collect.arguments import cannot_wrap, check_instance
-from tdcollect.collect.fast.loop import Steps, forgotten_entries
-from tdcollect.collect.fast.policy import Op, Program
-from tdcollect.collect.step_dict import Key, StepDict, is_plain
+from tdcollect.collect.path import lowered
+from tdcollect.collect.policies import Call, Policy
+from tdcollect.collect.step_dict import Key, StepDict, forgotten_entries, is_plain
 from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.evaluation.places import LikeRows, example
 from tdcollect.evaluation.streams import DrawByRow, RowNoise, Stream, Streams
@@ -61,10 +61,10 @@ class Inference:
         self._streams = Streams(size)
         self._mode = DrawByRow(self._streams)
         self._of_slot: list[Stream | None] = [None] * slots
-        self._program: Program | None = None
+        self._program: Policy | None = None
         self.left_out: list[Key] = []
         # Operations that draw, outside samplers, and those of which it is not known yet.
-        self._drawing: dict[Op, bool] = {}
+        self._drawing: dict[Call, bool] = {}
         self._group = size  # how many slots run together
         self._on_rows = False  # whether the policy may run on the slots' rows as they are
         self._index: dict[tuple[int, torch.device], torch.Tensor] = {}
@@ -157,7 +157,7 @@ class Inference:
         """The policy's outputs for a batch of the fixed size."""
         first = self._program is None
         if self._program is None:
-            self._program = Program(
+            self._program = lowered(
                 self._policy,
                 given,
                 torch.Size([self._size]),
@@ -166,7 +166,7 @@ class Inference:
             )
         self._streams.current = streams
         rows = StepDict(given)
-        for op in self._program.ops:
+        for op in self._program.calls:
             if watching is not None and op not in self._program.sampling:
                 watching.follow(rows.values())
                 with watching, self._mode:
@@ -205,10 +205,11 @@ class Inference:
         if self._program is not None:
             self._program.check()
 
-    def remembered(self, rows: StepDict, env: Steps) -> list[Key]:
+    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
         """The entries that the policy takes from one step to the next."""
-        assert self._program is not None
-        return forgotten_entries(rows, env, self._program)
+        program = self._program
+        assert program is not None
+        return forgotten_entries(rows, carried, program.reads_first, program.writes)
 
     def probe(self, rows: StepDict) -> StepDict:
         """Run the policy on rows, and refuse one whose rows are not each their own.

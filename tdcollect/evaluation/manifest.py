@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tdcollect.collect.fast.transforms import transforms_of
+from tdcollect.collect.env_parts import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.collector import EvaluationCollector
 from tdcollect.evaluation.comparable import RANDOM

@@ -12,7 +12,7 @@ from torchrl.data import Binary, Composite
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect import keys
-from tdcollect.collect.fast.transforms import base_of
+from tdcollect.collect.env_parts import base_of
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
 

@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 def arrays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the collector may run its loop on arrays: once as it decides, once never."""
     if request.param == "parent":
-        monkeypatch.setattr("tdcollect.collect.base.RUN_ON_ARRAYS", False)
+        monkeypatch.setattr("tdcollect.collect.path.RUN_ON_ARRAYS", False)
     return request.param == "arrays"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tensordict import unravel_key
@@ -12,7 +13,7 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 from tdcollect._upstream import CollectorMeta, service_backend
-from tdcollect.collect.arguments import check_arguments, check_one
+from tdcollect.collect.arguments import check_arguments, check_one, explaining
 from tdcollect.collect.policies import unknown_class
 from tdcollect.collect.step_dict import Key
 from tdcollect.keys import IS_INIT
@@ -80,6 +81,25 @@ class Dispatch(CollectorMeta):
         check_one(args, kwargs)
         args, kwargs = cls._normalize_direct_env_fn(args, kwargs)
         return super().__call__(*args, **kwargs)
+
+
+@contextmanager
+def refusing(
+    collector: Any, explain: Callable[[Exception], None] = lambda error: None
+) -> Iterator[None]:
+    """Close the env that a collector made if its constructor raises.
+
+    Args:
+        collector: the collector.
+        explain: called with the error; may raise a better one.
+    """
+    try:
+        with explaining(explain):
+            yield
+    except Exception:
+        if collector._made_env:
+            collector.env.close()
+        raise
 
 
 def check_writes_action(policy: Any, env: EnvBase) -> None:

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import GymWrapper
 from torchrl.envs.utils import exploration_type, set_exploration_type
 
 from tdcollect import keys
 from tdcollect.collect import path
 from tdcollect.collect.by_count import whole_episodes
+from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.path import Plan, lowered
 from tdcollect.collect.policies import Policy
@@ -28,7 +31,8 @@ from tdcollect.collect.step_dict import (
 )
 from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.collect.torchrl_loop import TorchRLLoop
-from tdcollect.envs.wrapper import nested
+from tdcollect.envs.wrapper import GymnasiumEnv, nested
+from tdcollect.seeding import slot_seeds
 
 if TYPE_CHECKING:
     from tdcollect.collect.fast.devices import Placement
@@ -63,6 +67,20 @@ class Runner:
     def _collector(self) -> Any:
         return self._ref()
 
+    def check_open(self, to_go_on: bool = False) -> None:
+        """Raise RuntimeError for a collector that is shut down, or has yielded all its frames."""
+        collector = self._collector
+        if collector.closed:
+            raise RuntimeError(
+                "the collector is shut down, as an exception while iterating also does; make a new "
+                "one to collect"
+            )
+        if to_go_on and collector._frames >= collector.total_frames:
+            raise RuntimeError(
+                f"the collector has yielded its total_frames={collector.total_frames} and closed "
+                "its env; make a new one, without total_frames, to collect"
+            )
+
     # ------------------------------------------------------------------------------- the position
 
     def lose_position(self) -> None:
@@ -74,6 +92,39 @@ class Runner:
         if carrier is not None:
             self._collector._carrier = carrier
         self.stale = stale
+
+    def restart(
+        self,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        static_seed: bool = False,
+    ) -> Any:
+        """Reset every slot; the seed for the next env."""
+        collector, following = self._collector, None
+        given: dict[str, Any] = {} if options is None else {"options": options}
+        if seed is not None:
+            following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
+            if self._seeds_too_early:
+                given["seed"] = seed
+        collector.reset(**given)
+        return following
+
+    def rebuild_env(self, env_kwargs: dict[str, Any]) -> None:
+        """Make the envs anew, and restart."""
+        self.check_open(to_go_on=True)
+        base = base_of(self._collector.env)
+        if not isinstance(base, GymnasiumEnv):
+            raise TypeError(
+                f"expected an env of tdcollect.make_env, got a {type(base).__name__}; make a new "
+                "collector over a new env"
+            )
+        base.rebuild(**env_kwargs)
+        self._collector.reset()
+
+    @property
+    def _seeds_too_early(self) -> bool:
+        """Whether the env's ``set_seed`` has drawn the seeded episode when a reset comes."""
+        return isinstance(base_of(self._collector.env), GymWrapper)
 
     # -------------------------------------------------------------------------------- the fork
 
@@ -142,6 +193,8 @@ class Runner:
     ) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot: ``[N, steps]``."""
         collector = self._collector
+        if self.stale:
+            collector.reset()
         lower = self._lowering(random, gradients)
         batch = self._on_arrays(self.plan(), lower, steps, log, gradients)
         if batch is None:
@@ -178,7 +231,11 @@ class Runner:
         env, lower = log.timed_parts(
             self.plan().env or TensorDictEnv(collector.env), self._lowering(random, gradients)
         )
-        first_seeds = None if seed is None else collector._seed_envs(seed)
+        first_seeds = None
+        if seed is not None:
+            TorchRLCollector.set_seed(collector, seed)
+            if self._seeds_too_early:
+                first_seeds = slot_seeds(seed, range(collector.n_env))
         collector._monitor.drop()
         self.lose_position()
         entries = whole_episodes(

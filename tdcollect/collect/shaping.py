@@ -46,7 +46,7 @@ class Shaper:
         function: of the user.
         env: whose batches are shaped.
         compact_obs: as the collector has it.
-        whole_batches: no step is given out before its batch is whole.
+        in_batches: steps are given out a batch at a time.
 
     Raises:
         TypeError: for what cannot be called.
@@ -59,7 +59,7 @@ class Shaper:
         function: RewardShaping,
         env: EnvBase,
         compact_obs: bool = False,
-        whole_batches: bool = True,
+        in_batches: bool = True,
     ):
         if not callable(function):
             raise TypeError(
@@ -82,7 +82,7 @@ class Shaper:
                 "reward_shaping is given the observation that a step led to, which "
                 "compact_obs=True leaves out: expected one of the two"
             )
-        if not whole_batches:
+        if not in_batches:
             raise ValueError(
                 "reward_shaping is given whole batches, and extend_buffer=False writes steps one "
                 "by one: expected extend_buffer=True, the default"

@@ -1,4 +1,4 @@
-"""Collecting by count: the counts that may be asked for, and whole episodes as entries."""
+"""Collecting by count: the counts that are allowed, and whole episodes as entries."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def whole_episodes(
         options: gymnasium's reset options, for each reset.
         gradients: keep the graph through the policy.
         noted: is handed the blocks, and hands them on.
-        watch: is told of each step; None for nobody.
+        watch: called with each step; None for no hooks.
 
     Returns:
         The entries, ``[sum of lengths, ...]`` each: episodes in the order of starting.

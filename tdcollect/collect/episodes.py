@@ -125,7 +125,7 @@ class EpisodeLoop:
         first_seeds: one per slot, for the first reset of episodes that have no seed.
         options: gymnasium's reset options.
         rebuild: build a slot's env anew for each episode.
-        started: is told of each episode that starts, and where.
+        started: called with the slot and the episode of each start.
         replace: is given an episode whose env raised, and the error; returns the episode to run in
             its place, or None for none. Without it, errors are raised.
 
@@ -182,7 +182,9 @@ class EpisodeLoop:
                 "the limit with; put it under TorchRL's StepCounter(max_steps=...)"
             )
         self._slots = list(range(env.batch_size.numel()))
-        self._lengths = np.zeros(len(self._slots), np.int64)
+        self._taken = 0  # steps of the loop
+        # By slot, the step of the loop at which its episode is truncated.
+        self._due = np.zeros(len(self._slots), np.int64)
         self._singly = True
         self._running: dict[int, _Running] = {}
         self._present = StepDict()
@@ -251,7 +253,8 @@ class EpisodeLoop:
             ids.view(-1)[slot] = start.traj_id
             if self._started is not None:
                 self._started(slot, start)
-        self._lengths[list(starts)] = 0
+        if self._max_episode_steps is not None:
+            self._due[list(starts)] = self._taken + self._max_episode_steps
 
     def _step(self, batch: BatchBuilder, buffers: Any, pieces: list[Piece], at: int) -> int:
         """Step once; the number of steps that the batch has grown by."""
@@ -306,9 +309,9 @@ class EpisodeLoop:
 
     def _ends(self, following: StepDict) -> list[int]:
         """The slots whose episodes have ended; marks those at the step limit as truncated."""
+        self._taken += 1
         if self._max_episode_steps is not None:
-            self._lengths += 1
-            reached = np.flatnonzero(self._lengths >= self._max_episode_steps).tolist()
+            reached = np.flatnonzero(self._due <= self._taken).tolist()
             late = [slot for slot in reached if slot in self._running]
             if late:
                 for key in (keys.TRUNCATED, keys.DONE):

@@ -95,7 +95,7 @@ class Render(Hooks):
 
     Args:
         fps: the most steps per second: collection waits after each. None to go on at once.
-        keep_frames: keep what the env renders in :attr:`frames`; needs ``"rgb_array"`` or its like.
+        keep_frames: keep the rendered images in :attr:`frames`; needs ``"rgb_array"`` or its like.
 
     Attributes:
         frames: the result of ``env.render()`` after each step, oldest first; yours to clear.

@@ -43,7 +43,7 @@ class CollectionLog:
         batch_size: the env's.
         wanted: whether to note rewards and flags.
         timers: whether to time the env and the policy.
-        watch: is told of each step; None for nobody.
+        watch: called with each step; None for no hooks.
 
     Attributes:
         batch: the batch collected; to be set.
@@ -170,7 +170,7 @@ class CollectionLog:
 
     @property
     def by_episodes(self) -> bool:
-        """Whether whole episodes were collected."""
+        """True if whole episodes were collected."""
         return bool(self._ended)
 
     @property

@@ -1,4 +1,4 @@
-"""The one fork: what runs on arrays, what runs as TorchRL does, and why.
+"""The one fork: the parts that run on arrays, those that run as TorchRL does, and why.
 
 No other module outside of ``fast`` imports from that folder. Where it is missing, everything is
 stepped as TorchRL does.
@@ -42,7 +42,7 @@ _NO_FAST_PATH = "tdcollect.collect.fast is missing"
 
 
 class Plan(NamedTuple):
-    """How an env is stepped.
+    """The way in which an env is stepped.
 
     Attributes:
         env: the env on arrays; None where it is stepped through TensorDicts.
@@ -91,7 +91,7 @@ def lowered(
     """A policy on StepDicts: taken apart where that is known, else called as it is.
 
     Args:
-        policy: what a collector would call on a TensorDict.
+        policy: the callable that a collector would call on a TensorDict.
         given: the entries that the first call finds.
         batch_size: the env's.
         device: the device of TensorDicts made on the way, if any.

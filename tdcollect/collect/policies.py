@@ -65,7 +65,7 @@ class TensorDictPolicy:
     """A policy that is called as it is, on a TensorDict; a :class:`Policy`.
 
     Args:
-        policy: what a collector would call on a TensorDict.
+        policy: the callable that a collector would call on a TensorDict.
         given: the entries that the first call finds.
         batch_size: the env's.
         device: the device of the policy's TensorDict; its outputs come back to the step's own.

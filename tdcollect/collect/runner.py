@@ -123,7 +123,7 @@ class Runner:
 
     @property
     def _seeds_too_early(self) -> bool:
-        """Whether the env's ``set_seed`` has drawn the seeded episode when a reset comes."""
+        """True if the env's ``set_seed`` has drawn the seeded episode when a reset comes."""
         return isinstance(base_of(self._collector.env), GymWrapper)
 
     # -------------------------------------------------------------------------------- the fork
@@ -337,7 +337,7 @@ class Runner:
 
     @property
     def stacked_lazily(self) -> bool:
-        """Whether entries of the carried step may not be one tensor each."""
+        """True if entries of the carried step may not be one tensor each."""
         carrier = self._collector._carrier
         return type(carrier) is not TensorDict or stacked_lazily(carrier)
 

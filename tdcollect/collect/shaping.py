@@ -1,4 +1,4 @@
-"""Reward shaping: one call of the user's function for a whole batch."""
+"""Reward shaping: one call of the user's function per batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOOKKEEPING = (keys.STEP_COUNT, keys.EPISODE_REWARD, keys.IS_INIT)
 class RewardShaping(Protocol):
     """A function ``f(observation, action, reward, done)`` that gives the rewards to learn from.
 
-    It is called once a batch, without gradients, on all its steps: everything has the batch's size
+    It is called once per batch, without gradients, on all its steps: all have the batch's size
     in front, ``[N, T]``.
     """
 
@@ -46,10 +46,10 @@ class Shaper:
         function: of the user.
         env: whose batches are shaped.
         compact_obs: as the collector has it.
-        in_batches: steps are given out a batch at a time.
+        in_batches: steps are given out batch by batch.
 
     Raises:
-        TypeError: for what cannot be called.
+        TypeError: if the function cannot be called.
         ValueError: for an env with several rewards, or whose batches use the name already; where
             there is no batch with the following observations to be shaped.
     """
@@ -129,7 +129,7 @@ def _goes_into(values: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _counted(transform: Transform) -> list[Key]:
-    """What a transform writes beside the observation: counts, returns, states, actions."""
+    """The entries that a transform writes beside the observation: counts, states, actions."""
     if isinstance(transform, EnvAction):
         return [kept for _, kept in transform.pairs]
     if isinstance(transform, PolicyVersion):

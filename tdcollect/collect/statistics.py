@@ -244,10 +244,10 @@ class Window:
 class Statistics:
     """Statistics of a collector: ``collector.stats``.
 
-    Of whole episodes only: an episode counts in the collection in which it ends, with the steps
+    Only whole episodes count: an episode counts in the collection in which it ends, with the steps
     that it had in collections before. Episodes that a reset cuts short are not counted.
 
-    Called, it gives what TorchRL's ``collector.stats()`` gives: a dict of counters.
+    A call gives the dict of counters of TorchRL's ``collector.stats()``.
 
     Args:
         window: K, how many episodes :attr:`window` holds.

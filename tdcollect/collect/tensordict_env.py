@@ -38,17 +38,17 @@ class SteppedEnv(abc.ABC):
 
     @property
     def seeds_singly(self) -> bool:
-        """Whether single slots can be seeded."""
+        """True if single slots can be seeded."""
         return self.stepper is None or self.stepper.backend.seeds_subset
 
     @property
     def resets_singly(self) -> bool:
-        """Whether single slots can be reset."""
+        """True if single slots can be reset."""
         return self.stepper is None or self.stepper.backend.resets_subset
 
     @property
     def rebuilds(self) -> bool:
-        """Whether single slots can be built anew."""
+        """True if single slots can be built anew."""
         return self.stepper is not None and self.stepper.backend.rebuilds
 
     @property

@@ -52,7 +52,7 @@ def test_an_actor_on_a_gymnasium_env_runs_on_arrays_throughout() -> None:
     assert how(explanation, "env") == ["steps on arrays"]
     assert how(explanation, "policy") == [
         "called straight",
-        "computed straight, checked once a batch",
+        "computed straight, checked once per batch",
     ]
     assert how(explanation, "batch") == ["no copy"]
 

@@ -77,9 +77,10 @@ def run(folder: Path, *program: str) -> str:
 
 
 def test_frames_episodes_and_evaluations_are_the_same(without: Path) -> None:
-    program = "from tdcollect.collect.path import HAS_FAST_PATH; assert not HAS_FAST_PATH"
-    run(without, "-c", program)
-    assert json.loads(run(without, str(TESTS / "digests.py"))) == digests.main()
+    program = "import runpy, sys, tdcollect.collect.path as p; assert not p.HAS_FAST_PATH; "
+    program += "runpy.run_path(sys.argv[1], run_name='__main__')"
+    found = json.loads(run(without, "-c", program, str(TESTS / "digests.py")))
+    assert found == digests.main()
 
 
 def oracle(folder: Path, chosen: str) -> None:

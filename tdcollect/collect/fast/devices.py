@@ -45,7 +45,7 @@ class Placement:
 
     @property
     def pinned(self) -> bool:
-        """Whether buffers should lie in pinned memory."""
+        """True if buffers should lie in pinned memory."""
         return self.policy.type == "cuda"
 
     def enter(self, carrier: TensorDictBase, carried: Iterable[Key]) -> StepDict:

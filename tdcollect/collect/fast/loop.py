@@ -58,7 +58,7 @@ def collect_frames(
         keep: is given the step to go on with, and whether the env has raised since: it is then no
             longer where that step says.
         in_one_piece: stack all steps at once, which gradients pass through.
-        watch: is told of each step; None for nobody.
+        watch: called with each step; None for no hooks.
 
     Returns:
         The entries of the batch, ``[N, T, ...]`` each.

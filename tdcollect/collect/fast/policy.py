@@ -46,7 +46,7 @@ class Program:
     """A policy as calls on StepDicts; a :class:`~tdcollect.collect.policies.Policy`.
 
     Args:
-        policy: what the collector would call on a TensorDict.
+        policy: the callable that the collector would call on a TensorDict.
         given: the entries that the first call finds.
         batch_size: the env's.
         device: the device that TensorDicts made on the way name, if any.
@@ -140,7 +140,7 @@ class Program:
             self.calls.append(_sampler_call(module, draw))
             self.samplers.append(draw)
             self.sampling.add(self.calls[-1])
-            self.described.append((label(module), "computed straight, checked once a batch"))
+            self.described.append((label(module), "computed straight, checked once per batch"))
 
     def _call_as_it_is(self, module: Any, reason: str, select: Sequence[Key] | None = None) -> None:
         self.straight = False

@@ -2,7 +2,7 @@
 
 Each sampler does the operations of its distribution's own class, in the same order and with the
 same random numbers, so the results are the same to the bit. It leaves out building the object, and
-the checks of ``torch.multinomial``, which :meth:`Sampler.check` makes up for once a batch. Where
+the checks of ``torch.multinomial``, which :meth:`Sampler.check` makes up for once per batch. Where
 torch is asked to validate the arguments of distributions, the classes themselves are used.
 """
 

@@ -41,10 +41,10 @@ def shares(program: Program, seconds: float) -> dict[str, float]:
 @contextmanager
 def _timers(spent: Counter[str]) -> Iterator[None]:
     def policy(self: Policy, step: Any) -> None:
-        last = len(self.ops) - 1
-        for i, op in enumerate(self.ops):
+        last = len(self.calls) - 1
+        for i, call in enumerate(self.calls):
             start = time.perf_counter()
-            op(step)
+            call(step)
             spent[SAMPLING if i == last else NETWORK] += time.perf_counter() - start
 
     step = _timed(Stepper.step, STEPS, spent)

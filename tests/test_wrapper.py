@@ -486,7 +486,7 @@ def test_two_calls_lie_between_an_env_on_arrays_and_the_envs_own_step() -> None:
     env = make_env(Watched, 2)
     next(iter(Collector(env, None, frames_per_batch=4, total_frames=4)))
     calls = env.slot_envs[0].calls  # type: ignore[attr-defined]
-    assert calls[-3:] == ["loop.py:advance", "stepper.py:step", "serial.py:step"]
+    assert calls[-3:] == ["array_env.py:advance", "stepper.py:step", "serial.py:step"]
 
 
 def test_an_adapter_says_what_its_slots_can() -> None:

@@ -18,7 +18,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from tdcollect.collect.fast.transforms import base_of
+from tdcollect.collect.env_parts import base_of
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ACTION_MASKS, check_masks

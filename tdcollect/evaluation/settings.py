@@ -18,7 +18,7 @@ from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.seeding import env_seed, policy_seed
 
 Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SettingsArguments(TypedDict, total=False):
@@ -150,7 +150,7 @@ class EvaluationSettings:
 _recent = lru_cache(maxsize=2**14)
 
 
-def takes_settings(function: _Function) -> _Function:
+def takes_settings(function: Function) -> Function:
     """Show the settings in the signature of a function, in the place of its ``**settings``."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]

@@ -25,8 +25,8 @@ from torchrl.data import (
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect import keys
+from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.fast.transforms import base_of
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -69,14 +69,14 @@ class ActionCheck:
             ValueError: as :meth:`first` does.
         """
         for key, spec in self._specs.items():
-            entry = block.columns.get(key)
+            entry = block.entries.get(key)
             if entry is not None and isinstance(spec, _LISTED):
                 _check_values(key, spec, self._of(entry, block.pieces))
 
     def _of(self, entry: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
         """Return the rows ``[B, ...]`` of episodes, out of an entry ``[*batch, t, ...]``."""
         entry = entry.flatten(0, self._dims - 1) if self._dims else entry.unsqueeze(0)
-        return torch.cat([entry[p.slot, p.first : p.stop] for p in pieces] or [entry[0, :0]])
+        return torch.cat([entry[p.slot, p.begin : p.stop] for p in pieces] or [entry[0, :0]])
 
 
 _LISTED = (OneHot, MultiOneHot, Categorical, MultiCategorical, Binary)

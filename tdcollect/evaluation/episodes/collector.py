@@ -17,11 +17,11 @@ from torchrl.envs.transforms import VecNormV2
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.collect.construction import needs_state
+from tdcollect.collect.env_parts import base_of, exact_reward_of, transforms_of
 from tdcollect.collect.episodes import EpisodeLoop, Start
-from tdcollect.collect.fast.loop import Steps, array_env, exact_reward_of
-from tdcollect.collect.fast.transforms import base_of, transforms_of
+from tdcollect.collect.path import stepped_env
 from tdcollect.collect.step_dict import Key, StepDict
-from tdcollect.collect.tensordict_env import TensorDictEnv
+from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.display import one_line
 from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -239,9 +239,7 @@ class EvaluationCollector:
         if not self.episode_indices:
             return
         fresh_envs = probe_env(self.base, self.settings.fresh_envs)
-        exact = exact_reward_of(self.env)
-        on_arrays = array_env(self.env, exact)
-        env = TensorDictEnv(self.env, exact) if isinstance(on_arrays, str) else on_arrays
+        env = stepped_env(self.env, exact_reward_of(self.env))
         slots = env.batch_size.numel()
         inference = Inference(
             self._policy,
@@ -269,16 +267,16 @@ class EvaluationCollector:
             inference(rows, active)
 
         def start(slot: int, start: Start) -> None:
-            inference.start(slot, self.episode_seeds(start.number)[1])
+            inference.start(slot, self.episode_seeds(start.index)[1])
 
         def failed(start: Start, error: Exception) -> Start | None:
             self.error = error
-            tries = assembly.restarts.get(start.number, 0)
+            tries = assembly.restarts.get(start.index, 0)
             if max_restarts is not None and tries < max_restarts:
-                assembly.restarts[start.number] = tries + 1
+                assembly.restarts[start.index] = tries + 1
                 return start
-            self.errors[start.number] = f"{type(error).__name__}: {error}"
-            failures.append(assembly.failed(start.number))
+            self.errors[start.index] = f"{type(error).__name__}: {error}"
+            failures.append(assembly.failed(start.index))
             return None
 
         loop = EpisodeLoop(
@@ -286,12 +284,12 @@ class EvaluationCollector:
             act,
             lambda rows: remembered or [],
             (Start(index, self.episode_seeds(index)[0], index) for index in self.episode_indices),
-            steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.row_bytes))),
+            steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
             seconds=_SECONDS,
             max_episode_steps=self.settings.max_episode_steps,
             rebuild=fresh_envs,
             started=start,
-            failed=None if max_restarts is None else failed,
+            replace=None if max_restarts is None else failed,
         )
         for block in loop:
             inference.check()
@@ -301,7 +299,7 @@ class EvaluationCollector:
         yield failures
 
     def _first_call(
-        self, inference: Inference, rows: StepDict, env: Steps, actions: ActionCheck
+        self, inference: Inference, rows: StepDict, env: SteppedEnv, actions: ActionCheck
     ) -> list[Key]:
         """Probe the policy before it acts; add the entries that it carries from step to step."""
         randomness = GlobalRandomness()
@@ -309,7 +307,7 @@ class EvaluationCollector:
         randomness.check("the policy")
         actions.first(outputs)
         seen = StepDict({**rows, **outputs})
-        remembered = inference.remembered(seen, env)
+        remembered = inference.remembered(seen, env.carried)
         for key in remembered:
             if key not in rows:
                 like = outputs[key]

@@ -79,19 +79,19 @@ class Assembly:
     def feed(self, block: Block) -> Iterator[Finished]:
         """Add a block; yields the episodes that end in it, in the order of their ending."""
         # If the env raised at once, the block has no entries, only pieces without steps.
-        digested = self._digested if block.columns else []
-        entries = dict(block.columns)
+        digested = self._digested if block.entries else []
+        entries = dict(block.entries)
         exact = entries.pop(_EXACT, None)
         arrays = {key: _array(entries[key]) for key, _ in digested}
         last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
         rewards = arrays.get(_REWARD) if exact is None else _array(exact)
         for piece in block.pieces:
             if piece.error is not None:
-                self._held.pop(piece.start.number, None)
+                self._held.pop(piece.start.index, None)
                 continue
-            held = self._held.get(piece.start.number)
+            held = self._held.get(piece.start.index)
             if held is None:
-                held = self._held[piece.start.number] = _Unfinished(
+                held = self._held[piece.start.index] = _Unfinished(
                     [_hash(key, self._of(array, piece)) for key, array in arrays.items()]
                 )
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
@@ -111,12 +111,12 @@ class Assembly:
     def _of(self, entry: Any, piece: Piece) -> Any:
         """Return the rows of a piece, out of an entry ``[*batch, t, ...]``."""
         if self._dims == 0:
-            return entry[piece.first : piece.stop]
+            return entry[piece.begin : piece.stop]
         slots = entry.reshape(-1, *entry.shape[self._dims :])
-        return slots[piece.slot, piece.first : piece.stop]
+        return slots[piece.slot, piece.begin : piece.stop]
 
     def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
-        index = piece.start.number
+        index = piece.start.index
         held = self._held.pop(index)
         terminated, truncated = (bool(self._of(arrays[flag], piece)[-1, 0]) for flag in _FLAGS)
         env_seed, policy_seed = self._seeds(index)

@@ -20,9 +20,9 @@ from tdcollect._upstream.torchrl import (
     set_exploration_spec,
 )
 from tdcollect.collect.arguments import cannot_wrap, check_instance
-from tdcollect.collect.fast.loop import Steps, forgotten_entries
-from tdcollect.collect.fast.policy import Op, Program
-from tdcollect.collect.step_dict import Key, StepDict, is_plain
+from tdcollect.collect.path import lowered
+from tdcollect.collect.policies import Call, Policy
+from tdcollect.collect.step_dict import Key, StepDict, forgotten_entries, is_plain
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.episodes.row_checks import (
     LikeRows,
@@ -71,10 +71,10 @@ class Inference:
         self._streams = Streams(size)
         self._mode = DrawByRow(self._streams)
         self._of_slot: list[Stream | None] = [None] * slots
-        self._program: Program | None = None
+        self._program: Policy | None = None
         self.left_out: list[Key] = []
         # Whether each operation outside samplers draws random numbers, once known.
-        self._drawing: dict[Op, bool] = {}
+        self._drawing: dict[Call, bool] = {}
         self._group = size  # the number of slots that run together
         self._on_rows = False  # whether the policy may run on the slots' rows as they are
         self._index: dict[tuple[int, torch.device], torch.Tensor] = {}
@@ -167,7 +167,7 @@ class Inference:
         """Return the policy's outputs for a batch of the fixed size."""
         first = self._program is None
         if self._program is None:
-            self._program = Program(
+            self._program = lowered(
                 self._policy,
                 given,
                 torch.Size([self._size]),
@@ -176,7 +176,7 @@ class Inference:
             )
         self._streams.current = streams
         rows = StepDict(given)
-        for op in self._program.ops:
+        for op in self._program.calls:
             if watching is not None and op not in self._program.sampling:
                 watching.follow(rows.values())
                 with watching, self._mode:
@@ -215,10 +215,11 @@ class Inference:
         if self._program is not None:
             self._program.check()
 
-    def remembered(self, rows: StepDict, env: Steps) -> list[Key]:
+    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
         """Return the entries that the policy carries from one step to the next."""
-        assert self._program is not None
-        return forgotten_entries(rows, env, self._program)
+        program = self._program
+        assert program is not None
+        return forgotten_entries(rows, carried, program.reads_first, program.writes)
 
     def probe(self, rows: StepDict) -> StepDict:
         """Run the policy on rows, and refuse it if an output row depends on other rows.

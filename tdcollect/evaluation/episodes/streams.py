@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from tdcollect._upstream.torch import TorchDispatchMode, schema_of
-from tdcollect.collect.fast.samplers import Noise
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
 _RANDOM = torch.Tag.nondeterministic_seeded
@@ -56,8 +55,8 @@ class Streams:
         return (self.current[row] or self._unused).on(device)
 
 
-class RowNoise(Noise):
-    """Draws for the samplers of a policy, each row from its own stream.
+class RowNoise:
+    """Draws for the samplers of a policy, each row from its own stream; a ``Noise``.
 
     Args:
         streams: the rows' streams.
@@ -67,6 +66,7 @@ class RowNoise(Noise):
         self._streams = streams
 
     def exponential(self, like: torch.Tensor) -> torch.Tensor:
+        """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
         drawn = torch.ones_like(like)
         for row, stream in zip(drawn.unbind(0), self._streams.current, strict=True):
             if stream is not None:
@@ -74,6 +74,7 @@ class RowNoise(Noise):
         return drawn
 
     def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
+        """Draws from the standard normal distribution, of the shape and dtype given."""
         drawn = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
         for row, stream in zip(drawn.unbind(0), self._streams.current, strict=True):
             if stream is not None:

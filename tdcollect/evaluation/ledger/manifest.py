@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.collect.fast.transforms import transforms_of
+from tdcollect.collect.env_parts import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.ledger.records import FORMAT, Episode

@@ -475,3 +475,27 @@ def test_what_cannot_be_honoured_is_refused_before_anything_is_made(case: str) -
     env = env() if callable(env) else env
     with pytest.raises((TypeError, ValueError), match=re.escape(told)):
         make_env(env, **options)
+
+
+def test_a_step_without_restarts_raises_and_spends_none() -> None:
+    class Breaks(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> Any:
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            raise ValueError("broken")
+
+    env = make_env(Breaks, 2, on_env_error="restart")
+    (buffers,) = env.allocate(1)
+    env.stepper.reset(None, buffers)
+    actions = env.read_actions(env.rand_action())
+    with pytest.raises(SlotError, match="slot 0, episode 0, step 0: ValueError: broken"):
+        env.stepper.step(actions, None, buffers, restart=False)
+    assert env.restarts == 0
+    env.stepper.reset(None, buffers)
+    env.stepper.step(actions, None, buffers)
+    assert env.restarts == 2
+    assert sorted(env.broken_episodes) == [0, 1]

@@ -71,7 +71,7 @@ def entries_of(backend: Backend, bookkeeping: Bookkeeping, marks: bool) -> list[
     Args:
         backend: the slots.
         bookkeeping: the further entries.
-        marks: whether failed steps are marked.
+        marks: add an entry that marks failed steps.
 
     Raises:
         ValueError: if two entries share a name.
@@ -106,21 +106,21 @@ def allocate_buffers(
     tensors = zip(
         *(torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in blocks), strict=True
     )
-    given = zeros((1,), np.float64) if exact else reward
-    scalars = zip(*(block[..., 0] for block in (given, *flags)), strict=True)
+    exactly = zeros((1,), np.float64) if exact else reward
+    scalars = zip(*(block[..., 0] for block in (exactly, *flags)), strict=True)
     rounded = reward[..., 0] if exact else [None] * count
-    first = len(backend.observation.leaves)
-    second = first + len(backend.info)
+    infos = len(backend.observation.leaves)
+    bookkeeping = infos + len(backend.info)
     return [
         StepBuffers(
-            SlotBuffers(row[:first], row[first:second], *scalar[:3]),
-            row[second:],
-            row,
+            SlotBuffers(step[:infos], step[infos:bookkeeping], *scalar[:3]),
+            step[bookkeeping:],
+            step,
             scalar[0] if stored is None else stored,
             scalar[3],
             tensor,
         )
-        for row, scalar, stored, tensor in zip(
+        for step, scalar, stored, tensor in zip(
             zip(*arrays, strict=True), scalars, rounded, tensors, strict=True
         )
     ]
@@ -136,9 +136,9 @@ def _aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
     size = math.prod(inner) * np.dtype(dtype).itemsize
     padded = -(-size // _ALIGNMENT) * _ALIGNMENT
     memory = np.zeros(count * padded + _ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % _ALIGNMENT
+    offset = -memory.ctypes.data % _ALIGNMENT
     strides = np.empty(inner, dtype).strides
-    return np.ndarray(shape, dtype, memory, first, (padded, *strides))
+    return np.ndarray(shape, dtype, memory, offset, (padded, *strides))
 
 
 def _observation_entries(backend: Backend) -> list[Entry]:

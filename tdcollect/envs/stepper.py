@@ -28,7 +28,7 @@ class Stepper:
         bookkeeping: the further entries to write.
         name: the env's name in messages.
         check_finite: take NaN or infinite observations and rewards for failures of the env.
-        max_restarts: how many envs may be built anew after failures, in all; None to raise instead.
+        max_restarts: number of envs that may be built anew after failures; None to raise instead.
 
     Attributes:
         entries: the entries beside reward and flags: observations, infos, bookkeeping.
@@ -284,15 +284,15 @@ class Stepper:
     def _break_off(self, failed: SlotError, out: StepBuffers) -> None:
         """Truncate the episodes of slots whose envs failed, and build these anew."""
         assert self.latest is not None  # a step follows a reset
-        present = self.latest.raw
+        latest = self.latest.raw
         self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])
         rows = list(failed.causes)
-        for array, shown in zip(
+        for array, present in zip(
             (*out.raw.observation, *out.raw.info),
-            (*present.observation, *present.info),
+            (*latest.observation, *latest.info),
             strict=True,
         ):
-            array[rows] = shown[rows]
+            array[rows] = present[rows]
         out.reward[rows] = out.raw.reward[rows] = 0
         out.raw.terminated[rows] = False
         out.raw.truncated[rows] = True

@@ -209,15 +209,14 @@ def write_info(
     Raises:
         ValueError: if an info has another shape than at first, or would lose by the cast.
     """
-    for entry, array in zip(entries, arrays, strict=True):
-        value = np.asarray(info.get(entry.key, _ZERO))
-        fits = value is _ZERO or value.shape == entry.shape
-        if not (fits and keeps(value, entry.dtype)):
+    for (key, shape, dtype), array in zip(entries, arrays, strict=True):
+        value = np.asarray(info.get(key, _ZERO))
+        fits = value is _ZERO or value.shape == shape
+        if not (fits and keeps(value, dtype)):
             got = f"{value.dtype} of shape {value.shape}"
-            got = f"{value.dtype} {value}" if value.shape == entry.shape == () else got
+            got = f"{value.dtype} {value}" if value.shape == shape == () else got
             raise ValueError(
-                f"expected info {entry.key!r} to be {entry.dtype} of shape {entry.shape}, as it "
-                f"was at first, got {got}; pass info_keys as a dict from names to examples that "
-                "say what to expect"
+                f"expected info {key!r} to be {dtype} of shape {shape}, as it was at first, got "
+                f"{got}; pass info_keys as a dict from names to examples that say what to expect"
             )
         array[slot] = value

@@ -100,11 +100,11 @@ class Worker(EnvSlots):
         failed: dict[int, Failure] = {}
         misfits: dict[int, Any] = {}
         self.latest = {}
-        first = self.first
-        for slot in range(first, first + len(self.envs)) if slots is None else slots:
+        first, envs = self.first, self.envs
+        for slot in range(first, first + len(envs)) if slots is None else slots:
             self.begin(slot)
             try:
-                observation, reward, terminated, truncated, info = self.envs[slot - first].step(
+                observation, reward, terminated, truncated, info = envs[slot - first].step(
                     unbatched[slot - first]
                 )
                 self.reward[slot] = as_reward(reward)

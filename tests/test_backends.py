@@ -86,8 +86,8 @@ def process_env(
     )
     if info_keys:
         backend.read_info(info_keys)
-    stepper = Stepper(backend, Bookkeeping(max_episode_steps=max_episode_steps))
-    env = GymnasiumEnv(stepper, batched=batched, name="process env")
+    stepper = Stepper(backend, Bookkeeping(max_episode_steps=max_episode_steps), name="process env")
+    env = GymnasiumEnv(stepper, batched=batched)
     if seed is not None:
         env.set_seed(seed)
     return env

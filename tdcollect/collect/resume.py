@@ -180,7 +180,7 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
         if type(base) is not GymnasiumEnv:
             failed = dict.fromkeys(slots, f"the env here is a {type(base).__name__}")
         else:
-            tried = base.stepper.backend.resumable
+            tried = base.resumable
             failed = base.load_slots(state["slots"])
     back = [slot for slot in slots if slot not in failed]
     if back:

@@ -215,8 +215,7 @@ def collected(made: Collector, buffer: TensorDictReplayBuffer, count: int) -> di
 
 
 def _restarts(made: Collector) -> int | None:
-    restarts = base_of(made.env).stepper.restarts
-    return None if restarts is None else restarts.count
+    return base_of(made.env).restarts
 
 
 def _flat(batch: dict[str, Any]) -> Any:

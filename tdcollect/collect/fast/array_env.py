@@ -33,6 +33,8 @@ class ArrayEnv(SteppedEnv):
             ``"_exact_reward"``. None to leave them out.
     """
 
+    base: GymnasiumEnv
+
     def __init__(
         self,
         env: GymnasiumEnv,
@@ -41,13 +43,12 @@ class ArrayEnv(SteppedEnv):
         exact: ExactReward | None = None,
     ):
         entries = env.stepper.entries
-        self.env = env
         self.transformed = transformed
         self.carried = carried_entries(transformed)
         self.batch_size = env.batch_size
         self.step_bytes = env.num_envs * sum(e.dtype.itemsize * math.prod(e.shape) for e in entries)
-        self.stepper = env.stepper
-        self.waits = env.stepper.backend.steps_subset
+        self.base = env
+        self.waits = env.steps_singly
         self.transforms = transforms
         self._exact = exact
         self._inverse = list(reversed(transforms))
@@ -57,7 +58,7 @@ class ArrayEnv(SteppedEnv):
 
     def allocate(self, count: int, pinned: bool = False) -> list[StepBuffers]:
         """Buffers for ``count`` steps; see :meth:`GymnasiumEnv.allocate`."""
-        return self.env.allocate(count, pinned, self._exact is not None)
+        return self.base.allocate(count, pinned, self._exact is not None)
 
     def advance(
         self,
@@ -74,7 +75,7 @@ class ArrayEnv(SteppedEnv):
                 transform.inv(given)
         error = None
         try:
-            self.env.step_arrays(given, buffers, slots)
+            self.base.stepper.step(self.base.read_actions(given), slots, buffers)
         except SlotError as raised:
             error = raised
         following = StepDict(zip(self._written, buffers.tensors, strict=True))
@@ -83,7 +84,7 @@ class ArrayEnv(SteppedEnv):
         for transform in self.transforms:
             transform.step(given, following)
         if self._exact is not None:
-            following[keys.EXACT_REWARD] = self._exact(self.env.exact_reward(buffers))
+            following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))
         return following, error
 
     def begin(
@@ -99,7 +100,7 @@ class ArrayEnv(SteppedEnv):
             # Several at once cost little more than one; large ones would take memory for nothing.
             self._spare = self.allocate(1 if self.step_bytes > _SPARE_BYTES else 32)
         buffers = self._spare.pop()
-        self.env.reset_arrays(buffers, slots, seeds, options)
+        self.base.stepper.reset(slots, buffers, seeds, options)
         begun = StepDict(zip(self._entries, buffers.tensors, strict=False))
         if self.transforms:
             begun = StepDict({**following, **begun})

@@ -122,7 +122,7 @@ def whole_episodes(
         first_seeds=first_seeds,
         options=options,
         in_one_piece=gradients,
-        replace=again if env.stepper is not None and env.stepper.restarts is not None else None,
+        replace=again if env.base is not None and env.base.restarts is not None else None,
         watch=watch,
     )
 

@@ -64,13 +64,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         reward_shaping: a function ``(observation, action, reward, done) -> reward``, called on
             whole batches, whose result learners see in place of the env's reward; that one stays
             under ``("next", "raw_reward")``. See :class:`tdcollect.collect.RewardShaping`.
-        statistics: keep statistics of episodes, steps and times in :attr:`stats`, a
-            :class:`tdcollect.collect.Statistics`.
+        statistics: keep :class:`tdcollect.collect.Statistics` in :attr:`stats`.
         stats_window: K, how many of the latest episodes ``stats.window`` holds.
         timers: also time the env's steps and the policy's calls, which costs a little at each step.
         hooks: one :class:`tdcollect.Hooks`, or several, called with steps, episodes, collections.
-        progress: show a progress bar while iterating (needs tqdm); where there is neither a
-            terminal nor a notebook, a line every 30 seconds.
+        progress: show a progress bar while iterating (needs tqdm), or a line every 30 seconds.
         **kwargs: as the parent has them.
 
     Attributes:
@@ -179,8 +177,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     def explain(self) -> Explanation:
         """The parts of a collection: whether each runs on arrays, and if not, why.
 
-        Returns:
-            The parts; prints as a table. Nothing is run.
+        Prints as a table. Nothing is run.
         """
         if self.closed:
             raise RuntimeError("the collector is shut down; explain() asks for a live one")
@@ -203,8 +200,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Iterate over batches; see the parent's method."""
-        batches = self._batches()
-        return with_progress(batches, self) if self._progress else batches
+        return with_progress(self._batches(), self) if self._progress else self._batches()
 
     def _batches(self) -> Iterator[TensorDictBase]:
         with collecting(pauses=True):
@@ -296,12 +292,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         self._runner.check_open(to_go_on=True)
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
-        chosen = exploration_type or self.exploration_type
         with (
             collecting(),
             changed(self, replay_buffer=None),
             torch.set_grad_enabled(gradients),
-            set_exploration_type(chosen),
+            set_exploration_type(exploration_type or self.exploration_type),
             self._monitor.collection() as log,
         ):
             if episodes is None:

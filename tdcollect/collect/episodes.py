@@ -223,7 +223,7 @@ class EpisodeLoop:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, starts[0]).seed for slot in self._slots]  # type: ignore[misc]
             if self._rebuild:
-                self._env.rebuild(self._slots)
+                self._env.rebuild_slots(self._slots)
             try:
                 step = self._env.reset_all(seeds, self._options)
             except SlotError as error:
@@ -276,8 +276,8 @@ class EpisodeLoop:
         batch.append(step, following)
         if error is not None:
             self._stop([slot for slot in error.causes if slot in running], error, pieces, at)
-        elif self._env.broken:
-            error = SlotError("step", self._env.broken)
+        elif self._env.broken_episodes:
+            error = SlotError("step", self._env.broken_episodes)
             lost = [slot for slot in error.causes if slot in running]
             self._stop(lost, error, pieces, at, built=True)
         at += 1
@@ -347,7 +347,7 @@ class EpisodeLoop:
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
             if self._rebuild:
-                self._env.rebuild(list(starts))
+                self._env.rebuild_slots(list(starts))
             try:
                 begun = self._env.begin(following, starting, reset, seeds, self._options)  # type: ignore[arg-type]
             except SlotError as error:
@@ -373,10 +373,10 @@ class EpisodeLoop:
 
     def _give_up(self, error: SlotError, starts: dict[int, Start], built: bool = False) -> None:
         """Build the envs that raised anew, unless built; take their episodes out of ``starts``."""
-        if self._replace is None or not self._env.rebuilds:
+        if self._replace is None or not self._env.rebuilds_singly:
             raise error
         if not built:
-            self._env.rebuild(list(error.causes))
+            self._env.rebuild_slots(list(error.causes))
         for slot, cause in error.causes.items():
             start = starts.pop(slot, None)
             again = None if start is None else self._replace(start, cause)

@@ -14,7 +14,6 @@ from tdcollect._upstream.torchrl import carried_entries
 from tdcollect.collect.env_parts import ExactReward, base_of
 from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 
 
@@ -26,7 +25,7 @@ class SteppedEnv(abc.ABC):
         carried: the entries that a step hands on to the next one.
         batch_size: the env's.
         step_bytes: the size of one step's observations, over all slots.
-        stepper: of tdcollect's env; None for another env.
+        base: the env itself; None where it is not tdcollect's.
         waits: whether some slots can be stepped while the others wait.
     """
 
@@ -34,37 +33,37 @@ class SteppedEnv(abc.ABC):
     carried: list[Key]
     batch_size: torch.Size
     step_bytes: int
-    stepper: Stepper | None
+    base: GymnasiumEnv | None
     waits = False
 
     @property
     def seeds_singly(self) -> bool:
         """True if single slots can be seeded."""
-        return self.stepper is None or self.stepper.backend.seeds_subset
+        return self.base is None or self.base.seeds_singly
 
     @property
     def resets_singly(self) -> bool:
         """True if single slots can be reset."""
-        return self.stepper is None or self.stepper.backend.resets_subset
+        return self.base is None or self.base.resets_singly
 
     @property
-    def rebuilds(self) -> bool:
+    def rebuilds_singly(self) -> bool:
         """True if single slots can be built anew."""
-        return self.stepper is not None and self.stepper.backend.rebuilds
+        return self.base is not None and self.base.rebuilds_singly
 
     @property
-    def broken(self) -> Mapping[int, Exception]:
+    def broken_episodes(self) -> Mapping[int, Exception]:
         """The errors of slots whose envs the latest step built anew, by slot."""
-        return {} if self.stepper is None else self.stepper.broken
+        return {} if self.base is None else self.base.broken_episodes
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         """The info of a slot's latest step; empty where the env is not tdcollect's."""
-        return {} if self.stepper is None else self.stepper.backend.latest_info(slot)
+        return {} if self.base is None else self.base.latest_info(slot)
 
-    def rebuild(self, slots: list[int]) -> None:
+    def rebuild_slots(self, slots: list[int]) -> None:
         """Build the envs of ``slots`` anew."""
-        assert self.stepper is not None
-        self.stepper.rebuild(slots)
+        assert self.base is not None
+        self.base.rebuild_slots(slots)
 
     def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
         """Start an episode in every slot; the entries of its first step."""
@@ -152,7 +151,7 @@ class TensorDictEnv(SteppedEnv):
         self.carried = carried_entries(transformed)
         self.batch_size = transformed.batch_size
         self.step_bytes = sum(v.shape.numel() * v.dtype.itemsize for v in leaves.values())
-        self.stepper = base.stepper if isinstance(base, GymnasiumEnv) else None
+        self.base = base if isinstance(base, GymnasiumEnv) else None
         self._exact = exact
 
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:

@@ -17,7 +17,6 @@ from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import key_of
-from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 _SPARE_BYTES = 2**16
@@ -35,6 +34,8 @@ class ArrayEnv(SteppedEnv):
             ``"_exact_reward"``. None to leave them out.
     """
 
+    base: GymnasiumEnv
+
     def __init__(
         self,
         env: GymnasiumEnv,
@@ -43,12 +44,11 @@ class ArrayEnv(SteppedEnv):
         exact: ExactReward | None = None,
     ):
         entries = env.stepper.entries
-        self.env = env
         self.transformed = transformed
         self.carried = carried_entries(transformed)
         self.batch_size = env.batch_size
         self.step_bytes = env.num_envs * sum(e.dtype.itemsize * math.prod(e.shape) for e in entries)
-        self.stepper: Stepper = env.stepper
+        self.base = env
         self.waits = env.steps_singly
         self.transforms = transforms
         self._exact = exact
@@ -59,7 +59,7 @@ class ArrayEnv(SteppedEnv):
 
     def allocate(self, count: int, pinned: bool = False) -> list[StepBuffers]:
         """Buffers for ``count`` steps; see :meth:`GymnasiumEnv.allocate`."""
-        return self.env.allocate(count, pinned, self._exact is not None)
+        return self.base.allocate(count, pinned, self._exact is not None)
 
     def advance(
         self,
@@ -76,7 +76,7 @@ class ArrayEnv(SteppedEnv):
                 transform.inv(given)
         error = None
         try:
-            self.stepper.step(self.env.read_actions(given), slots, buffers)
+            self.base.stepper.step(self.base.read_actions(given), slots, buffers)
         except SlotError as raised:
             error = raised
         following = StepDict(zip(self._written, buffers.tensors, strict=True))
@@ -85,7 +85,7 @@ class ArrayEnv(SteppedEnv):
         for transform in self.transforms:
             transform.step(given, following)
         if self._exact is not None:
-            following[keys.EXACT_REWARD] = self._exact(self.env.exact_reward(buffers))
+            following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))
         return following, error
 
     def begin(
@@ -101,7 +101,7 @@ class ArrayEnv(SteppedEnv):
             # Several at once cost little more than one; large ones would take memory for nothing.
             self._spare = self.allocate(1 if self.step_bytes > _SPARE_BYTES else 32)
         buffers = self._spare.pop()
-        self.stepper.reset(slots, buffers, seeds, options)
+        self.base.stepper.reset(slots, buffers, seeds, options)
         begun = StepDict(zip(self._entries, buffers.tensors, strict=False))
         if self.transforms:
             begun = StepDict({**following, **begun})

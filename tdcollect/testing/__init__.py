@@ -11,12 +11,13 @@ from tdcollect.testing.batch import check_counting_batch
 from tdcollect.testing.conformance import check_env
 from tdcollect.testing.counting import (
     CountingEnv,
+    CountingPolicy,
     CountingRules,
+    StatelessCountingPolicy,
     counting_env,
     make_counting_envs,
 )
 from tdcollect.testing.doctor import Diagnosis, Divergence, Verdict, diagnose
-from tdcollect.testing.policy import CountingPolicy, StatelessCountingPolicy
 from tdcollect.testing.report import Finding, Report
 from tdcollect.testing.torch_counting import TorchCountingEnv
 

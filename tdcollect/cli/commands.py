@@ -369,13 +369,13 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     help="The most that an episode is played for.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The first that is tried.")
-@click.option("--skip", multiple=True, metavar="NAME", help="A question to leave out: speed, say.")
+@click.option("--skip", multiple=True, metavar="NAME", help="A check to leave out: speed, say.")
 @_as_json
 def doctor(env: str, as_json: bool, **settings: Any) -> int:
     """Tell whether an env is fit for collecting and testing.
 
     ENV is a gymnasium id, an EnvPool id, or MODULE:CALLABLE or FILE.py:CALLABLE for what makes an
-    env. The status is 1 where something is broken.
+    env. The exit status is 1 if a check fails.
     """
     with redirect_stdout(sys.stderr):
         from tdcollect.evaluation.named import is_named, load_named

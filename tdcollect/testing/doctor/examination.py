@@ -1,4 +1,4 @@
-"""The env under the doctor's eyes: what makes it, and what is played."""
+"""An env under examination by the doctor: how it is made, and the runs that checks compare."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ import torch
 
 from tdcollect import keys
 from tdcollect._upstream import steps_of_time_limit
+from tdcollect.checks.difference import Divergence, Episodes, first_divergence, unlike_attributes
+from tdcollect.checks.player import Env, GymnasiumPlayer, Row
+from tdcollect.checks.registry import Failed, Skipped
 from tdcollect.envs.spaces import SpaceCodec
-from tdcollect.testing.doctor.attributes import unlike_attributes
-from tdcollect.testing.doctor.divergence import Divergence, Run, first_divergence
 from tdcollect.testing.doctor.pooled import PooledEnv
-from tdcollect.testing.gymnasium_probe import Env, Probe, Row
-from tdcollect.testing.report import Broken, NotChecked
 
 PLAY_SECONDS = 2.0
-"""How long one episode may take; slower envs are played for fewer steps."""
+"""The time that one episode may take; slower envs are played for fewer steps."""
 PLAY_BYTES = 32 * 2**20
-"""How much the observations of one episode may take; larger ones are played for fewer steps."""
+"""The memory that observations of one episode may take; larger ones mean fewer steps."""
 SEEDS = 4
-"""How many seeds are tried."""
+"""The number of seeds that are tried."""
 
 GLOBAL = {"numpy": "np.random", "random": "Python's random", "torch": "torch"}
 
 
 class Leak(NamedTuple):
-    """What shows of the episodes before.
+    """A difference that earlier episodes make.
 
     Attributes:
-        divergence: where a used env differs from a new one.
-        played: how many episodes the used one had ended.
-        lifetime: how many steps it had made in all.
-        late: whether it showed only late in the life of an env.
-        attributes: what differs in it after the same seeded reset, with both values.
+        divergence: the first difference of a used env and a new one.
+        played: the number of episodes that the used env had ended.
+        lifetime: the number of steps that it had made in all.
+        late: True if the difference showed only after a long life of the env.
+        attributes: its attributes that differ after the same seeded reset, with both values.
     """
 
     divergence: Divergence
@@ -50,24 +49,22 @@ class Leak(NamedTuple):
     attributes: list[str]
 
 
-class Patient(Probe):
-    """An env that the doctor looks at.
+class Examination(GymnasiumPlayer):
+    """An env that the doctor checks, new copies of it, and the runs that its checks compare.
 
     Args:
-        given: what the user gave: an id or a callable.
+        given: the user's argument: an id or a callable.
         backend: ``"envpool"`` for an EnvPool id, else None.
-        kwargs: for what makes the env.
-        steps: the most steps of an episode.
+        kwargs: for the callable that makes the env.
+        max_episode_steps: the most steps of an episode; :meth:`time` may lower it.
         seed: the first seed.
 
     Attributes:
-        step_seconds, reset_seconds: how long these take; set by :meth:`time`.
-        lifetime: how many steps a used env has made when it is last compared with a new one.
-        broken: the questions that were found broken so far.
-        changed: where a new env no longer does what the first ones did; None where that was not
-            seen.
-        unsteady: where runs differ that do not differ when they are run again; None likewise.
-        has_chance: the place in ``broken`` of the question that saw this first; None likewise.
+        step_seconds, reset_seconds: the time of one step and of one reset; set by :meth:`time`.
+        lifetime: the number of steps after which a used env is last compared with a new one.
+        changed: the difference of a new env and the first ones; None if none was seen.
+        unsteady: a difference of two runs that does not recur; None if none was seen.
+        has_chance: the index in ``failed`` of the check that first saw chance; None likewise.
     """
 
     make: Callable[[], Env]  # always there
@@ -77,7 +74,7 @@ class Patient(Probe):
         given: str | Callable[..., Env],
         backend: str | None,
         kwargs: Mapping[str, Any],
-        steps: int,
+        max_episode_steps: int,
         seed: int,
     ):
         self.given = given
@@ -89,36 +86,59 @@ class Patient(Probe):
         elif self.pooled:
             make = partial(PooledEnv, given, **kwargs)
         else:
-            # gymnasium's own checks warn and raise at first steps; the questions here go further.
+            # gymnasium's own checks warn and raise at first steps; the doctor's go further.
             make = partial(gym.make, given, disable_env_checker=True, **kwargs)
-        env = make()
-        if not isinstance(env, gym.Env):
-            raise Broken(f"expected a gymnasium.Env, got {type(env).__name__}")
-        super().__init__(env, make, None, steps, seed)
-        another = make()
-        if another is env:
-            raise Broken("the callable gave the same env twice; a new one is needed at each call")
-        another.close()
+        super().__init__(None, make, None, max_episode_steps, seed)
         self.step_seconds = self.reset_seconds = 0.0
-        self.lifetime = 2 * steps
-        self.broken: list[str] = []
+        self.lifetime = 2 * max_episode_steps
         self.changed: Divergence | None = None
         self.unsteady: Divergence | None = None
         self.has_chance: int | None = None
 
-    def needs(self, *names: str) -> None:
-        """Raise unless all questions of these names may be sound.
+    def open(self) -> None:
+        """Make the env, and one more, which must be another.
 
         Raises:
-            NotChecked: where the fault that one of them found would show in another as well.
+            Failed: if it is no env, or the same one.
         """
-        found = [name for name in names if name in self.broken]
-        if found:
-            raise NotChecked(f"not asked: a fault told above would show here too (see {found[0]})")
+        env = self.make()
+        advice = "make it as gymnasium.Env has it"
+        if not isinstance(env, gym.Env):
+            raise Failed(f"expected a gymnasium.Env, got {type(env).__name__}", advice=advice)
+        self.env = env
+        another = self.make()
+        if another is env:
+            raise Failed(
+                "the callable gave the same env twice; a new one is needed at each call",
+                advice=advice,
+            )
+        another.close()
+
+    def close(self) -> None:
+        """Close the env, if it was made."""
+        if hasattr(self, "env"):
+            super().close()
+
+    def require(self, *checks: str) -> None:
+        """Raise ``Skipped`` if a fault that was found would show again.
+
+        Args:
+            checks: those that may have found it. For ``"seed"``, runs on one seed must also have
+                shown no chance in any other check.
+        """
+        for name in checks:
+            super().require(name)
+            if name != "seed":
+                continue
+            if self.has_chance is not None:
+                found_by = self.failed[self.has_chance]
+                raise Skipped(f"runs differ by chance (see {found_by})")
+            if self.unrepeatable is not None:
+                raise Skipped("new envs differ under one seed (see seed)")
 
     @cached_property
     def without_form(self) -> str:
-        """The reason that no batch can hold the env's observations or actions; empty if one can."""
+        """The reason that no batch can hold the env's observations or actions; empty if none."""
         try:
             SpaceCodec(self.env.observation_space, keys.OBSERVATION)
             SpaceCodec(self.env.action_space, keys.ACTION)
@@ -142,7 +162,7 @@ class Patient(Probe):
         return None
 
     def time(self) -> None:
-        """Play two episodes, for how long a step takes and how many to play from here on."""
+        """Time steps and resets in two episodes; lower ``max_episode_steps`` if they are slow."""
         resets: list[float] = []
         steps: list[float] = []
         for seed in self.seeds[:2]:
@@ -152,10 +172,12 @@ class Patient(Probe):
                 (resets if row.is_reset else steps).append(taken)
                 now = time.perf_counter()
                 if row.is_reset:
-                    size = _nbytes(row.observation)
-                    self.steps = max(16, min(self.steps, PLAY_BYTES // max(size, 1)))
+                    size = _nbytes(row[keys.OBSERVATION])
+                    self.max_episode_steps = max(
+                        16, min(self.max_episode_steps, PLAY_BYTES // max(size, 1))
+                    )
                 elif now - began > PLAY_SECONDS:
-                    self.steps = max(16, min(self.steps, len(steps)))
+                    self.max_episode_steps = max(16, min(self.max_episode_steps, len(steps)))
                     break
         for seed in self.seeds:
             began = time.perf_counter()
@@ -164,12 +186,12 @@ class Patient(Probe):
         self.reset_seconds = float(np.median(resets))
         self.step_seconds = float(np.median(steps)) if steps else 0.0
 
-    def run(self, env: Env, seed: int, episodes: int = 1) -> Run:
-        """Episodes of one env: the first after ``reset(seed)``, the others after ``reset()``."""
+    def run(self, env: Env, seed: int, episodes: int = 1) -> Episodes:
+        """Play episodes: the first after ``reset(seed)``, the others after ``reset()``."""
         return [list(self.rows(env, seed if i == 0 else None)) for i in range(episodes)]
 
-    def run_anew(self, seed: int, episodes: int = 1) -> Run:
-        """The same of a new env."""
+    def run_new(self, seed: int, episodes: int = 1) -> Episodes:
+        """Play episodes of a new env."""
         env = self.make()
         try:
             return self.run(env, seed, episodes)
@@ -177,25 +199,24 @@ class Patient(Probe):
             env.close()
 
     @cached_property
-    def fresh(self) -> dict[int, Run]:
-        """What a new env does on each seed: one episode, and two on the first seed."""
-        return {seed: self.run_anew(seed, 2 if seed == self.seed else 1) for seed in self.seeds}
+    def fresh(self) -> dict[int, Episodes]:
+        """The episodes of a new env per seed: one on each seed, and two on the first."""
+        return {seed: self.run_new(seed, 2 if seed == self.seed else 1) for seed in self.seeds}
 
     @cached_property
     def unrepeatable(self) -> Divergence | None:
-        """Where two new envs differ under one seed."""
+        """The first difference of two new envs under one seed, or None."""
         for seed, run in self.fresh.items():
-            found = first_divergence(seed, run, self.run_anew(seed, len(run)))
+            found = first_divergence(seed, run, self.run_new(seed, len(run)))
             if found is not None:
                 return found
         return None
 
     @cached_property
     def leak(self) -> Leak | None:
-        """Find where a used env differs from a new one under one seed.
+        """The first difference of a used env and a new one under one seed, or None.
 
-        None also where something else than the env's own past makes the difference: see ``changed``
-        and ``unsteady``.
+        None also if the difference is not of the env's own past: see ``changed`` and ``unsteady``.
         """
         found = self._leak()
         if found is None or self.is_changed(found.divergence.seed):
@@ -231,7 +252,7 @@ class Patient(Probe):
             env.close()
 
     def _live(self, env: Env, steps: int) -> tuple[int, int]:
-        """Play for so many steps, or so long; returns how many episodes and steps it was."""
+        """Play for some steps, or seconds; return the number of episodes and of steps."""
         began, lived = time.perf_counter(), 0
         for episodes in count():
             for row in self.rows(env, None, action_seed=self.seed + episodes):
@@ -241,9 +262,9 @@ class Patient(Probe):
         raise AssertionError
 
     def is_changed(self, seed: int) -> bool:
-        """Compare a new env with the first ones; True, and ``changed`` is set, if they differ."""
+        """Compare a new env with the first ones; return True and set ``changed`` if they differ."""
         if self.changed is None:
-            self.changed = first_divergence(seed, self.fresh[seed][:1], self.run_anew(seed))
+            self.changed = first_divergence(seed, self.fresh[seed][:1], self.run_new(seed))
         return self.changed is not None
 
     def _leave_unfinished(self, env: Env, seed: int) -> None:
@@ -261,16 +282,16 @@ class Patient(Probe):
             new.close()
 
     def repeats_with(self, generators: Iterable[str]) -> bool:
-        """Whether new envs agree once these global generators start from one and the same state."""
+        """Return whether new envs agree once these global generators start from one state."""
         runs = []
         for _ in range(2):
             with pinned(generators):
-                runs.append({s: self.run_anew(s, len(self.fresh[s])) for s in self.seeds})
+                runs.append({s: self.run_new(s, len(self.fresh[s])) for s in self.seeds})
         return all(first_divergence(s, runs[0][s], runs[1][s]) is None for s in self.seeds)
 
     @cached_property
     def varied(self) -> list[list[Row]]:
-        """Episodes on several seeds, each with actions of its own."""
+        """Episodes on several seeds, each with its own actions."""
         return [list(self.rows(self.env, seed, action_seed=seed + 1)) for seed in self.seeds]
 
 
@@ -284,7 +305,7 @@ def _nbytes(value: Any) -> int:
 
 @contextmanager
 def pinned(generators: Iterable[str]) -> Any:
-    """Start these global generators from seed 0, and put them back in the end."""
+    """Start these global generators from seed 0, and restore them in the end."""
     import random
 
     generators = set(generators)

@@ -129,7 +129,7 @@ def mismatch(entry: str, first: Any, second: Any, exact: bool = False) -> Mismat
 def _mismatches(entry: str, first: Any, second: Any, exact: bool) -> Iterator[Mismatch]:
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
-            a, b = (_short(sorted(map(str, value))) for value in (first, second))
+            a, b = (short(sorted(map(str, value))) for value in (first, second))
             yield Mismatch(f"the keys of {entry}", a, b, None)
             return
         for key in first:
@@ -156,7 +156,7 @@ def _leaf_mismatch(entry: str, a: Any, b: Any, exact: bool) -> Mismatch | None:
             same = _are_same_objects(a, b)
         else:
             same = a.shape == b.shape and bool((a == b).all())
-        return None if same else Mismatch(entry, _short(a.tolist()), _short(b.tolist()), None)
+        return None if same else Mismatch(entry, short(a.tolist()), short(b.tolist()), None)
     if a.shape != b.shape:
         return Mismatch(f"the shape of {entry}", list(a.shape), list(b.shape), None)
     if a.dtype == b.dtype and a.tobytes() == b.tobytes():
@@ -194,14 +194,27 @@ def _are_same_objects(a: Any, b: Any) -> bool:
     return not has_value and type(first) is type(second) and bool(_ADDRESS.search(repr(first)))
 
 
+def leaves(entry: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested value, each with its place in the entry."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(f"{entry}[{key!r}]", item)
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from leaves(f"{entry}[{i}]", item)
+    else:
+        yield entry, value
+
+
 def shown(value: Any) -> str:
     """Format a value for a message: floats to eight digits."""
     return f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else text[:57] + "..."
+def short(value: Any) -> str:
+    """Format any value for a message, in at most 80 characters."""
+    text = " ".join(repr(value.tolist() if isinstance(value, torch.Tensor) else value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def unlike_attributes(first: Any, second: Any) -> list[str]:

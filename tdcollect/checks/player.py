@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import gymnasium as gym
@@ -114,6 +115,12 @@ class Player(abc.ABC, Generic[E]):
         finally:
             self.done_with(env)
 
+    def leave_unfinished(self, env: E, seed: int) -> None:
+        """Reset an env with a seed, and make two steps."""
+        unfinished = self.rows(env, seed)
+        for _ in range(3):
+            next(unfinished, None)
+
     @cached_property
     def episodes(self) -> list[list[Row]]:
         """The env played on three seeds."""
@@ -164,6 +171,11 @@ class GymnasiumPlayer(Player[Env]):
             yield row
             if row.ends:
                 return
+
+    def forever(self, env: Env, seed: int) -> Iterator[Row]:
+        """Yield the rows of one episode after the other, the first one on a seed."""
+        for start in chain([seed], repeat(None)):
+            yield from self.rows(env, start)
 
     @property
     def ended(self) -> list[tuple[int, list[Row]]]:

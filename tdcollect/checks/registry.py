@@ -71,6 +71,7 @@ class Check(NamedTuple):
         name: its name, unique in a selection.
         rule: the sentence that holds if it passes.
         needs: the checks whose failure would show in this one too.
+        advice: the advice of failures that bring none.
         run: the function.
     """
 
@@ -78,6 +79,7 @@ class Check(NamedTuple):
     name: str
     rule: str
     needs: tuple[str, ...]
+    advice: str
     run: Run
 
 
@@ -85,7 +87,12 @@ _CHECKS: list[Check] = []
 
 
 def check(
-    group: str, name: str, rule: str | None = None, needs: Sequence[str] = ()
+    group: str,
+    name: str,
+    rule: str | None = None,
+    *,
+    needs: Sequence[str] = (),
+    advice: str = "",
 ) -> Callable[[AnyRun], AnyRun]:
     """Register the decorated function as a check; see :class:`Check`.
 
@@ -96,10 +103,11 @@ def check(
         name: its name.
         rule: the sentence; None if the name is the sentence.
         needs: the checks whose failure would show in this one too.
+        advice: the advice of failures that bring none.
     """
 
     def register(run: AnyRun) -> AnyRun:
-        _CHECKS.append(Check(group, name, rule or name, tuple(needs), run))
+        _CHECKS.append(Check(group, name, rule or name, tuple(needs), advice, run))
         return run
 
     return register
@@ -162,8 +170,9 @@ def _run_check(one: Check, subject: Subject) -> Finding:
 
 
 def _finding(one: Check, outcome: Outcome) -> Finding:
-    found = outcome.evidence, outcome.cause, outcome.advice, outcome.data
-    return Finding(one.name, one.rule, outcome.status, *found)
+    advice = outcome.advice or (one.advice if outcome.status == FAILED else "")
+    found = outcome.status, outcome.evidence, outcome.cause, advice, outcome.data
+    return Finding(one.name, one.rule, *found)
 
 
 def _report_once(found: Finding, findings: Collection[Finding]) -> Finding:

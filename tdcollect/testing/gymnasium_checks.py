@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from numbers import Real
 from typing import Any
@@ -11,9 +11,18 @@ import numpy as np
 from gymnasium import spaces
 
 from tdcollect import keys
-from tdcollect.checks.difference import first_divergence, mismatch
-from tdcollect.checks.player import Env, GymnasiumPlayer, Row
+from tdcollect.checks.difference import first_divergence, mismatch, short
+from tdcollect.checks.player import GymnasiumPlayer, Row
 from tdcollect.checks.registry import Failed, Skipped, check
+from tdcollect.testing.seed_checks import (
+    FRESH_RESET,
+    OTHER_SEED,
+    SAME_SEED,
+    check_same,
+    fresh_reset,
+    other_seed,
+    same_seed,
+)
 
 GROUP = "gymnasium"
 
@@ -42,61 +51,32 @@ def dtype(player: GymnasiumPlayer) -> str:
 
 @check(GROUP, "rewards are finite numbers")
 def rewards(player: GymnasiumPlayer) -> str:
-    rewards = [(where, row[keys.REWARD]) for where, row in player.all_rows() if not row.is_reset]
-    for where, reward in rewards:
+    values = []
+    for where, row in player.all_rows():
+        if row.is_reset:
+            continue
+        reward = row[keys.REWARD]
         single = isinstance(reward, np.ndarray) and reward.shape == ()
         if isinstance(reward, (bool, np.bool_)) or not (isinstance(reward, Real) or single):
             raise Failed(f"{where}: {type(reward).__name__} {reward!r}")
         if not np.isfinite(float(reward)):
             raise Failed(f"{where}: {reward}")
-    values = [float(reward) for _, reward in rewards]
+        values.append(float(reward))
     return f"from {min(values):g} to {max(values):g}"
 
 
 @check(GROUP, "terminated and truncated are bools")
 def flags(player: GymnasiumPlayer) -> str:
     for where, row in player.all_rows():
-        for name, flag in (
-            ("terminated", row[keys.TERMINATED]),
-            ("truncated", row[keys.TRUNCATED]),
-        ):
-            if not isinstance(flag, (bool, np.bool_)):
-                raise Failed(f"{where}: {name} is {type(flag).__name__} {flag!r}")
+        for name in (keys.TERMINATED, keys.TRUNCATED):
+            if not isinstance(row[name], (bool, np.bool_)):
+                raise Failed(f"{where}: {name} is {type(row[name]).__name__} {row[name]!r}")
     return ""
 
 
-@check(GROUP, "the same seed gives the same episode")
-def _same_seed(player: GymnasiumPlayer) -> str:
-    episodes = [player.play_another(player.seed) for _ in range(2)]
-    _check_same(*episodes)
-    whose = "the same env" if player.make is None else "two new envs"
-    return f"{len(episodes[0]) - 1} steps of {whose}"
-
-
-@check(GROUP, "another seed gives another episode")
-def _other_seed(player: GymnasiumPlayer) -> str:
-    first, *others = ([player.play_another(player.seed + i)] for i in range(3))
-    if not any(first_divergence(0, first, other) for other in others):
-        raise Failed(
-            f"seeds {player.seed} to {player.seed + 2} give one and the same; if the env leaves "
-            "nothing to chance, skip this rule"
-        )
-    return f"seeds {player.seed} to {player.seed + 2}"
-
-
-@check(GROUP, "reset(seed) does not depend on what went before")
-def _fresh_reset(player: GymnasiumPlayer) -> str:
-    env = player.another()
-    try:
-        first = player.play(env, player.seed)
-        # Leave one episode unfinished: its state must not show either.
-        unfinished = player.rows(env, player.seed + 1)
-        for _ in range(3):
-            next(unfinished, None)
-        _check_same(first, player.play(env, player.seed))
-    finally:
-        player.done_with(env)
-    return "after an episode that ended and one that did not"
+check(GROUP, SAME_SEED)(same_seed)
+check(GROUP, OTHER_SEED)(other_seed)
+check(GROUP, FRESH_RESET)(fresh_reset)
 
 
 @check(GROUP, "envs do not share state")
@@ -107,31 +87,26 @@ def _apart(player: GymnasiumPlayer) -> str:
     try:
         alone, again = (player.play(env, player.seed) for env in envs[:2])
         if first_divergence(0, [alone], [again]):
-            raise Skipped("two new envs differ under one seed as it is")
-        beside = _forever(player, envs[3], player.seed + 1)
+            raise Skipped("two new envs differ under one seed")
+        beside = player.forever(envs[3], player.seed + 1)
         turns = zip(player.rows(envs[2], player.seed), beside, strict=False)
-        _check_same(alone, [row for row, _ in turns])
+        check_same(alone, [row for row, _ in turns])
     finally:
         for env in envs:
             env.close()
     return "two envs stepped in turn"
 
 
-def _forever(player: GymnasiumPlayer, env: Env, seed: int) -> Iterator[Row]:
-    while True:
-        yield from player.rows(env, seed)
-
-
 @check(GROUP, "the final observation is not the next episode's first")
 def final(player: GymnasiumPlayer) -> str:
-    telling = [(seed, episode) for seed, episode in player.ended if not _is_constant(episode)]
-    if not telling:
+    varied = [(seed, episode) for seed, episode in player.ended if not _is_constant(episode)]
+    if not varied:
         raise Skipped("all observations of an episode are equal")
-    if all(_is_first_of_next(player, seed, episode) for seed, episode in telling):
-        seed, episode = telling[0]
-        final = _show(episode[-1][keys.OBSERVATION])
+    if all(_is_first_of_next(player, seed, episode) for seed, episode in varied):
+        seed, episode = varied[0]
+        final = short(episode[-1][keys.OBSERVATION])
         raise Failed(f"{final} ended the episode of seed {seed} and began the one after it")
-    return f"{len(telling)} episodes that ended"
+    return f"{len(varied)} episodes that ended"
 
 
 def _is_constant(episode: list[Row]) -> bool:
@@ -191,20 +166,6 @@ def _close_twice(player: GymnasiumPlayer) -> str:
     return ""
 
 
-def _check_same(first: list[Row], second: list[Row]) -> None:
-    found = first_divergence(0, [first], [second])
-    if found is None:
-        return
-    if found.entry == "length":
-        raise Failed(f"one lasts {found.first} steps, the other {found.second}")
-    raise Failed(f"step {found.step}: {found.mismatch}")
-
-
-def _show(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def _check_leaves(
     space: spaces.Space[Any],
     value: Any,
@@ -220,7 +181,7 @@ def _check_leaves(
             _check_leaves(part, value[name], f"{where}, {name!r}", why)
     elif isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple) or len(value) != len(space.spaces):
-            raise Failed(f"{where}: expected a tuple of {len(space.spaces)}, got {_show(value)}")
+            raise Failed(f"{where}: expected a tuple of {len(space.spaces)}, got {short(value)}")
         for i, part in enumerate(space.spaces):
             _check_leaves(part, value[i], f"{where}, item {i}", why)
     else:
@@ -231,7 +192,7 @@ def _check_leaves(
 
 def _why_outside(space: spaces.Space[Any], value: Any) -> str | None:
     if not isinstance(space, spaces.Box):
-        return None if space.contains(value) else f"{_show(value)} is not in {space}"
+        return None if space.contains(value) else f"{short(value)} is not in {space}"
     array = np.asarray(value)
     if array.shape != space.shape:
         return f"expected shape {space.shape}, got {array.shape}"
@@ -250,7 +211,7 @@ def _why_other_dtype(space: spaces.Space[Any], value: Any) -> str | None:
         return (
             None
             if is_integer
-            else f"expected an integer, got {type(value).__name__} {_show(value)}"
+            else f"expected an integer, got {type(value).__name__} {short(value)}"
         )
     if space.dtype is None or np.dtype(space.dtype).kind not in "biufc":
         return None  # Text, say: no array of numbers, and the space itself knows its values

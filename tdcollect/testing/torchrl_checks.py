@@ -12,9 +12,17 @@ from torchrl import torchrl_logger
 from torchrl.envs import EnvBase, check_env_specs
 
 from tdcollect import keys
-from tdcollect.checks.difference import first_divergence, mismatch
-from tdcollect.checks.player import Key, Row, TorchRLPlayer, ended_slots, next_key
+from tdcollect.checks.difference import mismatch, short
+from tdcollect.checks.player import Key, TorchRLPlayer, ended_slots, next_key
 from tdcollect.checks.registry import Failed, Skipped, check
+from tdcollect.testing.seed_checks import (
+    FRESH_RESET,
+    OTHER_SEED,
+    SAME_SEED,
+    fresh_reset,
+    other_seed,
+    same_seed,
+)
 
 TwoSteps: TypeAlias = tuple[TensorDictBase, TensorDictBase]
 GROUP = "torchrl"
@@ -48,7 +56,7 @@ def _in_space(player: TorchRLPlayer) -> str:
         for key, spec in specs.items():
             for name, value in (("next ", row[next_key(key)]), ("", row.extra[key])):
                 if value.dtype == spec.dtype and not spec.is_in(value):
-                    raise Failed(f"{where}: {name}{key!r} is not in {_show(spec)}: {_show(value)}")
+                    raise Failed(f"{where}: {name}{key!r} is not in {short(spec)}: {short(value)}")
     return f"{len(list(player.all_rows()))} rows"
 
 
@@ -77,7 +85,7 @@ def _rewards(player: TorchRLPlayer) -> str:
         for key in player.env.reward_keys:
             reward = row[next_key(key)]
             if not reward.isfinite().all():
-                raise Failed(f"{where}: {key!r} is {_show(reward)}")
+                raise Failed(f"{where}: {key!r} is {short(reward)}")
             low, high = min(low, float(reward.min())), max(high, float(reward.max()))
     return f"from {low:g} to {high:g}"
 
@@ -113,38 +121,9 @@ def _done(player: TorchRLPlayer) -> str:
     return ""
 
 
-@check(GROUP, "the same seed gives the same episode")
-def _same_seed(player: TorchRLPlayer) -> str:
-    plays = [player.play_another(player.seed) for _ in range(2)]
-    _check_same(*plays)
-    whose = "the same env" if player.make is None else "two new envs"
-    return f"{len(plays[0])} steps of {whose}"
-
-
-@check(GROUP, "another seed gives another episode")
-def _other_seed(player: TorchRLPlayer) -> str:
-    first, *others = ([player.play_another(player.seed + i)] for i in range(3))
-    if not any(first_divergence(0, first, other) for other in others):
-        raise Failed(
-            f"seeds {player.seed} to {player.seed + 2} give one and the same; if the env leaves "
-            "nothing to chance, skip this rule"
-        )
-    return f"seeds {player.seed} to {player.seed + 2}"
-
-
-@check(GROUP, "reset(seed) does not depend on what went before")
-def _fresh_reset(player: TorchRLPlayer) -> str:
-    env = player.another()
-    try:
-        first = player.play(env, player.seed)
-        # Leave episodes unfinished: their state must not show either.
-        unfinished = player.rows(env, player.seed + 1)
-        for _ in range(3):
-            next(unfinished, None)
-        _check_same(first, player.play(env, player.seed))
-    finally:
-        player.done_with(env)
-    return "after episodes that ended and some that did not"
+check(GROUP, SAME_SEED)(same_seed)
+check(GROUP, OTHER_SEED)(other_seed)
+check(GROUP, FRESH_RESET)(fresh_reset)
 
 
 @check(GROUP, "the final observation is not the next episode's first")
@@ -280,24 +259,9 @@ def _leaves(spec: Any) -> dict[Key, Any]:
     return {unravel_key(key): leaf for key, leaf in spec.items(True, True)}
 
 
-def _check_same(first: list[Row], second: list[Row]) -> None:
-    found = first_divergence(0, [first], [second])
-    if found is None:
-        return
-    if found.entry == "length":
-        raise Failed(f"one takes {len(first)} steps to its end, the other {len(second)}")
-    raise Failed(f"step {found.step}: {found.mismatch}")
-
-
 def _first(values: dict[Key, torch.Tensor]) -> str:
     key, value = next(iter(values.items()))
-    return f"{key!r} {_show(value[0])}"
-
-
-def _show(value: Any) -> str:
-    text = str(value.tolist()) if isinstance(value, torch.Tensor) else repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= 80 else text[:77] + "..."
+    return f"{key!r} {short(value[0])}"
 
 
 def _beside(key: Key, name: str) -> Key:

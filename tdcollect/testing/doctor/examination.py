@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
@@ -15,11 +16,17 @@ import torch
 
 from tdcollect import keys
 from tdcollect._upstream import steps_of_time_limit
-from tdcollect.checks.difference import Divergence, Episodes, first_divergence, unlike_attributes
+from tdcollect.checks.difference import (
+    Divergence,
+    Episodes,
+    first_divergence,
+    leaves,
+    unlike_attributes,
+)
 from tdcollect.checks.player import Env, GymnasiumPlayer, Row
 from tdcollect.checks.registry import Failed, Skipped
+from tdcollect.envs.envpool_backend import EnvPoolBackend
 from tdcollect.envs.spaces import SpaceCodec
-from tdcollect.testing.doctor.pooled import PooledEnv
 
 PLAY_SECONDS = 2.0
 """The time that one episode may take; slower envs are played for fewer steps."""
@@ -172,7 +179,7 @@ class Examination(GymnasiumPlayer):
                 (resets if row.is_reset else steps).append(taken)
                 now = time.perf_counter()
                 if row.is_reset:
-                    size = _nbytes(row[keys.OBSERVATION])
+                    size = sum(np.asarray(x).nbytes for _, x in leaves("", row[keys.OBSERVATION]))
                     self.max_episode_steps = max(
                         16, min(self.max_episode_steps, PLAY_BYTES // max(size, 1))
                     )
@@ -238,7 +245,7 @@ class Examination(GymnasiumPlayer):
                 if found is not None:
                     return Leak(found, played, lifetime, False, self._left_over(env, seed))
                 lifetime += len(run[0]) + 1
-                self._leave_unfinished(env, seed + 1)
+                self.leave_unfinished(env, seed + 1)
             if self.pooled:  # its seeded reset makes a new pool
                 return None
             more, lived = self._live(env, self.lifetime - lifetime)
@@ -267,11 +274,6 @@ class Examination(GymnasiumPlayer):
             self.changed = first_divergence(seed, self.fresh[seed][:1], self.run_new(seed))
         return self.changed is not None
 
-    def _leave_unfinished(self, env: Env, seed: int) -> None:
-        unfinished = self.rows(env, seed)
-        for _ in range(3):
-            next(unfinished, None)
-
     def _left_over(self, used: Env, seed: int) -> list[str]:
         new = self.make()
         try:
@@ -295,14 +297,6 @@ class Examination(GymnasiumPlayer):
         return [list(self.rows(self.env, seed, action_seed=seed + 1)) for seed in self.seeds]
 
 
-def _nbytes(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(map(_nbytes, value.values()))
-    if isinstance(value, (tuple, list)):
-        return sum(map(_nbytes, value))
-    return int(np.asarray(value).nbytes)
-
-
 @contextmanager
 def pinned(generators: Iterable[str]) -> Any:
     """Start these global generators from seed 0, and restore them in the end."""
@@ -324,3 +318,64 @@ def pinned(generators: Iterable[str]) -> Any:
                 np.random.set_state(numpy_state)  # noqa: NPY002
             if "random" in generators:
                 random.setstate(random_state)
+
+
+class PooledEnv(gym.Env[Any, Any]):
+    """An EnvPool of one slot. As EnvPool seeds at construction, a seeded reset makes a new pool.
+
+    Raises:
+        ModuleNotFoundError: where envpool is not installed.
+        ValueError: for an unknown id, and for an env of several players.
+    """
+
+    def __init__(self, task_id: str, **options: Any):
+        # The backend raises for a wrong id, with its reason.
+        EnvPoolBackend(task_id, 1, [0], options).close()
+        self._task_id, self._options = task_id, options
+        self._pool = self._made(0)
+        self.observation_space = self._pool.observation_space
+        self.action_space = self._pool.action_space
+
+    def _made(self, seed: int) -> Any:
+        import envpool
+
+        with warnings.catch_warnings():
+            # EnvPool states its bounds as float64 and gymnasium remarks on the cast.
+            warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+            pool = envpool.make_gymnasium(self._task_id, num_envs=1, seed=seed, **self._options)
+            pool.observation_space, pool.action_space  # noqa: B018  cached in here
+        return pool
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._pool.close()
+            self._pool = self._made(seed)
+        observation, info = self._pool.reset()
+        return _first(observation), _infos(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        given = np.asarray(action, dtype=self.action_space.dtype)[None]
+        observation, reward, terminated, truncated, info = self._pool.step(given)
+        ended = bool(truncated[0])
+        return (
+            _first(observation),
+            float(reward[0]),
+            bool(terminated[0]) and not ended,
+            ended,
+            _infos(info),
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _first(item) for name, item in value.items()}
+    return value[0]
+
+
+def _infos(info: dict[str, Any]) -> dict[str, Any]:
+    return {name: _first(value) for name, value in info.items() if name not in ("players",)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tdcollect import keys
-from tdcollect.checks.difference import row_mismatch
+from tdcollect.checks.difference import leaves, row_mismatch
 from tdcollect.checks.player import Row
 from tdcollect.checks.registry import Failed, Skipped, Warned, check
 from tdcollect.testing import gymnasium_checks as rules
@@ -20,45 +20,36 @@ GROUP = "outputs"
 _FEW = 3
 
 
-def _keeps(exam: Examination, *checks: Callable[[Any], str], advice: str) -> str:
-    """Return the evidence of checks of ``check_env``.
-
-    Raises:
-        Failed: with this advice, if one of them fails.
-    """
-    try:
-        return "; ".join(filter(None, (one(exam) for one in checks)))
-    except Failed as failure:
-        raise Failed(failure.evidence, advice=advice) from None
-
-
-@check(GROUP, "space", "observations have the space's shape, dtype and bounds")
+@check(
+    GROUP,
+    "space",
+    "observations have the space's shape, dtype and bounds",
+    advice="state the observation_space that the observations keep, or cast and clip them; "
+    "batches take shapes and dtypes from it",
+)
 def _space(exam: Examination) -> str:
     try:
-        return _keeps(
-            exam,
-            rules.in_space,
-            rules.dtype,
-            advice="state the observation_space that the observations keep, or cast and clip them; "
-            "batches take shapes and dtypes from it",
-        )
+        evidence = rules.in_space(exam)
+        rules.dtype(exam)
     except Failed:
         if _not_finite(exam, np.isnan):
             raise Skipped("observations that are NaN lie in no space (see numbers)") from None
         raise
+    return evidence
 
 
-@check(GROUP, "numbers", "observations and rewards are numbers, and finite")
+@check(
+    GROUP,
+    "numbers",
+    "observations and rewards are numbers, and finite",
+    advice="return a float at each step; one NaN reaches every weight of a policy",
+)
 def _numbers(exam: Examination) -> str:
     nan = _not_finite(exam, np.isnan)
     if nan:
         raise Failed(nan, advice="find the division or the root that gives it")
     infinite = _not_finite(exam, np.isinf)
-    rewards = _keeps(
-        exam,
-        rules.rewards,
-        advice="return a float at each step; one NaN reaches every weight of a policy",
-    )
+    rewards = rules.rewards(exam)
     if infinite:
         raise Warned(infinite, advice="clip it: networks and running means take no infinities")
     steps = [row for _, row in exam.all_rows() if not row.is_reset]
@@ -69,7 +60,7 @@ def _numbers(exam: Examination) -> str:
 def _not_finite(exam: Examination, kind: Callable[[Any], Any]) -> str:
     """Return the first number of this kind in an observation, with its place; empty if none."""
     for where, row in exam.all_rows():
-        for entry, leaf in _leaves("observation", row[keys.OBSERVATION]):
+        for entry, leaf in leaves("observation", row[keys.OBSERVATION]):
             array = np.asarray(leaf)
             if array.dtype.kind == "f" and kind(array).any():
                 at = tuple(np.argwhere(kind(array))[0])
@@ -77,20 +68,14 @@ def _not_finite(exam: Examination, kind: Callable[[Any], Any]) -> str:
     return ""
 
 
-def _leaves(entry: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(f"{entry}[{key!r}]", item)
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            yield from _leaves(f"{entry}[{i}]", item)
-    else:
-        yield entry, value
-
-
-@check(GROUP, "ends", "terminated and truncated are bools, and a time limit truncates")
+@check(
+    GROUP,
+    "ends",
+    "terminated and truncated are bools, and a time limit truncates",
+    advice="return bool(...) for both",
+)
 def _ends(exam: Examination) -> str:
-    _keeps(exam, rules.flags, advice="return bool(...) for both")
+    rules.flags(exam)
     played = [*exam.episodes, *exam.varied]
     ended = [episode for episode in played if episode[-1].ends]
     steps, limit = exam.max_episode_steps, exam.limit
@@ -144,10 +129,19 @@ def _after_the_end(exam: Examination) -> str:
     return "was not tried"
 
 
-@check(GROUP, "final", "the final observation is the episode's own, not the next one's first")
+_LEAVE_THE_RESET = (
+    "leave the reset to the caller: the value of the last step's observation is bootstrapped"
+)
+
+
+@check(
+    GROUP,
+    "final",
+    "the final observation is the episode's own, not the next one's first",
+    advice=_LEAVE_THE_RESET,
+)
 def _final(exam: Examination) -> str:
-    advice = "leave the reset to the caller: the value of what the last step shows is bootstrapped"
-    evidence = _keeps(exam, rules.final, advice=advice)
+    evidence = rules.final(exam)
     jumps = [_jumps_back(episode) for episode in exam.episodes + exam.varied]
     ended = [jump for jump in jumps if jump is not None]
     if len(ended) >= _FEW and all(ended):
@@ -155,7 +149,7 @@ def _final(exam: Examination) -> str:
             f"in all {len(ended)} episodes that ended, the last step jumps: further than any other "
             "step, and to near the first observation",
             cause="an env that restarts itself, and shows the next episode's first observation",
-            advice=advice,
+            advice=_LEAVE_THE_RESET,
         )
     return evidence
 
@@ -176,19 +170,20 @@ def _jumps_back(episode: list[Row]) -> bool | None:
 
 
 def _flat(observation: Any) -> Any:
-    leaves = [np.asarray(leaf) for _, leaf in _leaves("", observation)]
-    numbers = [np.ravel(leaf).astype(np.float64) for leaf in leaves if leaf.dtype.kind in "biuf"]
+    arrays = [np.asarray(leaf) for _, leaf in leaves("", observation)]
+    numbers = [np.ravel(array).astype(np.float64) for array in arrays if array.dtype.kind in "biuf"]
     return np.concatenate(numbers) if numbers else np.zeros(1)
 
 
-@check(GROUP, "aliasing", "arrays that the env gave out stay as they were")
+@check(
+    GROUP,
+    "aliasing",
+    "arrays that the env gave out stay as they were",
+    advice="return a copy: self.state.copy(). tdcollect copies at once; replay buffers and loops "
+    "that keep the array do not",
+)
 def _aliasing(exam: Examination) -> str:
-    _keeps(
-        exam,
-        rules.no_aliasing,
-        advice="return a copy: self.state.copy(). tdcollect copies at once; replay buffers and "
-        "loops that keep the array do not",
-    )
+    rules.no_aliasing(exam)
     try:
         exam.require("seed", "global-random", "neighbours")
     except Skipped as reason:
@@ -219,7 +214,7 @@ def _inner_buffer(exam: Examination) -> str:
                 return (
                     f"step {step}: writing zeros into observations given out changes {found.entry}"
                 )
-            for _, leaf in _leaves("observation", row.given[0]):
+            for _, leaf in leaves("observation", row.given[0]):
                 if isinstance(leaf, np.ndarray) and leaf.flags.writeable:
                     leaf[...] = 0
             if step == 50:
@@ -229,14 +224,13 @@ def _inner_buffer(exam: Examination) -> str:
     return ""
 
 
-@check(GROUP, "actions", "a step leaves its action as it was")
-def _actions(exam: Examination) -> str:
-    return _keeps(
-        exam,
-        rules.action_kept,
-        advice="clip into a new array (np.clip(action, ...)): the action is the caller's, and "
-        "belongs to the batch",
-    )
+check(
+    GROUP,
+    "actions",
+    "a step leaves its action as it was",
+    advice="clip into a new array (np.clip(action, ...)): the action is the caller's, and "
+    "belongs to the batch",
+)(rules.action_kept)
 
 
 @check(GROUP, "infos", "infos keep their keys, types and shapes")

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain, repeat
-
 from tdcollect.checks.difference import Divergence, first_divergence
-from tdcollect.checks.player import Env, Row
 from tdcollect.checks.registry import Failed, Skipped, Warned, check
 from tdcollect.evaluation.isolation import GlobalRandomness
 from tdcollect.testing.doctor.examination import GLOBAL, Examination, Leak
@@ -189,7 +185,7 @@ def _neighbours(exam: Examination) -> str:
     alone = exam.fresh[exam.seed][:1]
     envs = [exam.make() for _ in range(2)]
     try:
-        beside = _forever(exam, envs[1], exam.seed + 1)
+        beside = exam.forever(envs[1], exam.seed + 1)
         half, rows = len(alone[0]) // 2, []
         for step, row in enumerate(exam.rows(envs[0], exam.seed)):
             rows.append(row)
@@ -197,7 +193,7 @@ def _neighbours(exam: Examination) -> str:
             if step == half:  # replace the neighbour
                 envs[1].close()
                 envs[1] = exam.make()
-                beside = _forever(exam, envs[1], exam.seed + 2)
+                beside = exam.forever(envs[1], exam.seed + 2)
     finally:
         for env in envs:
             env.close()
@@ -215,8 +211,3 @@ def _neighbours(exam: Examination) -> str:
         "of its own: make_env(..., backend='process', num_workers=num_envs)",
         data=found.to_dict(),
     )
-
-
-def _forever(exam: Examination, env: Env, seed: int) -> Iterator[Row]:
-    for start in chain([seed], repeat(None)):
-        yield from exam.rows(env, start)

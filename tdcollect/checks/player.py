@@ -172,9 +172,9 @@ class GymnasiumPlayer(Player[Env]):
             if row.ends:
                 return
 
-    def forever(self, env: Env, seed: int) -> Iterator[Row]:
-        """Yield the rows of one episode after the other, the first one on a seed."""
-        for start in chain([seed], repeat(None)):
+    def forever(self, env: Env, seed: int, later_seed: int | None = None) -> Iterator[Row]:
+        """Yield the rows of one episode after the other, on a seed and then on another or none."""
+        for start in chain([seed], repeat(later_seed)):
             yield from self.rows(env, start)
 
     @property

@@ -88,7 +88,7 @@ def _apart(player: GymnasiumPlayer) -> str:
         alone, again = (player.play(env, player.seed) for env in envs[:2])
         if first_divergence(0, [alone], [again]):
             raise Skipped("two new envs differ under one seed")
-        beside = player.forever(envs[3], player.seed + 1)
+        beside = player.forever(envs[3], player.seed + 1, later_seed=player.seed + 1)
         turns = zip(player.rows(envs[2], player.seed), beside, strict=False)
         check_same(alone, [row for row, _ in turns])
     finally:

@@ -780,6 +780,23 @@ def test_checking_leaves_torch_randomness_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+class SometimesOutsideItsSpace(SoundBatch):
+    """Leaves its space at one action, which a few random steps may or may not take."""
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        step = super()._step(tensordict)
+        hit = (tensordict[keys.ACTION][0].argmax() == 0).item()
+        return step.set(keys.OBSERVATION, step[keys.OBSERVATION] - 100 * hit)
+
+
+def test_the_result_does_not_depend_on_torch_randomness() -> None:
+    reports = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        reports.append(check_env(SometimesOutsideItsSpace, max_episode_steps=9))
+    assert len({report[SPECS].status for report in reports}) == 1
+
+
 def test_the_env_is_closed_in_the_end() -> None:
     env = tdcollect.make_env("CartPole-v1", 2)
     check_env(env)

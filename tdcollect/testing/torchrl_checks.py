@@ -41,7 +41,7 @@ def _specs(player: TorchRLPlayer) -> str:
     level = torchrl_logger.level
     torchrl_logger.setLevel(logging.WARNING)  # the report says that it passed
     try:
-        check_env_specs(player.env)
+        check_env_specs(player.env, seed=player.seed)
     finally:
         torchrl_logger.setLevel(level)
     return ""

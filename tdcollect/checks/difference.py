@@ -165,10 +165,11 @@ def _leaf_mismatch(entry: str, a: Any, b: Any, exact: bool) -> Mismatch | None:
     with np.errstate(invalid="ignore"):
         apart = np.abs(a.astype(wide) - b.astype(wide))
     different = (a != b) & ~((a != a) & (b != b))
+    if exact:
+        bits = [x.tobytes() != y.tobytes() for x, y in zip(a.flat, b.flat, strict=True)]
+        different = np.array(bits, bool).reshape(a.shape)
     if not different.any():
-        if not exact or not a.size:
-            return None
-        return Mismatch(entry, a.flat[0].item(), b.flat[0].item(), 0.0)
+        return None
     apart = np.where(different, apart, -1.0)
     apart = np.where(np.isnan(apart), np.inf, apart)
     at = np.unravel_index(int(apart.argmax()), apart.shape)

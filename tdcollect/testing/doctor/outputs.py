@@ -102,7 +102,7 @@ def _ends(exam: Examination) -> str:
     both = sum(bool(e[-1][keys.TERMINATED] and e[-1][keys.TRUNCATED]) for e in ended)
     counts = f"{terminated} of {len(played)} episodes terminated, {truncated} were truncated"
     if both:
-        counts += f", {both} of them both"
+        counts += f", {both} were both"
     return f"{counts}; {limited}; a step after the end {_after_the_end(exam)}"
 
 
@@ -187,7 +187,7 @@ def _aliasing(exam: Examination) -> str:
     try:
         exam.require("seed", "global-random", "neighbours")
     except Skipped as reason:
-        return f"the env does not change it later; not written to from outside, as {reason}"
+        return f"the env does not change them later; writing to them was not tried: {reason}"
     found = _inner_buffer(exam)
     if found and exam.is_changed(exam.seed):
         assert exam.changed is not None
@@ -200,7 +200,7 @@ def _aliasing(exam: Examination) -> str:
             cause="the observation is the env's own array",
             advice="return a copy: self.state.copy()",
         )
-    return "the env does not change it later, and writing to it does not change the env"
+    return "the env does not change them later, and writing to them does not change it"
 
 
 def _inner_buffer(exam: Examination) -> str:

@@ -1,9 +1,9 @@
 """The doctor's findings on gymnasium's own envs: the tables of docs/doctor.md.
 
-    python benchmarks/doctor.py            # all that can be made here, into the page
-    python benchmarks/doctor.py CartPole-v1 Taxi-v4    # some, as JSON lines
+    python benchmarks/doctor.py                        # all envs, written into the page
+    python benchmarks/doctor.py CartPole-v1 Taxi-v4    # some envs, printed as JSON lines
 
-With --keep it goes on where it was interrupted.
+With --results it resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -28,34 +28,36 @@ _SHOWN = {"passed": "passed", "warned": "warned", "failed": "**failed**", "skipp
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("envs", nargs="*", help="ids; none for all of gymnasium's registry")
-    parser.add_argument("--steps", type=int, default=1000, help="the most of an episode")
-    parser.add_argument("--keep", type=Path, help="a file of JSON lines to go on with")
+    parser.add_argument("envs", nargs="*", help="env ids; by default all of gymnasium's registry")
+    parser.add_argument("--max-episode-steps", type=int, default=1000, help="longest episode")
+    parser.add_argument(
+        "--results", type=Path, help="file of JSON lines to write, and to resume from"
+    )
     arguments = parser.parse_args()
     envs = arguments.envs or [name for name in gym.registry if name not in _COMPATIBILITY]
     found: dict[str, Any] = {}
-    if arguments.keep and arguments.keep.exists():
-        lines = arguments.keep.read_text().splitlines()
+    if arguments.results and arguments.results.exists():
+        lines = arguments.results.read_text().splitlines()
         found = {one["env"]: one for one in map(json.loads, lines)}
     for name in envs:
         if name not in found:
             found[name] = diagnose(
-                name, max_episode_steps=arguments.steps, skip=["speed"]
+                name, max_episode_steps=arguments.max_episode_steps, skip=["speed"]
             ).to_dict()
             line = json.dumps(found[name], default=str)
-            if arguments.keep:
-                with arguments.keep.open("a") as file:
+            if arguments.results:
+                with arguments.results.open("a") as file:
                     file.write(line + "\n")
             print(line if arguments.envs else name, flush=True)
     if not arguments.envs:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         after = rest.partition(END)[2]
-        text = tables([found[name] for name in envs], arguments.steps)
+        text = tables([found[name] for name in envs], arguments.max_episode_steps)
         PAGE.write_text(before + BEGIN + text + END + after)
 
 
 def tables(found: list[dict[str, Any]], steps: int) -> str:
-    """Return the tables as Markdown: results, notes, and envs that cannot be made."""
+    """Markdown: the table of findings, notes, and envs that cannot be made."""
     made = [one for one in found if one["findings"][0]["status"] == "passed"]
     names = [
         finding["name"]
@@ -71,7 +73,7 @@ def tables(found: list[dict[str, Any]], steps: int) -> str:
     for one in made:
         status = {finding["name"]: _SHOWN[finding["status"]] for finding in one["findings"]}
         lines.append(f"| {one['env']} | {' | '.join(status[name] for name in names)} |")
-    lines += ["", "What was seen where a check did not pass:", ""]
+    lines += ["", "Evidence for the checks that did not pass:", ""]
     for one in made:
         for finding in one["findings"]:
             if finding["name"] == "runs" and "; cut at" in finding["evidence"]:
@@ -80,7 +82,7 @@ def tables(found: list[dict[str, Any]], steps: int) -> str:
                 cause = f" Likely cause: {finding['cause']}." if finding["cause"] else ""
                 note = f"{finding['evidence']}.{cause}".replace("<", "&lt;")
                 lines.append(f"- {one['env']}, {finding['name']} ({finding['status']}): {note}")
-    lines += ["", "Not made here:", ""]
+    lines += ["", "Envs that could not be made here:", ""]
     reasons: dict[str, list[str]] = {}
     for one in found:
         if one not in made:

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: files that hold the states of its parts, whole or not there."""
+"""Checkpoints of a training run: the states of its parts, in one file written atomically."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tdcollect.files import write_atomically
 def save_checkpoint(path: str | os.PathLike[str], **parts: Any) -> Path:
     """Write the states of the parts of a training to one file.
 
-    The file is written beside ``path`` and then moved there: whenever the process dies, there is
-    the checkpoint before or this one, whole.
+    The file is written beside ``path`` and then moved there. Whenever the process dies, the
+    previous checkpoint or this one is there, complete.
 
     Args:
         path: of the file.
-        **parts: by names of your choice: the collector, the loss module, the optimizer, the replay
-            buffer; of what has a ``state_dict()``, that is written, all else as it is.
+        **parts: under names of your choice: the collector, the loss module, the optimizer, the
+            replay buffer. A part with a ``state_dict()`` is saved as that, any other as it is.
 
     Returns:
         The path.
@@ -47,23 +47,23 @@ def load_checkpoint(
     weights_only: bool = True,
     **parts: Any,
 ) -> dict[str, Any]:
-    """Read a file of :func:`save_checkpoint`, and have parts take over their states.
+    """Read a file of :func:`save_checkpoint`, and load the states of parts from it.
 
-    Collectors come last: the random states that they restore hold once this returns.
+    Collectors are loaded last, so that the random states that they restore are in force on return.
 
     Args:
         path: of the file.
         map_location: where tensors go, as in ``torch.load``.
         weights_only: refuse a file that would run code as it is read, as ``torch.load`` does.
-        **parts: those that load their states, under the names that they were saved with.
+        **parts: the parts to load, under the names that they were saved with.
 
     Returns:
-        The states of all that was saved.
+        All saved states, by name.
 
     Raises:
-        FileNotFoundError: where there is no such file.
-        KeyError: for parts that were not saved.
-        TypeError: for parts that cannot load a state.
+        FileNotFoundError: if there is no such file.
+        KeyError: if a part was not saved.
+        TypeError: if a part cannot load a state.
     """
     states: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=weights_only)
     missing = [name for name in parts if name not in states]

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes: a file is complete, or not there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import BinaryIO
 def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> Path:
     """Write a file beside ``path`` and move it there; returns ``path``.
 
-    A reader, and who comes after a crash, sees the old file or the new one, never a part. A file
-    that holds the data already is left as it is.
+    A reader sees the old file or the new one, never a part of it, also after a crash. A file that
+    holds the data already is left as it is.
 
     Args:
-        path: where; its folders are made.
-        data: the contents, or a function that writes them to the file that it is given.
+        path: the file; missing folders are made.
+        data: the contents, or a function that writes them to the open file that it is given.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
@@ -45,7 +45,7 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
 
 
 def _sweep(path: Path) -> None:
-    """Remove what processes that were killed as they wrote this file have left."""
+    """Remove the leftovers of processes that were killed while they wrote this file."""
     prefix, suffix = f".{path.name}.", ".part"
     with os.scandir(path.parent) as entries:
         names = [entry.name for entry in entries if entry.name.startswith(prefix)]

@@ -23,13 +23,13 @@ def pack(value: Any) -> dict[str, Any]:
 
     Args:
         value: dicts, lists and tuples of NumPy arrays and scalars, CPU or GPU tensors, numbers,
-            strings, bytes, bools and None, nested as they please.
+            strings, bytes, bools and None, nested in any way.
 
     Returns:
-        ``"form"``, a string that says how the value nests, and tensors under ``"0"``, ``"1"``...
+        ``"form"``, a string that describes the nesting, and tensors under ``"0"``, ``"1"``...
 
     Raises:
-        TypeError: for anything else.
+        TypeError: if a value is of another type.
     """
     tensors: dict[str, torch.Tensor] = {}
     return {_FORM: json.dumps(_encode(value, tensors)), **tensors}
@@ -70,7 +70,7 @@ _NONE = torch.zeros(0, dtype=torch.uint8)
 
 
 def _put(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
-    """Where a tensor is kept. One without elements stays in the form: not every format has them."""
+    """Store a tensor; returns its place. Empty ones stay in the form: not every format has them."""
     if not tensor.numel():
         return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
     tensors[str(len(tensors))] = tensor

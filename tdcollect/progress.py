@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal and in a notebook, a line now and then elsewhere."""
+"""Progress of a run: a bar in terminals and notebooks, occasional lines in logs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
 
 
 def progress_bar(total: int | None, unit: str, initial: int = 0, *, leave: bool = True) -> Any:
-    """Show the progress of a run on stderr: by tqdm's bar, or :class:`Lines`.
+    """Show the progress of a run on stderr, with tqdm's bar or :class:`Lines`.
 
-    A bar is drawn where it can be, on a terminal and in a notebook (there as a widget, or as text
-    without ipywidgets), and where tqdm is installed. Logs get lines.
+    A bar is drawn in a terminal or a notebook (a widget, or text without ipywidgets) if tqdm is
+    installed. Anything else, such as a log, gets lines.
 
     Args:
-        total: how many there will be; None where that is open.
-        unit: what is counted, in the plural.
-        initial: how many there are already.
-        leave: a bar stays when it is done.
+        total: the final count; None if it is not known.
+        unit: the name of the things counted, in the plural.
+        initial: the count at the start.
+        leave: keep the bar on the screen at the end.
     """
     if _can_be_drawn():
         try:
@@ -46,12 +46,12 @@ class Lines:
     """A line every 30 seconds, for logs; used as tqdm's bar is.
 
     Args:
-        total: how many there will be; None where that is open.
-        unit: what is counted, in the plural.
-        initial: how many there are already.
+        total: the final count; None if it is not known.
+        unit: the name of the things counted, in the plural.
+        initial: the count at the start.
 
     Attributes:
-        n: how many there are.
+        n: the count.
     """
 
     def __init__(self, total: int | None, unit: str, initial: int = 0):
@@ -68,11 +68,11 @@ class Lines:
         """Nothing stays open."""
 
     def set_postfix(self, postfix: Mapping[str, str], refresh: bool = True) -> None:
-        """Set what further lines tell beside the count."""
+        """Set the values that further lines show beside the count."""
         self._postfix = postfix
 
     def update(self, more: int = 1) -> None:
-        """So many more are done."""
+        """Add ``more`` to the count."""
         self.n += more
         now = time.monotonic()
         if now - self._told >= SECONDS_BETWEEN_LINES and sys.stderr is not None:
@@ -90,7 +90,7 @@ class Lines:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration, in the unit that suits it."""
+    """A duration as text: seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""The global random states of torch, NumPy and Python: what they are, and setting them."""
+"""The global random states of torch, NumPy and Python: read and set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def global_states() -> dict[str, Any]:
-    """The states, by ``"torch"``, ``"cuda"`` (one a device, none where it is not in use)..."""
+    """The states, by ``"torch"``, ``"cuda"`` (one per device, none where CUDA is not in use)..."""
     in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
     return {
         "torch": torch.get_rng_state(),
@@ -22,7 +22,7 @@ def global_states() -> dict[str, Any]:
 
 
 def set_global_states(states: Mapping[str, Any]) -> None:
-    """Set the states to what :func:`global_states` gave, of as many devices as there are."""
+    """Set the states to what :func:`global_states` gave, for the devices that are here."""
     torch.set_rng_state(states["torch"].cpu())
     if torch.cuda.is_available():
         for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):

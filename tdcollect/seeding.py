@@ -8,7 +8,7 @@ from numbers import Integral
 import numpy as np
 
 EVALUATION_PROTOCOL = 2
-"""Version of the rule that numbers test episodes and gives each its seeds."""
+"""Version of the rule that gives each test episode its seeds."""
 
 
 def slot_seeds(seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
@@ -16,12 +16,12 @@ def slot_seeds(seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
 
     Args:
         seed: an int, which gives slot i the seed ``seed + i`` as gymnasium's vector envs do; or one
-            int a slot.
+            int per slot.
         slots: the slots to seed, by index.
 
     Raises:
-        TypeError: for anything but ints.
-        ValueError: for negative seeds, or another number of seeds than of slots.
+        TypeError: if a seed is not an int.
+        ValueError: if a seed is negative, or there are more or fewer seeds than slots.
     """
     if isinstance(seed, Integral) and not isinstance(seed, bool):
         seeds = [int(seed) + slot for slot in slots]
@@ -35,14 +35,14 @@ def slot_seeds(seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
             raise TypeError(f"expected seeds that are ints, got {list(seed)}")
         seeds = [int(s) for s in seed]
     else:
-        raise TypeError(f"expected a seed that is an int or one int a slot, got {seed!r}")
+        raise TypeError(f"expected a seed that is an int or one int per slot, got {seed!r}")
     if any(s < 0 for s in seeds):
         raise ValueError(f"expected seeds that are not negative, got {seed}")
     return seeds
 
 
 def restart_seed(seed: int) -> int:
-    """Seed of an env that is built anew after it failed, from the seed that it was last given.
+    """Seed of an env that is rebuilt after it failed, from the seed that it was last given.
 
     The first 31 bits of ``SeedSequence(seed, spawn_key=(2,))``, so that every env library takes it.
     """

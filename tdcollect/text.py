@@ -1,4 +1,4 @@
-"""Text of others on its way to a terminal or a page."""
+"""Text from elsewhere, made safe to show in a terminal or a page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _UNSEEN = re.compile(
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""The text with its control characters written out, as Python does: ``\x1b``, ``\u202e``.
+    r"""Escape the control characters of a text as Python does: ``\x1b``, ``\u202e``.
 
     Args:
-        text: of anybody: a name, a message, a table.
-        lines: keep line feeds and tabs, of text that has lines of its own.
+        text: from any source: a name, a message, a table.
+        lines: keep line feeds and tabs.
     """
     return _UNSEEN.sub(lambda found: _written(found[0], lines), text)
 

@@ -1,7 +1,7 @@
-"""Threads that collect and threads that evaluate, kept from changing one another's data.
+"""Locks between threads that collect and threads that evaluate.
 
-Both use what a process has once: the global random states, the exploration type, and the modules of
-a policy. An evaluation leaves all of it as it was, which takes that no other thread uses it
+Both use state that a process has once: the global random states, the exploration type, and the
+modules of a policy. An evaluation restores all of it, which works only if no other thread uses it
 meanwhile.
 """
 
@@ -24,7 +24,7 @@ class _Collection:
 
     Attributes:
         thread: the thread that began it.
-        pauses: whether it may be between two batches.
+        pauses: True if it may be between two batches.
     """
 
     thread: threading.Thread
@@ -34,7 +34,7 @@ class _Collection:
 # Held while a block of an evaluation runs, and for a moment when a collection begins.
 _turn = threading.RLock()
 _collections: set[_Collection] = set()
-# Where a thread that waits for another one, or for input, is to be found.
+# The files and functions in which a thread waits for another one, or for input.
 _FILES = {threading.__file__, selectors.__file__, __file__}
 _WAITING = {"wait", "join", "_wait_for_tstate_lock", "select", "collecting", "evaluating"}
 _LOOKS, _SECONDS = 10, 0.002
@@ -53,10 +53,10 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def collecting(pauses: bool = False) -> Iterator[None]:
-    """Announce that this thread collects. Waits for a block of an evaluation in another thread.
+    """Announce that this thread collects; wait while another thread runs a block of an evaluation.
 
     Args:
-        pauses: the collection gives batches out, and may be between two of them.
+        pauses: the collection yields batches, and may be between two of them.
     """
     collection = _Collection(threading.current_thread(), pauses)
     with _turn:
@@ -72,9 +72,9 @@ def evaluating() -> Iterator[None]:
     """Hold the turn, so that no other thread evaluates or begins to collect.
 
     Raises:
-        RuntimeError: where another thread collects.
+        RuntimeError: if another thread collects.
     """
-    for _ in range(_LOOKS):  # who had this evaluation started may be about to wait for it
+    for _ in range(_LOOKS):  # the thread that started this evaluation may be about to wait for it
         if not any(collection.pauses for collection in _elsewhere()):
             break
         time.sleep(_SECONDS)
@@ -90,7 +90,7 @@ def evaluating() -> Iterator[None]:
 
 
 def _elsewhere() -> list[_Collection]:
-    """The collections in other threads, those left out that wait between two batches."""
+    """The collections in other threads, without those that wait between two batches."""
     here = threading.current_thread()
     others = [c for c in tuple(_collections) if c.thread is not here and c.thread.is_alive()]
     frames = sys._current_frames() if others else {}
@@ -98,7 +98,7 @@ def _elsewhere() -> list[_Collection]:
 
 
 def busy_threads() -> set[str]:
-    """Names of the other threads that do not wait for one another."""
+    """Names of the other threads that are not waiting."""
     return {name for name, frame in _other_threads() if not _waits(frame)}
 
 
@@ -118,7 +118,7 @@ def _other_threads() -> list[tuple[str, FrameType]]:
 
 
 class Elsewhere:
-    """Tells whether other threads of the process have computed anything since this was made."""
+    """Tells whether other threads of the process have used the CPU since this was made."""
 
     def __init__(self) -> None:
         # In this order, and in the other one at the end, no time of this thread's is counted.
@@ -126,9 +126,9 @@ class Elsewhere:
         self._time = time.process_time_ns() - here
 
     def computed(self) -> bool:
-        """Tell whether they have; threads that wait, or read from a socket, have not."""
-        whole = time.process_time_ns()
-        return whole - time.thread_time_ns() > self._time
+        """Tell whether they have; threads that wait or read from a socket have not."""
+        all_threads = time.process_time_ns()
+        return all_threads - time.thread_time_ns() > self._time
 
 
 def _waits(frame: FrameType | None) -> bool:

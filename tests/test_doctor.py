@@ -532,4 +532,6 @@ def test_script_writes_a_table_of_what_it_is_given() -> None:
     assert "\n| Sound | passed | passed | passed |" in text
     assert "\n| Leaks | passed | **failed** | passed |" in text
     assert "\n- Leaks, leaks (failed): a new env, and one used before" in text
-    assert text.endswith("Not made here:\n\n- RaisesWhenMade: RuntimeError: no licence\n")
+    assert text.endswith(
+        "Envs that could not be made here:\n\n- RaisesWhenMade: RuntimeError: no licence\n"
+    )

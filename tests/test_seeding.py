@@ -102,7 +102,7 @@ def test_negative_seeds_are_refused(seed: object) -> None:
 
 @pytest.mark.parametrize("seed", [1.0, True, "12", b"12", None, {1, 2}], ids=repr)
 def test_what_is_no_int_is_refused(seed: object) -> None:
-    with pytest.raises(TypeError, match="expected a seed that is an int or one int a slot"):
+    with pytest.raises(TypeError, match="expected a seed that is an int or one int per slot"):
         slot_seeds(seed, range(2))
 
 

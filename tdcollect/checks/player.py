@@ -342,7 +342,8 @@ class SlotPlayer(Player[GymnasiumEnv]):
             if others:
                 stepper.reset(others, buffers)
                 buffers.done[others] = False
-            stepper.step(self.act(step, seed, running), running if alone else None, buffers)
+            given = self.act(step, seed, running)
+            stepper.step(given, running if alone else None, buffers, restart=False)
 
     def close_env(self, env: GymnasiumEnv) -> None:
         """Leave the env open: it is the caller's."""

@@ -16,7 +16,7 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs.utils import exploration_type
 
 from tdcollect import keys
-from tdcollect._upstream import rollout_with_gradients
+from tdcollect._upstream.collector import CollectorState, rollout_with_gradients
 from tdcollect.collect.arguments import missing_entries
 from tdcollect.collect.fast.devices import Placement
 from tdcollect.collect.fast.loop import ArrayEnv, array_env, collect_frames
@@ -40,11 +40,14 @@ RUN_ON_ARRAYS = True
 class RowsCollector(TorchRLCollector):
     """What the collector is made of below its options: its parts on rows, and batches of them."""
 
-    _carrier: TensorDictBase
-    _final_rollout: TensorDictBase
     _not_tensors: Sequence[Key] = ()  # what the policy has written that is no dense tensor
     _acted = False  # whether the row has the policy's outputs already
     _stale = False  # whether the slots must be reset before anything else is collected
+
+    @property
+    def _parent(self) -> CollectorState:
+        """The private state of TorchRL's collector, which this one shares."""
+        return CollectorState(self)
 
     @property
     def _array_env(self) -> ArrayEnv | str:
@@ -85,16 +88,16 @@ class RowsCollector(TorchRLCollector):
                     reset_at_each_iter=False,
                     pre_collect_hook=None,
                     interruptor=None,
-                    _use_buffers=False,
                 ),
+                self._parent.without_preallocation(),
                 self._policy_on_rows(),
                 record.watching(self),
             ):
                 batch = rollout_with_gradients(self)
-            if self._use_buffers:
-                shaped_like(self._final_rollout, batch, cast=True)
+            if self._parent.preallocates:
+                shaped_like(self._parent.preallocated, batch, cast=True)
         if gradients:
-            self._carrier = self._carrier.detach()
+            self._parent.carrier = self._parent.carrier.detach()
         return batch
 
     def _on_arrays(
@@ -112,14 +115,14 @@ class RowsCollector(TorchRLCollector):
         """
         env, lower = record.timed(env, lower)
         if record.watch is not None:
-            record.watch.begin(self._carrier)
+            record.watch.begin(self._parent.carrier)
         try:
             columns = collect_frames(
                 env,
                 lower,
-                self._carrier,
+                self._parent.carrier,
                 steps,
-                self._traj_pool.get_traj_and_increment if self.track_traj_ids else None,
+                self._parent.trajectory_ids.get_traj_and_increment if self.track_traj_ids else None,
                 self._left_out,
                 self._place,
                 self._keep,
@@ -130,11 +133,13 @@ class RowsCollector(TorchRLCollector):
             self._not_tensors, self._acted = found.entries, True
             return None
         record.take(columns, self.env.reward_keys)
-        return self._maybe_set_truncated(self._assemble(columns, (*self.env.batch_size, steps)))
+        return self._parent.truncate_last_step(
+            self._assemble(columns, (*self.env.batch_size, steps))
+        )
 
     def _warn_of_lost(self, entries: Iterable[Key]) -> None:
         """Warn of entries that the parent's buffers, made before they came, do not take."""
-        held = self._final_rollout.keys(True) if self._use_buffers else entries
+        held = self._parent.preallocated.keys(True) if self._parent.preallocates else entries
         lost = [key for key in entries if key not in held]
         if lost:
             warnings.warn(
@@ -144,23 +149,27 @@ class RowsCollector(TorchRLCollector):
             )
 
     def _keep(self, carrier: TensorDictBase, stale: bool) -> None:
-        self._carrier, self._stale = carrier, stale
+        self._parent.carrier, self._stale = carrier, stale
 
     @property
     def _left_out(self) -> frozenset[Key]:
-        left_out = frozenset(self._compact_next_keys)
+        left_out = frozenset(self._parent.left_out_of_next)
         return left_out if self.track_traj_ids else left_out | {keys.TRAJ_IDS}
 
     @property
     def _template(self) -> TensorDictBase:
         """Shows the devices and empty entries of the parent's batch, and dtypes of its buffers."""
-        return self._final_rollout if self._use_buffers else self._carrier
+        return self._parent.preallocated if self._parent.preallocates else self._parent.carrier
 
     def _assemble(self, columns: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
         """The entries of a batch as the TensorDict that the parent makes of them."""
         batch = nested(columns.items(), shape, self.storing_device or self._template.device)
-        shaped_like(self._template, batch, cast=self._use_buffers)
-        if self._use_buffers or self.replay_buffer is None or self._ignore_rb:
+        shaped_like(self._template, batch, cast=self._parent.preallocates)
+        if (
+            self._parent.preallocates
+            or self.replay_buffer is None
+            or self._parent.ignores_replay_buffer
+        ):
             batch.refine_names(..., keys.TIME)
         return batch
 
@@ -173,13 +182,13 @@ class RowsCollector(TorchRLCollector):
     ) -> Program:
         """The policy, or another in its place, on rows."""
         compiled = self.compiled_policy or self.cudagraphed_policy
-        cast = self._cast_to_policy_device and self.policy_device is not None
+        cast = self._parent.casts_to_policy_device and self.policy_device is not None
         return Program(
-            policy or self._wrapped_policy,
+            policy or self._parent.wrapped_policy,
             rows,
             self.env.batch_size,
-            self.policy_device if cast else self._carrier.device,
-            self._policy_output_keys if compiled and policy is None else None,
+            self.policy_device if cast else self._parent.carrier.device,
+            self._parent.policy_output_keys if compiled and policy is None else None,
             checked,
             whole=whole,
         )
@@ -187,24 +196,24 @@ class RowsCollector(TorchRLCollector):
     @property
     def _stacked_lazily(self) -> bool:
         """True if entries of TorchRL's row may not be one tensor each."""
-        return type(self._carrier) is not TensorDict or stacked_lazily(self._carrier)
+        return type(self._parent.carrier) is not TensorDict or stacked_lazily(self._parent.carrier)
 
     @contextmanager
     def _policy_on_rows(self) -> Iterator[None]:
         """Let the parent's loop call the policy without the bookkeeping between its modules."""
-        policy = self._wrapped_policy
+        policy = self._parent.wrapped_policy
         if self._acted:
             self._acted = False
 
             def has_acted(tensordict: TensorDictBase) -> TensorDictBase:
-                self._wrapped_policy_maybe_compiled = policy
+                self._parent.policy_call = policy
                 return tensordict
 
-            self._wrapped_policy_maybe_compiled = has_acted
+            self._parent.policy_call = has_acted
             try:
                 yield
             finally:
-                self._wrapped_policy_maybe_compiled = policy
+                self._parent.policy_call = policy
             return
         known = isinstance(policy, TensorDictModuleBase) and not self._stacked_lazily
         if not known or self.compiled_policy or self.cudagraphed_policy:
@@ -217,9 +226,9 @@ class RowsCollector(TorchRLCollector):
             rows = flat(tensordict)
             given = dict(rows)
             if program is None:
-                self._wrapped_policy_maybe_compiled = policy
+                self._parent.policy_call = policy
                 program = self._program(rows, checked=True)
-                self._wrapped_policy_maybe_compiled = run if program.straight else policy
+                self._parent.policy_call = run if program.straight else policy
             if not program.straight:
                 try:
                     return policy(tensordict)
@@ -231,27 +240,27 @@ class RowsCollector(TorchRLCollector):
                 if given.get(key) is not value:
                     tensordict.set(key, value)
                     if not is_plain(value):  # the next rows could not have it
-                        self._wrapped_policy_maybe_compiled = policy
+                        self._parent.policy_call = policy
                         self._warn_of_lost([key])
             return tensordict
 
-        self._wrapped_policy_maybe_compiled = run
+        self._parent.policy_call = run
         try:
             yield
         finally:
-            self._wrapped_policy_maybe_compiled = policy
+            self._parent.policy_call = policy
 
     def _shrink_buffer(self) -> None:
         """Let go of the memory of the parent's preallocated batch, which arrays do without."""
-        if self._use_buffers and self._final_rollout.is_contiguous():
-            shape = self._final_rollout.shape
-            one = self._final_rollout[..., :1].clone()
-            self._final_rollout = one.expand(shape).refine_names(..., keys.TIME)
+        if self._parent.preallocates and self._parent.preallocated.is_contiguous():
+            shape = self._parent.preallocated.shape
+            one = self._parent.preallocated[..., :1].clone()
+            self._parent.preallocated = one.expand(shape).refine_names(..., keys.TIME)
 
     def _restore_buffer(self) -> None:
         """Give the parent's preallocated batch memory of its own again."""
-        if self._use_buffers and not self._final_rollout.is_contiguous():
-            self._final_rollout = self._final_rollout.clone()
+        if self._parent.preallocates and not self._parent.preallocated.is_contiguous():
+            self._parent.preallocated = self._parent.preallocated.clone()
 
     def _lower(self, random: bool, gradients: bool) -> Callable[[StepDict], Program]:
         # Gradients are those of the distributions' own classes.

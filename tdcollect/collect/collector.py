@@ -85,8 +85,6 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         ...     print(batch.shape)  # [8, 128]
     """
 
-    _auto_register_policy_transforms: bool | None
-
     @extends(TorchRLCollector.__init__)
     def __init__(
         self,
@@ -118,8 +116,8 @@ class Collector(ResumableCollector, metaclass=Dispatch):
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:
         # Left to itself, the parent warns and adds nothing, and a recurrent policy then forgets at
         # each step. Here what it needs is added, as the parent announces for its next version.
-        if self._auto_register_policy_transforms is None:
-            self._auto_register_policy_transforms = needs_state(policy)
+        if self._parent.registers_transforms is None:
+            self._parent.registers_transforms = needs_state(policy)
         return super()._maybe_setup_policy_env_transforms(env, policy)
 
     def _init_policy(self, policy: Any, policy_factory: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,8 +151,8 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             try:
                 super()._maybe_make_final_rollout(make_rollout)
             except Exception as error:
-                wrapped = self._wrapped_policy_uncompiled
-                known = failed_call(self.policy, wrapped, self._carrier, self.env)
+                wrapped = self._parent.uncompiled_policy
+                known = failed_call(self.policy, wrapped, self._parent.carrier, self.env)
                 if known is not None:
                     raise known from error
                 raise
@@ -239,7 +237,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             if self._stacked_lazily:
                 program = self._program(StepDict(), whole="the env's entries are stacked lazily")
             else:
-                program = self._program(flat(self._carrier), checked=isinstance(env, str))
+                program = self._program(flat(self._parent.carrier), checked=isinstance(env, str))
         reason = env if isinstance(env, str) else None
         return explanation(self.env, reason, program, self._place, self.return_same_td)
 
@@ -263,7 +261,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         if self._stale:
             self.reset()
         env = self._array_env
-        self._fresh = not isinstance(env, str) and not self._should_use_random_frames()
+        self._fresh = not isinstance(env, str) and not self._parent.acts_randomly()
         if self.reset_at_each_iter:
             self._monitor.drop()
         if isinstance(env, str) or not self._fresh:
@@ -277,8 +275,8 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         if self.reset_at_each_iter:
-            self._carrier.update(self.env.reset())
-            self._start_new_trajectories()
+            self._parent.carrier.update(self.env.reset())
+            self._parent.start_new_trajectories()
         with set_exploration_type(self.exploration_type):
             batch = self._on_arrays(env, self._program, self.frames_per_batch, record)
         if batch is None:
@@ -288,8 +286,8 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             settings = self._settings(pre_collect_hook=None, reset_at_each_iter=False)
             with settings, self._policy_on_rows(), record.watching(self):
                 return super().rollout()
-        if self.return_same_td and self._use_buffers:
-            return self._final_rollout.update_(batch)
+        if self.return_same_td and self._parent.preallocates:
+            return self._parent.preallocated.update_(batch)
         return batch
 
     def iterator(self) -> Iterator[TensorDictBase]:
@@ -305,11 +303,11 @@ class Collector(ResumableCollector, metaclass=Dispatch):
         if self.return_same_td or self.replay_buffer is not None:
             yield from super().iterator()
             return
-        while self._frames < self.total_frames:
-            self._iter += 1
+        while self._parent.frames < self.total_frames:
+            self._parent.iteration += 1
             batch = self.rollout()
             assert batch is not None
-            self._increment_frames(batch.numel())
+            self._parent.count_frames(batch.numel())
             batch = self._postproc(batch)
             if not self._fresh:  # the parent stacks into memory that the next batch reuses
                 batch = batch.clone()
@@ -421,7 +419,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
     def _check_open(self) -> None:
         if self.closed:
             raise RuntimeError(_SHUT_DOWN)
-        if self._frames >= self.total_frames:
+        if self._parent.frames >= self.total_frames:
             raise RuntimeError(
                 f"the collector has yielded its total_frames={self.total_frames} and closed its "
                 "env; make a new one, without total_frames, to collect"
@@ -454,7 +452,7 @@ class Collector(ResumableCollector, metaclass=Dispatch):
             rows_env,
             lower,
             episodes,
-            self._traj_pool.get_traj_and_increment,
+            self._parent.trajectory_ids.get_traj_and_increment,
             max_episode_steps=max_episode_steps,
             left_out=self._left_out,
             place=self._place,

@@ -9,7 +9,11 @@ from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
-from tdcollect._upstream import CollectorMeta, service_backend
+from tdcollect._upstream.collector import (
+    CollectorMeta,
+    normalize_env_functions,
+    service_backend,
+)
 from tdcollect.collect.arguments import check_arguments, check_one
 from tdcollect.collect.fast.policy import unknown_class
 from tdcollect.collect.options import refuse_elsewhere
@@ -66,7 +70,7 @@ class Dispatch(CollectorMeta):
                 f"sync={sync}, backend_options={backend_options}; choose backend='process'"
             )
         check_one(args, kwargs)
-        args, kwargs = cls._normalize_direct_env_fn(args, kwargs)
+        args, kwargs = normalize_env_functions(cls, args, kwargs)
         return super().__call__(*args, **kwargs)
 
 

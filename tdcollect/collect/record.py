@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
+from tdcollect._upstream.collector import CollectorState
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.fast.loop import ArrayEnv
 from tdcollect.collect.fast.policy import Program
@@ -142,22 +143,23 @@ class Record:
         if not self._timers:
             yield
             return
-        policy = collector._wrapped_policy_maybe_compiled
+        state = CollectorState(collector)
+        policy = state.policy_call
 
         def timed(tensordict: TensorDictBase) -> Any:
             nonlocal policy
             given = self._timing("policy_seconds", policy)(tensordict)
-            if collector._wrapped_policy_maybe_compiled is not timed:
+            if state.policy_call is not timed:
                 # What was called has put something quicker in its place.
-                policy = collector._wrapped_policy_maybe_compiled
-                collector._wrapped_policy_maybe_compiled = timed
+                policy = state.policy_call
+                state.policy_call = timed
             return given
 
-        collector._wrapped_policy_maybe_compiled = timed
+        state.policy_call = timed
         try:
             yield
         finally:
-            collector._wrapped_policy_maybe_compiled = policy
+            state.policy_call = policy
 
     def _timing(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same call, its time added to an attribute of this record."""

@@ -8,6 +8,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
+from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.collect.hooks import Hooks
 from tdcollect.collect.statistics import Ints
 from tdcollect.display import one_line
@@ -75,5 +76,5 @@ def _render_mode(env: Any) -> Any:
     singles = getattr(backend, "envs", None)  # one gymnasium env a slot
     if singles:
         return singles[0].render_mode
-    wrapped = getattr(backend, "env", None) or getattr(base, "_env", base)
+    wrapped = getattr(backend, "env", None) or wrapped_env(base)
     return getattr(wrapped, "render_mode", "unknown")

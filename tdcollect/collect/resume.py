@@ -120,9 +120,12 @@ class ResumableCollector(RowsCollector):
         if weights:
             self._load_weights(state_dict, kwargs)
         if COUNTERS in chosen:
-            self._frames, self._iter = int(state_dict[_FRAMES]), int(state_dict[_ITER])
+            self._parent.frames, self._parent.iteration = (
+                int(state_dict[_FRAMES]),
+                int(state_dict[_ITER]),
+            )
             if self.track_traj_ids and _POOL in state_dict:
-                self._traj_pool.load_state_dict(state_dict[_POOL])
+                self._parent.trajectory_ids.load_state_dict(state_dict[_POOL])
         if STATISTICS in chosen:
             self._monitor.load_state(unpack(state_dict[STATISTICS]))
         if ENVS in chosen:
@@ -133,7 +136,7 @@ class ResumableCollector(RowsCollector):
             if STATISTICS in chosen:
                 self._monitor.lose()
             if COUNTERS in chosen:
-                self._start_new_trajectories()
+                self._parent.start_new_trajectories()
         if RANDOM in chosen:  # last: nothing is drawn from here on
             set_global_states(unpack(state_dict[RANDOM]))
 
@@ -144,7 +147,7 @@ class ResumableCollector(RowsCollector):
         here = [name for name in COMPONENTS if _ENTRIES[name][0] in state]
         if components is None:
             needed = [TRANSFORMS, COUNTERS] if strict else [COUNTERS]
-            if strict and (hasattr(self, "_policy_w_state_dict") or POLICY in here):
+            if strict and (self._parent.stateful_policy is not None or POLICY in here):
                 needed.append(POLICY)
             chosen = [name for name in COMPONENTS if name in here or name in needed]
         missing = [_ENTRIES[name][0] for name in chosen if name not in here]
@@ -166,12 +169,13 @@ class ResumableCollector(RowsCollector):
         return bool(versions[0] > versions[1])
 
     def _load_weights(self, state: Mapping[str, Any], kwargs: dict[str, Any]) -> None:
-        if not hasattr(self, "_policy_w_state_dict"):
+        policy = self._parent.stateful_policy
+        if policy is None:
             raise ValueError(
                 "expected a policy with a state_dict to load the policy's weights into, got "
                 f"{type(self.policy).__name__}; leave them out: components=..."
             )
-        self._policy_w_state_dict.load_state_dict(state[_POLICY_STATE], **kwargs)
+        policy.load_state_dict(state[_POLICY_STATE], **kwargs)
         version = state.get(_VERSION)
         if version is not None and self.policy_version_tracker is not None:
             self.policy_version_tracker.version = version
@@ -187,11 +191,11 @@ class ResumableCollector(RowsCollector):
             return {"why": "with trajs_per_batch, the rows of unfinished episodes are not saved"}
         if self._stacked_lazily:
             return {"why": "some entries are stacked lazily"}
-        leaves = {key: self._carrier.get(key) for key in self._carrier.keys(True)}
+        leaves = {key: self._parent.carrier.get(key) for key in self._parent.carrier.keys(True)}
         odd = [key for key, v in leaves.items() if not isinstance(v, (torch.Tensor, TensorDict))]
         if odd:
             return {"why": f"the entries {odd} are no tensors"}
-        row = list(flat(self._carrier).items())
+        row = list(flat(self._parent.carrier).items())
         return {"slots": base.save_slots(), "row": row, "stale": self._stale}
 
     def _load_slots(self, state: dict[str, Any], known_ids: bool) -> None:
@@ -203,15 +207,15 @@ class ResumableCollector(RowsCollector):
             if type(base) is not GymnasiumEnv:
                 failed = dict.fromkeys(slots, f"the env here is a {type(base).__name__}")
             else:
-                tried = base.stepper.backend.resumable
+                tried = base.resumable
                 failed = base.load_slots(state["slots"])
         back = [slot for slot in slots if slot not in failed]
         if back:
-            self._carrier = self._merged(dict(state["row"]), back)
+            self._parent.carrier = self._merged(dict(state["row"]), back)
             self._stale = state["stale"]
             self._monitor.collected = True
             if not known_ids:
-                self._start_new_trajectories()
+                self._parent.start_new_trajectories()
         if failed:
             self._start_afresh(sorted(failed), tried)
             warnings.warn(_told(failed), stacklevel=3)
@@ -224,16 +228,16 @@ class ResumableCollector(RowsCollector):
             self.reset()
         else:
             self._monitor.lose()
-            self._start_new_trajectories()
+            self._parent.start_new_trajectories()
 
     def _merged(self, row: dict[Any, torch.Tensor], slots: list[int]) -> TensorDict:
         """A saved row in some slots, the present one in the others."""
-        present = flat(self._carrier)
+        present = flat(self._parent.carrier)
         if not self.track_traj_ids:
             row.pop(keys.TRAJ_IDS, None)
         elif keys.TRAJ_IDS not in row:
             row[keys.TRAJ_IDS] = present[keys.TRAJ_IDS]
-        batch = self._carrier.batch_size
+        batch = self._parent.carrier.batch_size
         merged = {}
         for key, saved in row.items():
             now = present.get(key)
@@ -242,7 +246,7 @@ class ResumableCollector(RowsCollector):
                 others = torch.ones(batch, dtype=torch.bool)
                 others[slots] = False
                 merged[key][others] = 0 if now is None else now[others].to(saved.dtype)
-        return nested(merged.items(), batch, self._carrier.device)
+        return nested(merged.items(), batch, self._parent.carrier.device)
 
 
 def _checked(components: Sequence[str] | None) -> Sequence[str]:

@@ -8,7 +8,7 @@ import torch
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.collect.fast.loop import carried_entries
+from tdcollect._upstream.torchrl import carried_entries
 from tdcollect.collect.fast.transforms import ExactReward, base_of
 from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
 from tdcollect.envs.wrapper import GymnasiumEnv, nested

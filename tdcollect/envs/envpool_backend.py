@@ -1,8 +1,8 @@
 """The ``envpool`` backend: EnvPool's C++ envs, in lock step.
 
 EnvPool declares NEXT_STEP, but a subset of its slots restarts at once with ``reset(env_ids)``, and
-the next step is then a real one. It takes seeds at construction only: asked for other seeds, the
-whole pool is built anew with them.
+the next step is then a real one. It takes seeds at construction only: for other seeds, the pool is
+built anew.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from tdcollect._upstream.envpool import flat_pool
 from tdcollect.envs.backend import Backend, SlotBuffers
-from tdcollect.envs.spaces import Array
+from tdcollect.workers.values import Array
 
 _MAX_SEED = 2**31 - 1
 
 
 def check_task_id(task_id: str) -> Any:
-    """The envpool package, where it has an env of this id.
+    """The envpool package, which has an env of this id.
 
     Raises:
-        ModuleNotFoundError: where envpool is not installed.
+        ModuleNotFoundError: if envpool is not installed.
         ValueError: for an unknown id.
     """
     try:
@@ -46,12 +47,12 @@ class EnvPoolBackend(Backend):
     Args:
         task_id: an id of ``envpool.list_all_envs()``.
         num_envs: N.
-        seeds: one seed a slot; None draws them afresh.
+        seeds: one seed per slot; None draws them afresh.
         options: further arguments of ``envpool.make_gymnasium``.
-        categorical: integers rather than one-hot for discrete entries.
+        categorical: encode discrete entries as integers rather than one-hot.
 
     Raises:
-        ModuleNotFoundError: where envpool is not installed.
+        ModuleNotFoundError: if envpool is not installed.
         ValueError: for an unknown id, a multi-player or an asynchronous pool.
     """
 
@@ -86,7 +87,8 @@ class EnvPoolBackend(Backend):
         try:
             if self._pool.config.get("max_num_players", 1) != 1:
                 raise ValueError(
-                    f"{task_id} has several players a slot; expected a single-agent env"
+                    f"expected a single-agent env, got {task_id} with several players per slot; "
+                    "use another id"
                 )
             self._set_spaces(self._pool.observation_space, self._pool.action_space, categorical)
         except BaseException:
@@ -95,7 +97,7 @@ class EnvPoolBackend(Backend):
         # EnvPool hands over a flat list of arrays, which its step() and reset() nest into
         # observations and infos. We read the list itself: at 64 slots a collector's step, which
         # nearly always holds a step and a reset, takes 0.87 of the time.
-        self._at = {name: i for i, name in enumerate(self._pool._state_keys)}
+        self._at = {name: i for i, name in enumerate(self._flat.names)}
         plain = [name for name in self._at if name.split(":")[0] == "obs"]
         direct = self.observation.direct and len(plain) == 1
         self._observation_at = self._at[plain[0]] if direct else None
@@ -105,6 +107,7 @@ class EnvPoolBackend(Backend):
             # EnvPool states its bounds as float64 and gymnasium remarks on the cast.
             warnings.filterwarnings("ignore", message=".*precision lowered by casting")
             self._pool = self._make(seeds)
+            self._flat = flat_pool(self._pool)
             self._pool.observation_space, self._pool.action_space  # noqa: B018  cached in here
         self._seeds: list[int] | None = seeds
 
@@ -131,7 +134,7 @@ class EnvPoolBackend(Backend):
                 self._pool.close()
                 self._build(list(seeds))
         self._seeds = None  # used up: the next reset goes on from here
-        self._pool._reset(np.asarray(slots, dtype=np.int32))
+        self._flat.reset(np.asarray(slots, dtype=np.int32))
         self._receive(out)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
@@ -139,7 +142,7 @@ class EnvPoolBackend(Backend):
         ids = None
         if slots is not None:
             ids = np.asarray(slots, dtype=np.int32)
-            action = _rows(action, ids)
+            action = _of_slots(action, ids)
         self._pool.send(action, ids)
         state, rows = self._receive(out)
         truncated = state[self._at["trunc"]]
@@ -148,17 +151,17 @@ class EnvPoolBackend(Backend):
         out.truncated[rows] = truncated
 
     def _receive(self, out: SlotBuffers) -> tuple[list[Array], Any]:
-        """Write the observations and infos that the pool hands over next.
+        """Receive the pool's next results, and write their observations and infos.
 
         Returns:
-            All that it hands over, and which rows of the buffers these are.
+            All arrays of the results, and the slots that they belong to.
         """
-        state: list[Array] = self._pool._recv()
+        state: list[Array] = self._flat.receive()
         rows: Any = state[self._at["info:env_id"]]
         if self._observation_at is not None:
             observation = state[self._observation_at]
         else:
-            observation = self._pool._to(state, True, True)[0]
+            observation = self._flat.nest(state, True, True)[0]
         if len(rows) == self.num_envs and (rows == self._pool.all_env_ids).all():
             self.observation.write(observation, out.observation)
             rows = slice(None)
@@ -186,7 +189,7 @@ class EnvPoolBackend(Backend):
         self._pool.close()
 
 
-def _rows(value: Any, rows: Array) -> Any:
+def _of_slots(value: Any, slots: Array) -> Any:
     if isinstance(value, dict):
-        return {name: _rows(item, rows) for name, item in value.items()}
-    return value[rows]
+        return {name: _of_slots(item, slots) for name, item in value.items()}
+    return value[slots]

@@ -35,9 +35,9 @@ class TrajectoryAssembler:
     ...     whole = assembler.feed(batch)  # [F], trajectories that have ended, one after the other
 
     A trajectory is whole when its last step is done. Those that a batch completes come out
-    together, in the order in which they started; what has not ended is held. Held are copies, of
-    at most twice as many steps as are unfinished, whatever the number of batches; a step is copied
-    as often as the logarithm of what is held.
+    together, in the order in which they started; unfinished ones are held, as copies. At most twice
+    as many steps are held as are unfinished, whatever the number of batches, and each step is
+    copied a number of times that grows with the logarithm of the steps held.
 
     Args:
         match: how a trajectory is found again in the next batch. ``"slot"``, the default: each
@@ -46,7 +46,7 @@ class TrajectoryAssembler:
             is dropped, and counted in ``dropped``. ``"id"``: by trajectory id alone, which must be
             unique, for batches of several workers in any order; nothing is dropped.
         lookback: keep the last batch's pieces of trajectories in ``chunks``, each that continues
-            one with up to so many earlier steps of it ahead. None: keep none.
+            one preceded by up to ``lookback`` earlier steps of it. None: keep none.
         trajectory_key: as for :func:`split_trajectories`.
         done_key: as for :func:`split_trajectories`. Done flags must be there, ids need not.
 
@@ -104,7 +104,7 @@ class TrajectoryAssembler:
 
     @property
     def unfinished(self) -> TensorDict:
-        """A copy of what is held, ``[F]``: trajectories one behind the other, by their start."""
+        """A copy of the unfinished trajectories, ``[F]``: one after the other, by their start."""
         return self._give([*self._sources, self._template], self._pieces.by_serial())
 
     @property
@@ -122,7 +122,7 @@ class TrajectoryAssembler:
         return self._chunks
 
     def clear(self) -> None:
-        """Forget what is held, without counting it as dropped."""
+        """Forget the unfinished trajectories, without counting them as dropped."""
         self._sources: list[TensorDict] = []
         self._pieces = Pieces.none()
         self._open = _Open(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
@@ -131,8 +131,8 @@ class TrajectoryAssembler:
         """Take in a batch ``[*N, T]``; give out the trajectories that it completes.
 
         Returns:
-            ``[F]``, whole trajectories one behind the other, in the order of their start; F = 0
-            where none ended. Nothing is shared with the batch. Where the batch has no ids, the
+            ``[F]``, whole trajectories one after the other, in the order of their start; F = 0
+            if none ended. Nothing is shared with the batch. Where the batch has no ids, the
             trajectories are numbered by their start over the assembler's life.
 
         Raises:
@@ -151,8 +151,8 @@ class TrajectoryAssembler:
         self._template = steps[:0].clone()
 
         slot, ids, complete, length = (
-            column.cpu().numpy()
-            for column in (index.slot, index.ids, index.complete, index.lengths)
+            values.cpu().numpy()
+            for values in (index.slot, index.ids, index.complete, index.lengths)
         )
         serial = self._continue(slot, ids, complete, index.from_ids)
         start = np.cumsum(length) - length
@@ -241,14 +241,14 @@ class TrajectoryAssembler:
         return group[held:], head, serials
 
     def _still_open(self, fed: _Open, done: Numbers) -> _Open:
-        """What was open or fed, without what is done; of each slot the last, if slots are kept."""
-        every = _Open(*(np.concatenate(columns) for columns in zip(self._open, fed, strict=True)))
+        """The trajectories still unfinished; the latest of each slot, if slots are matched."""
+        every = _Open(*(np.concatenate(parts) for parts in zip(self._open, fed, strict=True)))
         what = every.slot if self.match == "slot" else every.serial
         # Of each, what was fed last: unique gives the first, so count from the end.
         _, back = np.unique(what[::-1], return_index=True)
         latest = len(what) - 1 - back
         latest = latest[~np.isin(every.serial[latest], done)]
-        return _Open(*(column[latest] for column in every))
+        return _Open(*(values[latest] for values in every))
 
     def _look_back(self, sources: list[TensorDict], fed: Pieces) -> TensorDict:
         continued, first = np.unique(fed.serial, return_index=True)

@@ -1,7 +1,7 @@
 """One operation on every entry of a TensorDict, whatever the entry is.
 
-An operation sees a tensor ``[*batch, *feature]`` or, for a non-tensor entry with a value a step, an
-object array ``[*batch]``. The helpers below take either.
+An operation sees a tensor ``[*batch, *feature]`` or, for a non-tensor entry with one value per
+step, an object array ``[*batch]``. The helpers below take either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the trajectories of a batch lie: computed once, used by every function of the package."""
+"""The index of the trajectories in a batch: computed once, used by every function here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def expand(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrajectoryIndex:
-    """Where the B trajectories of a batch ``[*N, T]`` lie. Made by :meth:`of`.
+    """The position of each of the B trajectories in a batch ``[*N, T]``. Made by :meth:`of`.
 
     A *row* counts the batch's steps slot by slot, time last: step t of slot n is row ``n * T + t``.
     A trajectory is a run of rows of one slot. Trajectories are in the order of their rows.
@@ -59,8 +59,8 @@ class TrajectoryIndex:
         lengths: ``[B]`` int64, in steps.
         slot: ``[B]`` int64, counted over all dims before time.
         ids: ``[B]``, the ids of the batch; ``0 .. B-1`` where it has none.
-        complete: ``[B]`` bool, whether the last row is done. In a batch without done flags: whether
-            another trajectory follows in the slot.
+        complete: ``[B]`` bool, true if the last row is done. In a batch without done flags: true
+            if another trajectory follows in the slot.
         shape: batch size of the batch.
         time_dim: its time dimension.
         names: its names.
@@ -101,13 +101,13 @@ class TrajectoryIndex:
             trajectory_key: ids, integers ``[*N, T]`` or ``[*N, T, 1]``. By default
                 ``("collector", "traj_ids")``.
             done_key: flags, bool ``[*N, T]`` or ``[*N, T, 1]``. By default ``("next", "done")``.
-                Where it is given and ``trajectory_key`` is not, boundaries come from it even if
-                the batch has ids.
+                If it is given and ``trajectory_key`` is not, boundaries come from it even if the
+                batch has ids.
 
         Raises:
-            TypeError: for what is no TensorDict; ids that are no integers, flags that are no bools.
-            ValueError: without a time dimension, or where an entry's shape is another one.
-            KeyError: with neither ids nor done flags, or without the entry asked for.
+            TypeError: if the batch is not a TensorDict, ids are not integers, or flags not bools.
+            ValueError: without a time dimension, or if an entry has another shape.
+            KeyError: if there are neither ids nor done flags, or the entry named is missing.
         """
         if not isinstance(batch, TensorDictBase):
             raise TypeError(
@@ -170,7 +170,7 @@ class TrajectoryIndex:
 
     @property
     def dense(self) -> bool:
-        """Whether every step of the batch belongs to a trajectory: one without a mask."""
+        """True if every step of the batch belongs to a trajectory, as it does without a mask."""
         return self.frames == math.prod(self.shape)
 
     @cached_property
@@ -238,7 +238,7 @@ def _check_entries(
 def _boundaries(
     ids: torch.Tensor | None, done: torch.Tensor | None, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which rows ``[S, T]`` begin a trajectory, and which end one."""
+    """Two masks ``[S, T]``: the rows that begin a trajectory, and those that end one."""
     if ids is not None:
         between = ids[:, 1:] != ids[:, :-1]
     else:

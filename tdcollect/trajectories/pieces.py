@@ -1,4 +1,4 @@
-"""Runs of rows in several flat TensorDicts: gathered, and held with little else."""
+"""Runs of rows in several flat TensorDicts: gathered into one, or held without excess memory."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Pieces(NamedTuple):
         return cls(*(np.zeros(0, dtype=np.int64) for _ in range(4)))
 
     def where(self, chosen: Numbers) -> Pieces:
-        return Pieces(*(column[chosen] for column in self))
+        return Pieces(*(values[chosen] for values in self))
 
     def then(self, other: Pieces) -> Pieces:
-        return Pieces(*(np.concatenate(columns) for columns in zip(self, other, strict=True)))
+        return Pieces(*(np.concatenate(parts) for parts in zip(self, other, strict=True)))
 
     def by_serial(self) -> Pieces:
         return self.where(np.argsort(self.serial, kind="stable"))
@@ -59,7 +59,7 @@ def gather(sources: Sequence[TensorDict], pieces: Pieces) -> TensorDict:
 
 
 def hold(sources: Sequence[TensorDict], pieces: Pieces) -> tuple[list[TensorDict], Pieces]:
-    """The same pieces in sources that are few and hold little else.
+    """Move pieces into few sources that hold little else.
 
     The last source is the caller's, and is copied from. A source of which more than half is not
     needed is copied too, and one is joined with a later one that is as long: so the number of

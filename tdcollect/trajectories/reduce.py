@@ -1,4 +1,4 @@
-"""One number, or one row, a trajectory.
+"""One number, or one row, per trajectory.
 
 Sums of floats are float64 inside, which every device but MPS has.
 """

@@ -47,18 +47,18 @@ def split_trajectories(
     """The trajectories of a batch ``[*N, T]``, in the order of their slots and then of time.
 
     ============ ================================================================================
-    ``"padded"`` ``[B, L]``, zeros behind each trajectory's end, and ``("collector", "mask")``,
+    ``"padded"`` ``[B, L]``, zeros after each trajectory's end, and ``("collector", "mask")``,
                  bool ``[B, L]``, true where there is a step
     ``"jagged"`` ``[B]``, each tensor a nested one (``torch.jagged``) ``[B, length, *feature]``,
                  all with the same offsets
-    ``"flat"``   ``[sum of lengths]``, one trajectory behind the other
+    ``"flat"``   ``[sum of lengths]``, one trajectory after the other
     ``"list"``   B TensorDicts ``[length]``
     ============ ================================================================================
 
     Ids from done flags, ``0 .. B-1`` int64, are added where the batch has none. Entries keep
     their dtype, device and gradient; a layout that needs no copy of an entry shares its memory.
-    A non-tensor entry with one value for the batch keeps it; one with a value a step is padded
-    with None, and in the jagged layout has one list a trajectory.
+    A non-tensor entry with one value for the batch keeps it; one with a value per step is padded
+    with None, and in the jagged layout has one list per trajectory.
 
     Args:
         batch: ``[*N, T]``; its time dimension is the one named ``"time"``, else the last. A padded
@@ -67,7 +67,7 @@ def split_trajectories(
         trajectory_key: ids, integers ``[*N, T]``. By default ``("collector", "traj_ids")``. The
             mask goes beside them.
         done_key: flags, bool ``[*N, T, 1]``, for a batch without ids. By default
-            ``("next", "done")``. Where it is given alone, it goes before ids.
+            ``("next", "done")``. If it is given alone, it takes precedence over ids.
         index: of the batch, to compute it once for several calls; instead of the two keys.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Commands, typed where policies lie."""
+"""Commands, run in a directory with policies."""
 
 from __future__ import annotations
 
@@ -60,6 +60,16 @@ def falling():
     return Falling(gym.make("CartPole-v1"))
 
 
+class Unrewarded(gym.Wrapper):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float("nan"), *rest
+
+
+def unrewarded():
+    return Unrewarded(gym.make("CartPole-v1", max_episode_steps=5))
+
+
 def breaks():
     raise ZeroDivisionError("in the factory\nof the user")
 
@@ -84,7 +94,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def typed(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str, str]]:
-    """Type a command; ``@`` stands for the module of policies. Its status, stdout and stderr."""
+    """Run a command line (``@`` stands for the policies' module); its status, stdout and stderr."""
 
     def run(command: str) -> tuple[int, str, str]:
         (file,) = here.glob("policies_*.py")

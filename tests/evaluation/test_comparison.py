@@ -1,4 +1,4 @@
-"""Comparison on the same episodes: what it finds, and what it refuses to compare."""
+"""Comparison on the same episodes: results, and evaluations that it refuses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tdcollect import env_seed
-from tdcollect.evaluation.comparison import Comparison, compare, episodes_needed
-from tdcollect.evaluation.intervals import Interval
+from tdcollect.evaluation.reports.comparison import Comparison, compare, episodes_needed
+from tdcollect.evaluation.reports.intervals import Interval
 
 from .ledgers import ENV, run
 
@@ -162,6 +162,10 @@ def test_episodes_needed_have_the_power_of_the_paired_t_test(effect, power, conf
 
 def test_episodes_needed_depend_on_the_ratio_alone() -> None:
     assert episodes_needed(-5, 50) == episodes_needed(0.1, 1) == episodes_needed(0.1, 1, 0.8, 0.95)
+
+
+def test_differences_that_do_not_vary_need_two_episodes() -> None:
+    assert episodes_needed(1.0, 0.0) == 2
 
 
 def test_the_detectable_difference_needs_the_episodes_that_there_are() -> None:
@@ -316,7 +320,7 @@ def test_policies_are_called_by_their_class_and_numbered_where_it_is_one() -> No
 
 @pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "c"]])
 def test_names_are_distinct_and_one_an_evaluation(names: list[str]) -> None:
-    with pytest.raises(ValueError, match="expected 2 distinct names, one an evaluation, got"):
+    with pytest.raises(ValueError, match="expected 2 distinct names, one per evaluation, got"):
         compare(run([1.0]), run([1.0]), names=names)
 
 

@@ -1,4 +1,4 @@
-"""Evaluations that are killed, and go on: their files are those of one that never was."""
+"""Evaluations that are killed and resumed: their files equal those of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import torch
 
 import tdcollect
 from tdcollect.cli import main
-from tdcollect.evaluation import directory as files
+from tdcollect.evaluation.ledger import directory as files
+from tdcollect.evaluation.ledger.reading import read_manifest
 from tests.forkserver import forkserver
 
 from .ledgers import manifest, unfinished
@@ -33,7 +34,7 @@ def command(out: Path, *more: str, episodes: int = 40) -> list[str]:
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., Any]]:
-    """Starts a process that runs a function, out of a server that has imported everything."""
+    """Starts a process that runs a function, by a fork server that has imported everything."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     context = forkserver()
@@ -51,7 +52,7 @@ def start() -> Iterator[Callable[..., Any]]:
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    """All files by name, but that of times."""
+    """All files by name, except that of the times."""
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in sorted(out.rglob("*"))
@@ -67,7 +68,7 @@ def lines(out: Path) -> int:
 def kill_at_random_moments(
     start: Callable[..., Any], typed: list[str], out: Path, kills: int, rng: random.Random
 ) -> list[int]:
-    """Kill the command so often, a while after it began to write; the lines then in the ledger."""
+    """Kill the command repeatedly at random moments; the ledger's length after each."""
     found = []
     for _ in range(kills):
         process = start(main, typed)
@@ -108,7 +109,7 @@ def test_killed_very_often_and_run_again(start, tmp_path: Path, more, seed: int)
 
 
 def die_at_second_file(arguments: list[str]) -> None:
-    """Run the command, and die with the second file that is new written, but not in its place."""
+    """Run the command, and die when the second new file is written but not yet in place."""
     from tdcollect.files import Path as Moved
 
     moves = itertools.count()
@@ -217,3 +218,16 @@ def test_the_function_goes_on_where_the_command_was(tmp_path: Path) -> None:
     again = tdcollect.evaluate("CartPole-v1", act, 12, progress=False, output_dir=tmp_path / "half")
     assert again.digest == whole.digest
     assert contents(tmp_path / "half") == contents(tmp_path / "whole")
+
+
+def test_a_directory_that_is_opened_reads_its_manifest_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = manifest(episodes=3)
+    files.Directory(tmp_path, described).close()
+    read = []
+    monkeypatch.setattr(
+        files, "read_manifest", lambda path: read.append(path) or read_manifest(path)
+    )
+    files.Directory(tmp_path, described).close()
+    assert read == [tmp_path]

@@ -1,4 +1,4 @@
-"""Reports: what the page says, that it needs nothing else, and that its bytes are fixed."""
+"""Reports: the content of the page, its independence of other files, and its fixed bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tdcollect.evaluation import (
     write_comparison_report,
     write_report,
 )
-from tdcollect.evaluation.figures import _edges, _running
+from tdcollect.evaluation.reports.figures import _edges, _running
 
 from .ledgers import ledger, manifest, run
 

@@ -1,4 +1,4 @@
-"""A directory that somebody sent runs nothing that its reader did not name."""
+"""A directory that somebody sent runs no code that its reader did not name."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 
 import tdcollect
 from tdcollect.cli import commands, main
-from tdcollect.evaluation.reading import sha256
-from tdcollect.evaluation.request import Request
+from tdcollect.evaluation import Request
+from tdcollect.evaluation.ledger.reading import sha256
 from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.plain import unpack
 from tdcollect.text import visible
@@ -71,7 +71,7 @@ def sent(finished: Path, here: Path, mark: Path) -> Path:
 
 
 def ask(run: Path, **entries: Any) -> None:
-    """Have the directory name these."""
+    """Make the directory name these."""
     usual = {"env": "CartPole-v1", "policy": "random", "directory": "."}
     (run / "request.json").write_text(json.dumps({**usual, **entries}))
 
@@ -127,13 +127,13 @@ def test_what_replay_says_works_as_typed(here, typed, monkeypatch, capsys) -> No
 
 
 def forget(file: Path) -> None:
-    """As in another process."""
+    """Forget imported modules, as in another process."""
     sys.modules.pop(file.stem, None)
     sys.path[:] = [place for place in sys.path if place != str(file.parent)]
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Type a command of a page or of a message."""
+    """Run a command of a page or of a message."""
     words = shlex.split(command)
     if words[0].startswith("PYTHONPATH="):
         monkeypatch.syspath_prepend(Path(words.pop(0).partition("=")[2]).resolve())
@@ -308,7 +308,9 @@ def test_a_request_with_absolute_paths_is_read(here, typed) -> None:
 def test_an_evaluation_by_python_can_be_named(here, typed, monkeypatch) -> None:
     with pytest.raises(TypeError, match="expected request to be a Request, got str"):
         tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", request="random")
-    with pytest.raises(ValueError, match="request is kept in a directory; give it: output_dir="):
+    with pytest.raises(
+        ValueError, match="expected an output_dir, in which request is kept, got None"
+    ):
         tdcollect.evaluate("CartPole-v1", None, 1, request=Request("CartPole-v1", "random"))
     request = Request("CartPole-v1", "random", directory=str(here))
     tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", progress=False, request=request)

@@ -16,6 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase, TransformedEnv
 
 from tdcollect import keys
+from tdcollect._upstream.torchrl import STEPPING_METHODS, carried_entries
 from tdcollect.collect.fast.devices import Placement
 from tdcollect.collect.fast.policy import Program
 from tdcollect.collect.fast.transforms import (
@@ -47,8 +48,6 @@ _CHUNK_STEPS = 128
 
 _SPARE_BYTES = 2**16
 """Buffers for resets are allocated in advance where an observation takes no more than this."""
-
-_STEPPING = ("_step", "_reset", "step", "reset", "step_and_maybe_reset", "maybe_reset")
 
 
 class Steps(Protocol):
@@ -147,7 +146,7 @@ class ArrayEnv:
                 transform.inv(given)
         error = None
         try:
-            self.env.step_arrays(given, buffers, slots)
+            self.env.stepper.step(self.env.read_actions(given), slots, buffers)
         except SlotError as raised:
             error = raised
         following = StepDict(zip(self._written, buffers.tensors, strict=True))
@@ -183,7 +182,7 @@ class ArrayEnv:
             # Several at once cost little more than one; large ones would take memory for nothing.
             self._spare = self.allocate(1 if self.row_bytes > _SPARE_BYTES else 32)
         buffers = self._spare.pop()
-        self.env.reset_arrays(buffers, slots, seeds, options)
+        self.env.stepper.reset(slots, buffers, seeds, options)
         begun = StepDict(zip(self._entries, buffers.tensors, strict=False))
         if self.transforms:
             begun = StepDict({**following, **begun})
@@ -191,11 +190,6 @@ class ArrayEnv:
             for transform in self.transforms:
                 transform.reset(begun, first)
         return begun
-
-
-def carried_entries(env: EnvBase) -> list[Key]:
-    """The entries that a step hands on to the next row."""
-    return [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
 
 
 def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv | str:
@@ -213,7 +207,7 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv | str:
 
 def _replaced(*parts: EnvBase) -> list[str]:
     """The stepping methods that the user has replaced on an env."""
-    return [name for part in parts for name in _STEPPING if name in part.__dict__]
+    return [name for part in parts for name in STEPPING_METHODS if name in part.__dict__]
 
 
 def exact_reward_of(env: EnvBase) -> ExactReward | None:

@@ -38,6 +38,20 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
+from tdcollect._upstream.tensordict import (
+    MODULE_METHODS,
+    PROBABILISTIC_METHODS,
+    SEQUENTIAL_METHODS,
+    draw_of,
+    draws_sample,
+    get_options,
+    has_generator,
+    keyword_names,
+    modules_in_order,
+    selects_output,
+)
+from tdcollect._upstream.torch import has_hooks, is_compiled, parameters_of
+from tdcollect._upstream.torchrl import reshapes_output
 from tdcollect.collect.arguments import missing_entries, no_tensordict
 from tdcollect.collect.fast.samplers import Noise, Sampler, sampler
 from tdcollect.collect.step_dict import Key, StepDict, not_taken_apart
@@ -115,7 +129,7 @@ class Program:
         if reason is not None:
             self._call_as_it_is(module, reason)
         elif isinstance(module, TensorDictSequential):
-            for part in module._module_iter():
+            for part in modules_in_order(module):
                 self._lower(part)
         elif not (self._given | self.writes).issuperset(module.in_keys):
             self._call_as_it_is(module, "reads an entry that is no tensor of the env or the policy")
@@ -212,22 +226,22 @@ def _why_not(module: Any) -> str | None:
     reason = unknown_class(module)
     if reason is not None:
         return reason
-    if _hooks(module):
+    if has_hooks(module):
         return "has hooks"
     if isinstance(module, TensorDictSequential):
-        if module._select_before_return or module.inplace not in (None, True):
+        if selects_output(module) or module.inplace not in (None, True):
             return "selects its output"
         if module.partial_tolerant:
             return "tolerates missing inputs"
-        if isinstance(module, ProbabilisticTensorDictSequential) and not module._requires_sample:
+        if isinstance(module, ProbabilisticTensorDictSequential) and not draws_sample(module):
             return "does not sample"
     elif isinstance(module, ProbabilisticTensorDictModule):
         if module.distribution_class is CompositeDistribution:
             return "draws from a composite distribution"
         single = len(module.dist_sample_keys) == 1 and module.num_samples is None
-        if not single or module._generator is not None or module._generator_key is not None:
+        if not single or has_generator(module):
             return "draws several samples or brings a generator"
-    elif module.inplace is not True or module._get_kwargs:
+    elif module.inplace is not True or get_options(module):
         return "selects its output"
     return None
 
@@ -235,26 +249,13 @@ def _why_not(module: Any) -> str | None:
 def _why_not_on_rows(module: Any) -> str | None:
     if "forward" in module.__dict__:
         return "has a forward of its own"
-    if _hooks(module):
+    if has_hooks(module):
         return "has hooks"
     if isinstance(module, (LSTMModule, GRUModule)) and module.recurrent_mode:
         return "is in recurrent mode"
     if isinstance(getattr(module, "action_key", None), tuple):
         return "has a nested action"
     return None
-
-
-def _hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or nn.modules.module._global_forward_hooks
-        or nn.modules.module._global_forward_pre_hooks
-        or nn.modules.module._global_backward_hooks
-        or nn.modules.module._global_backward_pre_hooks
-    )
 
 
 def _method(module: nn.Module, name: str) -> Any:
@@ -276,15 +277,7 @@ _KNOWN: list[tuple[Any, dict[str, list[Any]]]] = [
             ProbabilisticTensorDictSequential,
             SafeSequential,
             SafeProbabilisticTensorDictSequential,
-            names=(
-                "forward",
-                "_run_module",
-                "_module_iter",
-                "get_dist_params",
-                "det_part",
-                "_last_module",
-                "__call__",
-            ),
+            names=SEQUENTIAL_METHODS,
         ),
     ),
     (
@@ -292,14 +285,14 @@ _KNOWN: list[tuple[Any, dict[str, list[Any]]]] = [
         _methods(
             ProbabilisticTensorDictModule,
             SafeProbabilisticModule,
-            names=("forward", "get_dist", "_dist_sample", "__call__"),
+            names=PROBABILISTIC_METHODS,
         ),
     ),
     (
         TensorDictModule,
         _methods(
             TensorDictModule,
-            names=("forward", "_call_module", "_write_to_tensordict", "__call__"),
+            names=MODULE_METHODS,
         ),
     ),
 ]
@@ -338,7 +331,7 @@ def _own_forward_op(module: Any, batch_size: torch.Size) -> Op:
 def _module_op(module: TensorDictModule, batch_size: torch.Size) -> Op:
     in_keys: list[Key] = list(module.in_keys)
     out_keys: list[Key] = list(module.out_keys)
-    names: list[str] | None = module._kwargs
+    names: list[str] | None = keyword_names(module)
     call = (
         _direct(module.module) if module.method is None else getattr(module.module, module.method)
     )
@@ -379,17 +372,17 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
     """What calling a module comes down to where it has no hooks: its ``forward``."""
     if (
         not isinstance(module, nn.Module)
-        or _hooks(module)
+        or has_hooks(module)
         or type(module).__call__ is not nn.Module.__call__
-        or module._compiled_call_impl is not None
+        or is_compiled(module)
         or "forward" in module.__dict__
     ):
         return module
     if type(module) is nn.Linear:
         # Looking its parameters up through the module costs as much as a small product.
-        parameters: dict[str, Any] = module._parameters
+        parameters: dict[str, Any] = parameters_of(module)
         return lambda value: functional.linear(value, parameters["weight"], parameters["bias"])
-    plain_mlp = type(module) is MLP and not module._reshape_out
+    plain_mlp = type(module) is MLP and not reshapes_output(module)
     if not plain_mlp and type(module) is not nn.Sequential:
         return module.forward
     # Not children(), which leaves out a module that comes twice.
@@ -434,6 +427,7 @@ def _sampler_op(module: ProbabilisticTensorDictModule, draw: Sampler) -> Op:
 
 
 def _distribution_op(module: ProbabilisticTensorDictModule) -> Op:
+    draw = draw_of(module)
     sample_key: Key = module.dist_sample_keys[0]
     log_prob_key: Key | None = module.log_prob_key if module.return_log_prob else None
     interaction = interaction_type() or module.default_interaction_type
@@ -447,7 +441,7 @@ def _distribution_op(module: ProbabilisticTensorDictModule) -> Op:
                 dist, torch.Size(), reparameterize=dist.has_rsample
             )
             return
-        sample = rows[sample_key] = module._dist_sample(dist, interaction_type=interaction)
+        sample = rows[sample_key] = draw(dist, interaction_type=interaction)
         if log_prob_key is not None:
             rows[log_prob_key] = dist.log_prob(sample)
 

@@ -16,6 +16,8 @@ from torchrl.envs import transforms as T
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
+from tdcollect._upstream.torch import has_forward_hooks
+from tdcollect._upstream.torchrl import call_of, inverse_call_of
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.env_action import EnvAction
 
@@ -57,20 +59,21 @@ class _Elementwise(RowTransform):
 
     def __init__(self, transform: T.Transform):
         self._transform = transform
+        self._call, self._inverse_call = call_of(transform), inverse_call_of(transform)
         self._inverts = bool(transform.in_keys_inv)
 
     def inv(self, rows: StepDict) -> None:
         if self._inverts:
-            self._transform._inv_call(rows)
+            self._inverse_call(rows)
 
     def step(self, rows: StepDict, following: StepDict) -> None:
-        self._transform._call(following)
+        self._call(following)
 
     def reset(self, rows: StepDict, first: torch.Tensor) -> None:
         tolerance = self._transform.missing_tolerance
         self._transform.set_missing_tolerance(True)  # a reset gives no reward
         try:
-            self._transform._call(rows)
+            self._call(rows)
         finally:
             self._transform.set_missing_tolerance(tolerance)
 
@@ -154,10 +157,10 @@ class _EnvAction(RowTransform):
 
 class _ActionScaling(RowTransform):
     def __init__(self, transform: T.ActionScaling):
-        self._transform = transform
+        self._inverse_call = inverse_call_of(transform)
 
     def inv(self, rows: StepDict) -> None:
-        self._transform._inv_call(rows)
+        self._inverse_call(rows)
 
     def step(self, rows: StepDict, following: StepDict) -> None:
         pass  # it looks for actions, which no step gives
@@ -263,13 +266,13 @@ class ExactReward:
     """
 
     def __init__(self, transforms: Sequence[T.Transform]):
-        self._transforms = transforms
+        self._calls = [call_of(transform) for transform in transforms]
 
     def __call__(self, reward: torch.Tensor) -> torch.Tensor:
         """The float64 rewards after the transforms."""
         rows = StepDict({keys.REWARD: reward})
-        for transform in self._transforms:
-            transform._call(rows)
+        for call in self._calls:
+            call(rows)
         return rows[keys.REWARD]
 
 
@@ -304,7 +307,7 @@ def lower_transforms(transforms: Sequence[T.Transform]) -> tuple[list[RowTransfo
 
 def _lower(transform: T.Transform) -> RowTransform | str:
     kind = type(transform)
-    if transform._forward_hooks or transform._forward_pre_hooks:
+    if has_forward_hooks(transform):
         return "has hooks"
     if kind in _ELEMENTWISE:
         return _Elementwise(transform)

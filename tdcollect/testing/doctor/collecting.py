@@ -17,11 +17,11 @@ from tdcollect.checks.player import Env, Row, gymnasium_row
 from tdcollect.checks.registry import Failed, Passed, Skipped, Warned, check
 from tdcollect.collect import Collector
 from tdcollect.envs.make import make_env
-from tdcollect.envs.resumable import Resumable
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.testing.doctor.examination import Examination
 from tdcollect.testing.doctor.repeating import by_chance, outlives
 from tdcollect.workers.pool import usable_cores
+from tdcollect.workers.resumable import Resumable
 
 GROUP = "collecting"
 

@@ -61,7 +61,7 @@ def diagnose(
     checks = select("runs") | select(*GROUPS, skip=skip)
     if isinstance(env, str):
         _check_id(env, backend)
-    from tdcollect.evaluation.isolation import GlobalRandomness
+    from tdcollect.evaluation.episodes.isolation import GlobalRandomness
 
     before = GlobalRandomness()
     exam = Examination(env, backend, env_kwargs or {}, max_episode_steps, seed)

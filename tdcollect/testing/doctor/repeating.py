@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tdcollect.checks.difference import Divergence, first_divergence
 from tdcollect.checks.registry import Failed, Skipped, Warned, check
-from tdcollect.evaluation.isolation import GlobalRandomness
+from tdcollect.evaluation.episodes.isolation import GlobalRandomness
 from tdcollect.testing.doctor.examination import GLOBAL, Examination, Leak
 
 GROUP = "repeating"

@@ -396,13 +396,13 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     help="Steps that an episode is played at most.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="First seed to try.")
-@click.option("--skip", multiple=True, metavar="NAME", help="A question to skip, such as speed.")
+@click.option("--skip", multiple=True, metavar="NAME", help="A check to skip, such as speed.")
 @_as_json
 def doctor(env: str, as_json: bool, **settings: Any) -> int:
     """Tell whether an env is fit for collecting and testing.
 
     ENV is a gymnasium id, an EnvPool id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that
-    makes an env. The exit status is 1 if something is broken.
+    makes an env. The exit status is 1 if a check fails.
     """
     with redirect_stdout(sys.stderr):
         from tdcollect.evaluation.imports import is_named, load_named

@@ -22,7 +22,7 @@ from torchrl.modules import GRUModule, LSTMModule, OrnsteinUhlenbeckProcessModul
 
 import tdcollect
 from tdcollect.testing import CountingPolicy, CountingRules, counting_env
-from tdcollect.testing.policy import HIDDEN
+from tdcollect.testing.counting import HIDDEN
 
 from . import policies
 from .envs import ENVS

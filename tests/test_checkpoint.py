@@ -21,7 +21,7 @@ from torch import nn
 
 from tdcollect import load_checkpoint, save_checkpoint
 from tdcollect.files import write_atomically
-from tdcollect.plain import pack, unpack
+from tdcollect.states import pack, unpack
 
 pytestmark = pytest.mark.behaviour(29)
 

@@ -103,7 +103,7 @@ CHILD = {"Child": Names(inherited=frozenset({"_theirs", "_step"}), own=frozenset
         ("from torch.utils import _thing", "_thing"),
         ("from torch.utils import _thing as thing", "_thing"),
         ("import torch._C", "_C"),
-        ("from tdcollect._upstream.torch import _module", "_module"),
+        ("from tdcollect._upstream.modules import _module", "_module"),
         ("module._kwargs", "_kwargs"),
         ("a.b[0]._kwargs = 1", "_kwargs"),
         ("a.module._global_forward_hooks", "_global_forward_hooks"),
@@ -130,7 +130,7 @@ def test_the_checker_finds(source: str, name: str) -> None:
     "source",
     [
         "from torch import nn",
-        "from tdcollect._upstream.torch import has_hooks",
+        "from tdcollect._upstream.modules import has_hooks",
         "from tdcollect.testing.counting import _MOST",
         "from __future__ import annotations",
         "module.__dict__['forward']",

@@ -29,8 +29,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import MLP, AdditiveGaussianModule, EGreedyModule, LSTMModule
 
 from tdcollect._upstream import __path__ as path
-from tdcollect._upstream import envpool as of_envpool
-from tdcollect._upstream import gymnasium as of_gymnasium
+from tdcollect._upstream import gymnasium_envs as of_gymnasium
 from tdcollect._upstream import torchrl as of_torchrl
 from tdcollect.collect.step_dict import StepDict
 
@@ -80,7 +79,7 @@ def test_flat_pool_gives_and_nests_what_step_gives() -> None:
     """The backend reads the list of arrays that EnvPool's ``step`` nests."""
     envpool = pytest.importorskip("envpool", reason="envpool is not installed")
     nested, pool = (envpool.make_gymnasium("CartPole-v1", num_envs=3, seed=0) for _ in range(2))
-    flat: of_envpool.FlatPool = of_envpool.flat_pool(pool)
+    flat: of_gymnasium.FlatPool = of_gymnasium.flat_pool(pool)
     first, _ = nested.reset()
     flat.reset(pool.all_env_ids)
     assert (flat.nest(flat.receive(), True, True)[0] == first).all()

@@ -18,8 +18,7 @@ from tensordict.nn import (
 )
 from torch import nn
 
-from tdcollect._upstream import tensordict as of_tensordict
-from tdcollect._upstream import torch as of_torch
+from tdcollect._upstream import modules as of_modules
 
 # --- torch
 
@@ -44,13 +43,13 @@ def ignore(*args: Any) -> None:
 )
 def test_has_hooks_follows_the_hooks_of_a_module(register: str, forward: bool) -> None:
     module = Doubled()
-    assert not of_torch.has_hooks(module)
+    assert not of_modules.has_hooks(module)
     handle = getattr(module, register)(ignore)
-    assert of_torch.has_hooks(module)
-    assert of_torch.has_forward_hooks(module) is forward
+    assert of_modules.has_hooks(module)
+    assert of_modules.has_forward_hooks(module) is forward
     handle.remove()
-    assert not of_torch.has_hooks(module)
-    assert not of_torch.has_forward_hooks(module)
+    assert not of_modules.has_hooks(module)
+    assert not of_modules.has_forward_hooks(module)
 
 
 @pytest.mark.parametrize(
@@ -65,22 +64,22 @@ def test_has_hooks_follows_the_hooks_of_a_module(register: str, forward: bool) -
 def test_has_hooks_follows_the_hooks_of_all_modules(register: Any) -> None:
     handle = register(ignore)
     try:
-        assert of_torch.has_hooks(Doubled())
+        assert of_modules.has_hooks(Doubled())
     finally:
         handle.remove()
-    assert not of_torch.has_hooks(Doubled())
+    assert not of_modules.has_hooks(Doubled())
 
 
 def test_is_compiled_follows_module_compile() -> None:
     module = Doubled()
-    assert not of_torch.is_compiled(module)
+    assert not of_modules.is_compiled(module)
     module.compile(backend="eager")
-    assert of_torch.is_compiled(module)
+    assert of_modules.is_compiled(module)
 
 
 def test_parameters_of_shows_later_changes() -> None:
     linear = nn.Linear(2, 3)
-    parameters = of_torch.parameters_of(linear)
+    parameters = of_modules.parameters_of(linear)
     assert parameters == dict(linear.named_parameters())
     linear.weight = nn.Parameter(torch.ones(3, 2))
     assert parameters["weight"] is linear.weight
@@ -89,11 +88,11 @@ def test_parameters_of_shows_later_changes() -> None:
 def test_torch_dispatch_mode_sees_operators_with_a_schema() -> None:
     seen = []
 
-    class Watch(of_torch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+    class Watch(of_modules.TorchDispatchMode):  # type: ignore[misc, name-defined]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            seen.append(of_torch.schema_of(func))
+            seen.append(of_modules.schema_of(func))
             return func(*args, **(kwargs or {}))
 
     with Watch():
@@ -107,11 +106,11 @@ def test_torch_dispatch_mode_sees_operators_with_a_schema() -> None:
 
 
 def test_validates_arguments_follows_torchs_default() -> None:
-    before = of_torch.validates_arguments()
+    before = of_modules.validates_arguments()
     try:
         for default in (True, False):
             torch.distributions.Distribution.set_default_validate_args(default)
-            assert of_torch.validates_arguments() is default
+            assert of_modules.validates_arguments() is default
     finally:
         torch.distributions.Distribution.set_default_validate_args(before)
 
@@ -135,16 +134,16 @@ def distribution_of(**options: Any) -> ProbabilisticTensorDictModule:
 def test_memmap_type_names_the_class_of_a_saved_tensordict(tmp_path: Path) -> None:
     TensorDict({"a": torch.zeros(1)}).memmap(tmp_path)
     meta = json.loads((tmp_path / "meta.json").read_text())
-    assert meta[of_tensordict.MEMMAP_TYPE] == str(TensorDict)
+    assert meta[of_modules.MEMMAP_TYPE] == str(TensorDict)
 
 
 @pytest.mark.parametrize(
     ("cls", "names"),
     [
-        (TensorDictSequential, of_tensordict.SEQUENTIAL_METHODS),
-        (ProbabilisticTensorDictSequential, of_tensordict.SEQUENTIAL_METHODS),
-        (ProbabilisticTensorDictModule, of_tensordict.PROBABILISTIC_METHODS),
-        (TensorDictModule, of_tensordict.MODULE_METHODS),
+        (TensorDictSequential, of_modules.SEQUENTIAL_METHODS),
+        (ProbabilisticTensorDictSequential, of_modules.SEQUENTIAL_METHODS),
+        (ProbabilisticTensorDictModule, of_modules.PROBABILISTIC_METHODS),
+        (TensorDictModule, of_modules.MODULE_METHODS),
     ],
 )
 def test_methods_that_decide_about_a_call_exist(cls: type, names: tuple[str, ...]) -> None:
@@ -159,11 +158,11 @@ def test_methods_that_decide_about_a_call_exist(cls: type, names: tuple[str, ...
 def test_a_call_of_a_module_goes_through_the_methods_named() -> None:
     """Replaced one by one, each private one changes what is computed, or is not called."""
     cases: list[tuple[Any, TensorDict, tuple[str, ...]]] = [
-        (module_of(), TensorDict({"a": torch.ones(2)}), of_tensordict.MODULE_METHODS),
+        (module_of(), TensorDict({"a": torch.ones(2)}), of_modules.MODULE_METHODS),
         (
             distribution_of(),
             TensorDict({"loc": torch.ones(2), "scale": torch.ones(2)}),
-            of_tensordict.PROBABILISTIC_METHODS,
+            of_modules.PROBABILISTIC_METHODS,
         ),
         (
             TensorDictSequential(module_of()),
@@ -187,31 +186,31 @@ def _raise(*args: Any, **kwargs: Any) -> Any:
 def test_modules_in_order_are_those_that_a_sequence_calls() -> None:
     first, second = module_of(), TensorDictModule(nn.Linear(2, 2), ["b"], ["c"])
     sequence = TensorDictSequential(first, second, first)
-    modules = list(of_tensordict.modules_in_order(sequence))
+    modules = list(of_modules.modules_in_order(sequence))
     assert [id(module) for module in modules] == [id(first), id(second), id(first)]
 
 
 def test_selects_output_follows_select_out_keys() -> None:
     sequence = TensorDictSequential(module_of())
-    assert not of_tensordict.selects_output(sequence)
+    assert not of_modules.selects_output(sequence)
     sequence.select_out_keys("b")
-    assert of_tensordict.selects_output(sequence)
+    assert of_modules.selects_output(sequence)
     selected = TensorDictSequential(module_of(), selected_out_keys=["b"])
-    assert of_tensordict.selects_output(selected)
+    assert of_modules.selects_output(selected)
 
 
 def test_draws_sample_is_false_where_the_last_distribution_comes_before_the_end() -> None:
     parameters = TensorDictModule(lambda a: (a, a.exp()), ["a"], ["loc", "scale"])
     drawing = ProbabilisticTensorDictSequential(parameters, distribution_of())
-    assert of_tensordict.draws_sample(drawing)
+    assert of_modules.draws_sample(drawing)
     assert "action" in drawing(TensorDict({"a": torch.ones(2)}))
-    assert not of_tensordict.draws_sample(ProbabilisticTensorDictSequential(parameters))
+    assert not of_modules.draws_sample(ProbabilisticTensorDictSequential(parameters))
 
 
 def test_has_generator_follows_the_argument() -> None:
-    assert not of_tensordict.has_generator(distribution_of())
-    assert of_tensordict.has_generator(distribution_of(generator=torch.Generator()))
-    assert of_tensordict.has_generator(distribution_of(generator="generator"))
+    assert not of_modules.has_generator(distribution_of())
+    assert of_modules.has_generator(distribution_of(generator=torch.Generator()))
+    assert of_modules.has_generator(distribution_of(generator="generator"))
 
 
 def test_draw_of_is_the_draw_of_a_call() -> None:
@@ -220,22 +219,22 @@ def test_draw_of_is_the_draw_of_a_call() -> None:
     torch.manual_seed(0)
     called = module(given.clone())["action"]
     torch.manual_seed(0)
-    drawn = of_tensordict.draw_of(module)(
+    drawn = of_modules.draw_of(module)(
         module.get_dist(given), interaction_type=InteractionType.RANDOM
     )
     assert torch.equal(called, drawn)
 
 
 def test_get_options_are_those_given() -> None:
-    assert not of_tensordict.get_options(module_of())
+    assert not of_modules.get_options(module_of())
     options = {"as_padded_tensor": True}
-    assert of_tensordict.get_options(module_of(get_kwargs=options)) == options
+    assert of_modules.get_options(module_of(get_kwargs=options)) == options
 
 
 def test_keyword_names_follow_in_keys() -> None:
-    assert of_tensordict.keyword_names(module_of()) is None
+    assert of_modules.keyword_names(module_of()) is None
     named = TensorDictModule(lambda x, y: x - y, in_keys={"y": "a", "x": "b"}, out_keys=["c"])
-    names = of_tensordict.keyword_names(named)
+    names = of_modules.keyword_names(named)
     assert names is not None
     assert dict(zip(names, named.in_keys, strict=True)) == {"y": "a", "x": "b"}
 
@@ -246,6 +245,6 @@ def test_keyword_names_follow_in_keys() -> None:
 def test_encode_key_for_filesystem_gives_the_names_of_memory_maps(
     tmp_path: Path, key: str, name: str
 ) -> None:
-    assert of_tensordict.encode_key_for_filesystem(key) == name
+    assert of_modules.encode_key_for_filesystem(key) == name
     TensorDict({key: torch.zeros(1)}).memmap(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"meta.json", f"{name}.memmap"}

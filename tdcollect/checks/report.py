@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tdcollect.display import html_table, one_line
-from tdcollect.text import visible
+from tdcollect.display import html_table, one_line, visible
 
 PASSED, WARNED, FAILED, SKIPPED = STATUSES = "passed", "warned", "failed", "skipped"
 

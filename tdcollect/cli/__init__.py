@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from tdcollect.text import visible
+from tdcollect.display import visible
 
 # As shells have it for SIGINT and SIGPIPE.
 INTERRUPTED, PIPE_CLOSED = 130, 141

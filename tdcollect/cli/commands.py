@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from tdcollect.cli import PIPE_CLOSED, drop_output
-from tdcollect.text import visible
+from tdcollect.display import visible
 
 _FOLDER = click.Path(path_type=Path)
 _MOST_ERRORS = 10  # printed of the errors of failed episodes

@@ -12,9 +12,9 @@ from typing import IO, Any
 
 import click
 
+from tdcollect.display import visible
 from tdcollect.evaluation.imports import with_file
 from tdcollect.evaluation.request import Request
-from tdcollect.text import visible
 
 
 class UntrustedError(click.ClickException):

@@ -17,6 +17,7 @@ from tdcollect._upstream.collector import CollectorState
 from tdcollect.collect.arguments import (
     check_made,
     check_options,
+    check_replay_buffer_of,
     explain_env_error,
     explain_factory_error,
     explain_first_call,
@@ -37,7 +38,6 @@ from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.hooks import AnyHooks
 from tdcollect.collect.monitor import Monitor, StatsAttribute, with_progress
 from tdcollect.collect.path import Explanation, short
-from tdcollect.collect.replay_buffer import check_replay_buffer_of
 from tdcollect.collect.resume import add_state, load_state
 from tdcollect.collect.runner import Runner
 from tdcollect.collect.shaping import RewardShaping, Shaper

@@ -17,7 +17,7 @@ from torch import nn
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
-from tdcollect._upstream.tensordict import (
+from tdcollect._upstream.modules import (
     MODULE_METHODS,
     PROBABILISTIC_METHODS,
     SEQUENTIAL_METHODS,

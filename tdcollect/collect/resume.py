@@ -14,8 +14,7 @@ from tdcollect._upstream.collector import CollectorState
 from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.step_dict import flat
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
-from tdcollect.plain import pack, unpack
-from tdcollect.randomness import global_states, set_global_states
+from tdcollect.states import global_states, pack, set_global_states, unpack
 
 POLICY, TRANSFORMS, COUNTERS = "policy", "transforms", "counters"
 STATISTICS, RANDOM, ENVS = "statistics", "random", "envs"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect._upstream.envpool import flat_pool
+from tdcollect._upstream.gymnasium_envs import flat_pool
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.workers.values import Array
 

@@ -18,9 +18,18 @@ import numpy as np
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.workers.launch import WorkerProcess
-from tdcollect.workers.memory import Field, Shared, SharedArrays, fields_of, layout, map_arrays
 from tdcollect.workers.pool import WorkerPool, usable_cores
-from tdcollect.workers.protocol import RESET, STEP, packed
+from tdcollect.workers.protocol import (
+    RESET,
+    STEP,
+    Field,
+    Shared,
+    SharedArrays,
+    fields_of,
+    layout,
+    map_arrays,
+    packed,
+)
 from tdcollect.workers.slots import EnvFactory, check_spaces
 from tdcollect.workers.values import Array, flatten, nest, slot_of, write_info
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.buffers import Bookkeeping, StepBuffers, allocate_buffers, entries_of
-from tdcollect.envs.counters import EpisodeCounters
 from tdcollect.envs.errors import RestartBudget, SlotError, not_finite
-from tdcollect.envs.waiting_seeds import WaitingSeeds
+from tdcollect.envs.slot_counters import EpisodeCounters, WaitingSeeds
 from tdcollect.workers.values import Array
 
 

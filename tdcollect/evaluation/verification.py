@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tdcollect.display import count_text, one_line
+from tdcollect.display import count_text, one_line, visible
 from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
@@ -31,7 +31,6 @@ from tdcollect.evaluation.ledger.reading import (
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.intervals import MOST_RESAMPLES
 from tdcollect.evaluation.reports.statistics import summarize
-from tdcollect.text import visible
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tdcollect import keys
 from tdcollect.checks.difference import mismatch, short
 from tdcollect.checks.player import Key, TorchRLPlayer, ended_slots, next_key
 from tdcollect.checks.registry import Failed, Skipped, check
-from tdcollect.testing.seed_checks import (
+from tdcollect.testing.gymnasium_checks import (
     FRESH_RESET,
     OTHER_SEED,
     SAME_SEED,

@@ -1,7 +1,6 @@
 """Trajectories of a batch: split, join, sum, reassemble. Free functions on TensorDicts."""
 
 from tdcollect.trajectories.assemble import TrajectoryAssembler
-from tdcollect.trajectories.flat import flatten_time, unflatten_time
 from tdcollect.trajectories.index import TrajectoryIndex
 from tdcollect.trajectories.join import join_trajectories, unpad
 from tdcollect.trajectories.reduce import (
@@ -12,7 +11,7 @@ from tdcollect.trajectories.reduce import (
     returns,
     segment_sum,
 )
-from tdcollect.trajectories.split import split_trajectories
+from tdcollect.trajectories.split import flatten_time, split_trajectories, unflatten_time
 
 __all__ = [
     "TrajectoryAssembler",

@@ -14,8 +14,14 @@ from typing import Any
 import cloudpickle
 
 from tdcollect.workers.launch import GRACE, WorkerLost, WorkerProcess, named
-from tdcollect.workers.memory import shared_file
-from tdcollect.workers.protocol import CALL, Failure, InterruptsHeld, packed, poll_awake
+from tdcollect.workers.protocol import (
+    CALL,
+    Failure,
+    InterruptsHeld,
+    packed,
+    poll_awake,
+    shared_file,
+)
 
 _START_SECONDS = 60.0
 """An interpreter and its envs have at least so long to start, whatever the timeout."""

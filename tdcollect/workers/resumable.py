@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from tdcollect._upstream.gymnasium import WRAPPER_STATE
+from tdcollect._upstream.gymnasium_envs import WRAPPER_STATE
 
 State = dict[str, Any]
 """An env's state: ``"how"`` to bring it back, and the data for that. Built-in and NumPy types."""

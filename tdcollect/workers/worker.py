@@ -18,8 +18,19 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from tdcollect.workers.memory import Field, Shared, SharedArrays, map_arrays
-from tdcollect.workers.protocol import CALL, STEP, Connection, Failure, describe, packed, poll_awake
+from tdcollect.workers.protocol import (
+    CALL,
+    STEP,
+    Connection,
+    Failure,
+    Field,
+    Shared,
+    SharedArrays,
+    describe,
+    map_arrays,
+    packed,
+    poll_awake,
+)
 from tdcollect.workers.slots import EnvFactory, EnvSlots, Spaces
 from tdcollect.workers.values import (
     Array,

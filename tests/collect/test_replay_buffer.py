@@ -21,7 +21,7 @@ from torchrl.data import (
 
 import tdcollect
 from tdcollect import Collector
-from tdcollect.collect.replay_buffer import check_replay_buffer
+from tdcollect.collect.arguments import check_replay_buffer
 from tdcollect.testing import CountingRules, StatelessCountingPolicy, counting_env
 
 from .oracle import UPSTREAM

@@ -16,11 +16,11 @@ import torch
 
 import tdcollect
 from tdcollect.cli import commands, main
+from tdcollect.display import visible
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.ledger.reading import sha256
 from tdcollect.evaluation.sb3 import _read_normalization
-from tdcollect.plain import unpack
-from tdcollect.text import visible
+from tdcollect.states import unpack
 from tests.evaluation.test_kept import Payload
 
 SAFE_TO_OPEN = (Path(__file__).parents[2] / "docs" / "safe-to-open.md").read_text()

@@ -37,16 +37,18 @@ from torchrl.modules import (
 from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
-from tdcollect._upstream.tensordict import (
+from tdcollect._upstream.modules import (
     draw_of,
     draws_sample,
     get_options,
     has_generator,
+    has_hooks,
+    is_compiled,
     keyword_names,
     modules_in_order,
+    parameters_of,
     selects_output,
 )
-from tdcollect._upstream.torch import has_hooks, is_compiled, parameters_of
 from tdcollect._upstream.torchrl import reshapes_output
 from tdcollect.collect.fast.samplers import GlobalNoise, Sampler, sampler
 from tdcollect.collect.policies import Call, Noise, call_on_tensordict, label, unknown_class

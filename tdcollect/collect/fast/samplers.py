@@ -19,7 +19,7 @@ from torch import Tensor, distributions
 from torchrl.modules import IndependentNormal, OneHotCategorical, TanhNormal
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
-from tdcollect._upstream.torch import validates_arguments
+from tdcollect._upstream.modules import validates_arguments
 from tdcollect.collect.policies import Noise
 
 _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))

@@ -15,7 +15,7 @@ from torchrl.envs import transforms as T
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
-from tdcollect._upstream.torch import has_forward_hooks
+from tdcollect._upstream.modules import has_forward_hooks
 from tdcollect._upstream.torchrl import call_of, inverse_call_of
 from tdcollect.collect.env_parts import ELEMENTWISE
 from tdcollect.collect.step_dict import Key, StepDict

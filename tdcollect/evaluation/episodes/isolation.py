@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect.collect.env_parts import transforms_of
-from tdcollect.randomness import global_states, set_global_states
+from tdcollect.states import global_states, set_global_states
 from tdcollect.threads import Elsewhere, busy_threads, other_threads
 
 

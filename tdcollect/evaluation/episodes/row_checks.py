@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tdcollect import keys
-from tdcollect._upstream.torch import TorchDispatchMode, schema_of
+from tdcollect._upstream.modules import TorchDispatchMode, schema_of
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 

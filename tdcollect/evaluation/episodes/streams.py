@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tdcollect._upstream.torch import TorchDispatchMode, schema_of
+from tdcollect._upstream.modules import TorchDispatchMode, schema_of
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
 _RANDOM = torch.Tag.nondeterministic_seeded

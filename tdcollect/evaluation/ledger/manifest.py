@@ -16,12 +16,12 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect.collect.env_parts import transforms_of
+from tdcollect.display import visible
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.seeding import EVALUATION_PROTOCOL
-from tdcollect.text import visible
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.episodes.collector import EvaluationCollector

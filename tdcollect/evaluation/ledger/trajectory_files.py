@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDict
 
 from tdcollect import keys
-from tdcollect._upstream.tensordict import MEMMAP_TYPE, encode_key_for_filesystem
+from tdcollect._upstream.modules import MEMMAP_TYPE, encode_key_for_filesystem
 
 _META = "meta.json"
 _NOT_ENTRIES = ("shape", "device", MEMMAP_TYPE)  # in meta.json, beside the entries

@@ -16,6 +16,7 @@ from tdcollect.display import (
     one_line,
     percent_text,
     text_table,
+    visible,
 )
 from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.manifest import manifest_entry
@@ -33,7 +34,6 @@ from tdcollect.evaluation.reports.intervals import (
     sign_flip_p_value,
 )
 from tdcollect.evaluation.reports.statistics import Quantity, describe, in_order, mean_text
-from tdcollect.text import visible
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.display import number_text, percent_text
+from tdcollect.display import number_text, percent_text, visible
 from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.reports.intervals import Interval, Values
-from tdcollect.text import visible
 
 SIZE = (7.0, 3.6)  # inches
 DOTS_PER_INCH = 144

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tdcollect import keys
-from tdcollect._upstream.gymnasium import steps_of_time_limit
+from tdcollect._upstream.gymnasium_envs import steps_of_time_limit
 from tdcollect.checks.difference import (
     Divergence,
     Episodes,

@@ -1,9 +1,26 @@
-"""Private names of EnvPool."""
+"""Private names of gymnasium's wrappers and of EnvPool; nothing here imports torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+WRAPPER_STATE: dict[type, tuple[str, ...]] = {
+    TimeLimit: ("_elapsed_steps",),
+    OrderEnforcing: ("_has_reset",),
+    PassiveEnvChecker: (),
+}
+"""The wrappers that ``gymnasium.make`` puts around an env, and the attributes of their state.
+
+A plain dict of classes: it goes to worker processes by value, without this module.
+"""
+
+
+def steps_of_time_limit(wrapper: TimeLimit) -> int:
+    """The number of steps after which the wrapper truncates."""
+    return int(wrapper._max_episode_steps)
 
 
 class FlatPool(NamedTuple):
@@ -28,4 +45,9 @@ def flat_pool(pool: Any) -> FlatPool:
     return FlatPool(list(pool._state_keys), pool._reset, pool._recv, pool._to)
 
 
-__all__ = ["FlatPool", "flat_pool"]
+__all__ = [
+    "WRAPPER_STATE",
+    "FlatPool",
+    "flat_pool",
+    "steps_of_time_limit",
+]

@@ -42,7 +42,7 @@ class CollectorState:
 
     @property
     def carrier(self) -> TensorDictBase:
-        """The row that the next step begins with."""
+        """The step to begin with: one row per slot."""
         return self._of._carrier
 
     @carrier.setter
@@ -51,7 +51,7 @@ class CollectorState:
 
     @property
     def preallocates(self) -> bool:
-        """Whether batches are stacked into :attr:`preallocated`."""
+        """True if batches are stacked into :attr:`preallocated`."""
         return self._of._use_buffers
 
     @property
@@ -80,7 +80,7 @@ class CollectorState:
 
     @property
     def ignores_replay_buffer(self) -> bool:
-        """Whether batches are yielded although there is a replay buffer."""
+        """True if batches are yielded although there is a replay buffer."""
         return self._of._ignore_rb
 
     def truncate_last_step(self, batch: TensorDictBase) -> TensorDictBase:
@@ -115,7 +115,7 @@ class CollectorState:
 
     @property
     def casts_to_policy_device(self) -> bool:
-        """Whether rows are moved to the policy's device."""
+        """True if steps are moved to the policy's device."""
         return self._of._cast_to_policy_device
 
     @property
@@ -136,7 +136,7 @@ class CollectorState:
 
     @property
     def frames(self) -> int:
-        """How many frames have been yielded."""
+        """The number of frames yielded so far."""
         return self._of._frames
 
     @frames.setter

@@ -1,4 +1,4 @@
-"""Processes out of a server that has imported what tests need: spawning takes seconds each."""
+"""Processes from a fork server that has imported everything: spawning each takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run, and write the table and the figures that they promise."""
+"""The benchmarks run, and write their table and figures."""
 
 import importlib.util
 import json
@@ -101,7 +101,7 @@ def test_workers_are_measured_against_one_process(tmp_path):
     cores = str(len(os.sched_getaffinity(0)))
     assert set(alone["gains"]) == {cores, "AsyncVectorEnv"}
     assert set(collected["gains"]) == {cores}
-    assert "us a step, N=2" in (tmp_path / "README.md").read_text()
+    assert "us per step, N=2" in (tmp_path / "README.md").read_text()
 
 
 def test_an_unknown_cell_is_refused_with_the_names_that_there_are():

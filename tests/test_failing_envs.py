@@ -1,4 +1,4 @@
-"""Envs that fail: what is told of it, and what a collection that goes on holds."""
+"""Envs that fail: the errors, and the data of a collection that continues."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from torchrl.objectives.value import GAE
 
 from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_trajectories
 from tdcollect.envs.buffers import Bookkeeping
-from tdcollect.envs.errors import SlotError
-from tdcollect.envs.faults import RestartsExhausted
+from tdcollect.envs.errors import RestartsExhausted, SlotError
 from tdcollect.seeding import restart_seed
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 
@@ -308,7 +307,7 @@ def test_an_env_that_cannot_be_built_at_first_is_tried_again(tmp_path: Path) -> 
 
     env = make_env(build, 2, on_env_error="restart", max_restarts=3)
     assert env.rollout(5, break_when_any_done=False)[MARK].sum() == 1
-    assert env.stepper.restarts.count == 3
+    assert env.restarts == 3
     tries.clear()
     env = make_env(build, 2, on_env_error="restart", max_restarts=2)
     with pytest.raises(RestartsExhausted, match=r"failed in rebuild\(\) of slot 1: .*no licence"):

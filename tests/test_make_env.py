@@ -1,4 +1,4 @@
-"""``make_env``: what it takes, and what each wrong argument is told, before anything is made."""
+"""``make_env``: valid arguments, and errors for wrong ones before anything is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tdcollect import make_env
 
 
 class Plain(gym.Env):
-    """Writes down when it is made and closed."""
+    """Records when it is made and closed."""
 
     def __init__(self, log: list[str], size: int = 2, actions: int = 2, action: Any = None) -> None:
         log.append("made")
@@ -425,7 +425,7 @@ def test_each_frame_begins_where_a_tensor_of_torchs_own_would(slots: int) -> Non
 
 def test_an_env_of_torchrl_is_no_gymnasium_env() -> None:
     with pytest.raises(
-        TypeError, match=r"got the TorchRL env GymEnv\(.*; collect from it as it is"
+        TypeError, match=r"got the TorchRL env GymEnv\(.*; collect from it directly"
     ):
         make_env(GymEnv("CartPole-v1"))  # type: ignore[arg-type]
 

@@ -113,7 +113,7 @@ def whole_episodes(
         return Start(start.number, None, int(new_ids(1)))
 
     base = base_of(env.whole)
-    restarts = isinstance(base, GymnasiumEnv) and base.stepper.restarts is not None
+    restarts = isinstance(base, GymnasiumEnv) and base.restarts is not None
     loop = EpisodeLoop(
         env,
         act,

@@ -174,7 +174,7 @@ class EpisodeLoop:
         # Where seeds cannot be given singly, episodes with seeds start all at once, in waves.
         self._seeds_singly = backend is None or backend.seeds_subset
         # Slots without an episode wait where the env lets them; else they run on, unseen.
-        self._waits = isinstance(env, ArrayEnv) and env.env.stepper.backend.steps_subset
+        self._waits = isinstance(env, ArrayEnv) and env.env.steps_singly
         resets_singly = backend is None or backend.resets_subset
         for name, value in (("max_episode_steps", max_episode_steps), ("options", options)):
             if value is not None and not resets_singly:

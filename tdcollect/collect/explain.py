@@ -74,5 +74,5 @@ def explanation(
 def short(thing: Any) -> str:
     """The name of a part."""
     if isinstance(thing, GymnasiumEnv):
-        return f"{type(thing).__name__}({thing.name}, {thing.stepper.backend.name})"
+        return f"{type(thing).__name__}({thing.name}, {thing.backend_name})"
     return getattr(thing, "__name__", type(thing).__name__)

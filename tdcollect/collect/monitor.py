@@ -65,8 +65,8 @@ class Monitor:
         self._tally = Tally(self._batch_size.numel())
         self._shaped = Tally(self._batch_size.numel())
         base = base_of(collector.env)
-        if isinstance(base, GymnasiumEnv) and base.stepper.restarts is not None:
-            self._restarts = base.stepper.restarts.count
+        if isinstance(base, GymnasiumEnv) and base.restarts is not None:
+            self._restarts = base.restarts
         if self._watch is not None:
             self._watch.attach(collector.env)
 
@@ -162,9 +162,9 @@ class Monitor:
         base = base_of(self._collector().env)
         if not isinstance(base, GymnasiumEnv):  # tdcollect's envs inside of others, say
             return 0 if failed is None else int(failed.sum())
-        if base.stepper.restarts is None:
+        if base.restarts is None:
             return 0
-        before, self._restarts = self._restarts, base.stepper.restarts.count
+        before, self._restarts = self._restarts, base.restarts
         return self._restarts - before
 
     def shaped(self, reward: torch.Tensor) -> None:

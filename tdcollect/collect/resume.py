@@ -207,7 +207,7 @@ class ResumableCollector(RowsCollector):
             if type(base) is not GymnasiumEnv:
                 failed = dict.fromkeys(slots, f"the env here is a {type(base).__name__}")
             else:
-                tried = base.stepper.backend.resumable
+                tried = base.resumable
                 failed = base.load_slots(state["slots"])
         back = [slot for slot in slots if slot not in failed]
         if back:

@@ -43,8 +43,8 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
             "kwargs": _told(env_kwargs),
             "wrappers": list(_wrappers(collector.base)),
             "transforms": [_transform(t) for t in transforms_of(collector.env)],
-            "observation_space": repr(collector.base.stepper.backend.observation.space),
-            "action_space": repr(collector.base.stepper.backend.action.space),
+            "observation_space": repr(collector.base.observation_space),
+            "action_space": repr(collector.base.action_space),
         },
         "entries": digested_entries(collector.env),
         "episodes": len(numbers) if numbers == list(range(len(numbers))) else numbers,
@@ -112,7 +112,7 @@ def _class(policy: Any) -> str:
 
 def _wrappers(env: GymnasiumEnv) -> Iterator[str]:
     """gymnasium's wrappers, outermost first, then what makes the env itself."""
-    spec = env.stepper.backend.spec
+    spec = env.env_spec
     if spec is None:
         return
     for wrapper in reversed(spec.additional_wrappers):

@@ -100,7 +100,7 @@ class ActionMasks(Transform):
     def _shown(self, tensordict: TensorDictBase, done: list[bool]) -> TensorDictBase:
         masks = np.ones((len(done), self._size), bool)
         base = base_of(self.parent)
-        for slot, env in enumerate(base.stepper.backend.envs):
+        for slot, env in enumerate(base.slot_envs):
             if not done[slot]:
                 masks[slot] = read_mask(env, slot, self._size)
         shape = (*tensordict.batch_size, self._size)

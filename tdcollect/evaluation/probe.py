@@ -52,7 +52,7 @@ def probe_env(env: GymnasiumEnv, fresh_envs: bool | None = None) -> bool:
     if not fresh_envs:
         found = _fault(env, "episodes", lambda seed, slots: _episode(env, actions, seed, slots))
     differs = isinstance(found, NotReproducibleError)
-    if fresh_envs or (fresh_envs is None and differs and env.stepper.backend.rebuilds):
+    if fresh_envs or (fresh_envs is None and differs and env.rebuilds_singly):
         fresh_envs = True
         found = _fault(
             env,
@@ -100,7 +100,7 @@ class _Actions:
         actions, codec = [array.copy() for array in drawn], self._backend.action
         values = codec.read_slots(drawn)
         for slot in slots:
-            env = self._backend.envs[slot]  # type: ignore[attr-defined]
+            env = self._backend.envs[slot]
             mask = read_mask(env, slot, int(_sizes(codec.space).sum()))
             codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
         return actions
@@ -124,7 +124,7 @@ def _allowed(space: Any, value: Any, mask: Any) -> Any:
 
 
 def _on_a_new_env(env: GymnasiumEnv, actions: _Actions, seed: int, most: int) -> _Shown:
-    env.stepper.rebuild(list(range(min(most, env.num_envs))))
+    env.rebuild_slots(list(range(min(most, env.num_envs))))
     return _episode(env, actions, seed, most)
 
 
@@ -153,7 +153,8 @@ def _episode(env: GymnasiumEnv, actions: _Actions, seed: int, most: int) -> _Sho
             if others:
                 stepper.reset(others, buffers)
                 buffers.done[others] = False
-            stepper.step(actions.at(step, seed, slots), slots if alone else None, buffers)
+            given = actions.at(step, seed, slots)
+            stepper.step(given, slots if alone else None, buffers, restart=False)
     except SlotError as error:
         if not backend.rebuilds:
             raise

@@ -1,4 +1,4 @@
-"""Comparison on the same episodes: what it finds, and what it refuses to compare."""
+"""Comparison on the same episodes: results, and evaluations that it refuses."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class ArrayEnv:
                 transform.inv(given)
         error = None
         try:
-            self.env.step_arrays(given, buffers, slots)
+            self.env.stepper.step(self.env.read_actions(given), slots, buffers)
         except SlotError as raised:
             error = raised
         following = StepDict(zip(self._written, buffers.tensors, strict=True))
@@ -182,7 +182,7 @@ class ArrayEnv:
             # Several at once cost little more than one; large ones would take memory for nothing.
             self._spare = self.allocate(1 if self.row_bytes > _SPARE_BYTES else 32)
         buffers = self._spare.pop()
-        self.env.reset_arrays(buffers, slots, seeds, options)
+        self.env.stepper.reset(slots, buffers, seeds, options)
         begun = StepDict(zip(self._entries, buffers.tensors, strict=False))
         if self.transforms:
             begun = StepDict({**following, **begun})

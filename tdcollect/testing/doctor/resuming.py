@@ -6,13 +6,13 @@ from copy import deepcopy
 from itertools import islice
 from typing import Any
 
-from tdcollect.envs.resumable import Resumable
 from tdcollect.testing.doctor.divergence import row_difference, shown
 from tdcollect.testing.doctor.patient import Patient
 from tdcollect.testing.doctor.questions import Answer, Questions, ok, warning
 from tdcollect.testing.doctor.repeating import needs_seed
 from tdcollect.testing.gymnasium_probe import Env, Row
 from tdcollect.testing.report import NotChecked
+from tdcollect.workers.resumable import Resumable
 
 _STEPS = 100
 _SECONDS = 0.5

@@ -3,9 +3,6 @@
 Where the env has ``snapshot()`` and ``restore(snapshot)``, these are used. Else its present episode
 is played again, from the state of its random generator before the reset, and the actions since; or
 on request all of its episodes, in a new env.
-
-This file is sent to worker processes as it is. It uses nothing of tdcollect but a plain dict, which
-is sent along: an import there would bring torch along.
 """
 
 from __future__ import annotations
@@ -21,21 +18,21 @@ import numpy as np
 from tdcollect._upstream.gymnasium import WRAPPER_STATE
 
 State = dict[str, Any]
-"""What a slot's env is saved as: ``"how"``, and what that takes. Built-in and NumPy types only."""
+"""An env's state: ``"how"`` to bring it back, and the data for that. Built-in and NumPy types."""
 
 _MARK = "_tdcollect_resumable"
 
 
 class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Notes of an env what it takes to bring it back.
+    """Records an env's actions, or takes its snapshots, so that it can be brought back.
 
     Args:
         env: with all of its wrappers. Its methods ``snapshot()`` and ``restore(snapshot)``, where
             it has them, cover all that decides about its future but its ``np_random``, in dicts,
             lists and tuples of numbers, strings, bytes and arrays. The env that has them may be
             under the wrappers of ``gymnasium.make``, but under no others.
-        rebuild: makes the env anew. Where given, all episodes are noted since it was made, not
-            the present one only, and played again in a new one.
+        rebuild: makes the env anew. If given, all episodes since it was made are recorded, not the
+            present one only, and played again in a new one.
     """
 
     def __init__(self, env: gym.Env[Any, Any], rebuild: Callable[[], Any] | None = None):
@@ -47,7 +44,7 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._look_inside()
 
     def _look_inside(self) -> None:
-        """Find what has snapshots, under the wrappers that are known."""
+        """Find the env with snapshots, under the wrappers that are known."""
         env = self.env
         self._wrappers: list[tuple[Any, tuple[str, ...]]] = []
         while type(env) in WRAPPER_STATE:
@@ -65,10 +62,10 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, and note how."""
+        """Start an episode, and record how."""
         if self._rebuild is not None and self._present is not None and not self._snapshots:
             self._past.append(self._present._replace(actions=_stacked(self._present.actions)))
-        self._present = None  # for as long as it is not known how it begins
+        self._present = None  # until it is known how it begins
         present = _Episode(seed, copy.deepcopy(options), _generator_state(self.env), [])
         observation, info = self.env.reset(seed=seed, options=options)
         self._present, self._latest = present, observation
@@ -76,13 +73,13 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, and note the action."""
+        """Step, and record the action."""
         self._note(action.copy() if type(action) is np.ndarray else copy.deepcopy(action))
         self._latest = outcome = self.env.step(action)
         return outcome
 
     def save_state(self) -> State:
-        """What :meth:`load_state` takes; the env is left as it is."""
+        """The env's state, for :meth:`load_state`; the env is left as it is."""
         present = self._present
         if present is None:
             return {"how": "nothing", "why": "it was not reset, or its reset failed"}
@@ -111,12 +108,12 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
         """Bring a saved state back.
 
         Args:
-            state: what :meth:`save_state` gave.
-            stepping: is called before each step that is played again.
+            state: of :meth:`save_state`.
+            stepping: called before each step that is played again.
 
         Returns:
-            None where it is back, which a digest proves; else why it is not. The env must then be
-            reset; its generator goes on from where it was.
+            None if it is back, which a digest proves; else the reason. The env must then be reset;
+            its generator goes on from where it was.
         """
         if state["how"] == "nothing":
             return str(state["why"])
@@ -187,13 +184,13 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     def _seen(self) -> Any:
         latest = self._latest
-        # Of a step, all but its info, whose objects may have no digest.
+        # All of a step but its info, whose objects may have no digest.
         shown = latest[:4] if type(latest) is tuple and len(latest) == 5 else latest
         return [shown, _generator_state(self.env)]
 
 
 class _Episode(NamedTuple):
-    """How an episode began, and its actions: a list while it is the present one."""
+    """The beginning of an episode, and its actions: a list while it is the present one."""
 
     seed: int | None
     options: dict[str, Any] | None
@@ -210,7 +207,7 @@ class Resumable:
 
     Args:
         factory: returns a new ``gymnasium.Env`` at each call.
-        history: note all episodes since an env was made, not the present one only.
+        history: record all episodes since an env was made, not the present one only.
     """
 
     def __init__(self, factory: Callable[[], Any], history: bool = False):
@@ -218,7 +215,7 @@ class Resumable:
         self._history = history
 
     def __call__(self) -> Any:
-        """A new env; what is none is returned as it is, for its caller to refuse."""
+        """A new env; any other object of the factory is passed on, for its caller to refuse."""
         env = self._factory()
         if not isinstance(env, gym.Env):
             return env
@@ -250,7 +247,7 @@ def _set_generator(env: gym.Env[Any, Any], state: Mapping[str, Any] | None) -> N
 
 
 def _stacked(actions: list[Any]) -> Any:
-    """Many actions, as one array where they are alike."""
+    """Many actions, as one array if they are alike."""
     kinds = {
         (type(a), a.dtype.str, a.shape) if isinstance(a, (np.ndarray, np.generic)) else type(a)
         for a in actions
@@ -261,7 +258,7 @@ def _stacked(actions: list[Any]) -> Any:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """The actions of all episodes, one behind the other."""
+    """The actions of all episodes, one after the other."""
     parts = [part for part in parts if len(part)]
     kinds = {(p.dtype.str, p.shape[1:]) if isinstance(p, np.ndarray) else None for p in parts}
     if len(kinds) == 1 and None not in kinds:
@@ -270,7 +267,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Of nested values and the bits of their arrays."""
+    """A digest of nested values and the bits of their arrays."""
     hasher = hashlib.blake2b(digest_size=16)
     _feed(value, hasher)
     return hasher.hexdigest()

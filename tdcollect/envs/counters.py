@@ -1,4 +1,4 @@
-"""Which episode, step and seed each slot is at, for messages, for next to nothing a step."""
+"""Cheap per-slot counters of episode, step and seed, for error messages."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.envs.spaces import Array
+from tdcollect.workers.values import Array
 
 
-class Whereabouts:
-    """Counts episodes and steps of N slots.
+class EpisodeCounters:
+    """Counts the episodes and steps of N slots.
 
-    One number goes up at a step; what a slot has done since its reset is the difference to it.
+    One clock goes up at each step; the length of a slot's episode is its difference to the clock
+    at the reset.
 
     Args:
         num_envs: N.
@@ -27,10 +28,10 @@ class Whereabouts:
         self._seeded_at: dict[int, int] = {}
         self._clock = 0
         self._begun = np.zeros(num_envs, np.int64)
-        self._episodes = np.zeros(num_envs, np.int64)  # how many resets there were
+        self._episodes = np.zeros(num_envs, np.int64)  # resets so far
 
     def stepped(self, slots: Sequence[int] | None) -> None:
-        """``slots`` (None for all) have taken a step."""
+        """Count a step of ``slots`` (None for all)."""
         self._clock += 1
         if slots is not None:
             waiting = np.ones(len(self._begun), bool)
@@ -38,7 +39,7 @@ class Whereabouts:
             self._begun[waiting] += 1
 
     def started(self, slots: Any, seeds: Mapping[int, int]) -> None:
-        """Episodes have started in ``slots``, in some with the seeds given."""
+        """Count an episode in each of ``slots``, begun with the seed given for it, if any."""
         self._begun[slots] = self._clock
         self._episodes[slots] += 1
         if seeds:
@@ -46,11 +47,11 @@ class Whereabouts:
             self._seeded_at.update({slot: int(self._episodes[slot]) - 1 for slot in seeds})
 
     def lengths(self) -> Array:
-        """``[N]`` int64: steps that each slot has taken in its episode."""
+        """The steps that each slot has taken in its episode, ``[N]`` int64."""
         return self._clock - self._begun
 
     def save_state(self) -> dict[str, Any]:
-        """Where all slots are, as arrays and numbers."""
+        """Lengths, episodes and seeds of all slots."""
         return {
             "lengths": self.lengths(),
             "episodes": self._episodes.copy(),
@@ -58,7 +59,7 @@ class Whereabouts:
         }
 
     def load_state(self, state: Mapping[str, Any], slots: Sequence[int]) -> None:
-        """Take over what :meth:`save_state` gave for some slots."""
+        """Restore the part of a :meth:`save_state` that concerns ``slots``."""
         rows = list(slots)
         self._begun[rows] = self._clock - state["lengths"][rows]
         self._episodes[rows] = state["episodes"][rows]
@@ -68,13 +69,13 @@ class Whereabouts:
             if slot in state["seeds"]:
                 self.seeds[slot], self._seeded_at[slot] = state["seeds"][slot]
 
-    def told(self, verb: str, slots: Iterable[int], seeds: Mapping[int, int]) -> dict[int, str]:
-        """Where these slots are, in words.
+    def places(self, verb: str, slots: Iterable[int], seeds: Mapping[int, int]) -> dict[int, str]:
+        """Episode, step and seed of each of ``slots``, in words.
 
         Args:
             verb: ``"reset"``, which would begin an episode, or another.
-            slots: which.
-            seeds: with which a reset was asked for, by slot.
+            slots: the slots to name.
+            seeds: the seeds that a reset was asked for, by slot.
         """
         words = {}
         for slot in slots:

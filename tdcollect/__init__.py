@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         log_stats,
     )
     from tdcollect.envs import GymnasiumEnv, make_env
-    from tdcollect.evaluation.collector import EvaluationCollector
-    from tdcollect.evaluation.comparison import compare
-    from tdcollect.evaluation.errors import NotReproducibleError
+    from tdcollect.evaluation.episodes.collector import EvaluationCollector
+    from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+    from tdcollect.evaluation.reports.comparison import compare
     from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.run import evaluate
     from tdcollect.evaluation.verification import verify
@@ -58,15 +58,15 @@ check_versions()
 # someone wait for it who wants to read its help.
 _MODULES = {
     "Collector": "collect",
-    "EvaluationCollector": "evaluation.collector",
+    "EvaluationCollector": "evaluation.episodes.collector",
     "EvaluationResult": "evaluation.result",
     "GymnasiumEnv": "envs",
     "Hooks": "collect",
     "LogStatistics": "collect",
-    "NotReproducibleError": "evaluation.errors",
+    "NotReproducibleError": "evaluation.episodes.isolation",
     "Render": "collect",
     "SyncDataCollector": "collect",
-    "compare": "evaluation.comparison",
+    "compare": "evaluation.reports.comparison",
     "env_seed": "seeding",
     "evaluate": "evaluation.run",
     "load_checkpoint": "checkpoint",

@@ -22,7 +22,7 @@ from tdcollect.evaluation import (
     write_comparison_report,
     write_report,
 )
-from tdcollect.evaluation.figures import _edges, _running
+from tdcollect.evaluation.reports.figures import _edges, _running
 
 from .ledgers import ledger, manifest, run
 

@@ -75,7 +75,7 @@ def diagnose(
     _check_arguments(env, backend, max_episode_steps, skip)
     if isinstance(env, str):
         _check_id(env, backend)
-    from tdcollect.evaluation.isolation import GlobalRandomness
+    from tdcollect.evaluation.episodes.isolation import GlobalRandomness
 
     before = GlobalRandomness()
     verdicts: list[Verdict] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, repeat
 
-from tdcollect.evaluation.isolation import GlobalRandomness
+from tdcollect.evaluation.episodes.isolation import GlobalRandomness
 from tdcollect.testing.doctor.divergence import Divergence, first_divergence
 from tdcollect.testing.doctor.patient import GLOBAL, Leak, Patient
 from tdcollect.testing.doctor.questions import (

@@ -1,10 +1,10 @@
-"""The directory of an evaluation as it is written: a journal first, the ledger and its report last.
+"""Writing the directory of an evaluation: a journal first, the ledger and its report last.
 
-``manifest.json`` is the first file there: by it a directory is known as an evaluation's, and
-nothing in one without it is touched. ``episodes.jsonl`` takes a line an episode as they end, and is
-sorted by index at the end. ``results.json`` is the last, and marks the evaluation as finished.
-Whatever moment a process dies at, the same command goes on from the lines that are whole, and the
-files are byte for byte those of a run that was never interrupted.
+``manifest.json`` is written first: it marks a directory as an evaluation's, and a directory
+without it is left alone. ``episodes.jsonl`` gets one line per episode as they end, and is sorted by
+index at the end. ``results.json`` is written last, and marks the evaluation as finished. Whenever a
+process dies, the same command resumes after the last complete line, and the files are byte for
+byte those of a run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from tdcollect.evaluation.comparable import differences
-from tdcollect.evaluation.errors import NotReproducibleError
-from tdcollect.evaluation.kept import write_trajectory
-from tdcollect.evaluation.reading import (
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.ledger.manifest import differences
+from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
     REFUSED,
     RESULTS,
     RUN,
     TRAJECTORIES,
-    read_directory,
+    complete_lines,
     read_json,
     read_manifest,
+    read_records,
     sha256,
     trajectory_path,
-    whole_lines,
 )
-from tdcollect.evaluation.records import FORMAT, Episode
+from tdcollect.evaluation.ledger.records import FORMAT, Episode
+from tdcollect.evaluation.ledger.trajectory_files import write_trajectory
 from tdcollect.files import write_atomically
 
 _HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it
@@ -48,16 +48,16 @@ class Directory:
     """The directory of one evaluation, open for writing by one process.
 
     Args:
-        path: where; made where it is missing.
-        manifest: the evaluation's.
+        path: the directory; made if it is missing.
+        manifest: the manifest of the evaluation.
 
     Attributes:
-        episodes: the records that are there already.
+        episodes: the records found there.
 
     Raises:
         ValueError: for a directory of another evaluation, naming the differences, and for one
-            that holds something else, of which nothing is changed.
-        RuntimeError: where another process writes to it.
+            that holds something else, which is left as it is.
+        RuntimeError: if another process writes to it.
     """
 
     def __init__(self, path: str | os.PathLike[str], manifest: Mapping[str, Any]):
@@ -66,20 +66,24 @@ class Directory:
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
             self._claim(opened)
-            check_directory(self.path)
-            self._check_manifest(manifest)
-            self.episodes = read_directory(self.path)[1]
+            there = check_directory(self.path)
+            if there is None:
+                write_atomically(self.path / MANIFEST, _json(manifest))
+                there = json.loads(_json(manifest))
+            else:
+                self._check_manifest(there, manifest)
+            self.episodes = read_records(self.path, there)
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
-            whole = sum(map(len, whole_lines(self.path / EPISODES)))
-            if self._journal.tell() > whole:  # a process died as it wrote a line
-                self._journal.truncate(whole)
-                self._journal.seek(whole)
+            size = sum(map(len, complete_lines(self.path / EPISODES)))
+            if self._journal.tell() > size:  # a process died as it wrote a line
+                self._journal.truncate(size)
+                self._journal.seek(size)
             self._opened = opened.pop_all()
 
     def _claim(self, opened: ExitStack) -> None:
-        """Lock the directory itself: the files in it are replaced while it is in use."""
+        """Lock the directory itself, as its files are replaced while it is in use."""
         import fcntl  # not on Windows, where nothing but this needs it
 
         handle = os.open(self.path, os.O_RDONLY)
@@ -89,12 +93,8 @@ class Directory:
         except BlockingIOError as error:
             raise RuntimeError(f"another process is writing to {self.path}; wait for it") from error
 
-    def _check_manifest(self, manifest: Mapping[str, Any]) -> None:
-        file = self.path / MANIFEST
-        if not file.exists():
-            write_atomically(file, _json(manifest))
-            return
-        there = read_manifest(self.path)
+    def _check_manifest(self, there: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """Refuse to go on from the manifest found there if it is of another evaluation."""
         if there["format"] != FORMAT:
             raise ValueError(
                 f"{self.path} holds an evaluation of format {there['format']}, which an older "
@@ -102,23 +102,23 @@ class Directory:
             )
         found = differences(there, json.loads(_json(manifest)))
         if found:
-            told = "; ".join(f"{where} is {a!r} there and {b!r} here" for where, a, b in found)
+            texts = "; ".join(f"{path} is {a!r} there and {b!r} here" for path, a, b in found)
             raise ValueError(
-                f"{self.path} holds another evaluation: {told}. Choose another directory, or "
+                f"{self.path} holds another evaluation: {texts}. Choose another directory, or "
                 "remove this one to start anew"
             )
 
     def _sweep(self, data: bool = False) -> None:
-        """Remove what a process left half written; and data of episodes, which have no line."""
+        """Remove half-written data; with ``data``, all data of episodes."""
         for part in (self.path / TRAJECTORIES).glob("*" if data else "*.part"):
             if part.name.removesuffix(".part").isdecimal():
                 shutil.rmtree(part)
 
     def check_kept(self, episodes: Iterable[Episode]) -> None:
-        """Refuse to keep data where episodes have ended without.
+        """Refuse to keep data if some episodes have ended without.
 
         Raises:
-            ValueError: naming the first of them.
+            ValueError: naming the first such episode.
         """
         lacking = [
             episode.index
@@ -133,7 +133,7 @@ class Directory:
             )
 
     def add(self, episode: Episode, data: TensorDict | None = None) -> None:
-        """Keep an episode: its data first, then its line."""
+        """Write an episode: its data first, then its line."""
         if data is not None:
             target = trajectory_path(self.path, episode.index)
             part = target.with_name(target.name + ".part")
@@ -145,17 +145,17 @@ class Directory:
         self._journal.flush()
 
     def finish(self, episodes: Sequence[Episode]) -> None:
-        """Put the ledger in order."""
+        """Sort the ledger by index."""
         ordered = sorted(episodes, key=lambda episode: episode.index)
         lines = (episode.to_json().encode() + b"\n" for episode in ordered)
         write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))
 
     def write_results(self, results: Mapping[str, Any], files: Sequence[Path]) -> None:
-        """Write the statistics, with the digests of the other files: the evaluation is finished.
+        """Write the statistics and the digests of the other files, which finishes the evaluation.
 
         Args:
             results: the statistics.
-            files: those that show them.
+            files: the files of the report.
         """
         digests = {
             "ledger": sha256(self.path / EPISODES),
@@ -165,7 +165,7 @@ class Directory:
         write_atomically(self.path / RESULTS, _json({**digests, **results}))
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
-        """Add how this run went, in the one file that holds times."""
+        """Append the times of this run to the one file that holds times."""
         file = self.path / RUN
         advice = "remove the file: all others are written"
         runs = read_json(file, list, advice) if file.exists() else []
@@ -175,10 +175,10 @@ class Directory:
         write_atomically(file, _json(runs))
 
     def give_up(self, error: BaseException) -> None:
-        """Leave nothing behind where no episode has ended; mark what was refused later as such.
+        """Remove the files if no episode has ended; else mark a refused evaluation as refused.
 
-        Nobody shall take a refused evaluation for an unfinished one, nor be kept from the
-        directory once env or policy are corrected.
+        A refused evaluation is not taken for an unfinished one, and the directory is free again
+        once env or policy are corrected.
         """
         if not self._journal.tell():
             self._sweep(data=True)
@@ -193,30 +193,33 @@ class Directory:
             write_atomically(self.path / REFUSED, _json({"reason": str(error)}))
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Release the directory."""
         self._opened.close()
 
 
-def check_directory(path: Path) -> None:
-    """Refuse a path that is no directory of an evaluation, and cannot become one.
+def check_directory(path: Path) -> dict[str, Any] | None:
+    """Refuse a path that neither is nor can become the directory of an evaluation.
+
+    Returns:
+        The manifest found there, or None.
 
     Raises:
         ValueError: for a file, and for a directory that holds something else.
     """
     if path.exists() and not path.is_dir():
-        raise ValueError(f"expected out to be a directory, got the file {path}")
+        raise ValueError(f"expected output_dir to be a directory, got the file {path}")
     if not path.is_dir():
-        return
+        return None
     if (path / MANIFEST).exists():
-        read_manifest(path)
-        return
+        return read_manifest(path)
     for entry in path.iterdir():
         part = _HALF_WRITTEN.fullmatch(entry.name)
         if part is None or part["file"] != MANIFEST:  # a process died as it wrote the first file
             raise ValueError(
-                f"expected out to be empty, or the directory of an evaluation, got {path}, which "
-                "holds other files; choose another"
+                f"expected output_dir to be empty, or the directory of an evaluation, got {path}, "
+                "which holds other files; choose another"
             )
+    return None
 
 
 def _json(value: Any) -> bytes:

@@ -44,7 +44,7 @@ code { font-size: 0.92em; white-space: nowrap; }
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its heading, and how its cells are shown."""
+    """A column of a table: its heading, and the format of its cells."""
 
     heading: str
     number: bool = False
@@ -52,7 +52,7 @@ class Column:
 
 
 def page(title: str, lead: str, sections: Sequence[str]) -> bytes:
-    """A whole page, as UTF-8. Sections are HTML, made by the functions below."""
+    """Return a page as UTF-8. Sections are HTML, made by the functions below."""
     body = "\n".join(sections)
     text = f"""<!DOCTYPE html>
 <html lang="en">
@@ -75,22 +75,22 @@ def page(title: str, lead: str, sections: Sequence[str]) -> bytes:
 
 
 def section(heading: str, *parts: str) -> str:
-    """A section under its heading; parts are HTML."""
+    """Return a section with its heading; parts are HTML."""
     return "\n".join(["<section>", f"<h2>{escape(heading)}</h2>", *parts, "</section>"])
 
 
 def cards(entries: Sequence[tuple[str, str, str]]) -> str:
-    """The few numbers that matter, each with its name and a remark."""
-    shown = "\n".join(
+    """Return cards with the main numbers, each with its name and a remark."""
+    items = "\n".join(
         f'<div><dt>{escape(name)}</dt><dd class="value">{escape(value)}</dd>'
         f"<dd>{escape(remark)}</dd></div>"
         for name, value, remark in entries
     )
-    return f'<dl class="cards">\n{shown}\n</dl>'
+    return f'<dl class="cards">\n{items}\n</dl>'
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], caption: str = "") -> str:
-    """A table whose first column heads its rows."""
+    """Return a table whose first column heads its rows."""
     heads = "".join(
         f'<th scope="col"{_class(column)}>{escape(column.heading)}</th>' for column in columns
     )
@@ -103,15 +103,15 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], caption: str
         + "</tr>"
         for row in rows
     )
-    shown = f"<caption>{escape(caption)}</caption>\n" if caption else ""
+    heading = f"<caption>{escape(caption)}</caption>\n" if caption else ""
     return (
-        f'<div class="wide"><table>\n{shown}<thead><tr>{heads}</tr></thead>\n'
+        f'<div class="wide"><table>\n{heading}<thead><tr>{heads}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody>\n</table></div>"
     )
 
 
 def figure(png: bytes, description: str) -> str:
-    """A picture inside the page, with its description for readers who do not see it."""
+    """Return a picture inside the page, with its description as alternative text."""
     data = base64.b64encode(png).decode()
     return (
         f'<figure><img alt="{escape(description)}" src="data:image/png;base64,{data}">'
@@ -120,15 +120,15 @@ def figure(png: bytes, description: str) -> str:
 
 
 def paragraphs(texts: Sequence[str]) -> str:
-    """A paragraph a text."""
+    """Return one paragraph per text."""
     return "\n".join(f'<p class="note">{escape(text)}</p>' for text in texts)
 
 
 def _cell(column: Column, text: str, first: bool) -> str:
-    shown = f"<code>{escape(text)}</code>" if column.code else escape(text)
+    content = f"<code>{escape(text)}</code>" if column.code else escape(text)
     if first:
-        return f'<th scope="row"{_class(column)}>{shown}</th>'
-    return f"<td{_class(column)}>{shown}</td>"
+        return f'<th scope="row"{_class(column)}>{content}</th>'
+    return f"<td{_class(column)}>{content}</td>"
 
 
 def _class(column: Column) -> str:

@@ -1,4 +1,4 @@
-"""The manifest: what an evaluation is of, as JSON. Equal manifests mean the same episodes."""
+"""The manifest: what decides the episodes of an evaluation, as JSON."""
 
 from __future__ import annotations
 
@@ -8,57 +8,65 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
+from torchrl.envs.utils import ExplorationType
 
 from tdcollect.collect.fast.transforms import transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.comparable import RANDOM
-from tdcollect.evaluation.data import digested_entries
-from tdcollect.evaluation.records import FORMAT
+from tdcollect.evaluation.episodes.data import digested_entries
+from tdcollect.evaluation.ledger.records import FORMAT, Episode
+from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.seeding import EVALUATION_PROTOCOL
+from tdcollect.text import visible
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.episodes.collector import EvaluationCollector
+
+RANDOM = "random actions"
+"""The ``policy.class`` of an evaluation without a policy."""
 
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
-_ENV_PACKAGES = ("ale-py", "box2d", "envpool", "mujoco")  # named where they are installed
+_ENV_PACKAGES = ("ale-py", "box2d", "envpool", "mujoco")  # listed if installed
 
 
-def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest of an evaluation that has not begun.
+def describe(collector: EvaluationCollector) -> dict[str, Any]:
+    """Return the manifest of an evaluation that has not begun.
 
-    Nothing in it depends on the number of slots or the backend, nor on time or place.
+    It does not depend on the number of slots, the backend, the time or the directory.
     """
-    numbers = list(collector.episode_indices)
-    seeds: dict[str, Any] = {"root": collector.seed}
-    if collector.env_seeds_given:
-        seeds["env"] = [collector.episode_seeds(number)[0] for number in numbers]
+    settings = collector.settings
+    indices = list(settings.episode_indices)
+    seeds: dict[str, Any] = {"root": settings.seed}
+    if settings.env_seeds is not None:
+        seeds["env"] = [collector.episode_seeds(index)[0] for index in indices]
     return {
         "format": FORMAT,
         "protocol": EVALUATION_PROTOCOL,
         "env": {
             "id": collector.base.name,
-            "kwargs": _told(env_kwargs),
+            "kwargs": _texts(settings.env_kwargs or {}),
             "wrappers": list(_wrappers(collector.base)),
             "transforms": [_transform(t) for t in transforms_of(collector.env)],
             "observation_space": repr(collector.base.observation_space),
             "action_space": repr(collector.base.action_space),
         },
         "entries": digested_entries(collector.env),
-        "episodes": len(numbers) if numbers == list(range(len(numbers))) else numbers,
+        "episodes": len(indices) if indices == list(range(len(indices))) else indices,
         "seeds": seeds,
-        "max_episode_steps": collector.max_episode_steps,
+        "max_episode_steps": settings.max_episode_steps,
         "policy": {
             "class": _class(collector.policy),
             "structure": structure_digest(collector.policy),
             "digest": weights_digest(collector.policy),
-            "exploration": collector.exploration_type.name.lower(),
+            "exploration": settings.exploration_type.name.lower(),
             "mode": collector.policy_mode,
         },
-        "inference_batch_size": collector.inference_batch_size,
-        "inference_threads": collector.inference_threads,
+        "inference_batch_size": settings.inference_batch_size,
+        "inference_threads": settings.inference_threads,
         "device": collector.device.type,
         "versions": dict(_versions()),
         "platform": {
@@ -70,8 +78,56 @@ def describe(collector: EvaluationCollector, env_kwargs: Mapping[str, Any]) -> d
     }
 
 
+def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> EvaluationSettings:
+    """Return the settings that run one episode of an evaluation again.
+
+    Args:
+        manifest: the manifest of the evaluation.
+        episode: the episode's record.
+        how: the settings that a manifest does not hold: ``env_kwargs``, ``backend``, ``device``.
+    """
+    return EvaluationSettings(
+        [episode.index],
+        manifest["seeds"]["root"],
+        env_seeds={episode.index: episode.env_seed},
+        exploration_type=ExplorationType[manifest["policy"]["exploration"].upper()],
+        max_episode_steps=manifest["max_episode_steps"],
+        inference_batch_size=manifest["inference_batch_size"],
+        # Protocol 1 had neither: it ran with the threads and in the modes that it found.
+        inference_threads=manifest.get("inference_threads", torch.get_num_threads()),
+        eval_mode=manifest["policy"].get("mode") == "eval",
+        **how,
+    )
+
+
+def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
+    """Return the entry at a path like ``policy.class``, or None."""
+    value: Any = manifest
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the differences of two manifests: the path of each entry, and its two values."""
+    return [
+        found
+        for key in sorted({*first, *second})
+        for found in leaf_differences(visible(str(key)), first.get(key), second.get(key))
+    ]
+
+
+def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the paths at which two JSON values differ, with both values."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in sorted({*a, *b}):
+            yield from leaf_differences(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
+    elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
+        yield path, a, b
+
+
 def weights_digest(policy: Any) -> str | None:
-    """SHA-256 of a policy's parameters and buffers; None where it has none."""
+    """Return the SHA-256 of a policy's parameters and buffers; None if it has none."""
     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
     if not state:
         return None
@@ -87,10 +143,10 @@ def weights_digest(policy: Any) -> str | None:
 
 
 def structure_digest(policy: Any) -> str | None:
-    """SHA-256 of what a policy is made of, beside its weights: its modules, and what they call.
+    """Return the SHA-256 of a policy's structure: its modules and the functions they call.
 
-    Of layers of torch it holds their settings too, of other modules and functions their names.
-    None for a policy that is no module.
+    Layers of torch count with their settings, other modules and functions with their names. None
+    for a policy that is not a module.
     """
     if not isinstance(policy, nn.Module):
         return None
@@ -111,19 +167,19 @@ def _class(policy: Any) -> str:
 
 
 def _wrappers(env: GymnasiumEnv) -> Iterator[str]:
-    """gymnasium's wrappers, outermost first, then what makes the env itself."""
+    """Yield gymnasium's wrappers, outermost first, then the env's entry point."""
     spec = env.env_spec
     if spec is None:
         return
     for wrapper in reversed(spec.additional_wrappers):
-        yield f"{wrapper.name}({_told(wrapper.kwargs or {})})"
+        yield f"{wrapper.name}({_texts(wrapper.kwargs or {})})"
     if spec.max_episode_steps is not None:
         yield f"TimeLimit({spec.max_episode_steps})"
     yield spec.entry_point if isinstance(spec.entry_point, str) else _class(spec.entry_point)
 
 
-def _told(kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Arguments as text that is the same in another process: an object's address is not."""
+def _texts(kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Return arguments as text that is the same in another process, without addresses."""
     return {
         name: repr(value) if _is_plain(value) else _class(value)
         for name, value in sorted(kwargs.items())
@@ -144,7 +200,7 @@ def _transform(transform: Any) -> str:
     return name if digest is None else f"{name}({digest[:16]})"
 
 
-@functools.cache  # reading them takes longer than many an episode
+@functools.cache  # reading them takes longer than a short episode
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in (*_PACKAGES, *_ENV_PACKAGES):
@@ -156,7 +212,7 @@ def _versions() -> dict[str, str]:
 
 
 def _git() -> dict[str, Any] | None:
-    """The commit that is checked out here, and whether tracked files differ from it."""
+    """Return the commit that is checked out here, and whether tracked files differ from it."""
     command = "git --no-optional-locks status --porcelain=v2 --branch --no-ahead-behind -uno"
     try:
         asked = subprocess.run(
@@ -165,10 +221,10 @@ def _git() -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     lines = asked.stdout.splitlines()
-    told = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
-    if told["branch.oid"] == "(initial)":
+    headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
+    if headers["branch.oid"] == "(initial)":
         return None
     return {
-        "commit": told["branch.oid"],
+        "commit": headers["branch.oid"],
         "dirty": not all(line.startswith("# ") for line in lines),
     }

@@ -1,4 +1,4 @@
-"""From blocks of steps to finished episodes: their records, digests and, if kept, their data."""
+"""Finished episodes out of blocks of steps: their records, digests and, if kept, their data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.step_dict import Key, under_next
 from tdcollect.envs.wrapper import nested
-from tdcollect.evaluation.records import COMPLETED, FAILED, Episode
+from tdcollect.evaluation.ledger.records import COMPLETED, FAILED, Episode
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
 _REWARD = (keys.NEXT, keys.REWARD)
@@ -29,7 +29,7 @@ def _path(key: Key) -> str:
     return key if isinstance(key, str) else "/".join(key)
 
 
-_TOLD = [_path(key) for key in ((keys.NEXT, keys.REWARD), *_FLAGS)]
+_MEASURED = [_path(key) for key in ((keys.NEXT, keys.REWARD), *_FLAGS)]
 
 
 class Finished(NamedTuple):
@@ -37,7 +37,7 @@ class Finished(NamedTuple):
 
     Attributes:
         record: its line in the ledger.
-        data: its steps ``[L]``, None where they are not kept or the episode failed.
+        data: its steps ``[L]``; None if they are not kept or the episode failed.
     """
 
     record: Episode
@@ -46,7 +46,7 @@ class Finished(NamedTuple):
 
 @dataclass
 class _Unfinished:
-    """What is held of an episode that is running."""
+    """An episode that is running: its digests so far, rewards and data."""
 
     hashes: list[Any]
     rewards: list[np.ndarray[Any, Any]] = field(default_factory=list)
@@ -54,15 +54,15 @@ class _Unfinished:
 
 
 class Assembly:
-    """Puts the pieces of episodes together.
+    """Joins the pieces of episodes.
 
     Args:
         env: the env with its transforms.
-        seeds: gives an episode's env seed and policy seed.
+        seeds: returns an episode's env seed and policy seed, given its index.
         keep: keep the episodes' data.
 
     Attributes:
-        restarts: how often each episode was started again, by index.
+        restarts: the number of restarts of each episode, by index.
     """
 
     def __init__(self, env: EnvBase, seeds: Any, keep: bool):
@@ -77,13 +77,13 @@ class Assembly:
         self.restarts: dict[int, int] = {}
 
     def feed(self, block: Block) -> Iterator[Finished]:
-        """Take a block in; gives the episodes that end in it, in the order of their ending."""
-        # Where the env raised at once, there are no columns, and pieces without steps alone.
+        """Add a block; yields the episodes that end in it, in the order of their ending."""
+        # If the env raised at once, the block has no entries, only pieces without steps.
         digested = self._digested if block.columns else []
-        columns = dict(block.columns)
-        exact = columns.pop(_EXACT, None)
-        arrays = {key: _array(columns[key]) for key, _ in digested}
-        last = {key: _array(columns[under_next(key)]) for key, on in digested if on}
+        entries = dict(block.columns)
+        exact = entries.pop(_EXACT, None)
+        arrays = {key: _array(entries[key]) for key, _ in digested}
+        last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
         rewards = arrays.get(_REWARD) if exact is None else _array(exact)
         for piece in block.pieces:
             if piece.error is not None:
@@ -100,7 +100,7 @@ class Assembly:
             held.rewards.append(np.array(reward, np.float64))
             if self._keep:
                 held.parts.append(
-                    {key: self._of(column, piece).clone() for key, column in columns.items()}
+                    {key: self._of(entry, piece).clone() for key, entry in entries.items()}
                 )
             if piece.ended:
                 for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
@@ -108,49 +108,49 @@ class Assembly:
                         digest.update(np.ascontiguousarray(self._of(last[key], piece)[-1]))
                 yield self._finish(piece, arrays)
 
-    def _of(self, column: Any, piece: Piece) -> Any:
-        """The rows of a piece, out of a column ``[*batch, t, ...]``."""
+    def _of(self, entry: Any, piece: Piece) -> Any:
+        """Return the rows of a piece, out of an entry ``[*batch, t, ...]``."""
         if self._dims == 0:
-            return column[piece.first : piece.stop]
-        flat = column.reshape(-1, *column.shape[self._dims :])
-        return flat[piece.slot, piece.first : piece.stop]
+            return entry[piece.first : piece.stop]
+        slots = entry.reshape(-1, *entry.shape[self._dims :])
+        return slots[piece.slot, piece.first : piece.stop]
 
     def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
-        number = piece.start.number
-        held = self._held.pop(number)
+        index = piece.start.number
+        held = self._held.pop(index)
         terminated, truncated = (bool(self._of(arrays[flag], piece)[-1, 0]) for flag in _FLAGS)
-        env_seed, policy_seed = self._seeds(number)
+        env_seed, policy_seed = self._seeds(index)
         record = Episode(
-            index=number,
+            index=index,
             env_seed=env_seed,
             policy_seed=policy_seed,
             status=COMPLETED,
-            restarts=self.restarts.get(number, 0),
+            restarts=self.restarts.get(index, 0),
             episode_return=exact_sum(np.concatenate(held.rewards)),
             length=sum(map(len, held.rewards)),
             terminated=terminated,
             truncated=truncated,
-            success=_success(piece.info, number, env_seed),
+            success=_success(piece.info, index, env_seed),
             digest=_joined(held.hashes),
         )
         return Finished(record, self._data(held.parts) if self._keep else None)
 
-    def failed(self, number: int) -> Finished:
-        """The record of an episode that is given up."""
-        self._held.pop(number, None)
-        env_seed, policy_seed = self._seeds(number)
-        restarts = self.restarts.get(number, 0)
-        return Finished(Episode(number, env_seed, policy_seed, FAILED, restarts), None)
+    def failed(self, index: int) -> Finished:
+        """Return the record of an episode that is given up."""
+        self._held.pop(index, None)
+        env_seed, policy_seed = self._seeds(index)
+        restarts = self.restarts.get(index, 0)
+        return Finished(Episode(index, env_seed, policy_seed, FAILED, restarts), None)
 
     def _data(self, parts: Sequence[Mapping[Key, torch.Tensor]]) -> TensorDict:
-        whole = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-        data = nested(whole.items(), [len(whole[keys.NEXT_DONE])])
+        entries = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        data = nested(entries.items(), [len(entries[keys.NEXT_DONE])])
         data.refine_names(keys.TIME)
         return data
 
 
 def digested_entries(env: EnvBase) -> dict[str, list[str]]:
-    """The entries of an episode's digest beside reward and flags, by name, for the manifest."""
+    """Return the names of a digest's entries besides reward and flags, for the manifest."""
     return {
         "observation": sorted(map(_path, env.observation_spec.keys(True, True))),
         "action": sorted(map(_path, env.action_keys)),
@@ -162,7 +162,7 @@ def disagreements(
 ) -> list[str]:
     """Compare the data ``[L]`` of an episode with its record.
 
-    The return is compared as closely as the data tell it: they hold rewards in float32.
+    The return is compared up to rounding: the data hold rewards in float32.
 
     Args:
         record: the episode's line in the ledger.
@@ -170,11 +170,11 @@ def disagreements(
         entries: as :func:`digested_entries` named them.
 
     Returns:
-        The differences, a phrase each; none where the data are those of the record.
+        The differences, one phrase each; empty if the data are those of the record.
     """
     of = {_path(key): key for key in data.keys(True, True)}
     observed, acted = entries["observation"], entries["action"]
-    wanted = [*observed, *(f"{keys.NEXT}/{name}" for name in observed), *acted, *_TOLD]
+    wanted = [*observed, *(f"{keys.NEXT}/{name}" for name in observed), *acted, *_MEASURED]
     missing = [name for name in wanted if name not in of]
     if missing or not len(data):
         return [f"the data lack {', '.join(missing) or 'steps'}"]
@@ -183,25 +183,25 @@ def disagreements(
     terminated, truncated = (bool(data[flag][-1]) for flag in _FLAGS)
     total = math.fsum(rewards.tolist()) if bool(rewards.isfinite().all()) else math.nan
     rounding = 1e-6 * float(rewards.abs().sum())
-    told = record.episode_return
+    recorded = record.episode_return
     found: list[tuple[str, Any, Any]] = [
         ("length", record.length, len(data)),
         ("terminated", record.terminated, terminated),
         ("truncated", record.truncated, truncated),
         ("digest", record.digest, _data_digest(data, digested)),
     ]
-    if told is not None and abs(told - total) > rounding:
-        found.append(("return", told, total))
+    if recorded is not None and abs(recorded - total) > rounding:
+        found.append(("return", recorded, total))
     texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
     for key in (of[name] for name in observed):  # each row leads to the one after it
         here, after = _array(data[key])[1:], _array(data[under_next(key)])[:-1]
         if here.tobytes() != after.tobytes():
-            texts.append(f"{_path(key)} is another one than the row before led to")
+            texts.append(f"{_path(key)} is not the one that the row before led to")
     return texts
 
 
 def _data_digest(data: TensorDict, digested: Sequence[tuple[Key, bool]]) -> str:
-    """The digest of a whole episode, as :class:`Assembly` puts it together from pieces."""
+    """Return the digest of an episode, as :class:`Assembly` computes it from pieces."""
     hashes = []
     for key, on in digested:
         rows = _array(data[key])
@@ -214,7 +214,7 @@ def _data_digest(data: TensorDict, digested: Sequence[tuple[Key, bool]]) -> str:
 
 
 def _digested(observed: Sequence[Key], acted: Sequence[Key]) -> list[tuple[Key, bool]]:
-    """Of each entry of a digest: whether the value after the last step belongs to it too."""
+    """Return each entry of a digest, and whether the value after the last step belongs to it."""
     return [
         *((key, True) for key in observed),
         *((key, False) for key in (*acted, (keys.NEXT, keys.REWARD), *_FLAGS)),
@@ -226,33 +226,33 @@ def _joined(hashes: Sequence[Any]) -> str:
 
 
 def exact_sum(rewards: np.ndarray[Any, Any]) -> float:
-    """The sum of float64 numbers, rounded once; infinite or NaN where they are, or it is beyond."""
+    """Return the sum of float64 values, rounded once; infinite or NaN if it has no other."""
     odd = rewards[~np.isfinite(rewards)]
     if odd.size:
         return sum(odd.tolist())
     try:
         return math.fsum(rewards.tolist())
-    except OverflowError:  # maybe only on the way
+    except OverflowError:  # maybe of a partial sum only
         return math.fsum((rewards * 2.0**-64).tolist()) * 2.0**64
 
 
-def _success(info: Mapping[str, Any], number: int, seed: int) -> bool | None:
+def _success(info: Mapping[str, Any], index: int, seed: int) -> bool | None:
     for name in _SUCCESS:
         if info.get(name) is not None:
             given = np.asarray(info[name])
             if given.size and given.dtype.kind in "biuf" and np.isin(given, (0, 1)).all():
                 return bool(given.all())
             raise ValueError(
-                f"expected the info {name!r} at the end of episode {number} (seed {seed}) to be "
+                f"expected the info {name!r} at the end of episode {index} (seed {seed}) to be "
                 f"True or False, got {type(info[name]).__name__} {info[name]!r}; correct the env"
             )
     return None
 
 
-def _array(column: torch.Tensor) -> np.ndarray[Any, Any]:
-    return column.cpu().numpy()
+def _array(entry: torch.Tensor) -> np.ndarray[Any, Any]:
+    return entry.cpu().numpy()
 
 
 def _hash(key: Key, rows: np.ndarray[Any, Any]) -> Any:
-    """A hash that has taken in an entry's name, dtype and shape."""
+    """Return a hash that starts from an entry's name, dtype and shape."""
     return hashlib.sha256(f"{_path(key)} {rows.dtype.str} {rows.shape[1:]}\n".encode())

@@ -1,4 +1,4 @@
-"""Nothing outside an evaluation changes by it, and nothing outside changes it."""
+"""Isolation: an evaluation changes nothing outside, and nothing outside changes it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect.collect.fast.transforms import transforms_of
-from tdcollect.evaluation.errors import NotReproducibleError
 from tdcollect.randomness import global_states, set_global_states
 from tdcollect.threads import Elsewhere, busy_threads, other_threads
+
+
+class NotReproducibleError(RuntimeError):
+    """The policy or the env does not give the same episode for the same seeds."""
 
 
 class GlobalRandomness:
@@ -37,19 +40,19 @@ class GlobalRandomness:
             self.restore()
 
     def moved(self) -> list[str]:
-        """The names of those that have moved since: ``"torch"``, ``"numpy"``, ``"random"``..."""
+        """Return the modules whose states have moved: ``"torch"``, ``"numpy"``, ``"random"``..."""
         now = global_states()
-        # No state is held of CUDA where it was not in use yet: its first use moves nothing.
+        # CUDA has no state before its first use, which moves nothing.
         held = {name: state for name, state in self._states.items() if len(state)}
         moved = [name for name, state in held.items() if not _equal(state, now[name])]
         return ["random" if name == "python" else name for name in moved]  # its module
 
     def check(self, who: str) -> None:
-        """Raise where one of them has moved since.
+        """Raise if one of them has moved since.
 
         Raises:
             NotReproducibleError: naming it, and ``who`` ran meanwhile.
-            RuntimeError: where another thread draws from it.
+            RuntimeError: if another thread draws from it.
         """
         moved = self.moved()
         if not moved:
@@ -57,31 +60,31 @@ class GlobalRandomness:
         suspects = self._suspects()
         if suspects:
             check_alone(0.1)
-        told = (
+        message = (
             f"{who} drew from the global random numbers of {', '.join(moved)}, which no seed "
             "of an episode reaches: its episodes would depend on what runs beside them. Draw "
             "from env.np_random in envs, and with torch operations on whole batches in policies"
         )
         if suspects:
-            told += (
+            message += (
                 f". Or another thread drew from them ({', '.join(suspects)}): then evaluate where "
                 "none does"
             )
-        raise NotReproducibleError(told)
+        raise NotReproducibleError(message)
 
     def _suspects(self) -> list[str]:
-        """Names of the other threads that may have drawn since; none where none has computed."""
+        """Return the names of other threads that may have drawn since; empty if none has run."""
         return sorted(self._beside | other_threads()) if self._elsewhere.computed() else []
 
 
 def check_alone(seconds: float = 0.005) -> None:
-    """Raise where another thread draws from the global random states.
+    """Raise if another thread draws from the global random states.
 
     Args:
-        seconds: for which this thread waits and watches them, if another one is busy.
+        seconds: the time that this thread waits and watches them, if another one is busy.
 
     Raises:
-        RuntimeError: where they move.
+        RuntimeError: if they move.
     """
     busy = busy_threads()
     if not busy:
@@ -104,7 +107,7 @@ _LOOKS = 5
 def _equal(state: Any, other: Any) -> bool:
     if isinstance(state, torch.Tensor):
         return torch.equal(state, other)
-    if isinstance(state, list):  # one tensor a device
+    if isinstance(state, list):  # one tensor per device
         return len(state) == len(other) and all(map(_equal, state, other))
     if isinstance(state[1], np.ndarray):
         return bool((state[1] == other[1]).all() and state[2:] == other[2:])
@@ -113,9 +116,9 @@ def _equal(state: Any, other: Any) -> bool:
 
 @contextmanager
 def with_threads(count: int) -> Iterator[None]:
-    """Run torch's operations on the CPU with so many threads, as sums round by how they are split.
+    """Run torch's operations on the CPU with ``count`` threads: sums round by how they are split.
 
-    Of this process, and of torch's own and MKL's threads; NumPy's are its own.
+    This sets the threads of torch and MKL in this process, not those of NumPy.
     """
     before = torch.get_num_threads()
     try:
@@ -129,7 +132,7 @@ def with_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def in_eval_mode(module: Any) -> Iterator[None]:
-    """Run with all modules in a module in eval mode; each is then in the mode that it was in."""
+    """Run with all parts of a module in eval mode; each returns to its own mode afterwards."""
     modules = module.modules() if isinstance(module, nn.Module) else ()
     before = [(part, part.training) for part in modules]
     changing = any(training for _, training in before)
@@ -148,7 +151,7 @@ def in_eval_mode(module: Any) -> Iterator[None]:
 
 
 def mode_of(policy: Any) -> str | None:
-    """``"eval"``, ``"train"`` or ``"mixed"``: the mode of a policy's modules; None without any."""
+    """Return the mode of a policy's modules, ``"eval"``, ``"train"`` or ``"mixed"``, or None."""
     modes = {m.training for m in policy.modules()} if isinstance(policy, nn.Module) else set()
     if len(modes) == 2:
         return "mixed"
@@ -157,11 +160,11 @@ def mode_of(policy: Any) -> str | None:
 
 @contextmanager
 def isolated(env: EnvBase, exploration_type: ExplorationType) -> Iterator[GlobalRandomness]:
-    """Run with an exploration type and without gradients; global random states are as before.
+    """Run with an exploration type and without gradients; set global random states back.
 
-    Transforms of the env are in eval mode, and keep statistics that they learn as they are. Gives
-    the states. Where
-    another thread may have drawn from them, they are not set back, which would repeat its numbers.
+    Transforms of the env are in eval mode, with their running statistics frozen. Yields the states
+    as they were. If another thread may have drawn from them, they are not set back, as that would
+    repeat its random numbers.
     """
     before = GlobalRandomness()
     transforms = transforms_of(env)

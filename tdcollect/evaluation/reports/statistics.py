@@ -1,4 +1,4 @@
-"""What the ledger says about a policy: numbers, and how far each can be trusted."""
+"""Statistics of a ledger, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.display import html_table, one_line
-from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.intervals import (
-    Interval,
-    check_settings,
-    exact_mean,
-    interquartile_mean_interval,
-    mean_interval,
-)
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.resampling import Values, generator
-from tdcollect.evaluation.tables import (
+from tdcollect.display import (
     count_text,
+    html_table,
     number_text,
+    one_line,
     percent_text,
     text_table,
+)
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.intervals import (
+    Interval,
+    Values,
+    check_settings,
+    exact_mean,
+    generator,
+    interquartile_mean_interval,
+    mean_interval,
 )
 
 _HEADER = ["", "return", "length (steps)"]
@@ -34,24 +36,23 @@ FEW = 20  # below it, intervals are too narrow: docs/statistics.md has the measu
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number an episode, return or length, over the completed episodes.
+    """Statistics of one value per completed episode, its return or its length.
 
-    All but ``count`` and ``not_finite`` are None where no episode completed, or where some value
-    is not finite, as a NaN reward makes the return.
+    All but ``count`` and ``not_finite`` are None if no episode completed, or if some value is not
+    finite, as a return with a NaN reward.
 
     Attributes:
         count: the number of values.
-        not_finite: how many of them are NaN or infinite.
+        not_finite: the number of values that are NaN or infinite.
         mean: arithmetic mean, from the exactly rounded sum.
         std: standard deviation, with ``count - 1`` in the denominator; None for one value.
         standard_error: ``std / sqrt(count)``.
         median: the middle value, or the mean of the two middle ones.
-        interquartile_mean: the mean of what is left when a quarter of the values, rounded down, is
-            cut off at each end.
+        interquartile_mean: the mean without a quarter of the values, rounded down, at each end.
         min: the lowest value.
         max: the highest value.
-        mean_interval: bootstrap interval of the mean; None for one value. Of no width where all
-            values are equal: then the sample tells nothing about how they vary.
+        mean_interval: bootstrap interval of the mean; None for one value. Of no width if all
+            values are equal: the sample then tells nothing about their spread.
         interquartile_mean_interval: bootstrap interval of the interquartile mean, likewise.
     """
 
@@ -73,13 +74,13 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Success:
-    """How often the env said that the episode was a success.
+    """The success rate, as reported by the env.
 
     Attributes:
-        successes: the episodes that it said so of.
-        count: the episodes that the rate is over: those of which it said yes or no, and the failed
+        successes: the number of successful episodes.
+        count: the number of episodes that the rate is over: those with a report, and the failed
             ones, which count as not successful.
-        unknown: completed episodes of which it said nothing; they are not in ``count``.
+        unknown: the number of completed episodes without a report; they are not in ``count``.
         rate: ``successes / count``.
         interval: Wilson's score interval of the rate.
     """
@@ -97,19 +98,19 @@ class Success:
 
 @dataclass(frozen=True)
 class Summary:
-    """The statistics of an evaluation; printing it shows a table.
+    """The statistics of an evaluation; print it to see a table.
 
     Attributes:
         episodes: the number of episodes in the ledger.
-        completed: those that ran to their end. Returns and lengths are over these.
-        failed: those that have no return, because the env raised at every try.
-        restarted: those that were started more than once.
+        completed: the number that ran to their end. Returns and lengths are over these.
+        failed: the number without a return, because the env raised at every try.
+        restarted: the number that were started more than once.
         returns: the statistics of their returns.
         lengths: the statistics of their lengths, in steps.
-        success: how often the env said success; None where it says nothing.
+        success: the success rate; None if the env does not report success.
         confidence: the confidence of every interval here.
         resamples: the number of bootstrap resamples.
-        seed: what the bootstrap's generators started from.
+        seed: the seed of the bootstrap's generators.
     """
 
     episodes: int
@@ -124,7 +125,7 @@ class Summary:
     seed: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary as plain dicts, numbers and None, for JSON."""
+        """Return the summary as plain dicts, numbers and None, for JSON."""
         return asdict(self)
 
     def __repr__(self) -> str:
@@ -145,7 +146,7 @@ class Summary:
         )
 
     def rows(self) -> list[list[str]]:
-        """The table's rows: what it is, of the returns, of the lengths."""
+        """Return the table's rows: a label, then a cell for returns and one for lengths."""
         over = f"mean over {self.completed} completed of {self.episodes}"
         percent = percent_text(self.confidence)
         quantities = (self.returns, self.lengths)
@@ -164,7 +165,7 @@ class Summary:
         return rows
 
     def notes(self) -> list[str]:
-        """What a reader of the table must know beside it, a sentence each."""
+        """Return the notes to the table, one sentence each."""
         notes = []
         if self.success is not None:
             s = self.success
@@ -199,23 +200,23 @@ def summarize(
     resamples: int | None = None,
     seed: int = 0,
 ) -> Summary:
-    """The statistics of a ledger. The same records give the same bits, in any order.
+    """Return the statistics of a ledger, the same bits for the same records in any order.
 
     The interval of the mean is the bias-corrected and accelerated bootstrap (Efron 1987), that of
     the interquartile mean the percentile bootstrap (Agarwal et al. 2021), both over episodes, by
     ``scipy.stats.bootstrap``; that of the success rate is Wilson's (1927).
-    ``docs/statistics.md`` has the formulas, and says how often each interval holds the truth.
+    ``docs/statistics.md`` has the formulas, and the measured coverage of each interval.
 
     Args:
         episodes: the records, completed and failed.
         confidence: of every interval, between 0 and 1.
-        resamples: bootstrap resamples an interval; by default 10,000, and fewer for more than
+        resamples: bootstrap resamples per interval; by default 10,000, and fewer for more than
             2,000 episodes, down to 1,000.
-        seed: what the generators of the resamples start from.
+        seed: the seed of the resamples' generators.
 
     Raises:
-        ValueError: a number out of range, two records of one index, or a completed episode without
-            a return.
+        ValueError: if a number is out of range, two records have one index, or a completed episode
+            has no return.
         ModuleNotFoundError: without scipy, which the extra ``evaluate`` brings.
     """
     resamples = check_settings(confidence, resamples, seed, len(episodes))
@@ -239,11 +240,11 @@ def summarize(
 
 
 def in_order(episodes: Sequence[Episode]) -> list[Episode]:
-    """The records by index, each checked to be usable."""
+    """Return the records by index, each checked."""
     records = sorted(episodes, key=lambda episode: episode.index)
     for first, second in itertools.pairwise(records):
         if first.index == second.index:
-            raise ValueError(f"expected one record an index, got two of index {first.index}")
+            raise ValueError(f"expected one record per index, got two of index {first.index}")
     for episode in records:
         if episode.completed and (episode.episode_return is None or episode.length is None):
             raise ValueError(
@@ -257,7 +258,7 @@ def in_order(episodes: Sequence[Episode]) -> list[Episode]:
 def describe(
     values: Values, confidence: float, resamples: int, rngs: Sequence[np.random.Generator]
 ) -> Quantity:
-    """The statistics of ``values [E]``, with a generator for each of the two intervals."""
+    """Return the statistics of ``values [E]``, with a generator for each of the two intervals."""
     count = len(values)
     not_finite = int(np.count_nonzero(~np.isfinite(values)))
     if not count or not_finite:
@@ -299,7 +300,7 @@ def _success(records: Sequence[Episode], confidence: float) -> Success | None:
 
 
 def mean_text(quantity: Quantity) -> str:
-    """The mean with its interval, in a few words."""
+    """Return the mean with its interval as text."""
     interval = quantity.mean_interval
     return f"mean {number_text(quantity.mean)}" + ("" if interval is None else f" {interval}")
 

@@ -1,4 +1,4 @@
-"""Policies compared episode by episode, on the same episodes."""
+"""Comparison of policies, episode by episode, on the same episodes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.display import html_table, one_line
-from tdcollect.evaluation.comparable import (
+from tdcollect.display import (
+    count_text,
+    html_table,
+    number_text,
+    one_line,
+    percent_text,
+    text_table,
+)
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.ledger.manifest import manifest_entry
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.comparable import (
     Evaluation,
     check_same_episodes,
-    manifest_entry,
     remarks,
 )
-from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.intervals import check_settings, exact_mean
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.resampling import flips_are_exact, generator, sign_flip_p_value
-from tdcollect.evaluation.statistics import Quantity, describe, in_order, mean_text
-from tdcollect.evaluation.tables import count_text, number_text, percent_text, text_table
+from tdcollect.evaluation.reports.intervals import (
+    check_settings,
+    exact_mean,
+    flips_are_exact,
+    generator,
+    sign_flip_p_value,
+)
+from tdcollect.evaluation.reports.statistics import Quantity, describe, in_order, mean_text
 from tdcollect.text import visible
 
 
@@ -34,20 +45,21 @@ class Difference:
         baseline: the policy that it is compared with.
         episodes: the indices of the episodes that both completed.
         values: for each of these, the policy's return minus the baseline's.
-        failed: episodes that failed with the policy alone. Like the next two, they have no
-            difference, and are in none of the numbers below.
-        baseline_failed: episodes that failed with the baseline alone.
-        both_failed: episodes that failed with both.
-        mean: mean return of the policy over ``episodes``; None where there is none.
-        baseline_mean: that of the baseline.
+        failed: the number of episodes that failed with the policy alone. Like the next two, they
+            have no difference, and do not count below.
+        baseline_failed: the number of episodes that failed with the baseline alone.
+        both_failed: the number of episodes that failed with both.
+        mean: mean return of the policy over ``episodes``; None if there are
+            none.
+        baseline_mean: mean return of the baseline over them.
         difference: the statistics of ``values``, with their intervals.
-        won: episodes where the policy's return is the higher one.
-        tied: episodes where the returns are equal.
-        lost: episodes where the baseline's return is the higher one.
+        won: the number of episodes with a higher return of the policy.
+        tied: the number of episodes with equal returns.
+        lost: the number of episodes with a higher return of the baseline.
         p_value: of the sign-flip permutation test of a mean difference of zero, two-sided.
         adjusted_p_value: the same by Holm's correction over all policies compared.
-        exact: whether all sign flips were tried, rather than ``resamples`` random ones.
-        confidence: of the intervals; one minus it is the significance that is planned for.
+        exact: True if all sign flips were tried, rather than ``resamples`` random ones.
+        confidence: of the intervals; the significance is one minus it.
     """
 
     name: str
@@ -70,13 +82,13 @@ class Difference:
 
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
-        told = (count_text(len(self.values), "episode"), mean_text(self.difference))
-        return one_line(self, names, *told, f"p-value {_p_text(self.p_value)}")
+        counts = (count_text(len(self.values), "episode"), mean_text(self.difference))
+        return one_line(self, names, *counts, f"p-value {_p_text(self.p_value)}")
 
     def episodes_needed(self, difference: float, power: float = 0.8) -> int:
-        """How many episodes would show a mean difference as large as this one.
+        """Return the number of episodes that would show a mean difference this large.
 
-        :func:`episodes_needed` with the standard deviation of the differences seen here.
+        See :func:`episodes_needed`; with the standard deviation of these differences.
         """
         if self.difference.std is None:
             raise ValueError(
@@ -86,9 +98,10 @@ class Difference:
         return episodes_needed(difference, self.difference.std, power, self.confidence)
 
     def detectable(self, power: float = 0.8) -> float | None:
-        """The mean difference that as many episodes as these show with this power.
+        """Return the mean difference that this many episodes would show with this power.
 
-        :func:`episodes_needed` solved for the difference; None for fewer than three episodes.
+        This is :func:`episodes_needed` solved for the difference; None for fewer than three
+        episodes.
         """
         factor, correction = _sample_size_terms(power, self.confidence)
         if self.difference.std is None or len(self.values) <= correction:
@@ -98,17 +111,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Policies compared with the first of them; printing it shows a table.
+    """Policies compared with the first of them; print it to see a table.
 
     Attributes:
         names: the policies, the baseline first.
-        env: what the env is called.
+        env: the name of the env.
         episodes: the number of episodes of each evaluation.
         differences: one for each policy after the first.
-        remarks: in what else the evaluations differ, a sentence each.
+        remarks: other differences of the evaluations, one sentence each.
         confidence: of every interval.
         resamples: bootstrap resamples, and random sign flips.
-        seed: what the generators started from.
+        seed: the seed of the generators.
     """
 
     names: tuple[str, ...]
@@ -121,15 +134,15 @@ class Comparison:
     seed: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as plain dicts, lists, numbers and None, for JSON.
+        """Return the comparison as plain dicts, lists, numbers and None, for JSON.
 
         The differences of single episodes are left out: the ledgers hold the returns.
         """
-        shown = [replace(d, episodes=(), values=()) for d in self.differences]
-        fields = asdict(replace(self, differences=tuple(shown)))
-        for shown, difference in zip(fields["differences"], self.differences, strict=True):
-            del shown["episodes"], shown["values"]
-            shown["detectable"] = difference.detectable()
+        short = [replace(d, episodes=(), values=()) for d in self.differences]
+        fields = asdict(replace(self, differences=tuple(short)))
+        for entry, difference in zip(fields["differences"], self.differences, strict=True):
+            del entry["episodes"], entry["values"]
+            entry["detectable"] = difference.detectable()
         return fields | {name: list(fields[name]) for name in ("names", "differences", "remarks")}
 
     def __repr__(self) -> str:
@@ -150,7 +163,7 @@ class Comparison:
         )
 
     def rows(self) -> list[list[str]]:
-        """The table's rows: what it is, then of each difference."""
+        """Return the table's rows: a label, then a cell per difference."""
         percent = percent_text(self.confidence)
 
         def row(label: str, cell: Any) -> list[str]:
@@ -174,7 +187,7 @@ class Comparison:
         return rows
 
     def notes(self) -> list[str]:
-        """What a reader of the table must know beside it, a sentence each."""
+        """Return the notes to the table, one sentence each."""
         alpha = 1 - self.confidence
         notes = [
             "p-value: sign-flip permutation test of the mean difference, two-sided. Detectable: "
@@ -211,23 +224,23 @@ def compare(
 ) -> Comparison:
     """Compare policies with the first of them, on the same episodes.
 
-    An episode's start and random numbers weigh on every policy alike; the difference of two
-    returns of one episode is free of that, and tells policies apart that two means do not.
+    An episode's start and random numbers affect all policies alike. The difference of two returns
+    of one episode cancels that, and separates policies that two means do not.
     ``docs/statistics.md`` has the formulas.
 
     Args:
         first: the baseline.
-        second: what is compared with it.
+        second: the evaluation to compare with it.
         more: further ones; each is compared with the baseline.
-        names: what the policies are called, in this order; their classes' names where not given.
+        names: the policies' names, in this order; by default those of their classes.
         confidence: of every interval, between 0 and 1.
-        resamples: bootstrap resamples, and sign flips: all of them where there are no more. By
+        resamples: the number of bootstrap resamples, and of sign flips, unless there are fewer. By
             default 10,000, and fewer for more than 2,000 episodes, down to 1,000.
-        seed: what the generators start from.
+        seed: the seed of the generators.
 
     Raises:
-        ValueError: where protocol, env, step limit, or an episode's env seed differ, with each
-            difference; a number out of range; names that are not distinct, one an evaluation.
+        ValueError: if protocol, env, step limit, or an episode's env seed differ, with each
+            difference; if a number is out of range; if names are not distinct, one per evaluation.
         ModuleNotFoundError: without scipy, which the extra ``evaluate`` brings.
     """
     resamples = check_settings(confidence, resamples, seed, len(first.episodes))
@@ -237,8 +250,8 @@ def compare(
     for name, evaluation in zip(called[1:], evaluations[1:], strict=True):
         check_same_episodes(first, evaluation, called[0], name)
     differences = [
-        _difference(ledgers[0], ledger, called[0], name, confidence, resamples, seed, number)
-        for number, (name, ledger) in enumerate(zip(called[1:], ledgers[1:], strict=True))
+        _difference(ledgers[0], ledger, called[0], name, confidence, resamples, seed, place)
+        for place, (name, ledger) in enumerate(zip(called[1:], ledgers[1:], strict=True))
     ]
     return Comparison(
         names=tuple(called),
@@ -259,7 +272,7 @@ def compare(
 def episodes_needed(
     difference: float, std: float, power: float = 0.8, confidence: float = 0.95
 ) -> int:
-    """How many episodes show a mean difference, by a two-sided paired test.
+    """Return the number of episodes that show a mean difference, by a two-sided paired test.
 
     ``n = (z(1 - a/2) + z(power))^2 (std / difference)^2 + z(1 - a/2)^2 / 2``, rounded up, with
     ``a = 1 - confidence`` and ``z`` the normal quantile: Guenther, Sample Size Formulas for Normal
@@ -299,14 +312,14 @@ def _difference(
     confidence: float,
     resamples: int,
     seed: int,
-    number: int,
+    place: int,
 ) -> Difference:
     both = [(a, b) for a, b in zip(baseline, other, strict=True) if a.completed and b.completed]
     returns_a = np.array([a.episode_return for a, _ in both], np.float64)
     returns_b = np.array([b.episode_return for _, b in both], np.float64)
     values = returns_b - returns_a
     finite = bool(np.isfinite(values).all())
-    rngs = [generator(seed, number, stream) for stream in range(3)]
+    rngs = [generator(seed, place, stream) for stream in range(3)]
     usable = len(both) > 0 and finite
     return Difference(
         name=name,
@@ -334,16 +347,16 @@ def _difference(
 
 
 def _holm(differences: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Fill in the p-values adjusted as in Holm, Scandinavian Journal of Statistics 6, 1979."""
-    tested = [number for number, d in enumerate(differences) if d.p_value is not None]
-    tested.sort(key=lambda number: differences[number].p_value or 0.0)
+    """Add the adjusted p-values of Holm, Scandinavian Journal of Statistics 6, 1979."""
+    tested = [place for place, d in enumerate(differences) if d.p_value is not None]
+    tested.sort(key=lambda place: differences[place].p_value or 0.0)
     adjusted: dict[int, float] = {}
     running = 0.0
-    for rank, number in enumerate(tested):
-        running = max(running, (len(tested) - rank) * (differences[number].p_value or 0.0))
-        adjusted[number] = min(1.0, running)
+    for rank, place in enumerate(tested):
+        running = max(running, (len(tested) - rank) * (differences[place].p_value or 0.0))
+        adjusted[place] = min(1.0, running)
     return tuple(
-        replace(d, adjusted_p_value=adjusted.get(number)) for number, d in enumerate(differences)
+        replace(d, adjusted_p_value=adjusted.get(place)) for place, d in enumerate(differences)
     )
 
 
@@ -355,7 +368,7 @@ def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> li
             names = [f"{name} {number}" for number, name in enumerate(names, 1)]
     if len(names) != len(evaluations) or len(set(names)) < len(names):
         raise ValueError(
-            f"expected {len(evaluations)} distinct names, one an evaluation, got {list(names)}"
+            f"expected {len(evaluations)} distinct names, one per evaluation, got {list(names)}"
         )
     return list(names)
 

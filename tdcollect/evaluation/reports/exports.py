@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.statistics import in_order
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.ledger.records import KEYS, Episode
+from tdcollect.evaluation.reports.statistics import in_order
 from tdcollect.files import write_atomically
 
 Evaluations = Mapping[int, Sequence[Episode]]
@@ -22,20 +22,20 @@ Evaluations = Mapping[int, Sequence[Episode]]
 def write_evaluations_npz(
     path: str | os.PathLike[str], evaluations: Evaluations, *, drop_failed: bool = False
 ) -> Path:
-    """Write what Stable-Baselines3's ``EvalCallback`` writes, ``evaluations.npz``.
+    """Write ``evaluations.npz``, as Stable-Baselines3's ``EvalCallback`` does.
 
     With K evaluations of E episodes: ``timesteps [K]`` int64, ``results [K, E]`` float64 (the
-    returns), ``ep_lengths [K, E]`` int64 and, where the env said it of every episode,
+    returns), ``ep_lengths [K, E]`` int64 and, if the env reports it for every episode,
     ``successes [K, E]`` bool.
 
     Args:
         path: the file, ``evaluations.npz`` in the folder that a plotting script is given.
         evaluations: the number of training steps before each evaluation, and its records; for
             one evaluation, ``{0: episodes}``.
-        drop_failed: leave out failed episodes, for which the format has no place.
+        drop_failed: leave out failed episodes, which the format cannot hold.
 
     Returns:
-        The file written.
+        The path of the file.
 
     Raises:
         ValueError: no evaluation; a failed episode without ``drop_failed``; evaluations that are
@@ -65,11 +65,11 @@ def write_marl_eval(
     seed: int,
     drop_failed: bool = False,
 ) -> Path:
-    """Write a run as raw data of marl-eval, beside the other runs that the file holds.
+    """Write a run as raw data of marl-eval, beside the other runs in the file.
 
     ``{environment: {task: {algorithm: {"seed_0": {"step_0": {"step_count": ..., "return": [...],
-    "length": [...]}, ..., "absolute_metrics": {...}}}}}}``, with ``success`` where the env said it
-    of every episode. The absolute metrics are those of the last evaluation: after training, with
+    "length": [...]}, ..., "absolute_metrics": {...}}}}}}``, with ``success`` if the env reports it
+    for every episode. The absolute metrics are those of the last evaluation: after training, with
     the best policy and ten times the episodes, as Gorsane et al. (2022) ask.
 
     Args:
@@ -78,29 +78,29 @@ def write_marl_eval(
             absolute one last.
         environment: marl-eval's first level, a suite of tasks.
         task: a task of the suite.
-        algorithm: what is plotted as one line.
-        seed: which of the algorithm's independent training runs this is.
-        drop_failed: leave out failed episodes, for which the format has no place.
+        algorithm: the algorithm, plotted as one line.
+        seed: the seed of this training run of the algorithm.
+        drop_failed: leave out failed episodes, which the format cannot hold.
 
     Returns:
-        The file written.
+        The path of the file.
 
     Raises:
         ValueError: no evaluation; a failed episode without ``drop_failed``; a file that holds
-            something else than nested objects.
+            anything but nested objects.
     """
     kept = _kept(evaluations, drop_failed, "marl-eval", ragged=True)
     with_success = _success_known(kept)
     run: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
-    for number, (steps, ledger) in enumerate(kept.items()):
+    for position, (steps, ledger) in enumerate(kept.items()):
         metrics = {
             "return": [e.episode_return for e in ledger],
             "length": [e.length for e in ledger],
         }
         if with_success:
             metrics["success"] = [float(bool(e.success)) for e in ledger]
-        run[f"step_{number}"] = {"step_count": steps, **metrics}
+        run[f"step_{position}"] = {"step_count": steps, **metrics}
     run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
     file = Path(path)
     try:
@@ -123,27 +123,23 @@ def write_marl_eval(
 
 
 def to_pandas(episodes: Sequence[Episode]) -> Any:
-    """The ledger as a ``pandas.DataFrame``: a row an episode, by its index.
+    """Return the ledger as a ``pandas.DataFrame``, one row per episode, by index.
 
-    Columns are the ledger's keys. What a failed episode lacks is missing (``NaN``, ``<NA>``);
-    whole numbers and flags keep their kind, in pandas' nullable dtypes.
+    Columns are the ledger's keys. The values that a failed episode lacks are missing (``NaN``,
+    ``<NA>``); integers and flags keep their kind, in pandas' nullable dtypes.
 
     Raises:
         ModuleNotFoundError: without pandas.
     """
     pandas = extra_module("pandas", "to_pandas")
     records = in_order(episodes)
-    columns = {name: [getattr(e, _ATTRIBUTES.get(name, name)) for e in records] for name in _DTYPES}
+    columns = {key: [getattr(e, name) for e in records] for name, key in KEYS.items()}
     frame = pandas.DataFrame(
-        {
-            name: pandas.Series(values, dtype=_dtype(name, values))
-            for name, values in columns.items()
-        }
+        {key: pandas.Series(values, dtype=_dtype(key, values)) for key, values in columns.items()}
     )
     return frame.set_index("index")
 
 
-_ATTRIBUTES = {"return": "episode_return"}  # the others are called as their keys are
 _DTYPES = {
     "index": "int64",
     "env_seed": "UInt64",
@@ -159,16 +155,16 @@ _DTYPES = {
 }
 
 
-def _dtype(name: str, values: Sequence[Any]) -> str:
-    # Python's ints have no largest one, and an env may be given any seed.
-    too_large = _DTYPES[name] == "UInt64" and any(value >= 2**64 for value in values)
-    return "object" if too_large else _DTYPES[name]
+def _dtype(key: str, values: Sequence[Any]) -> str:
+    # Python's ints are unbounded, and an env may be given any seed.
+    too_large = _DTYPES[key] == "UInt64" and any(value >= 2**64 for value in values)
+    return "object" if too_large else _DTYPES[key]
 
 
 def _kept(
     evaluations: Evaluations, drop_failed: bool, format_name: str, ragged: bool = False
 ) -> dict[int, list[Episode]]:
-    """The completed episodes of each evaluation, in order of training steps."""
+    """Return the completed episodes of each evaluation, in order of training steps."""
     if not evaluations:
         raise ValueError("expected at least one evaluation, as {0: episodes}, got none")
     kept = {}

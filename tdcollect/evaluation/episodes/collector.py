@@ -1,113 +1,97 @@
-"""The collector of test episodes: numbered, seeded, the same to the bit however they are run."""
+"""The collector of test episodes, which are the same to the bit however they are run."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import nn
 from torchrl.envs import EnvBase, TransformedEnv
-from torchrl.envs.utils import ExplorationType
+from torchrl.envs.transforms import VecNormV2
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.episodes import EpisodeLoop, Start
 from tdcollect.collect.fast.loop import Steps, array_env, exact_reward_of
-from tdcollect.collect.fast.transforms import base_of
+from tdcollect.collect.fast.transforms import base_of, transforms_of
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.display import one_line
+from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.actions import ActionCheck
-from tdcollect.evaluation.arguments import (
-    Seeds,
-    check_positive,
-    check_seed,
-    check_transforms,
-    device_of,
-    indices_of,
-    is_count,
-    made_env,
-    seed_schedule,
-)
-from tdcollect.evaluation.data import Assembly, Finished
-from tdcollect.evaluation.inference import Inference, as_policy, at_batch_size
-from tdcollect.evaluation.isolation import (
+from tdcollect.evaluation.episodes.actions import ActionCheck, with_masks
+from tdcollect.evaluation.episodes.data import Assembly, Finished
+from tdcollect.evaluation.episodes.inference import Inference, as_policy, at_batch_size
+from tdcollect.evaluation.episodes.isolation import (
     GlobalRandomness,
+    NotReproducibleError,
     check_alone,
     in_eval_mode,
     isolated,
     mode_of,
     with_threads,
 )
-from tdcollect.evaluation.masks import with_masks
-from tdcollect.evaluation.probe import probe_env
-from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.episodes.probe import probe_env
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.settings import (
+    EvaluationSettings,
+    SettingsArguments,
+    takes_settings,
+)
 from tdcollect.threads import evaluating
 
-# Between checks; finished episodes come out so often, and reach the journal.
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Steps between two checks: this often, finished episodes are yielded and reach the journal.
 _STEPS = 128
-_SECONDS = 1.0  # with slow envs
-_BLOCK_BYTES = 2**25  # of observations, where steps are large
+_SECONDS = 1.0  # or this much time, with slow envs
+_BLOCK_BYTES = 2**25  # or about this much memory, with large observations
 
 
 class EvaluationCollector:
-    """Runs numbered test episodes; iterate to get each as a TensorDict ``[L]``.
+    """Runs test episodes by index; iterate to get each as a TensorDict ``[L]``.
 
     Episode i resets its env with ``env_seed(seed, i)``, and the policy draws all its random
-    numbers in it from a stream of its own that starts from ``policy_seed(seed, i)``. Its data are
-    the same to the bit for any number of slots, any backend that seeds, and whatever other
-    episodes run. Slots take the next episode as they become free; all episodes run to their end.
+    numbers from a stream that starts from ``policy_seed(seed, i)``. Its data are the same to the
+    bit for any number of slots, any backend that seeds, and whatever other episodes run. Slots
+    take the next episode as they become free; all episodes run to their end.
 
     Nothing outside changes: global random states, exploration type, train or eval mode, and
-    running statistics of transforms are as before, also between two episodes that are taken out.
+    running statistics of transforms are as before, also between two episodes.
 
     Args:
         env: a gymnasium id; a callable that makes a ``gymnasium.Env`` or an ``EnvBase``; or an env
             of :func:`tdcollect.make_env`, bare or under TorchRL transforms. An env that is given
-            is reset and used, and is left unseeded; one that is made here is closed at the end.
-        policy: whatever a collector takes; None for random actions.
-        episodes: how many, numbered from 0; or the numbers to run.
+            is reset and used, and left unseeded; one that is made here is closed at the end.
+        policy: any policy that a collector takes; None for random actions.
+        episodes: the number of episodes, or their indices.
         seed: the root seed.
-        env_seeds: the envs' seeds, in place of those that follow from the root seed: one per
-            episode, or a function of the episode's index.
-        num_envs: how many slots are made, though no more than there are episodes; None for 16, or
-            for those of the env that is given.
-        backend: of :func:`make_env`, for an id or a callable.
-        env_kwargs: for the env's constructor.
-        exploration_type: of the policy; by default its most likely action.
-        max_episode_steps: truncate episodes at this length.
-        inference_batch_size: the batch size that the policy always runs at, whatever the number of
-            slots. Another one rounds otherwise.
-        inference_threads: the number of torch's threads that the policy always runs with, whatever
-            it is outside. Another one may round otherwise.
-        eval_mode: run the policy in eval mode, whatever it is in outside; False to keep the modes
-            of its modules. A callable that is no module is run as it is.
-        device: where the policy runs; None for where its parameters are.
-        on_env_error: ``"restart"`` an episode whose env raises on a new env, or ``"raise"``.
-        max_restarts: how often, before the episode is recorded as failed.
-        fresh_envs: build a new env for each episode; None to do so where the env is found to carry
-            something from one episode into the next.
-        in_order: give episodes in the order of their numbers, rather than of their ending.
+        in_order: yield episodes in the order of their indices, rather than of their ending.
+        settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Attributes:
-        episodes: the records of those that have ended, in the order of their ending.
-        episode_indices: of the episodes to run.
-        episode_seeds: gives the seed of the env and that of the policy in an episode.
-        env: the env, and ``base``, the one under its transforms.
+        settings: the settings, checked.
+        episodes: the records of the episodes that have ended, in the order of their ending.
+        episode_indices: the indices of the episodes to run.
+        episode_seeds: returns the seeds of env and policy in an episode, given its index.
+        env: the env with its transforms; ``base`` is the one under them.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
-            in; None for a policy that is no module.
-        error: what the env raised last, where it did.
+            in; None for a policy that is not a module.
+        error: the last exception that the env raised, if any.
+        errors: the last error of each failed episode, by index, as text.
 
     Raises:
-        TypeError, ValueError: for arguments that cannot be honoured, before an env is made; on
-            iterating, for actions that are not those of the env's action spec.
-        RuntimeError: where another thread collects or draws random numbers meanwhile.
-        NotReproducibleError: on iterating, for an env or a policy that does not give the same
+        TypeError, ValueError: if an argument cannot be honoured, before an env is made; while
+            iterating, if an action does not fit the env's action spec.
+        RuntimeError: if another thread collects or draws random numbers meanwhile.
+        NotReproducibleError: while iterating, if the env or the policy does not give the same
             episode for the same seeds.
 
     Examples:
@@ -115,6 +99,7 @@ class EvaluationCollector:
         ...     print(episode["next", "reward"].sum())
     """
 
+    @takes_settings
     def __init__(
         self,
         env: str | Callable[..., Any] | EnvBase,
@@ -122,58 +107,33 @@ class EvaluationCollector:
         episodes: int | Sequence[int] = 100,
         seed: int = 0,
         *,
-        env_seeds: Seeds | None = None,
-        num_envs: int | None = None,
-        backend: str | None = None,
-        env_kwargs: dict[str, Any] | None = None,
-        exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
-        max_episode_steps: int | None = None,
-        inference_batch_size: int = 16,
-        inference_threads: int = 1,
-        eval_mode: bool = True,
-        device: torch.device | str | None = None,
-        on_env_error: str = "restart",
-        max_restarts: int = 2,
-        fresh_envs: bool | None = None,
         in_order: bool = False,
+        **settings: Unpack[SettingsArguments],
     ):
-        self.episode_indices = indices_of(episodes)
-        check_seed(seed)
-        for name, value in (("max_episode_steps", max_episode_steps), ("num_envs", num_envs)):
-            if value is not None:
-                check_positive(name, value)
-        check_positive("inference_batch_size", inference_batch_size)
-        check_positive("inference_threads", inference_threads)
-        if not isinstance(eval_mode, bool):
-            raise TypeError(f"expected eval_mode to be a bool, got {eval_mode!r}")
-        if on_env_error not in ("restart", "raise"):
-            raise ValueError(
-                f"expected on_env_error to be 'restart' or 'raise', got {on_env_error!r}"
-            )
-        if not is_count(max_restarts):
-            raise ValueError(
-                f"expected max_restarts to be an int and not negative, got {max_restarts!r}"
-            )
-        if not isinstance(exploration_type, ExplorationType):
-            raise TypeError(
-                "expected exploration_type to be one of torchrl's ExplorationType, got "
-                f"{exploration_type!r}"
-            )
-        self.seed = seed
-        self.env_seeds_given = env_seeds is not None
-        self.episode_seeds = seed_schedule(seed, env_seeds, self.episode_indices)
-        self.exploration_type = exploration_type
-        self.max_episode_steps = max_episode_steps
-        self.inference_batch_size = inference_batch_size
-        self.inference_threads = inference_threads
-        self._eval_mode = eval_mode
-        self._max_restarts = max_restarts if on_env_error == "restart" else None
-        self._fresh_envs = fresh_envs
+        self._open(env, policy, EvaluationSettings(episodes, seed, **settings), in_order)
+
+    @classmethod
+    def from_settings(
+        cls,
+        env: str | Callable[..., Any] | EnvBase,
+        policy: Any,
+        settings: EvaluationSettings,
+        in_order: bool = False,
+    ) -> EvaluationCollector:
+        """Return a collector of the episodes that the settings ask for."""
+        collector = cls.__new__(cls)
+        collector._open(env, policy, settings, in_order)
+        return collector
+
+    def _open(self, env: Any, policy: Any, settings: EvaluationSettings, in_order: bool) -> None:
+        self.settings = settings
+        self.episode_indices = settings.episode_indices
+        self.episode_seeds = settings.seed_schedule()
         self._in_order = in_order
         self._made = not isinstance(env, EnvBase)
         with evaluating():
             pass  # no env is made beside a collection
-        self.env = made_env(env, num_envs, backend, env_kwargs, len(self.episode_indices))
+        self.env = _made_env(env, settings)
         try:
             self.base = base_of(self.env)
             if not isinstance(self.base, GymnasiumEnv):
@@ -181,7 +141,7 @@ class EvaluationCollector:
                     f"expected an env of tdcollect.make_env, bare or under transforms, got one "
                     f"over {type(self.base).__name__}; its slots cannot be seeded one by one"
                 )
-            check_transforms(self.env)
+            _check_transforms(self.env)
             self._check_open()
             if needs_state(policy):
                 # Transforms are appended in place: to an env of ours, not to the one given.
@@ -190,19 +150,20 @@ class EvaluationCollector:
             self.env = with_masks(self.env, policy)
             self.policy = policy
             with self._apart():
-                self._policy = as_policy(policy, self.env, inference_batch_size)
+                self._policy = as_policy(policy, self.env, settings.inference_batch_size)
                 self.policy_mode = mode_of(policy)
-            self.device = device_of(policy, device)
+            self.device = _device_of(policy, settings.device)
             self._check_fresh_envs()
         except BaseException:
             self.close()
             raise
         self.episodes: list[Episode] = []
         self.error: Exception | None = None
+        self.errors: dict[int, str] = {}
 
     def _check_fresh_envs(self) -> None:
         backend = self.base.stepper.backend
-        if self._fresh_envs and not backend.rebuilds:
+        if self.settings.fresh_envs and not backend.rebuilds:
             raise ValueError(
                 f"expected fresh_envs=None or False: the backend {backend.name!r} cannot build "
                 "single slots anew; use backend='serial'"
@@ -221,14 +182,15 @@ class EvaluationCollector:
                 yield finished.data
 
     def run(self, keep_trajectories: bool = False) -> Generator[Finished, None, None]:
-        """Run all episodes; gives the record of each, and its data where they are kept.
+        """Run all episodes; yields the record of each, and its data if they are kept.
 
         Args:
-            keep_trajectories: keep the data of episodes until they are given out.
+            keep_trajectories: keep the data of each episode until it is yielded.
         """
         self._check_open()
         episodes: list[Episode] = []
         self.episodes = episodes
+        self.errors = {}
         with evaluating():
             check_alone()
         steps = self._run(keep_trajectories)
@@ -262,35 +224,36 @@ class EvaluationCollector:
 
     @contextmanager
     def _apart(self) -> Iterator[GlobalRandomness]:
-        size = self.inference_batch_size
+        settings = self.settings
         with (
             evaluating(),
-            with_threads(self.inference_threads),
-            in_eval_mode(self.policy if self._eval_mode else None),
-            isolated(self.env, self.exploration_type) as randomness,
-            at_batch_size(self.policy, self.env, size),
+            with_threads(settings.inference_threads),
+            in_eval_mode(self.policy if settings.eval_mode else None),
+            isolated(self.env, settings.exploration_type) as randomness,
+            at_batch_size(self.policy, self.env, settings.inference_batch_size),
         ):
             yield randomness
 
     def _run(self, keep_trajectories: bool) -> Generator[list[Finished], None, None]:
-        """Run all episodes; gives those that end, some at a time."""
+        """Run all episodes; yields lists of those that have ended."""
         if not self.episode_indices:
             return
-        fresh_envs = probe_env(self.base, self._fresh_envs)
+        fresh_envs = probe_env(self.base, self.settings.fresh_envs)
         exact = exact_reward_of(self.env)
         on_arrays = array_env(self.env, exact)
         env = TensorDictEnv(self.env, exact) if isinstance(on_arrays, str) else on_arrays
         slots = env.batch_size.numel()
         inference = Inference(
             self._policy,
-            self.inference_batch_size,
+            self.settings.inference_batch_size,
             slots,
             bool(env.batch_size),
             self.device,
         )
         assembly = Assembly(self.env, self.episode_seeds, keep_trajectories)
         actions = ActionCheck(self.env)
-        given_up: list[Finished] = []
+        max_restarts = self.settings.restarts
+        failures: list[Finished] = []
         remembered: list[Key] | None = None
 
         def act(rows: StepDict, active: list[int]) -> None:
@@ -311,38 +274,36 @@ class EvaluationCollector:
         def failed(start: Start, error: Exception) -> Start | None:
             self.error = error
             tries = assembly.restarts.get(start.number, 0)
-            if self._max_restarts is not None and tries < self._max_restarts:
+            if max_restarts is not None and tries < max_restarts:
                 assembly.restarts[start.number] = tries + 1
                 return start
-            given_up.append(assembly.failed(start.number))
+            self.errors[start.number] = f"{type(error).__name__}: {error}"
+            failures.append(assembly.failed(start.number))
             return None
 
         loop = EpisodeLoop(
             env,
             act,
             lambda rows: remembered or [],
-            (
-                Start(number, self.episode_seeds(number)[0], number)
-                for number in self.episode_indices
-            ),
+            (Start(index, self.episode_seeds(index)[0], index) for index in self.episode_indices),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.row_bytes))),
             seconds=_SECONDS,
-            max_episode_steps=self.max_episode_steps,
+            max_episode_steps=self.settings.max_episode_steps,
             rebuild=fresh_envs,
             started=start,
-            failed=None if self._max_restarts is None else failed,
+            failed=None if max_restarts is None else failed,
         )
         for block in loop:
             inference.check()
             actions.block(block)
-            yield [*assembly.feed(block), *given_up]
-            given_up.clear()
-        yield given_up
+            yield [*assembly.feed(block), *failures]
+            failures.clear()
+        yield failures
 
     def _first_call(
         self, inference: Inference, rows: StepDict, env: Steps, actions: ActionCheck
     ) -> list[Key]:
-        """Look at the policy before it acts; the entries that it remembers are then there."""
+        """Probe the policy before it acts; add the entries that it carries from step to step."""
         randomness = GlobalRandomness()
         outputs = inference.probe(rows)
         randomness.check("the policy")
@@ -375,8 +336,67 @@ class EvaluationCollector:
         self.close()
 
     def __repr__(self) -> str:
-        told = (f"seed={self.seed}", f"ended={len(self.episodes)}")
+        state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
         slots = f"{self.env.batch_size.numel()} slots"
         return one_line(
-            self, f"{len(self.episode_indices)} episodes of {self.base.name}", *told, slots
+            self, f"{len(self.episode_indices)} episodes of {self.base.name}", *state, slots
         )
+
+
+def _made_env(env: Any, settings: EvaluationSettings) -> EnvBase:
+    """Return the env; one that is made here has at most one slot per episode."""
+    env_kwargs = settings.env_kwargs
+    names = ("num_envs", "backend", "env_kwargs")
+    given = [name for name in names if getattr(settings, name) is not None]
+    if isinstance(env, EnvBase):
+        if given:
+            raise ValueError(f"the env {env} is made already: expected no {', '.join(given)}")
+        return env
+    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not (
+        isinstance(env, str) or callable(env)
+    ):
+        raise TypeError(
+            "expected a gymnasium id, a callable that makes an env, or an env of "
+            f"tdcollect.make_env, got {env!r}; a gymnasium env that is made already goes through "
+            "tdcollect.make_env(env)"
+        )
+    if not isinstance(env, str):
+        made = env(**(env_kwargs or {}))
+        if isinstance(made, EnvBase):
+            given = [name for name in given if name != "env_kwargs"]
+            if given:
+                made.close()
+                raise ValueError(
+                    f"the callable makes an env whose slots are fixed, {made}: expected no "
+                    f"{', '.join(given)}"
+                )
+            return made
+        if hasattr(made, "close"):
+            made.close()  # made only to see its type
+    num_envs = 16 if settings.num_envs is None else settings.num_envs
+    slots = min(num_envs, max(len(settings.episode_indices), 1))
+    return make_env(env, num_envs=slots, backend=settings.backend, env_kwargs=env_kwargs)
+
+
+def _check_transforms(env: EnvBase) -> None:
+    """Refuse transforms that make an episode's data depend on its slot or its neighbours."""
+    for transform in transforms_of(env):
+        by_slot = isinstance(transform, VecNormV2) and not transform.reduce_batch_dims
+        if by_slot and env.batch_size:
+            raise NotReproducibleError(
+                "the transform VecNormV2 keeps statistics of each slot apart, so that an episode "
+                "would depend on where it runs; make it with reduce_batch_dims=True"
+            )
+        if next(transform.parameters(), None) is not None:
+            raise NotReproducibleError(
+                f"the transform {type(transform).__name__} runs a network, at a batch size that is "
+                "the number of slots: another number would round differently. Move the network "
+                "into the policy"
+            )
+
+
+def _device_of(policy: Any, device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))

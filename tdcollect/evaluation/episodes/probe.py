@@ -14,9 +14,8 @@ from tdcollect.envs.errors import SlotError
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.spaces import Array
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.errors import NotReproducibleError
-from tdcollect.evaluation.isolation import GlobalRandomness
-from tdcollect.evaluation.masks import ACTION_MASKS, read_mask
+from tdcollect.evaluation.episodes.actions import ACTION_MASKS, read_mask
+from tdcollect.evaluation.episodes.isolation import GlobalRandomness, NotReproducibleError
 
 _STEPS = 64
 _SEEDS = ((0, 1, 2, 3), (4, 5, 6, 7))

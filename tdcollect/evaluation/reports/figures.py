@@ -1,4 +1,4 @@
-"""Figures as PNG: the same bytes for the same numbers, whatever matplotlib was set to before."""
+"""Figures as PNG: the same bytes for the same values, whatever matplotlib's settings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.intervals import Interval
-from tdcollect.evaluation.resampling import Values
-from tdcollect.evaluation.tables import number_text, percent_text
+from tdcollect.display import number_text, percent_text
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.reports.intervals import Interval, Values
 from tdcollect.text import visible
 
 SIZE = (7.0, 3.6)  # inches
@@ -24,7 +23,7 @@ MOST_POINTS = 2000  # of a line: more than a picture this wide has dots across
 
 
 class Canvas:
-    """One plot being drawn; ``png`` holds its bytes once :func:`canvas` ends."""
+    """A plot being drawn; ``png`` holds its bytes once :func:`canvas` ends."""
 
     def __init__(self, axes: Any) -> None:
         self.axes = axes
@@ -33,7 +32,7 @@ class Canvas:
 
 @contextmanager
 def canvas(title: str, x_label: str, y_label: str) -> Iterator[Canvas]:
-    """One plot, drawn with matplotlib's own defaults and without pyplot's global figures."""
+    """Draw a plot with matplotlib's own defaults and without pyplot's global figures."""
     matplotlib = extra_module("matplotlib", "a figure")
     backend = extra_module("matplotlib.backends.backend_agg", "a figure")
     figures = extra_module("matplotlib.figure", "a figure")
@@ -70,7 +69,7 @@ def histogram(
     confidence: float,
     zero: bool = False,
 ) -> bytes:
-    """How often each value occurs, with the mean and its interval; ``zero`` marks zero."""
+    """Draw a histogram, with the mean and its interval; ``zero`` marks zero."""
     finite = _finite(values)
     with canvas(title, x_label, "episodes") as drawn:
         axes = drawn.axes
@@ -92,19 +91,19 @@ def histogram(
 
 
 def cumulative_mean(values: Sequence[float], *, title: str, confidence: float) -> bytes:
-    """The mean over the first 1, 2, ... of ``values [E]``, with Student's t interval of each.
+    """Draw the mean over the first 1, 2, ... of ``values [E]``, with Student's t intervals.
 
-    Of more than 2,000 values, at 2,000 numbers of them.
+    Of more than 2,000 values, at 2,000 points.
     """
     finite = _finite(values)
     stats = extra_module("scipy.stats", "the interval of a cumulative mean")
-    shown = np.unique(np.linspace(0, len(finite) - 1, MOST_POINTS).astype(np.int64))
-    shown = np.arange(len(finite)) if len(finite) <= MOST_POINTS else shown
-    count = shown + 1
+    points = np.unique(np.linspace(0, len(finite) - 1, MOST_POINTS).astype(np.int64))
+    points = np.arange(len(finite)) if len(finite) <= MOST_POINTS else points
+    count = points + 1
     with canvas(title, "completed episodes, by index", "mean return") as drawn:
         axes = drawn.axes
         if len(finite):
-            mean, deviation = (line[shown] for line in _running(finite))
+            mean, deviation = (line[points] for line in _running(finite))
             axes.plot(count, mean, color=LINE, linewidth=1.5, label="mean so far")
         if len(finite) > 1:
             reach = stats.t.ppf(0.5 + confidence / 2, count[1:] - 1) * deviation[1:]
@@ -128,7 +127,7 @@ def cumulative_mean(values: Sequence[float], *, title: str, confidence: float) -
 
 
 def _legend_above(axes: Any) -> None:
-    """The legend over the plot, where it covers no data."""
+    """Put the legend above the plot, so that it covers no data."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8, borderaxespad=0.2)
 
@@ -139,10 +138,10 @@ def _finite(values: Sequence[float]) -> Values:
 
 
 def _edges(values: Values) -> Values:
-    """Bars of one whole number each where the values are few whole numbers; else Rice's rule."""
+    """Return the edges of the bars: one bar per integer for few integers; else Rice's rule."""
     low, high = float(values.min()), float(values.max())
-    whole = bool((values == np.round(values)).all())
-    if whole and high - low < MOST_BARS:
+    integers = bool((values == np.round(values)).all())
+    if integers and high - low < MOST_BARS:
         return np.arange(low - 0.5, high + 1.0)
     if low == high:
         half = max(0.5, 0.005 * abs(low))
@@ -152,10 +151,10 @@ def _edges(values: Values) -> Values:
 
 
 def _running(values: Values) -> tuple[Values, Values]:
-    """Mean and standard deviation of the first 1, 2, ... values; the first deviation is zero."""
+    """Return mean and standard deviation of the first 1, 2, ... values; the first one is zero."""
     count = np.arange(1, len(values) + 1)
     mean = np.cumsum(values) / count
     before = np.concatenate([[0.0], mean[:-1]])
-    # Welford's recurrence, which does not cancel as the difference of two sums of squares does.
+    # Welford's recurrence: a difference of two sums of squares would lose digits.
     squares = np.cumsum(np.where(count > 1, (values - before) * (values - mean), 0.0))
     return mean, np.sqrt(np.maximum(squares, 0.0) / np.maximum(count - 1, 1))

@@ -9,13 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.evaluation.comparable import RANDOM, manifest_entry
-from tdcollect.evaluation.comparison import Comparison, Difference
-from tdcollect.evaluation.figures import cumulative_mean, histogram
-from tdcollect.evaluation.page import Column, cards, figure, page, paragraphs, section, table
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.statistics import Summary, in_order
-from tdcollect.evaluation.tables import count_text, number_text, percent_text
+from tdcollect.display import count_text, number_text, percent_text
+from tdcollect.evaluation.ledger.manifest import RANDOM, manifest_entry
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.comparison import Comparison, Difference
+from tdcollect.evaluation.reports.figures import cumulative_mean, histogram
+from tdcollect.evaluation.reports.page import (
+    Column,
+    cards,
+    figure,
+    page,
+    paragraphs,
+    section,
+    table,
+)
+from tdcollect.evaluation.reports.statistics import Summary, in_order
 from tdcollect.files import write_atomically
 
 if TYPE_CHECKING:
@@ -25,7 +33,7 @@ REPORT = "report.html"
 COMPARISON_REPORT = "comparison.html"
 FIGURES = "figures"
 HARDEST = 10  # rows of the table of lowest returns
-LISTED = 100  # entries shown of a list in the manifest: the seeds that were given, say
+LISTED = 100  # entries of a list in the manifest, such as given seeds
 TROUBLED = 100  # rows of the table of failed and restarted episodes
 
 
@@ -38,16 +46,16 @@ def write_report(
 ) -> list[Path]:
     """Write ``report.html`` and its figures, the same bytes for the same arguments.
 
-    The page holds its figures and needs no network; ``figures/`` has them as PNG files too. No
-    time and no absolute path is in them. Each file is written whole or not at all.
+    The page holds its figures and needs no network; ``figures/`` has them as PNG files too. They
+    contain no time and no absolute path. Each file is written completely or not at all.
 
     Args:
-        directory: where to; it is made where it is missing.
-        manifest: how the evaluation was made: nested mappings of what JSON holds.
+        directory: the directory to write to; made if it is missing.
+        manifest: the manifest of the evaluation: nested mappings, as JSON has them.
         episodes: its records.
-        summary: what :func:`~tdcollect.evaluation.statistics.summarize` said of them.
-        request: env and policy by name; the page then has the commands of ``tdcollect replay``
-            that run episodes again, and otherwise the calls in Python.
+        summary: their statistics, by :func:`tdcollect.evaluation.summarize`.
+        request: env and policy by name: the page then has the commands of ``tdcollect replay``
+            that run episodes again, instead of the calls in Python.
 
     Returns:
         The files written, the page last.
@@ -61,11 +69,11 @@ def write_report(
     env = str(manifest_entry(manifest, "env.id") or "env")
     policy = str(manifest_entry(manifest, "policy.class") or "policy")
     figures = _figures(completed, env, summary) if completed else {}
-    shown = [figure(png, description) for png, description in figures.values()]
+    pictures = [figure(png, description) for png, description in figures.values()]
     sections = [
         cards(_headline(summary)),
         section("Statistics", _statistics(summary), paragraphs(summary.notes())),
-        section("Figures", *shown or [paragraphs(["No episode completed."])]),
+        section("Figures", *pictures or [paragraphs(["No episode completed."])]),
         section("Lowest returns", _hardest(completed, manifest, root, request)),
         section("Failed and restarted episodes", _troubled(records)),
         section("How it was made", _manifest(manifest)),
@@ -78,9 +86,9 @@ def write_report(
 def write_comparison_report(
     directory: str | os.PathLike[str], comparison: Comparison
 ) -> list[Path]:
-    """Write ``comparison.html`` and a figure of the differences for each policy compared.
+    """Write ``comparison.html`` and a figure of the differences of each policy.
 
-    As :func:`write_report`: self-contained, and the same bytes for the same comparison.
+    Like :func:`write_report`: self-contained, and the same bytes for the same comparison.
 
     Returns:
         The files written, the page last.
@@ -91,10 +99,10 @@ def write_comparison_report(
         if difference.values
     }
     columns = [Column(""), *(Column(name, number=True) for name in comparison.names[1:])]
-    shown = [figure(png, description) for png, description in figures.values()]
+    pictures = [figure(png, description) for png, description in figures.values()]
     sections = [
         section("Differences", table(columns, comparison.rows()), paragraphs(comparison.notes())),
-        section("Figures", *shown or [paragraphs(["No episode was completed by both."])]),
+        section("Figures", *pictures or [paragraphs(["No episode was completed by both."])]),
     ]
     lead = (
         f"{', '.join(comparison.names[1:])} minus {comparison.names[0]} on the same "
@@ -102,8 +110,8 @@ def write_comparison_report(
     )
     root = Path(directory)
     written = [write_atomically(root / FIGURES / name, png) for name, (png, _) in figures.items()]
-    whole = page(f"{comparison.env}: comparison", lead, sections)
-    return [*written, write_atomically(root / COMPARISON_REPORT, whole)]
+    html = page(f"{comparison.env}: comparison", lead, sections)
+    return [*written, write_atomically(root / COMPARISON_REPORT, html)]
 
 
 def _headline(summary: Summary) -> list[tuple[str, str, str]]:
@@ -137,7 +145,7 @@ def _statistics(summary: Summary) -> str:
 def _figures(
     completed: Sequence[Episode], env: str, summary: Summary
 ) -> dict[str, tuple[bytes, str]]:
-    """For each file its picture and what this shows."""
+    """Return the picture of each file, with its description."""
     returns = [episode.episode_return or 0.0 for episode in completed]
     lengths = [float(episode.length or 0) for episode in completed]
     over = count_text(len(completed), "episode")
@@ -155,15 +163,15 @@ def _figures(
             confidence=summary.confidence,
         )
         found[name] = (png, f"{thing} of {over}: how many episodes have each.")
-    shown = {"returns.png": found["returns.png"]}
+    figures = {"returns.png": found["returns.png"]}
     if len(returns) > 1:
         text = (
             f"Mean return over the first episodes, up to all {len(completed)}: how it settles. "
             "Each interval is that of its own number of episodes."
         )
         png = cumulative_mean(returns, title=env, confidence=summary.confidence)
-        shown["cumulative.png"] = (png, text)
-    return shown | {"lengths.png": found["lengths.png"]}
+        figures["cumulative.png"] = (png, text)
+    return figures | {"lengths.png": found["lengths.png"]}
 
 
 def _difference_figure(difference: Difference) -> tuple[bytes, str]:
@@ -220,7 +228,7 @@ _CALLS = (
 
 
 def _call(index: int, manifest: Mapping[str, Any]) -> str:
-    """The call in Python that runs an episode again."""
+    """Return the call in Python that runs an episode again."""
     given = ["env"]
     if manifest_entry(manifest, "policy.class") != RANDOM:
         given.append("policy")
@@ -265,14 +273,14 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value):
         yield path, ", ".join(value)
     elif isinstance(value, (list, tuple)) and len(value) > LISTED:
-        shown = json.dumps(value[:LISTED], ensure_ascii=False, default=str)
-        yield path, f"{shown[:-1]}, ...], {len(value)} in all: manifest.json has them"
+        start = json.dumps(value[:LISTED], ensure_ascii=False, default=str)
+        yield path, f"{start[:-1]}, ...], {len(value)} in all: manifest.json has them"
     else:
         yield path, json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _order(value: float | None) -> float:
-    """NaN first: a return that is no number is the worst one."""
+    """Return a key for sorting by return, NaN first: it counts as the worst one."""
     return float("-inf") if value is None or value != value else value
 
 

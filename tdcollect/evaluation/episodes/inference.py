@@ -1,4 +1,4 @@
-"""The policy of an evaluation: at one batch size, each row with random numbers of its own."""
+"""Policy calls of an evaluation: at one batch size, each row with its own random stream."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.fast.loop import Steps, forgotten_entries
 from tdcollect.collect.fast.policy import Op, Program
 from tdcollect.collect.step_dict import Key, StepDict, is_plain
-from tdcollect.evaluation.errors import NotReproducibleError
-from tdcollect.evaluation.places import LikeRows, example
-from tdcollect.evaluation.streams import DrawByRow, RowNoise, Stream, Streams
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.episodes.row_checks import (
+    LikeRows,
+    check_same,
+    example,
+    unchanged_buffers,
+    unlike,
+)
+from tdcollect.evaluation.episodes.streams import DrawByRow, RowNoise, Stream, Streams
 
 _EXAMPLES = 8
 _ALIGNMENT = 64  # bytes, of the memory that torch gives
@@ -34,19 +40,19 @@ _ALIGNMENT = 64  # bytes, of the memory that torch gives
 class Inference:
     """Runs a policy on rows ``[N]``, in batches of a fixed size.
 
-    A matrix product rounds differently at another batch size. So the slots are taken in groups of
-    ``size``, and the last group is filled up. For a policy some of whose operations round a row
-    otherwise at another place in the batch, each slot is a group, filled up with copies.
+    A matrix product rounds differently at another batch size. So slots run in groups of ``size``,
+    and the last group is padded. If an operation of the policy rounds a row differently at another
+    place in the batch, each slot is a group of its own, padded with copies.
 
     Args:
-        policy: what a collector would call on a TensorDict.
-        size: the batch size that the policy is run at.
+        policy: a callable on TensorDicts, as a collector would call it.
+        size: the batch size that the policy runs at.
         slots: N.
-        batched: whether rows have the N in front; False for one slot without it.
-        device: where the policy runs.
+        batched: True if rows have the dimension N; False for one slot without it.
+        device: the device that the policy runs on.
 
     Attributes:
-        left_out: the entries that the policy wrote last and that are no dense tensors.
+        left_out: the entries of the last outputs that are no dense tensors.
     """
 
     def __init__(
@@ -67,18 +73,18 @@ class Inference:
         self._of_slot: list[Stream | None] = [None] * slots
         self._program: Program | None = None
         self.left_out: list[Key] = []
-        # Operations that draw, outside samplers, and those of which it is not known yet.
+        # Whether each operation outside samplers draws random numbers, once known.
         self._drawing: dict[Op, bool] = {}
-        self._group = size  # how many slots run together
+        self._group = size  # the number of slots that run together
         self._on_rows = False  # whether the policy may run on the slots' rows as they are
         self._index: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def start(self, slot: int, seed: int) -> None:
-        """Have the episode that starts in a slot draw from a stream of its own."""
+        """Give the episode that starts in a slot a random stream of its own."""
         self._of_slot[slot] = Stream(seed)
 
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
-        """Run the policy; its outputs join the rows. Only those of the slots ``active`` matter."""
+        """Run the policy and add its outputs to the rows; only the slots ``active`` matter."""
         if self._on_rows and self._lie_well(rows):
             self._streams.current = self._of_slot
             self._program(rows)  # type: ignore[misc]
@@ -93,13 +99,13 @@ class Inference:
             rows.update(outputs[0][2])
             return
         for key, like in outputs[0][2].items():
-            whole = like.new_zeros((self._slots, *like.shape[1:]))
+            joined = like.new_zeros((self._slots, *like.shape[1:]))
             for first, stop, out in outputs:
-                whole[first:stop] = out[key]
-            rows[key] = whole
+                joined[first:stop] = out[key]
+            rows[key] = joined
 
     def _runs_on_rows(self) -> bool:
-        """Whether all slots are one group of the fixed size, on the CPU, and draw by samplers."""
+        """Tell whether all slots are one group of the fixed size, on the CPU, and samplers draw."""
         program = self._program
         return (
             program is not None
@@ -111,7 +117,7 @@ class Inference:
         )
 
     def _lie_well(self, rows: StepDict) -> bool:
-        """Whether the policy's inputs lie in memory as :meth:`_filled_up` would place them."""
+        """Tell whether the policy's inputs lie in memory as :meth:`_padded` would place them."""
         for key in self._program.reads_first:  # type: ignore[union-attr]
             value = rows.get(key)
             if value is not None and (
@@ -123,18 +129,18 @@ class Inference:
         return True
 
     def _run_group(self, rows: StepDict, first: int, stop: int) -> StepDict:
-        """The policy's outputs ``[stop - first, ...]`` for a group of slots."""
+        """Return the policy's outputs ``[stop - first, ...]`` for a group of slots."""
         count = stop - first
         streams = [*self._of_slot[first:stop], *[None] * (self._size - count)]
-        outputs = self._run(self._filled_up(rows, first, stop), streams)
+        outputs = self._run(self._padded(rows, first, stop), streams)
         if not self._batched:
             return StepDict((key, value[0]) for key, value in outputs.items())
         return StepDict((key, value[:count]) for key, value in outputs.items())
 
-    def _filled_up(self, rows: StepDict, first: int, stop: int) -> StepDict:
-        """The rows of a group of slots, the last one repeated up to the fixed size.
+    def _padded(self, rows: StepDict, first: int, stop: int) -> StepDict:
+        """Return the rows of a group of slots, the last one repeated up to the fixed size.
 
-        The copy lies in memory as torch places it: a matrix product rounds differently by the
+        They are copied to memory that torch allocates: how a matrix product rounds depends on the
         alignment and the strides of its inputs.
         """
         program = self._program
@@ -158,7 +164,7 @@ class Inference:
         streams: Sequence[Stream | None],
         watching: LikeRows | None = None,
     ) -> StepDict:
-        """The policy's outputs for a batch of the fixed size."""
+        """Return the policy's outputs for a batch of the fixed size."""
         first = self._program is None
         if self._program is None:
             self._program = Program(
@@ -186,7 +192,7 @@ class Inference:
         written = StepDict(
             (key, value) for key, value in rows.items() if value is not given.get(key)
         )
-        # What is no tensor has no bits to compare, and is not kept.
+        # Only dense tensors have bits to compare, and are kept.
         self.left_out = [key for key, value in written.items() if not is_plain(value)]
         for key in self.left_out:
             del written[key]
@@ -195,7 +201,7 @@ class Inference:
         return written
 
     def _check_lead(self, written: StepDict) -> None:
-        """Raise where an output has not a row for each of the policy's rows."""
+        """Raise if an output does not have one row per input row."""
         for key, value in written.items():
             if value.shape[:1] != (self._size,):
                 raise ValueError(
@@ -205,33 +211,33 @@ class Inference:
                 )
 
     def check(self) -> None:
-        """Raise where a draw had parameters that its distribution refuses."""
+        """Raise if a draw had parameters that its distribution refuses."""
         if self._program is not None:
             self._program.check()
 
     def remembered(self, rows: StepDict, env: Steps) -> list[Key]:
-        """The entries that the policy takes from one step to the next."""
+        """Return the entries that the policy carries from one step to the next."""
         assert self._program is not None
         return forgotten_entries(rows, env, self._program)
 
     def probe(self, rows: StepDict) -> StepDict:
-        """Run the policy on rows, and refuse one whose rows are not each their own.
+        """Run the policy on rows, and refuse it if an output row depends on other rows.
 
         Returns:
             The policy's outputs for a batch of the fixed size.
 
         Raises:
-            NotReproducibleError: for a policy that couples the rows of a batch, keeps a state of
-                its own, or draws random numbers where they cannot be seen.
+            NotReproducibleError: if the policy couples the rows of a batch, keeps a hidden state,
+                or draws random numbers that torch does not see.
         """
         one = StepDict((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
         one = StepDict((key, value.to(self._device)) for key, value in one.items())
         size = self._size
         batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
-        with _unchanged_buffers(self._policy):
+        with unchanged_buffers(self._policy):
             first = self._run(batch, [Stream(row) for row in range(size)])
             again = self._run(batch, [Stream(row) for row in range(size)])
-        _check_same(
+        check_same(
             first,
             again,
             range(size),
@@ -239,17 +245,17 @@ class Inference:
             "gives other outputs {} for the same rows and random streams: it keeps a state that is "
             "no entry of the TensorDict, or draws random numbers that torch does not know of",
         )
-        with _unchanged_buffers(self._policy):
+        with unchanged_buffers(self._policy):
             alike = size == 1 or self._rows_are_alike(batch)
         self._group = size if alike else 1
         for place in {0, self._group - 1} if size > 1 else ():
-            others = StepDict((key, _unlike(value)) for key, value in batch.items())
+            others = StepDict((key, unlike(value)) for key, value in batch.items())
             for key, value in one.items():
                 others[key][place] = value[0]
             streams = [Stream(0 if row == place else size + row) for row in range(size)]
-            with _unchanged_buffers(self._policy):
+            with unchanged_buffers(self._policy):
                 alone = self._run(others, streams)
-            _check_same(
+            check_same(
                 first,
                 alone,
                 [0],
@@ -262,7 +268,7 @@ class Inference:
         return first
 
     def _rows_are_alike(self, batch: StepDict) -> bool:
-        """Whether like rows come out alike; the same answer whatever the episodes are."""
+        """Tell whether equal rows give equal outputs; the answer is the same for all episodes."""
         for seed in range(_EXAMPLES):
             given = StepDict()
             for key, value in batch.items():
@@ -273,7 +279,7 @@ class Inference:
                 self._run(given, [Stream(seed) for _ in range(self._size)], watching)
             except NotReproducibleError:
                 raise
-            except Exception:  # it takes no made-up rows, so nothing is known of them
+            except Exception:  # it refuses made-up rows: nothing is known of them
                 return False
             if watching.unlike:
                 return False
@@ -284,7 +290,7 @@ class RandomActions:
     """Random actions from an env's action spec, for a batch of any size.
 
     Args:
-        env: whose actions.
+        env: the env that takes the actions.
         size: the batch size.
     """
 
@@ -297,10 +303,10 @@ class RandomActions:
 
 
 def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
-    """A policy as a collector would take it: something to call on a TensorDict.
+    """Return a policy as a collector would call it, on TensorDicts.
 
     Raises:
-        TypeError: for what cannot be called with one, nor with the env's entries by name.
+        TypeError: if it can be called neither with one nor with the env's entries by name.
     """
     if policy is None or isinstance(policy, RandomPolicy):
         return RandomActions(env, size)
@@ -308,16 +314,16 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     try:
         made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)
     except TypeError as error:
-        told = cannot_wrap(policy, env)
-        if told is None:
+        reason = cannot_wrap(policy, env)
+        if reason is None:
             raise
-        raise TypeError(told) from error
+        raise TypeError(reason) from error
     return made
 
 
 @contextmanager
 def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
-    """Have exploration modules, which hold the action spec of an env, take a batch of this size."""
+    """Let exploration modules, which hold the action spec of an env, take a batch of this size."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     exploring = [m for m in modules if isinstance(m, (AdditiveGaussianModule, EGreedyModule))]
     before = [(module, exploration_spec(module)) for module in exploring]
@@ -331,48 +337,3 @@ def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
     finally:
         for module, spec in before:
             set_exploration_spec(module, spec)
-
-
-@contextmanager
-def _unchanged_buffers(policy: Any) -> Iterator[None]:
-    buffers = dict(policy.named_buffers()) if isinstance(policy, nn.Module) else {}
-    before = {name: value.clone() for name, value in buffers.items()}
-    changed = []
-    try:
-        yield
-    finally:
-        for name, value in buffers.items():
-            if _bits(value) != _bits(before[name]):
-                changed.append(name)
-                value.copy_(before[name])
-    if changed:
-        raise NotReproducibleError(
-            f"the policy changes its own buffers {changed} as it runs, so that an episode would "
-            "depend on those before it (batch norm in training mode, say); run it in eval mode "
-            "(eval_mode=True), or freeze what it keeps"
-        )
-
-
-def _unlike(value: torch.Tensor) -> torch.Tensor:
-    """Another value in every element, of the kind that a policy may find there."""
-    if value.dtype == torch.bool:
-        return ~value
-    if value.is_floating_point():
-        return value * 0.5 + 0.25
-    return torch.where(value > 0, value - 1, value + 1)
-
-
-def _check_same(
-    first: StepDict, other: StepDict, rows: Sequence[int], others: Sequence[int], why: str
-) -> None:
-    differing = [
-        key
-        for key, value in first.items()
-        if any(_bits(value[i]) != _bits(other[key][j]) for i, j in zip(rows, others, strict=True))
-    ]
-    if differing:
-        raise NotReproducibleError("the policy " + why.format(differing))
-
-
-def _bits(value: torch.Tensor) -> bytes:
-    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -1,7 +1,7 @@
-"""Keep the data of episodes, and read them from files that anybody may have written.
+"""The data of episodes in files, read safely whoever wrote them.
 
-TorchRL's memory maps may hold pickles, which run code as they are read, and shapes that their
-files do not have. Here a file holds the numbers of one tensor, and nothing else is read.
+TorchRL's memory maps may hold pickles, which run code as they are read, and shapes that do not fit
+their files. Here each file holds one plain tensor, and nothing else is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
     """Write the data ``[L]`` of an episode: a folder of plain files of tensors.
 
     Raises:
-        ValueError: for an entry whose name TorchRL's memory maps lose.
+        ValueError: for an entry whose name TorchRL's memory maps cannot keep.
     """
     lost = [
         key for key in data.keys(True) if (key if isinstance(key, str) else key[-1]) in _NOT_ENTRIES
@@ -52,17 +52,17 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
 
 
 def read_trajectory(path: Path) -> TensorDict:
-    """The data ``[L]`` of an episode, as :func:`write_trajectory` wrote them.
+    """Read the data ``[L]`` of an episode that :func:`write_trajectory` wrote.
 
-    Tensors are mapped from their files when they are used; what is written to them stays in
-    memory, and never reaches a file. No code is run, whatever the files hold.
+    Tensors are mapped from their files when they are used; writes to them stay in memory and never
+    reach a file. No code is run, whatever the files hold.
 
     Args:
         path: the directory of the episode.
 
     Raises:
-        ValueError: for anything but plain files of tensors: a pickle, a link, a shape that its
-            file does not have.
+        ValueError: for anything but plain files of tensors: a pickle, a link, a shape that does
+            not fit its file.
     """
     try:
         data = _read(path)
@@ -95,7 +95,7 @@ def _read(folder: Path) -> TensorDict:
             name += ".memmap"
             found[key] = _tensor(folder / name, entry)
         files.add(name)
-    # Whatever else lies there is not read; what may belong to the data is not passed over.
+    # Other files are not read, but a file that may belong to the data is not ignored.
     for file in sorted(folder.iterdir()):
         if file.name not in files and not file.name.startswith("."):
             raise ValueError(f"{file.name} is there, which {_META} does not name")
@@ -122,7 +122,7 @@ def _tensor(file: Path, entry: Mapping[str, Any]) -> torch.Tensor:
     size = _check_kind(file, stat.S_ISREG, "a file").st_size
     if size != count * dtype.itemsize:
         raise ValueError(
-            f"{file.name} has {size} bytes, not those of {shape} numbers of {entry['dtype']}"
+            f"{file.name} has {size} bytes, not those of shape {shape} and dtype {entry['dtype']}"
         )
     return torch.from_file(str(file), shared=False, size=count, dtype=dtype).view(shape)
 
@@ -136,7 +136,7 @@ def _shape(value: Any) -> list[int]:
 
 
 def _file_name(key: str) -> str:
-    """The name of the entry's file or folder, within its folder."""
+    """Return the name of the entry's file or folder, within its folder."""
     name: str = encode_key_for_filesystem(key)
     if Path(name).name != name:
         raise ValueError(f"{key!r} names no file")

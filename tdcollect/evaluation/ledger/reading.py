@@ -1,8 +1,8 @@
-"""The files of an evaluation as they are read, each held against the others.
+"""Reading the files of an evaluation, each checked against the others.
 
-A directory may come from somebody else. Nothing in it is run, and nothing is believed that another
-of its files contradicts: a record's seeds follow from the manifest, the ledger and the manifest
-have their digests in ``results.json``, and data that were kept have theirs in the ledger.
+A directory may come from somebody else. Nothing in it is run, and files that contradict each other
+are refused: a record's seeds follow from the manifest, the digests of ledger and manifest are in
+``results.json``, and those of data that were kept are in the ledger.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.display import one_line
-from tdcollect.evaluation.data import disagreements
-from tdcollect.evaluation.kept import read_trajectory
-from tdcollect.evaluation.records import FORMAT, Episode, is_digest, is_whole
-from tdcollect.evaluation.tables import count_text
+from tdcollect.display import count_text, one_line
+from tdcollect.evaluation.episodes.data import disagreements
+from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_count, is_digest
+from tdcollect.evaluation.ledger.trajectory_files import read_trajectory
 from tdcollect.seeding import env_seed, policy_seed
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
@@ -33,12 +32,12 @@ _EXPLORATIONS = [name.lower() for name in ExplorationType.__members__]
 
 
 class Problem(NamedTuple):
-    """Something wrong in a file of an evaluation.
+    """A problem in a file of an evaluation.
 
     Attributes:
         file: the file.
-        text: what is wrong.
-        line: its number, from 1; None where it is of no single line.
+        text: the problem.
+        line: the line, from 1; None if the problem is not in a single line.
     """
 
     file: Path
@@ -57,27 +56,36 @@ def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[E
     """Read the manifest and the records of an evaluation, which may be unfinished.
 
     Returns:
-        The manifest, with today's names for the entries of an older one; and the records by index.
+        The manifest, with the present names of entries; and the records, by index.
 
     Raises:
-        FileNotFoundError: where there is none.
-        ValueError: for the first thing that is wrong, with its file and line.
+        FileNotFoundError: if the directory holds no evaluation.
+        ValueError: for the first problem, with its file and line.
     """
     root = Path(path)
     manifest = read_manifest(root)
+    return manifest, read_records(root, manifest)
+
+
+def read_records(root: Path, manifest: Mapping[str, Any]) -> list[Episode]:
+    """Read the records of an evaluation, by index.
+
+    Raises:
+        ValueError: for the first problem, with its file and line.
+    """
 
     def refuse(problem: Problem) -> None:
         raise ValueError(str(problem))
 
-    return manifest, sorted(read_ledger(root, manifest, refuse), key=lambda episode: episode.index)
+    return sorted(read_ledger(root, manifest, refuse), key=lambda episode: episode.index)
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """Read the manifest of an evaluation, with today's names for the entries of an older one.
+    """Read the manifest of an evaluation; entries of older formats get their present names.
 
     Raises:
-        FileNotFoundError: where there is none.
-        ValueError: for a file of something else, one that is not whole, or one of a later format.
+        FileNotFoundError: if there is none.
+        ValueError: for another kind of file, an incomplete one, or one of a later format.
     """
     file = root / MANIFEST
     if not file.is_file():
@@ -120,23 +128,23 @@ def read_manifest(root: Path) -> dict[str, Any]:
 
 
 def is_finished(root: Path) -> bool:
-    """Tell whether an evaluation has come to its end, and its ledger has a digest."""
+    """Tell whether an evaluation is finished, so that its ledger has a digest."""
     return (root / RESULTS).exists()
 
 
 def number_of_episodes(manifest: Mapping[str, Any]) -> int:
-    """The number of episodes that an evaluation asks for."""
+    """Return the number of episodes that a manifest asks for."""
     asked = manifest["episodes"]
     return asked if isinstance(asked, int) else len(asked)
 
 
 def trajectory_path(root: Path, index: int) -> Path:
-    """The place of the data of an episode."""
+    """Return the path of the data of an episode."""
     return root / TRAJECTORIES / f"{index:06d}"
 
 
 def sha256(file: Path) -> str:
-    """The digest of a file."""
+    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with file.open("rb") as opened:
         while part := opened.read(2**20):
@@ -173,8 +181,8 @@ def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]], advice: 
     return found
 
 
-def whole_lines(file: Path) -> Iterator[bytes]:
-    """The lines of a journal; one that its writer did not end is left out."""
+def complete_lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a journal, except a last one that its writer did not end."""
     if file.exists():
         with file.open("rb") as opened:
             yield from (line for line in opened if line.endswith(b"\n"))
@@ -183,11 +191,11 @@ def whole_lines(file: Path) -> Iterator[bytes]:
 def read_ledger(
     root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
 ) -> list[Episode]:
-    """Read the records that are sound, in the order of their lines; report what is wrong."""
+    """Read the valid records, in the order of their lines; report all problems."""
     file = root / EPISODES
     for name in (EPISODES, RESULTS, REFUSED):  # a pipe has no end, nor has a link to /dev/zero
         if (root / name).exists() and not (root / name).is_file():
-            report(Problem(root / name, "it is no file; ask for the directory as it was"))
+            report(Problem(root / name, "it is not a file; ask for the directory as it was"))
             return []
     if (root / REFUSED).exists():
         report(Problem(root / REFUSED, _refusal(root / REFUSED)))
@@ -199,8 +207,8 @@ def read_ledger(
     )
     episode_seeds = _seeds(manifest)
     episodes: dict[int, Episode] = {}
-    sound = True
-    for number, line in enumerate(whole_lines(file), 1):
+    valid = True
+    for line_number, line in enumerate(complete_lines(file), 1):
         wrong = None
         try:
             record = Episode.from_json(line.decode(), manifest["format"])
@@ -220,9 +228,9 @@ def read_ledger(
         if wrong is None:
             episodes[record.index] = record
         else:
-            sound = False
-            report(Problem(file, f"{wrong}; {advice}", number))
-    if finished and sound:
+            valid = False
+            report(Problem(file, f"{wrong}; {advice}", line_number))
+    if finished and valid:
         _check_results(root, manifest, report)
     return list(episodes.values())
 
@@ -238,7 +246,7 @@ def _refusal(file: Path) -> str:
 def _check_results(
     root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
 ) -> None:
-    """Hold the digests of a finished evaluation against its files."""
+    """Check the files of a finished evaluation against their digests."""
     file = root / RESULTS
     try:
         results = read_object(file)
@@ -249,21 +257,21 @@ def _check_results(
     for name, of in files.items():
         now = sha256(root / of) if (root / of).exists() else "none, as it is missing"
         if results.get(name) != now:
-            told = results.get(name)
             report(
                 Problem(
                     root / of,
-                    f"its digest is {now}, and {told} in {RESULTS}: one of the two files was "
-                    "altered; ask for the directory as it was, or evaluate again in another one",
+                    f"its digest is {now}, and {results.get(name)} in {RESULTS}: one of the two "
+                    "files was altered; ask for the directory as it was, or evaluate again in "
+                    "another one",
                 )
             )
 
 
 def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> TensorDict:
-    """Read the data ``[L]`` that were kept of an episode, and hold them against its record.
+    """Read the data ``[L]`` that were kept of an episode, and check them against its record.
 
     Raises:
-        ValueError: for data that are not those of the record, or cannot be read.
+        ValueError: if the data are not those of the record, or cannot be read.
     """
     data = read_trajectory(trajectory_path(root, record.index))
     if manifest["format"] == 1:  # which does not say what was digested
@@ -281,16 +289,18 @@ def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> Tenso
 
 
 def _seeds(manifest: Mapping[str, Any]) -> Callable[[int], tuple[int, int] | None]:
-    """The seeds of an episode by its index; None for one that the manifest does not ask for."""
+    """Return a function from index to seeds; None for episodes that are not asked for."""
     asked, root = manifest["episodes"], manifest["seeds"]["root"]
     given = manifest["seeds"].get("env")
-    places = None if isinstance(asked, int) else {index: i for i, index in enumerate(asked)}
+    positions: Mapping[int, int] = {}
+    if not isinstance(asked, int):
+        positions = {index: position for position, index in enumerate(asked)}
 
     def seeds(index: int) -> tuple[int, int] | None:
-        place = (index if index < asked else None) if places is None else places.get(index)
-        if place is None:
+        if (index >= asked) if isinstance(asked, int) else (index not in positions):
             return None
-        return env_seed(root, index) if given is None else given[place], policy_seed(root, index)
+        own = env_seed(root, index) if given is None else given[positions.get(index, index)]
+        return own, policy_seed(root, index)
 
     return seeds
 
@@ -304,32 +314,32 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    return is_whole(value) and value > 0
+    return is_count(value) and value > 0
 
 
-def _is_list_of_whole(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_whole, value))
+def _is_list_of_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_count, value))
 
 
 def _is_asked(value: Any) -> bool:
     if isinstance(value, list):
-        return _is_list_of_whole(value) and len({*value}) == len(value)
-    return is_whole(value) and value <= _MOST_EPISODES
+        return _is_list_of_counts(value) and len({*value}) == len(value)
+    return is_count(value) and value <= _MOST_EPISODES
 
 
 def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-# What entries of a manifest must be.
+# The check of each entry of a manifest.
 _MANIFEST: dict[str, Callable[[Any], bool]] = {
     "env": _is_object,
     "env.id": _is_text,
     "episodes": _is_asked,
     "seeds": _is_object,
-    "seeds.root": is_whole,
-    "seeds.env": lambda value: value is None or _is_list_of_whole(value),
-    "max_episode_steps": lambda value: value is None or is_whole(value),
+    "seeds.root": is_count,
+    "seeds.env": lambda value: value is None or _is_list_of_counts(value),
+    "max_episode_steps": lambda value: value is None or is_count(value),
     "policy": _is_object,
     "policy.class": _is_text,
     "policy.digest": lambda value: value is None or is_digest(value),

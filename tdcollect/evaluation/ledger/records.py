@@ -1,4 +1,4 @@
-"""The ledger of an evaluation: one record an episode."""
+"""The ledger of an evaluation: one record per episode."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ FORMAT = 2
 
 @dataclass(frozen=True, slots=True)  # there may be millions of them
 class Episode:
-    """What the ledger holds of one test episode.
+    """The record of one test episode in the ledger.
 
     Attributes:
-        index: its number in the evaluation, from 0.
-        env_seed: what its env was reset with.
-        policy_seed: what the policy's random numbers started from.
-        status: ``"completed"``, or ``"failed"`` where the env raised at every try.
-        restarts: how many times it was started again because the env raised.
+        index: its index in the evaluation, from 0.
+        env_seed: the seed that its env was reset with.
+        policy_seed: the seed of the policy's random numbers.
+        status: ``"completed"``, or ``"failed"`` if the env raised at every try.
+        restarts: the number of times that it was started again because the env raised.
         episode_return: the sum of its rewards after transforms, carried in float64 and rounded
-            once; None where it failed.
-        length: its number of steps; None where it failed.
-        terminated: whether the env said that its last step is terminal.
-        truncated: whether it was cut off at its last step, by a time limit, say.
-        success: what the env said in its last info's ``is_success`` or ``success``; None where it
-            says nothing.
+            once; None if it failed.
+        length: its number of steps; None if it failed.
+        terminated: True if its last step is terminal; None if it failed.
+        truncated: True if it was cut off at its last step, by a time limit for example.
+        success: ``is_success`` or ``success`` of its last info; None if it has neither.
         digest: SHA-256 of its observations, actions, rewards and flags as they are stored (rewards
-            in float32); None where it failed.
+            in float32); None if it failed.
     """
 
     index: int
@@ -54,20 +53,25 @@ class Episode:
 
     @property
     def completed(self) -> bool:
-        """Whether the episode ran to its end."""
+        """True if the episode ran to its end."""
         return self.status == COMPLETED
 
     def __repr__(self) -> str:
-        told = f"{self.status}, return {self.episode_return}, {self.length} steps"
+        outcome = f"return {self.episode_return}, {self.length} steps"
         if not self.completed:
-            told = f"{self.status}, {self.restarts} restarts"
-        return one_line(self, str(self.index), told, f"digest {(self.digest or 'none')[:16]}")
+            outcome = f"{self.restarts} restarts"
+        return one_line(
+            self,
+            str(self.index),
+            f"{self.status}, {outcome}",
+            f"digest {(self.digest or 'none')[:16]}",
+        )
 
     def to_json(self, format: int = FORMAT) -> str:
-        """The record as one line, keys in a fixed order; floats read back to the same bits.
+        """Return the record as one line, keys in a fixed order; floats read back to the same bits.
 
         Args:
-            format: of the ledger.
+            format: the format version of the ledger.
         """
         keys = _KEYS[format]
         return json.dumps({key: getattr(self, name) for name, key in keys.items()})
@@ -98,7 +102,7 @@ class Episode:
 
 
 def ledger_digest(episodes: Iterable[Episode], format: int = FORMAT) -> str:
-    """SHA-256 of the records in the order of their index: one number for a whole evaluation."""
+    """Return the SHA-256 of the records in the order of their index."""
     digest = hashlib.sha256()
     for episode in sorted(episodes, key=lambda episode: episode.index):
         digest.update(episode.to_json(format).encode() + b"\n")
@@ -106,17 +110,19 @@ def ledger_digest(episodes: Iterable[Episode], format: int = FORMAT) -> str:
 
 
 def _keys(**changed: str) -> dict[str, str]:
-    """The key of each attribute in the ledger's lines."""
+    """Return the key of each attribute in the ledger's lines."""
     names = [field.name for field in fields(Episode)]
     return {name: changed.get(name, name) for name in names}
 
 
 _RETURN = {"episode_return": "return"}  # a keyword of Python's
 _KEYS = {1: _keys(restarts="retries", **_RETURN), 2: _keys(**_RETURN)}
+KEYS = _KEYS[FORMAT]
+"""The key of each attribute of an :class:`Episode` in a ledger's lines."""
 
 
-def is_whole(value: Any) -> bool:
-    """Tell whether a value is an int, and not negative."""
+def is_count(value: Any) -> bool:
+    """Tell whether a value is an int that is not negative."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
 
 
@@ -130,25 +136,25 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-_WHOLE = (is_whole, "an int, and not negative")
+_COUNT = (is_count, "an int, and not negative")
 _BOOL = (lambda value: isinstance(value, bool), "true or false")
 _NONE = (lambda value: value is None, "null in an episode that failed")
 _ALWAYS = {
-    "index": _WHOLE,
-    "env_seed": _WHOLE,
-    "policy_seed": _WHOLE,
+    "index": _COUNT,
+    "env_seed": _COUNT,
+    "policy_seed": _COUNT,
     "status": (lambda value: value in (COMPLETED, FAILED), f"{COMPLETED!r} or {FAILED!r}"),
-    "restarts": _WHOLE,
+    "restarts": _COUNT,
 }
 _MEASURED = {
     "episode_return": (lambda value: isinstance(value, float), "a float"),
-    "length": (lambda value: is_whole(value) and value > 0, "a positive int"),
+    "length": (lambda value: is_count(value) and value > 0, "a positive int"),
     "terminated": _BOOL,
     "truncated": _BOOL,
     "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
     "digest": (is_digest, "a SHA-256 in hexadecimal"),
 }
-# What each attribute must be, in an episode that completed and in one that failed.
+# The check of each attribute, by whether the episode failed.
 _CHECKS: dict[bool, dict[str, Any]] = {
     False: {**_ALWAYS, **_MEASURED},
     True: {**_ALWAYS, **dict.fromkeys(_MEASURED, _NONE)},

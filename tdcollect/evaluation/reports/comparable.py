@@ -1,13 +1,13 @@
-"""Whether two evaluations are on the same episodes, and in what else they differ."""
+"""Checks that two evaluations are of the same episodes, and remarks on their differences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.statistics import in_order
-from tdcollect.text import visible
+from tdcollect.evaluation.ledger.manifest import RANDOM, leaf_differences, manifest_entry
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.statistics import in_order
 
 SAME = ("protocol", "env", "max_episode_steps")
 REMARKED = (
@@ -18,16 +18,14 @@ REMARKED = (
     "versions",
 )
 OF_POLICY = ("policy.exploration", "policy.mode")
-RANDOM = "random actions"
-"""The ``policy.class`` of an evaluation without a policy."""
 
 
 class Evaluation(Protocol):
-    """What is compared: the manifest and the records of an evaluation."""
+    """An evaluation to compare: its manifest and its records."""
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """How the evaluation was made."""
+        """The manifest of the evaluation."""
 
     @property
     def episodes(self) -> Sequence[Episode]:
@@ -37,11 +35,11 @@ class Evaluation(Protocol):
 def check_same_episodes(
     first: Evaluation, second: Evaluation, first_name: str, second_name: str
 ) -> None:
-    """Refuse evaluations whose episodes are not the same, one by one.
+    """Refuse evaluations that are not of the same episodes.
 
     Raises:
-        ValueError: where protocol, env, step limit, the number of episodes, or an episode's env
-            seed differ, with each difference.
+        ValueError: if protocol, env, step limit, the number of episodes, or an episode's env seed
+            differ, with each difference.
     """
     reasons = [
         *_manifest_differences(first, second, SAME, first_name, second_name),
@@ -59,29 +57,12 @@ def check_same_episodes(
 def remarks(
     first: Evaluation, second: Evaluation, first_name: str, second_name: str
 ) -> tuple[str, ...]:
-    """In what else they differ that may move a return, a sentence each: versions and platform."""
+    """Return their other differences that may change a return, one sentence each."""
     acting = (manifest_entry(e.manifest, "policy.class") != RANDOM for e in (first, second))
-    # Random actions are the same in any mode, and whatever the exploration type.
+    # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
     found = _manifest_differences(first, second, keys, first_name, second_name)
     return tuple(f"Not the same in both: {text}." for text in found)
-
-
-def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
-    """The entry at a path like ``policy.class``, or None."""
-    value: Any = manifest
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Where two manifests differ: the path of an entry, and its two values."""
-    return [
-        found
-        for key in sorted({*first, *second})
-        for found in _leaves(visible(str(key)), first.get(key), second.get(key))
-    ]
 
 
 def _manifest_differences(
@@ -90,19 +71,10 @@ def _manifest_differences(
     return [
         f"{path} is {a!r} in {name_a} and {b!r} in {name_b}"
         for key in keys
-        for path, a, b in _leaves(
+        for path, a, b in leaf_differences(
             key, manifest_entry(first.manifest, key), manifest_entry(second.manifest, key)
         )
     ]
-
-
-def _leaves(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The places where two JSON values differ, as deep as both are mappings."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in sorted({*a, *b}):
-            yield from _leaves(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
-    elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
-        yield path, a, b
 
 
 def _episode_differences(

@@ -1,7 +1,8 @@
-"""Objects by name: ``module:name``, or ``path/to/file.py:name``."""
+"""Imports of objects that a user names, and of packages of extras."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import sys
@@ -12,13 +13,13 @@ from typing import Any
 
 
 def is_named(text: str) -> bool:
-    """Whether a text names an object so; ids of gymnasium, ``ale_py:ALE/Pong-v5`` say, do not."""
+    """Tell whether a text is ``module:name``; gymnasium ids like ``ale_py:ALE/Pong-v5`` are not."""
     module, colon, name = text.rpartition(":")
     return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
 
 
 def with_file(text: str, change: Callable[[str], str]) -> str:
-    """The same name, with the path of the file in it changed, if it names one."""
+    """Return the name with the path of its file changed, if it has one."""
     where, _, name = text.rpartition(":")
     return f"{change(where)}:{name}" if where.endswith(".py") else text
 
@@ -33,16 +34,16 @@ def has_module(text: str, directory: Path) -> bool:
 
 
 def load_named(text: str, directory: Path, look: bool = True) -> Any:
-    """The object that a text names.
+    """Import the object that a text names.
 
     Args:
         text: ``module:name`` or ``path/to/file.py:name``; the name may have dots in it.
-        directory: where modules are looked for first, and relative paths start from.
-        look: look for modules in the directory; else only where Python looks.
+        directory: the directory that relative paths start from.
+        look: look for modules in the directory first; else only on Python's path.
 
     Raises:
         ValueError: for a text of another form.
-        FileNotFoundError, ModuleNotFoundError, AttributeError: where there is no such thing.
+        FileNotFoundError, ModuleNotFoundError, AttributeError: if there is no such object.
     """
     where, _, name = text.rpartition(":")
     if not is_named(text) or not (where.endswith(".py") or all(where.split("."))):
@@ -105,3 +106,32 @@ def _module_of_file(path: Path) -> ModuleType:
 def _look_in(directory: Path) -> None:
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
+
+
+_WANTED = {
+    "pandas": "pandas",
+    "imageio_ffmpeg": "'tdcollect[video]'",
+    "stable_baselines3": "stable-baselines3",
+}
+
+
+def extra_module(name: str, what: str) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        name: the module, such as ``"scipy.stats"``.
+        what: the feature that needs it, as the first words of the error.
+
+    Raises:
+        ModuleNotFoundError: if the package is not installed, with the command that installs it.
+    """
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        wanted = _WANTED.get(package, "'tdcollect[evaluate]'")
+        raise ModuleNotFoundError(
+            f"{what} needs the {package} package: pip install {wanted}", name=package
+        ) from error

@@ -1,8 +1,8 @@
 """Random numbers of a policy, drawn row by row from the streams of the episodes.
 
-Row i of a batch belongs to an episode, which has a generator of its own. Each random operation on
-the batch is carried out once a row, with that row's generator, so what an episode draws does not
-depend on what runs beside it.
+Each row of a batch belongs to an episode, which has its own generator. A random operation on the
+batch runs once per row, with that row's generator, so an episode's draws do not depend on the
+episodes that run beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from tdcollect._upstream.torch import TorchDispatchMode, schema_of
 from tdcollect.collect.fast.samplers import Noise
-from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
 _RANDOM = torch.Tag.nondeterministic_seeded
 
@@ -23,7 +23,7 @@ class Stream:
     """The random numbers of one episode, on any device.
 
     Args:
-        seed: what they start from, in ``[0, 2**64)``.
+        seed: the generators' seed, in ``[0, 2**64)``.
     """
 
     def __init__(self, seed: int):
@@ -40,7 +40,7 @@ class Stream:
 
 
 class Streams:
-    """One stream a row of the batch that the policy is run on.
+    """One stream per row of the batch that the policy runs on.
 
     Args:
         rows: the size of the batch.
@@ -82,16 +82,16 @@ class RowNoise(Noise):
 
 
 class DrawByRow(TorchDispatchMode):
-    """Carries out every random operation row by row.
+    """Runs every random operation row by row.
 
     Args:
         streams: the rows' streams.
 
     Attributes:
-        draws: how many operations it has carried out so.
+        draws: the number of operations that it has run so.
 
     Raises:
-        NotReproducibleError: where an operation's numbers cannot be told row from row.
+        NotReproducibleError: if the draws of an operation cannot be assigned to rows.
     """
 
     def __init__(self, streams: Streams):
@@ -126,9 +126,9 @@ class DrawByRow(TorchDispatchMode):
         return torch.cat(results)
 
     def _split(self, func: Any, given: dict[str, Any]) -> dict[str, list[Any]]:
-        """The arguments that have the batch in front, one a row.
+        """Split the arguments that have the batch as their first dimension into rows.
 
-        Several elements a row, one after the other, are a batch that was made flat.
+        A multiple of the batch size is a batch that was flattened, several elements per row.
         """
         rows = self._streams.rows
         tensors = {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}
@@ -146,7 +146,7 @@ class DrawByRow(TorchDispatchMode):
             shape = list(size) if size is not None else next(iter(shapes), "unknown")
             raise NotReproducibleError(
                 f"the policy draws random numbers of shape {shape} ({func}), which cannot be told "
-                f"row from row: expected a batch of {rows} rows in front, one a test episode. "
+                f"row from row: expected a batch of {rows} rows in front, one per test episode. "
                 "Draw for each row of the observations, or evaluate a policy without this draw"
             )
         return split
@@ -157,7 +157,7 @@ def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Genera
     kwargs = {a.name: given[a.name] for a in schema.arguments if a.name in given and a.kwarg_only}
     if generator is None:
         return func(*args, **kwargs)
-    # The operation takes no generator: lend it this one's state for the while.
+    # The operation takes no generator: set the default one to this one's state meanwhile.
     default = _default(generator.device)
     before = default.get_state()
     default.set_state(generator.get_state())

@@ -84,15 +84,15 @@ def _alone(slots: int, steps: int, backend: str, **options: Any) -> Program:
     """The slots stepped on arrays, without TensorDicts and without a policy."""
     env = tdcollect.make_env(CHEETAH, slots, backend=backend, seed=0, **options)
     stepper = env.stepper
-    (frame,) = stepper.frames(1)
-    stepper.reset(None, frame)
+    (buffers,) = stepper.allocate(1)
+    stepper.reset(None, buffers)
     actions = np.random.default_rng(0).uniform(-1, 1, (steps, slots, 6)).astype(np.float32)
 
     def run() -> None:
         for action in actions:
-            stepper.step([action], None, frame)
-            if frame.done.any():
-                stepper.reset(np.flatnonzero(frame.done).tolist(), frame)
+            stepper.step([action], None, buffers)
+            if buffers.done.any():
+                stepper.reset(np.flatnonzero(buffers.done).tolist(), buffers)
 
     return Program(run, slots * steps, env.close)
 

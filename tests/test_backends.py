@@ -39,7 +39,8 @@ from tdcollect import GymnasiumEnv, make_env
 from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.stepper import Stepper
-from tests.forkserver import forkserver
+
+from .forkserver import forkserver
 
 N = 3
 SEEDS = [7, 100, 23]

@@ -9,7 +9,6 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import doctor_envs as envs
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -26,6 +25,8 @@ from tdcollect.testing.doctor.diagnose import QUESTIONS
 from tdcollect.testing.doctor.divergence import Divergence, first_divergence
 from tdcollect.testing.doctor.patient import Patient
 from tdcollect.testing.gymnasium_probe import Row
+
+from . import doctor_envs as envs
 
 ENVS = Path(__file__).with_name("doctor_envs.py")
 SLOW = ("batches", "speed")  # they start processes, and measure

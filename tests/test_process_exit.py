@@ -20,8 +20,8 @@ import tdcollect.envs  # noqa: F401 (so that forked programs need not import it)
 
 SCRIPT = """
 import os, signal, sys, time
-sys.path.insert(0, {tests!r})
-from process_envs import Odd
+sys.path.insert(0, {root!r})
+from tests.process_envs import Odd
 from functools import partial
 from tdcollect import make_env
 
@@ -34,7 +34,7 @@ print("ready", flush=True)
 """
 STEP = "td = env.step(td.set('action', action))['next']"
 STEPS = f"while True: {STEP}"
-TESTS = str(Path(__file__).parent)
+ROOT = str(Path(__file__).parents[1])
 
 
 def runs(pid: int) -> bool:
@@ -128,7 +128,7 @@ def start() -> Iterator[Any]:
     started: list[Program] = []
 
     def launch(method: str, rest: str, what: str = "", fresh: bool = False) -> Program:
-        code = SCRIPT.format(tests=TESTS, what=what, method=method, rest=rest)
+        code = SCRIPT.format(root=ROOT, what=what, method=method, rest=rest)
         started.append(Program(code, fresh))
         return started[-1]
 

@@ -21,7 +21,8 @@ from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.plain import unpack
 from tdcollect.text import visible
-from tests.evaluation.test_kept import Payload
+
+from .test_kept import Payload
 
 SAFE_TO_OPEN = (Path(__file__).parents[2] / "docs" / "safe-to-open.md").read_text()
 PAYLOAD = """

@@ -1,4 +1,4 @@
-"""An env whose step is so much work, and nothing else; workers import this module."""
+"""An env whose step is a fixed amount of work; workers import this module."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gymnasium import spaces
 
 
 class Burn(gym.Env):
-    """Counts at each step. Its observation is nothing, and no episode ends.
+    """Counts at each step. Observations are zeros, and no episode ends.
 
     Args:
-        rounds: how far.
+        rounds: the number to count to.
     """
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
@@ -25,18 +25,18 @@ class Burn(gym.Env):
         self._nothing = np.zeros(4, np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        """Nothing happens."""
+        """Return zeros."""
         return self._nothing, {}
 
     def step(self, action: Any) -> Any:
-        """Work, rather than time: two that share a core take twice as long."""
+        """Do a fixed amount of work rather than wait: two that share a core take twice as long."""
         for _ in range(self.rounds):
             pass
         return self._nothing, 0.0, False, False, {}
 
 
 def rounds_of(seconds: float) -> int:
-    """How far to count for so long, on a core of its own."""
+    """The ``rounds`` that take this long on a core of their own."""
     env, took = Burn(20_000), []
     for _ in range(50):
         start = time.perf_counter()

@@ -1,9 +1,9 @@
 """The doctor's verdicts on gymnasium's own envs: the tables of docs/doctor.md.
 
-    python benchmarks/doctor.py            # all that can be made here, into the page
-    python benchmarks/doctor.py CartPole-v1 Taxi-v4    # some, as JSON lines
+    python benchmarks/doctor.py                        # all envs, written into the page
+    python benchmarks/doctor.py CartPole-v1 Taxi-v4    # some envs, printed as JSON lines
 
-With --keep it goes on where it was interrupted.
+With --results it resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -28,34 +28,36 @@ _SHOWN = {"ok": "ok", "warning": "warning", "broken": "**broken**", "not checked
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("envs", nargs="*", help="ids; none for all of gymnasium's registry")
-    parser.add_argument("--steps", type=int, default=1000, help="the most of an episode")
-    parser.add_argument("--keep", type=Path, help="a file of JSON lines to go on with")
+    parser.add_argument("envs", nargs="*", help="env ids; by default all of gymnasium's registry")
+    parser.add_argument("--max-episode-steps", type=int, default=1000, help="longest episode")
+    parser.add_argument(
+        "--results", type=Path, help="file of JSON lines to write, and to resume from"
+    )
     arguments = parser.parse_args()
     envs = arguments.envs or [name for name in gym.registry if name not in _COMPATIBILITY]
     found: dict[str, Any] = {}
-    if arguments.keep and arguments.keep.exists():
-        lines = arguments.keep.read_text().splitlines()
+    if arguments.results and arguments.results.exists():
+        lines = arguments.results.read_text().splitlines()
         found = {one["env"]: one for one in map(json.loads, lines)}
     for name in envs:
         if name not in found:
             found[name] = diagnose(
-                name, max_episode_steps=arguments.steps, skip=["speed"]
+                name, max_episode_steps=arguments.max_episode_steps, skip=["speed"]
             ).to_dict()
             line = json.dumps(found[name], default=str)
-            if arguments.keep:
-                with arguments.keep.open("a") as file:
+            if arguments.results:
+                with arguments.results.open("a") as file:
                     file.write(line + "\n")
             print(line if arguments.envs else name, flush=True)
     if not arguments.envs:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         after = rest.partition(END)[2]
-        text = tables([found[name] for name in envs], arguments.steps)
+        text = tables([found[name] for name in envs], arguments.max_episode_steps)
         PAGE.write_text(before + BEGIN + text + END + after)
 
 
 def tables(found: list[dict[str, Any]], steps: int) -> str:
-    """The tables as Markdown: verdicts, notes, and envs that cannot be made."""
+    """Markdown: the table of verdicts, notes, and envs that cannot be made."""
     made = [one for one in found if one["verdicts"][0]["status"] == "ok"]
     names = [v["name"] for v in made[0]["verdicts"] if v["name"] not in ("runs", "speed")]
     versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
@@ -67,7 +69,7 @@ def tables(found: list[dict[str, Any]], steps: int) -> str:
     for one in made:
         status = {v["name"]: _SHOWN[v["status"]] for v in one["verdicts"]}
         lines.append(f"| {one['env']} | {' | '.join(status[name] for name in names)} |")
-    lines += ["", "What was seen where a verdict is not ok:", ""]
+    lines += ["", "Evidence for the verdicts that are not ok:", ""]
     for one in made:
         for v in one["verdicts"]:
             if v["name"] == "runs" and "; cut at" in v["evidence"]:
@@ -76,7 +78,7 @@ def tables(found: list[dict[str, Any]], steps: int) -> str:
                 cause = f" Likely cause: {v['cause']}." if v["cause"] else ""
                 told = f"{v['evidence']}.{cause}".replace("<", "&lt;")
                 lines.append(f"- {one['env']}, {v['name']} ({v['status']}): {told}")
-    lines += ["", "Not made here:", ""]
+    lines += ["", "Envs that could not be made here:", ""]
     reasons: dict[str, list[str]] = {}
     for one in found:
         if one not in made:

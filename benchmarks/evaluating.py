@@ -1,8 +1,8 @@
-"""Test episodes: tdcollect's evaluate against other evaluators, with one policy for all.
+"""Test episodes: tdcollect's evaluate against other evaluators, all with the same policy.
 
-CartPole-v1, 16 slots, 64x64 tanh, a controller that balances for hundreds of steps, so that time
-is spent in steps and not in making envs. Envs are made beforehand. Every evaluator runs its own
-episodes; what is compared is the time a step of an episode that is counted.
+CartPole-v1, 16 slots, 64x64 tanh, a controller that balances for hundreds of steps, so that steps
+take most of the time. Envs are made beforehand. Every evaluator runs its own episodes; the time per
+step of a counted episode is compared.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ TARGETS = {
 }
 
 Evaluate = Callable[[], int]
-"""Runs test episodes and returns their steps."""
+"""Runs test episodes and returns the number of their steps."""
 
 
 def evaluating(effort: Effort) -> list[dict[str, Any]]:
-    """Ratios of time a step, evaluators taking turns."""
+    """Ratios of time per step; the evaluators take turns."""
     warnings.filterwarnings("ignore", module="torchrl")
     episodes = 2 if effort == QUICK else EPISODES
     rows = []
@@ -74,7 +74,7 @@ def evaluating(effort: Effort) -> list[dict[str, Any]]:
 
 
 def controller() -> nn.Sequential:
-    """A net whose sign is that of a linear controller of the pole."""
+    """A network whose output has the sign of a linear controller of the pole."""
     net = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
     with torch.no_grad():
         for layer in net[::2]:
@@ -147,7 +147,7 @@ def _torchrl(kind: str, episodes: int) -> Evaluate:
     counted: list[int] = []
 
     def count(batch: Any) -> dict[str, float]:
-        # Trajectories come padded; what the padding took no step for is not counted.
+        # Trajectories are padded; padding is not counted.
         counted.append(int(batch["collector", "mask"].sum()))
         return {}
 

@@ -1,4 +1,4 @@
-"""Cost a frame against T, and against the number of batches collected so far."""
+"""Cost per frame against T, and against the number of batches collected so far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_ENVS = 8
 
 
 def against_steps(effort: Effort) -> list[dict[str, Any]]:
-    """Microseconds a frame for batches of T steps."""
+    """Microseconds per frame for batches of T steps."""
     lengths = (8, 16) if effort == QUICK else (32, 64, 128, 256, 512, 1024)
     programs = {str(steps): _ours(steps) for steps in lengths}
     times = alternate(programs, effort)
@@ -28,7 +28,7 @@ def against_steps(effort: Effort) -> list[dict[str, Any]]:
 
 
 def against_batches(effort: Effort) -> list[dict[str, Any]]:
-    """Microseconds a frame in each tenth of a run of batches of 32 steps."""
+    """Microseconds per frame in each tenth of a run of batches of 32 steps."""
     program, window = _ours(32), 3 if effort == QUICK else 100
     program.run()
     rows = []

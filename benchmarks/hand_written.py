@@ -1,7 +1,7 @@
-"""Collection loops as one writes them by hand, in CleanRL's manner: no TensorDict, no collector.
+"""Hand-written collection loops in CleanRL's style: no TensorDict, no collector.
 
-The vector env, the network, a torch distribution, and tensors allocated beforehand. Each is an
-endless generator of batches ``[T, N]``, whose memory the next batch reuses.
+They use the vector env, the network, a torch distribution, and tensors allocated beforehand. Each
+is an endless generator of batches ``[T, N]``; the next batch reuses the memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def vector_env(env_id: str, num_envs: int, mode: AutoresetMode) -> SyncVectorEnv
 
 
 def categorical(net: nn.Module) -> Sample:
-    """Draw integers from the network's logits."""
+    """Sample integers from the network's logits."""
 
     def sample(observation: Tensor) -> tuple[Tensor, Tensor]:
         distribution = Categorical(logits=net(observation))
@@ -37,7 +37,7 @@ def categorical(net: nn.Module) -> Sample:
 
 
 def tanh_normal(net: nn.Module) -> Sample:
-    """Draw from a normal distribution and squash; actions lie in [-1, 1]."""
+    """Sample from a normal distribution and squash; actions lie in [-1, 1]."""
 
     def sample(observation: Tensor) -> tuple[Tensor, Tensor]:
         loc, scale = net(observation)
@@ -53,8 +53,8 @@ def tanh_normal(net: nn.Module) -> Sample:
 def every_row_real(envs: SyncVectorEnv, sample: Sample, steps: int) -> Iterator[Any]:
     """The loop that a correct PPO needs, on a vector env in SAME_STEP mode.
 
-    Every row is a transition. Termination and truncation stay apart, and the final observations of
-    episodes are kept, since the value of a truncated one is bootstrapped from it.
+    Every row is a transition. Termination and truncation are stored separately. Final observations
+    are kept, since a truncated episode bootstraps from its own.
     """
     n = envs.num_envs
     storage = _Storage(steps, n, envs.single_observation_space, envs.single_action_space)
@@ -83,10 +83,10 @@ def every_row_real(envs: SyncVectorEnv, sample: Sample, steps: int) -> Iterator[
 def default_autoreset(
     envs: Any, observation_space: gym.Space, action_space: gym.Space, sample: Sample, steps: int
 ) -> Iterator[Any]:
-    """The loop as most have it, on an env in NEXT_STEP mode: gymnasium's default, and EnvPool's.
+    """The most common loop, on an env in NEXT_STEP mode: gymnasium's default, and EnvPool's.
 
-    After an episode's last row comes one whose action is ignored and whose following observation
-    is the next episode's first: one row an episode is no transition.
+    After an episode's last row comes one whose action is ignored and whose next observation is the
+    next episode's first: one row per episode is no transition.
     """
     n = envs.num_envs
     storage = _Storage(steps, n, observation_space, action_space)
@@ -110,7 +110,7 @@ def default_autoreset(
 def slots_reset_singly(
     pool: Any, observation_space: gym.Space, action_space: gym.Space, sample: Sample, steps: int
 ) -> Iterator[Any]:
-    """The loop on EnvPool with every row a transition: a second call restarts what has ended."""
+    """The loop on EnvPool with every row a transition: a second call restarts ended slots."""
     n = pool.num_envs
     storage = _Storage(steps, n, observation_space, action_space)
     terminations, truncations = (torch.zeros((steps, n), dtype=torch.bool) for _ in range(2))
@@ -150,6 +150,6 @@ class _Storage:
 
 
 def _tensor(observation: np.ndarray) -> Tensor:
-    """Pixels as they are; numbers in the network's precision."""
+    """A tensor: pixels unchanged, other observations in the network's precision."""
     pixels = observation.dtype == np.uint8
     return torch.as_tensor(observation, dtype=torch.uint8 if pixels else torch.float32)

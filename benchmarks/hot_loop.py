@@ -1,4 +1,4 @@
-"""What a step costs beside env and policy: both do nothing here."""
+"""Cost of a step without env and policy: both do nothing here."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class NullVectorEnv(VectorEnv):
         self._rest = np.zeros(num_envs), np.zeros(num_envs, bool), np.zeros(num_envs, bool), {}
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        """The one observation."""
+        """Return the constant observation."""
         return self._observation, {}
 
     def step(self, actions: Any) -> Any:
-        """The one observation, no reward, no end."""
+        """Return the constant observation, no reward, no end."""
         return self._observation, *self._rest
 
 
 def hot_loop(effort: Effort) -> list[dict[str, Any]]:
-    """Microseconds a step of N slots, for each program and each N."""
+    """Microseconds per step of N slots, for each program and each N."""
     rows = []
     for n in SLOTS:
         programs = _programs(n, effort.steps)

@@ -1,8 +1,8 @@
-"""How often the intervals of tdcollect hold the truth, and what pairing finds, by simulation.
+"""Simulate how often the intervals of tdcollect hold the truth, and what pairing finds.
 
     python benchmarks/intervals.py
 
-Prints the tables of docs/statistics.md, the same at every run with the same versions.
+Prints the tables of docs/statistics.md; the same versions give the same tables.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RETURNS: dict[str, Draw] = {
 
 @dataclass
 class Run:
-    """An evaluation as ``compare`` takes it."""
+    """An evaluation in the form that ``compare`` accepts."""
 
     episodes: Sequence[Episode]
     manifest: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ def holds(interval: Interval | None, truth: float) -> bool:
 
 
 def methods(size: int, evaluations: int) -> str:
-    """Of the mean's interval: the bootstrap that is used, and what it was chosen over."""
+    """Coverage of the mean's interval: by BCa, which is used, and by two alternatives."""
     rows = []
     for number, (name, draw) in enumerate(RETURNS.items()):
         truth = draw(np.random.default_rng(0), (4_000_000,)).mean()
@@ -109,7 +109,7 @@ def methods(size: int, evaluations: int) -> str:
 
 
 def blocks(size: int, evaluations: int) -> str:
-    """Of both intervals: by resamples value by value, and by those for more than 20,000 values."""
+    """Coverage of both intervals: resampled value by value, and in blocks (over 20,000 values)."""
     rows, limit = [], resampling.DRAWN_SINGLY
     for number, (name, draw) in enumerate(RETURNS.items()):
         many = draw(np.random.default_rng(0), (4_000_000,))
@@ -130,7 +130,7 @@ def blocks(size: int, evaluations: int) -> str:
 
 
 def rates(sizes: Sequence[int]) -> str:
-    """Exact: the chance of every count of successes, summed where its interval holds the rate."""
+    """Exact coverage: the probabilities of all counts whose interval holds the rate, summed."""
     rows = []
     for rate in (0.5, 0.8, 0.95, 0.99):
         shares = []
@@ -146,7 +146,7 @@ def rates(sizes: Sequence[int]) -> str:
 
 
 def pairing(evaluations: int) -> str:
-    """Starts spread returns with deviation 80, what is left varies with 7; 50 episodes."""
+    """Power with and without pairing: 50 episodes; starts have deviation 80, the remainder 7."""
     rows = []
     for shift in (0, 2, 5, 10, 40):
         rng = np.random.default_rng(shift)
@@ -169,8 +169,12 @@ def pairing(evaluations: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--evaluations", type=int, default=1000, help="simulated ones a cell")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 20, 50, 100, 200])
+    parser.add_argument(
+        "--evaluations", type=int, default=1000, help="simulated evaluations per cell"
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[10, 20, 50, 100, 200], help="values of E"
+    )
     arguments = parser.parse_args()
     print(coverage(arguments.sizes, arguments.evaluations), end="\n\n")
     print(methods(20, arguments.evaluations), end="\n\n")

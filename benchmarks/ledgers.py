@@ -1,11 +1,11 @@
-"""Ledgers of up to a million test episodes: time and memory for each of them (Linux).
+"""Time and memory per episode, for ledgers of up to a million test episodes (Linux).
 
     python benchmarks/ledgers.py
     python benchmarks/ledgers.py --episodes 1000 10000
 
-Episodes of one step, on 16 slots of a small gymnasium env, evaluated into a directory with all its
-files; then the statistics again, the directory loaded, and a comparison with the same episodes with
-other returns. Each number of episodes is a process of its own; times are those of its processor.
+Episodes of one step, on 16 slots of a small gymnasium env, are evaluated into a directory with all
+its files; then come the statistics alone, loading the directory, and a comparison with the same
+episodes with other returns. Each number of episodes runs in its own process; times are CPU times.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ import numpy as np
 
 HEADER = [
     "episodes",
-    "evaluate, us an episode",
+    "evaluate, us per episode",
     "summary, s",
     "load, s",
     "compare, s",
-    "held, B an episode",
-    "peak, B an episode",
+    "held, B per episode",
+    "peak, B per episode",
     "report.html, kB",
 ]
 
 
 class OneStep(gym.Env[Any, Any]):
-    """Ends at its first step; the reward is drawn at the reset."""
+    """An env whose episodes end at the first step; the reward is drawn at the reset."""
 
     observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -52,7 +52,7 @@ class OneStep(gym.Env[Any, Any]):
 
 
 def measure(episodes: int) -> dict[str, Any]:
-    """One row, in this process."""
+    """One row of the table, measured in this process."""
     from tdcollect import EvaluationResult, compare, evaluate
 
     row: dict[str, Any] = {"episodes": episodes}
@@ -67,7 +67,7 @@ def measure(episodes: int) -> dict[str, Any]:
         root = Path(folder)
         evaluate(OneStep, None, 100, output_dir=root / "first", progress=False)  # imports, once
         before = _resident()
-        Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
         result = timed(
             "evaluate",
             lambda: evaluate(OneStep, None, episodes, output_dir=root / "run", progress=False),
@@ -94,7 +94,7 @@ def _resident(name: str = "VmRSS") -> int:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """The rows as a Markdown table."""
     lines = [HEADER, ["---:"] * len(HEADER)]
     for row in rows:
         per_episode = row["evaluate"] / row["episodes"] * 1e6

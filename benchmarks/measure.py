@@ -1,4 +1,4 @@
-"""Timing: the programs of a cell take turns, so that a change of the machine meets them all."""
+"""Timing: the programs of a cell take turns, so a change of the machine's speed affects all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 
 class Program(NamedTuple):
-    """Something to time.
+    """A program to time.
 
-    ``run`` collects one batch of ``frames`` rows; ``close`` frees what it holds.
+    ``run`` collects one batch of ``frames`` rows; ``close`` frees its resources.
     """
 
     run: Callable[[], object]
@@ -22,9 +22,9 @@ class Program(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How much is measured.
+    """The amount of measurement.
 
-    ``rounds`` turns a program of about ``seconds`` each, in batches of ``steps`` steps (T).
+    Each program has ``rounds`` turns of about ``seconds`` each, in batches of ``steps`` steps (T).
     """
 
     steps: int = 128
@@ -44,23 +44,23 @@ class Spread(NamedTuple):
 
 
 def spread(values: list[float]) -> Spread:
-    """The median of some values, and their quartiles."""
+    """The median and quartiles of some values."""
     low, median, high = np.percentile(values, [25, 50, 75])
     return Spread(float(median), float(low), float(high))
 
 
 def alternate(programs: Mapping[str, Program], effort: Effort) -> dict[str, list[float]]:
-    """Seconds a frame of each program in each round.
+    """Seconds per frame of each program in each round.
 
-    Each program first collects two batches unmeasured; the second says how many fill a turn. Who
-    begins a round changes from round to round.
+    Each program first collects two batches that are not counted; the second determines how many
+    batches fill a turn. Each round begins with another program.
     """
     batches = {}
     for name, program in programs.items():
         program.run()
         batches[name] = max(1, round(effort.seconds / _seconds(program, 1)))
     gc.collect()
-    gc.freeze()  # what one program keeps alive is not for another's garbage collections to visit
+    gc.freeze()  # so that garbage collection in one program does not visit another's objects
     times: dict[str, list[float]] = {name: [] for name in programs}
     names = list(programs)
     for turn in range(effort.rounds):
@@ -80,7 +80,7 @@ def _seconds(program: Program, batches: int) -> float:
 
 
 def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, list[float]]:
-    """Time of each other program over that of ``base`` in the same round."""
+    """Ratios of each other program's time to that of ``base`` in the same round."""
     return {
         name: [other / ours for other, ours in zip(values, times[base], strict=True)]
         for name, values in times.items()

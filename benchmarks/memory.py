@@ -1,4 +1,4 @@
-"""Memory of a collection, each measured in a process of its own (Linux).
+"""Memory of a collection; each measurement is a process of its own (Linux).
 
 python benchmarks/memory.py peak tdcollect --steps 128
 python benchmarks/memory.py growth tdcollect --iterations 1000
@@ -18,7 +18,7 @@ COLLECTORS = ("tdcollect", "torchrl")
 
 
 def measure(what: str, collector: str, **options: int) -> dict[str, Any]:
-    """Run this module's ``what`` in a new process."""
+    """Run a measurement of this module, ``"peak"`` or ``"growth"``, in a new process."""
     arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-W", "ignore", __file__, what, collector, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -28,9 +28,9 @@ def measure(what: str, collector: str, **options: int) -> dict[str, Any]:
 
 
 def _peak(collector: str, steps: int, iterations: int) -> dict[str, Any]:
-    """Peak memory of the pixel cell above the process with env and policy, both used once.
+    """Peak memory of the pixel cell, above that of the process once env and policy were used.
 
-    Each batch is read and dropped before the next is asked for.
+    Each batch is read and dropped before the next is collected.
     """
     import torch
     import workloads
@@ -42,7 +42,7 @@ def _peak(collector: str, steps: int, iterations: int) -> dict[str, Any]:
         env.step(policy(env.reset()))
     gc.collect()
     idle = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     batches = _batches(collector, env, policy, steps)
     for _ in range(iterations):
         batch = next(batches)
@@ -54,7 +54,7 @@ def _peak(collector: str, steps: int, iterations: int) -> dict[str, Any]:
 
 
 def _growth(collector: str, steps: int, iterations: int) -> dict[str, Any]:
-    """Memory after each tenth of a run, small batches, and its slope in bytes an iteration."""
+    """Memory after each tenth of a run of small batches, and its slope in bytes per iteration."""
     import numpy as np
     import torch
     import workloads
@@ -123,11 +123,11 @@ def _status(name: str) -> int:
 def _main() -> None:
     import torch
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("peak", "growth"))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("peak", "growth"), help="the measurement")
     parser.add_argument("collector", choices=COLLECTORS)
     parser.add_argument("--steps", type=int, default=16, help="T")
-    parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--iterations", type=int, default=1000, help="number of batches")
     options = parser.parse_args()
     torch.set_num_threads(1)
     run = _peak if options.what == "peak" else _growth

@@ -1,4 +1,4 @@
-"""What statistics and hooks cost: collectors with and without them, in turns."""
+"""Cost of statistics and hooks: collectors with and without them take turns."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ TARGET = 1.02
 
 
 class Ends(tdcollect.Hooks):
-    """Is told of episodes' ends."""
+    """A hook on episode ends."""
 
     def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Steps(tdcollect.Hooks):
-    """Is told of steps."""
+    """A hook on steps."""
 
     def stepped(self, slots: Any, step: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 OFF = "nothing"
@@ -40,12 +40,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def monitoring(effort: Effort) -> list[dict[str, Any]]:
-    """For CartPole-v1 with few and many slots, ratios of each option to a collector with none."""
+    """Ratios of each option to a collector without any, on CartPole-v1 with few and many slots."""
     rows = []
     for slots, steps in [(8, 16)] if effort == QUICK else [(8, 128), (64, 32)]:
         torch.manual_seed(0)
         programs = {name: _program(slots, steps, options) for name, options in OPTIONS.items()}
-        # What is looked for is about as small as the spread of a round.
+        # The effect is about as small as the spread of a round.
         times = alternate(programs, effort._replace(rounds=3 * effort.rounds))
         against = {name: spread(values) for name, values in ratios(times, OFF).items()}
         for program in programs.values():

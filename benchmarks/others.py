@@ -14,10 +14,10 @@ from torch.distributions import Categorical, Independent, Normal
 
 
 def stable_baselines3(env_id: str, num_envs: int, net: nn.Module, steps: int) -> Program | None:
-    """``PPO.collect_rollouts`` alone; None where the library is not installed.
+    """``PPO.collect_rollouts`` alone; None if the library is not installed.
 
-    Its value network is one linear layer and its advantages are left out, neither being part of
-    the comparison. Its continuous actions come from a clipped normal distribution.
+    Value network and advantages are not part of the comparison: the former is one linear layer, the
+    latter are left out. Continuous actions come from a clipped normal distribution.
     """
     if importlib.util.find_spec("stable_baselines3") is None:
         return None
@@ -47,13 +47,13 @@ def copy_linears(net: nn.Module, target: list[nn.Module]) -> None:
     targets = [layer for layer in target if isinstance(layer, nn.Linear)]
     with torch.no_grad():
         for source, layer in zip(sources, targets, strict=True):
-            # The last layer of a continuous actor also has the scales, which are apart here.
+            # The last layer of a continuous actor also outputs the scales, which are separate here.
             layer.weight.copy_(source.weight[: len(layer.weight)])
             layer.bias.copy_(source.bias[: len(layer.bias)])
 
 
 def tianshou(env_id: str, num_envs: int, net: nn.Module, steps: int) -> Program | None:
-    """``Collector.collect`` into its buffer; None where the library is not installed.
+    """``Collector.collect`` into its buffer; None if the library is not installed.
 
     Its collector stores no log-probabilities.
     """

@@ -1,4 +1,4 @@
-"""Results as Markdown, and what they were measured with."""
+"""Benchmark results as Markdown, with machine and versions."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ PACKAGES = (
     "tianshou",
 )
 MAIN_NOTE = f"""\
-Each entry is the time of that program over the time of tdcollect's collector in the same round, so
-2 means that tdcollect takes half the time: the median over the rounds, and in brackets the
-quartiles. "-" stands for a program that does not run there, or was not installed.
+Each figure is the time of that program over the time of tdcollect's collector in the same round:
+2 means that tdcollect takes half the time. It is the median over the rounds, with the quartiles in
+brackets. "-" marks a program that does not support the workload, or is not installed.
 
-- *{w.HAND}*: a loop in CleanRL's manner on `SyncVectorEnv` in `SAME_STEP` mode, which keeps the
-  final observations of episodes: like tdcollect's, each of its rows is a transition. On EnvPool it
-  steps the pool, which gives one row an episode that is none.
-- *{w.HAND_DEFAULT}*: the same loop as it is mostly written, on gymnasium's default,
-  `NEXT_STEP`. Time a row; one row an episode is no transition (on CartPole with this untrained
+- *{w.HAND}*: a loop in CleanRL's style on `SyncVectorEnv` in `SAME_STEP` mode. It keeps the final
+  observations of episodes, so each of its rows is a transition, as in tdcollect. On EnvPool it only
+  steps the pool, so one row per episode is no transition.
+- *{w.HAND_DEFAULT}*: the same loop in its most common form, on gymnasium's default mode,
+  `NEXT_STEP`. Time per row; one row per episode is no transition (on CartPole with this untrained
   policy about one in 23).
-- *{w.HAND_SINGLY}*: the loop on EnvPool that asks the pool to restart the slots that ended, with
-  the step's own observations as final ones: as many transitions as tdcollect's, by the same calls.
-- *{w.TORCHRL}*: the fastest env under it that keeps final observations and has no rows for resets:
-  `GymWrapper` over `SyncVectorEnv` with autoreset disabled, `GymEnv` for N=1, and tdcollect's own
-  env on EnvPool, for which TorchRL has none.
-- *{w.SB3}*: `PPO.collect_rollouts` alone, with a value network of one linear layer and without its
-  advantages; continuous actions from a clipped normal distribution.
+- *{w.HAND_SINGLY}*: a loop on EnvPool that restarts ended slots by a second call, and uses the
+  step's observations as final ones. It yields as many transitions as tdcollect, by the same calls.
+- *{w.TORCHRL}*: TorchRL's collector, with the fastest env that keeps final observations and has no
+  rows for resets: `GymWrapper` over `SyncVectorEnv` with autoreset disabled; `GymEnv` for N=1; on
+  EnvPool, for which TorchRL has no such env, tdcollect's env.
+- *{w.SB3}*: `PPO.collect_rollouts` alone, with a value network of one linear layer and without
+  advantages; continuous actions come from a clipped normal distribution.
 - *{w.TIANSHOU}*: `Collector.collect`; no log-probabilities are stored.
-- *{w.ENVS}* and *{w.POLICY}* are floors: the envs stepped in a plain loop with actions drawn
+- *{w.ENVS}* and *{w.POLICY}* are lower bounds: the envs stepped in a plain loop with actions drawn
   beforehand, and the hand-written loop's policy called on one observation.
 """
 
 
 def machine() -> dict[str, Any]:
-    """Cores, CPU model, memory, and how busy it was."""
+    """CPU model, cores, memory, system and load of this machine."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -76,7 +76,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of all that is compared."""
+    """Versions of Python and of the packages compared."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -87,7 +87,7 @@ def versions() -> dict[str, str]:
 
 
 def main_table(cells: Sequence[dict[str, Any]]) -> str:
-    """The one table: a row a cell."""
+    """The main table, one row per cell."""
     head = ["workload", "tdcollect, frames/s", *COLUMNS]
     rows = []
     for cell in cells:
@@ -98,7 +98,7 @@ def main_table(cells: Sequence[dict[str, Any]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns, the first to the left."""
+    """A Markdown table with aligned columns; the first is aligned left."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [
@@ -123,12 +123,12 @@ def _entry(ratio: dict[str, float] | None, target: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits."""
+    """A number as text, to three digits."""
     return f"{value:.3g}" if value >= 1 else f"{value:.2f}"
 
 
 def misses(cells: Sequence[dict[str, Any]]) -> str:
-    """A paragraph for each missed target, or that there is none."""
+    """A list item for each missed target, or a sentence that all are met."""
     lines = []
     for cell in cells:
         for name, target in cell["targets"].items():
@@ -138,7 +138,7 @@ def misses(cells: Sequence[dict[str, Any]]) -> str:
                     f"- {cell['title']}, against {name}: target {target:.2f}, "
                     f"measured {ratio['median']:.2f}.{_where(cell)}"
                 )
-    return "\n".join(lines) + "\n" if lines else "Every target of the table is met.\n"
+    return "\n".join(lines) + "\n" if lines else "All targets of the table are met.\n"
 
 
 def _where(cell: dict[str, Any]) -> str:
@@ -150,9 +150,9 @@ def _where(cell: dict[str, Any]) -> str:
 
 
 def shares_table(cells: Sequence[dict[str, Any]]) -> str:
-    """Where tdcollect's own time goes."""
+    """Shares of tdcollect's time, one row per cell."""
     measured = [cell for cell in cells if cell["shares"]]
-    head = ["workload", "us a step", *(measured[0]["shares"] if measured else [])]
+    head = ["workload", "us per step", *(measured[0]["shares"] if measured else [])]
     rows = [
         [
             cell["title"],
@@ -165,12 +165,12 @@ def shares_table(cells: Sequence[dict[str, Any]]) -> str:
 
 
 def with_spread(value: dict[str, float]) -> str:
-    """Median and quartiles."""
+    """The median as text, with the quartiles in brackets."""
     return f"{number(value['median'])} ({number(value['low'])} to {number(value['high'])})"
 
 
 def page(results: dict[str, Any]) -> str:
-    """benchmarks/README.md."""
+    """The text of benchmarks/README.md."""
     cells = results["cells"]
     machine_, settings = results["machine"], results["settings"]
     named = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
@@ -183,17 +183,17 @@ def page(results: dict[str, Any]) -> str:
         f"{settings['pool_threads']}.\n",
         f"Versions: {named}.\n",
         f"T={settings['steps']}. The programs of a cell take turns in one process: "
-        f"{settings['rounds']} rounds of about {settings['seconds']:g} s a program, after a "
+        f"{settings['rounds']} rounds of about {settings['seconds']:g} s per program, after a "
         "warm-up.\n",
     ]
     if cells:
-        parts += ["## Frames a second\n", main_table(cells), MAIN_NOTE, misses(cells)]
+        parts += ["## Frames per second\n", main_table(cells), MAIN_NOTE, misses(cells)]
     if any(cell["shares"] for cell in cells):
         parts += [
             "## Where tdcollect's time goes\n",
-            "Timers around what the collector calls, while it collects. The envs' steps and resets "
-            "include reading actions and writing observations into arrays; the loop is what is "
-            "left: trajectory ids, rows, the batch.\n",
+            "Measured by timers around the collector's calls, while it collects. Env steps and "
+            "resets include reading actions and writing observations into arrays. The loop is the "
+            "rest: trajectory ids, step dicts, the batch.\n",
             shares_table(cells),
         ]
     parts += [section for name, make in _SECTIONS.items() if name in results
@@ -206,8 +206,8 @@ def _hot_loop(rows: list[dict[str, Any]]) -> list[str]:
     body = [[str(row["N"]), *(with_spread(row[name]) for name in names)] for row in rows]
     return [
         "## Overhead of the loop\n",
-        "Microseconds a step of all slots, where a vector env and a policy do nothing. The "
-        "hand-written loop tells no termination from truncation and keeps no following "
+        "Microseconds per step of all slots, with a vector env and a policy that do nothing. The "
+        "hand-written loop does not separate termination from truncation, and stores no next "
         "observations.\n",
         table(["N", *names], body),
     ]
@@ -227,8 +227,8 @@ def _memory(rows: list[dict[str, Any]]) -> list[str]:
     return [
         "## Memory of the pixel cell\n",
         "Peak resident memory, in MiB, of a process that collects Pong-v5 (N=16), reads each batch "
-        "and drops it before the next: above the same process once env and policy have been built "
-        "and used once.\n",
+        "and drops it before the next. The baseline is the same process after env and policy have "
+        "been built and used once.\n",
         table(["collector", "one batch", "peak above idle", "in batches"], body),
     ]
 
@@ -248,25 +248,24 @@ def _growth(row: dict[str, Any]) -> list[str]:
         "## Memory over many batches\n",
         f"CartPole-v1, N=8, T={row['steps']}: {row['grown'] / 1024:.0f} KiB more after "
         f"{row['iterations'][-1]} batches than at the first, after a warm-up of a tenth as many; "
-        f"slope {row['bytes_per_iteration']:.0f} bytes a batch, where a batch holds "
-        f"{row['frames']} frames.\n",
+        f"slope {row['bytes_per_iteration']:.0f} bytes per batch of {row['frames']} frames.\n",
         table(head, body),
     ]
 
 
 def _steps(rows: list[dict[str, Any]]) -> list[str]:
-    body = [["us a frame", *(with_spread(row) for row in rows)]]
+    body = [["us per frame", *(with_spread(row) for row in rows)]]
     return [
-        "## Cost a frame against T\n",
+        "## Cost per frame against T\n",
         "CartPole-v1, N=8.\n",
         table(["T", *(str(row["T"]) for row in rows)], body),
     ]
 
 
 def _batches(rows: list[dict[str, Any]]) -> list[str]:
-    body = [["us a frame", *(number(row["median"]) for row in rows)]]
+    body = [["us per frame", *(number(row["median"]) for row in rows)]]
     return [
-        "## Cost a frame against the number of batches\n",
+        "## Cost per frame against the number of batches\n",
         "CartPole-v1, N=8, T=32; medians.\n",
         table(["batches", *(row["batches"] for row in rows)], body),
     ]
@@ -275,8 +274,8 @@ def _batches(rows: list[dict[str, Any]]) -> list[str]:
 def _variants(rows: list[dict[str, Any]]) -> list[str]:
     parts = [
         "## Variants of a pipeline\n",
-        "Each group takes turns; the ratio is the time a frame over that of the group's first "
-        "variant. CartPole-v1, N=8, integer actions, where nothing else is said.\n",
+        "The variants of a group take turns. The ratio is the time per frame over that of the "
+        "group's first variant. CartPole-v1, N=8, integer actions, unless stated otherwise.\n",
     ]
     body, group = [], None
     for row in rows:
@@ -284,7 +283,7 @@ def _variants(rows: list[dict[str, Any]]) -> list[str]:
         group = row["group"]
         ratio = "1" if row["ratio"] is None else with_spread(row["ratio"])
         body.append([name, row["variant"], number(row["us_per_frame"]["median"]), ratio])
-    return [*parts, table(["group", "variant", "us a frame", "ratio"], body)]
+    return [*parts, table(["group", "variant", "us per frame", "ratio"], body)]
 
 
 def _monitoring(rows: list[dict[str, Any]]) -> list[str]:
@@ -301,14 +300,14 @@ def _monitoring(rows: list[dict[str, Any]]) -> list[str]:
             entries.append(entry)
         body.append([f"N={row['N']}, T={row['T']}", number(row["us_per_frame"]), *entries])
     return [
-        "## What statistics and hooks cost\n",
-        "CartPole-v1: time a frame over that of the same collector with neither.\n",
-        table(["workload", "us a frame", *names], body),
+        "## Cost of statistics and hooks\n",
+        "CartPole-v1: time per frame over that of the same collector without them.\n",
+        table(["workload", "us per frame", *names], body),
     ]
 
 
 def _workers(rows: list[dict[str, Any]]) -> list[str]:
-    """How often as fast as serial each number of workers is."""
+    """A section on the speed of worker processes relative to one process."""
     numbers = list(rows[-1]["gains"])
     body = []
     for row in rows:
@@ -321,14 +320,14 @@ def _workers(rows: list[dict[str, Any]]) -> list[str]:
         body.append([row["workload"], number(row["us_per_frame"]), *entries, other])
     return [
         "## Worker processes\n",
-        'How often as fast as `backend="serial"`: its time a frame over that of '
-        '`backend="process"` with so many workers, and over that of gymnasium\'s '
-        "`AsyncVectorEnv`. The collector's envs do so much work a step and nothing else, under "
-        "a 64x64 tanh policy.\n",
+        'Speed relative to `backend="serial"`: its time per frame over that of '
+        '`backend="process"` with the given number of workers, and over that of gymnasium\'s '
+        "`AsyncVectorEnv`. The collector's envs only burn the given time per step; the policy is "
+        "64x64 tanh.\n",
         table(
             [
                 "workload",
-                "us a frame, serial",
+                "us per frame, serial",
                 *(f"{n} workers" for n in numbers),
                 "AsyncVectorEnv",
             ],
@@ -347,10 +346,10 @@ def _evaluating(rows: list[dict[str, Any]]) -> list[str]:
         body.append([row["policy"], row["other"], entry])
     return [
         "## Test episodes\n",
-        "Time a step of other evaluators over that of `tdcollect.evaluate`, with one policy that "
+        "Time per step of other evaluators over that of `tdcollect.evaluate`, with one policy that "
         "balances the pole for hundreds of steps. CartPole-v1, 16 slots made beforehand, "
-        f"{rows[0]['episodes']} episodes; tdcollect's figure has its look at env and policy in "
-        "it.\n",
+        f"{rows[0]['episodes']} episodes. tdcollect's time includes its checks of env and "
+        "policy.\n",
         table(["policy", "other", "ratio"], body),
     ]
 

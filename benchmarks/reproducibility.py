@@ -1,4 +1,4 @@
-"""What moves the bits of a test episode, and what does not, on this machine.
+"""Check which conditions change the bits of a test episode on this machine.
 
     python benchmarks/reproducibility.py
 
@@ -31,14 +31,14 @@ STOCHASTIC = ExplorationType.RANDOM
 
 
 class Float(nn.Module):
-    """MuJoCo's observations are float64."""
+    """Casts to float32; MuJoCo's observations are float64."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return value.float()
 
 
 def policy(env_id: str, cells: int = 64) -> ProbabilisticActor:
-    """An actor with weights that are the same each time, not trained."""
+    """An untrained actor, with the same weights each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         env = tdcollect.make_env(env_id)
@@ -71,7 +71,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def ways(env_id: str, tested: Any, count: int, exploration: ExplorationType) -> list[str]:
-    """The digests of the same episodes, run in every way that must not matter."""
+    """Digests of the same episodes, run in every way that must not matter."""
     run = partial(evaluate, tested=tested, exploration_type=exploration, max_episode_steps=50)
     found = [run(env_id, episodes=count, num_envs=slots).digest for slots in (1, 2, 7, 16, 64)]
     found.append(run(env_id, episodes=list(reversed(range(count)))).digest)
@@ -89,7 +89,7 @@ def ways(env_id: str, tested: Any, count: int, exploration: ExplorationType) -> 
 def invariance(count: int) -> None:
     rows = []
     for env_id in ("CartPole-v1", "LunarLander-v3", "HalfCheetah-v5"):
-        for name, exploration in [("most likely", ExplorationType.MODE), ("drawn", STOCHASTIC)]:
+        for name, exploration in [("most likely", ExplorationType.MODE), ("sampled", STOCHASTIC)]:
             if env_id == "HalfCheetah-v5" and exploration is ExplorationType.MODE:
                 exploration = ExplorationType.DETERMINISTIC
             found = ways(env_id, policy(env_id), count, exploration)
@@ -112,7 +112,10 @@ def batch_sizes(count: int) -> None:
         reference = run()
         for size in (1, 4, 8, 32, 64):
             rows.append((env_id, size, changed(reference, run(inference_batch_size=size))))
-    table(["env", "batch size", "episodes of other bits than at 16", "return moves by"], rows)
+    table(
+        ["env", "batch size", "episodes that differ from size 16", "largest change of a return"],
+        rows,
+    )
 
 
 def outputs(cells: int, rows: int) -> torch.Tensor:
@@ -141,7 +144,7 @@ def rounding() -> None:
 
 
 def instructions(count: int) -> None:
-    """Other instruction sets of this CPU, which stand for other CPUs."""
+    """Compare instruction sets of this CPU, which stand for other CPUs."""
     found = {}
     for name, settings in [
         ("all of this CPU's", {}),
@@ -163,11 +166,11 @@ def instructions(count: int) -> None:
         for env_id, digests in ledgers.items():
             same = sum(a == b for a, b in zip(digests, first[1][env_id], strict=True))
             rows.append((env_id, name, f"{len(digests) - same} of {len(digests)}"))
-    table(["env", "instructions", "episodes of other bits"], rows)
+    table(["env", "instructions", "episodes that differ"], rows)
 
 
 def one(count: int) -> None:
-    """The digests of a few evaluations, for another process to read."""
+    """Print the digests of a few evaluations, for another process to read."""
     found = {}
     for env_id in ("CartPole-v1", "HalfCheetah-v5"):
         result = evaluate(env_id, policy(env_id), count, max_episode_steps=200)
@@ -189,11 +192,11 @@ def probes() -> None:
         took = min(seconds(lambda env=env: probe_env(env)) for _ in range(5))
         env.close()
         rows.append((env_id, "a new env for each episode" if carries else "none", f"{took:.3f}"))
-    table(["env", "what the probe asks for", "seconds"], rows)
+    table(["env", "requirement", "seconds"], rows)
 
 
 def leak(count: int) -> None:
-    """Episodes of a plain gymnasium loop, after others in one env and in an env of their own."""
+    """Compare episodes of a plain gymnasium loop: one env reused, and a new env for each."""
     rows = []
     for env_id in ("LunarLander-v3", "BipedalWalker-v3"):
         reused = gym.make(env_id)
@@ -203,7 +206,7 @@ def leak(count: int) -> None:
 
 
 def played(env: gym.Env[Any, Any], seed: int) -> list[bytes]:
-    """What an env shows in 200 random steps."""
+    """The observations of 200 random steps, as bytes."""
     actions = gym.make(env.spec).action_space
     actions.seed(seed)
     shown = [env.reset(seed=seed)[0].tobytes()]
@@ -217,7 +220,7 @@ def played(env: gym.Env[Any, Any], seed: int) -> list[bytes]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--episodes", type=int, default=20, help="episodes per evaluation")
     parser.add_argument("--one", type=int, metavar="EPISODES", help="print digests as JSON")
     given = parser.parse_args()
     if given.one:

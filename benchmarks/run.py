@@ -3,8 +3,8 @@
     make bench
     python benchmarks/run.py --only cartpole-8 --only hot-loop
 
-Prints the table of ratios, and writes README.md and results.json: beside this file for a whole
-run, in runs/bench for a part of it.
+Prints the table of ratios, and writes README.md and results.json: beside this file for a full run,
+in runs/bench for a partial one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 
 
 def main(arguments: list[str]) -> None:
-    """Measure, print, write."""
+    """Run the benchmarks, print the table, and write the files."""
     options = _parse(arguments)
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
@@ -76,11 +76,15 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [*(cell.name for cell in CELLS), *EXTRAS]
-    parser.add_argument("--quick", action="store_true", help="everything small, to see it run")
+    parser.add_argument("--quick", action="store_true", help="use small sizes, to see that it runs")
     parser.add_argument(
-        "--only", action="append", choices=names, metavar="NAME", help=f"of {', '.join(names)}"
+        "--only",
+        action="append",
+        choices=names,
+        metavar="NAME",
+        help=f"run this part only; one of {', '.join(names)}",
     )
-    parser.add_argument("--output-dir", type=Path, help="a folder for README.md and results.json")
+    parser.add_argument("--output-dir", type=Path, help="folder for README.md and results.json")
     return parser.parse_args(arguments)
 
 

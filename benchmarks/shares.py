@@ -1,4 +1,4 @@
-"""Where the collector's time goes, by timers around the calls that it makes."""
+"""Shares of the collector's time, measured by timers around its calls."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STEPS, RESETS, LOOP = "env steps", "env resets", "the loop"
 
 
 def shares(program: Program, seconds: float) -> dict[str, float]:
-    """Shares of the time of batches of tdcollect's collector on arrays.
+    """Shares of a batch's time, for tdcollect's collector on arrays.
 
-    The envs' steps and resets include reading actions and writing observations. The policy's last
-    call is its sampling, the others its network. What no timer sees is the loop.
+    Env steps and resets include reading actions and writing observations. The policy's last call is
+    its sampling, the others are its network. Time outside all timers is the loop.
     """
     spent: Counter[str] = Counter()
     with _timers(spent):
@@ -31,20 +31,20 @@ def shares(program: Program, seconds: float) -> dict[str, float]:
         start = time.perf_counter()
         while True:
             program.run()
-            whole = time.perf_counter() - start
-            if whole >= seconds:
+            total = time.perf_counter() - start
+            if total >= seconds:
                 break
-    found = {name: spent[name] / whole for name in (STEPS, RESETS, NETWORK, SAMPLING)}
+    found = {name: spent[name] / total for name in (STEPS, RESETS, NETWORK, SAMPLING)}
     return {**found, LOOP: 1 - sum(found.values())}
 
 
 @contextmanager
 def _timers(spent: Counter[str]) -> Iterator[None]:
-    def policy(self: Policy, rows: Any) -> None:
+    def policy(self: Policy, step: Any) -> None:
         last = len(self.ops) - 1
         for i, op in enumerate(self.ops):
             start = time.perf_counter()
-            op(rows)
+            op(step)
             spent[SAMPLING if i == last else NETWORK] += time.perf_counter() - start
 
     step = _timed(GymnasiumEnv.step_arrays, STEPS, spent)

@@ -1,9 +1,9 @@
-"""Trajectories: our functions beside TorchRL's, and how time grows with frames (a minute).
+"""Time of our trajectory functions and TorchRL's, and its growth with the steps (a minute).
 
 python benchmarks/trajectories.py [--rounds 15]
 
 Each round runs every program once, in turn; figures are medians over rounds, in milliseconds.
-Batches are made up: the entries of CartPole-v1, episodes of 47 steps in the mean.
+Batches are synthetic: the entries of CartPole-v1, episodes of 47 steps on average.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def make_batch(slots: int, steps: int, seed: int = 0) -> TensorDict:
         return torch.rand(slots, steps, *feature, generator=generator)
 
     done = rand(1) < 1 / MEAN_LENGTH
-    # An id more after each done row, and at the start of each slot.
+    # A new id after each done row, and at the start of each slot.
     starts = torch.cat([torch.ones(slots, 1, dtype=torch.bool), done[:, :-1, 0]], 1)
     ids = starts.flatten().cumsum(0).view(slots, steps) - 1
     flags = {"done": done, "terminated": done.clone(), "truncated": torch.zeros_like(done)}
@@ -53,7 +53,7 @@ def make_batch(slots: int, steps: int, seed: int = 0) -> TensorDict:
 
 
 def programs(batch: TensorDict) -> dict[str, Callable[[], object]]:
-    """What is timed on a batch."""
+    """The programs to time on a batch."""
     split = trajectories.split_trajectories
     index = trajectories.TrajectoryIndex.of(batch)
     padded = split(batch)
@@ -94,8 +94,8 @@ def medians(sizes: list[tuple[int, int]], rounds: int) -> dict[str, list[float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="measured rounds")
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     sizes = [(64, 1024), (64, 4096)]
@@ -108,7 +108,7 @@ def main() -> None:
         index = trajectories.TrajectoryIndex.of(make_batch(*size))
         print(f"{size[0]}x{size[1]}: {len(index)} trajectories, the longest {index.longest} steps")
     heads = [f"{slots}x{steps}, ms" for slots, steps in sizes]
-    print("\n| | " + " | ".join(heads) + " | growth for 4 times the frames | TorchRL / this |")
+    print("\n| | " + " | ".join(heads) + " | growth for 4 times the steps | TorchRL / this |")
     print("|---|---|---|---|---|")
     base = found["padded, TorchRL"]
     for name, (small, large) in found.items():

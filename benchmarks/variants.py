@@ -1,4 +1,4 @@
-"""What makes a pipeline fast or slow: variants of one pipeline, each against its group's first."""
+"""Variants of a pipeline, fast and slow, each compared with the first of its group."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CARTPOLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 
 
 class Shift(ObservationNorm):
-    """A transform of one's own: a subclass is unknown, whatever it does."""
+    """A user's transform: a subclass is unknown, whatever it does."""
 
 
 class Opaque(TensorDictModuleBase):
-    """A policy that does its work in a ``forward`` of its own."""
+    """A policy with its own ``forward``."""
 
     def __init__(self, policy: Any):
         super().__init__()
@@ -36,12 +36,12 @@ class Opaque(TensorDictModuleBase):
         self.in_keys, self.out_keys = policy.in_keys, policy.out_keys
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """As the policy inside."""
+        """Call the inner policy."""
         return self.policy(tensordict)
 
 
 def variants(effort: Effort, only: str | None = None) -> list[dict[str, Any]]:
-    """For each group, microseconds a frame of its first variant and ratios of the others to it."""
+    """Microseconds per frame of each variant, and its ratio to the first of its group."""
     rows = []
     for group, makers in _groups(effort.steps).items():
         if only is not None and group != only:
@@ -67,7 +67,7 @@ def _groups(steps: int) -> dict[str, dict[str, Callable[[], Program]]]:
     return {
         "array loop or TorchRL's": {
             "on arrays": usual,
-            "the same env and policy, TorchRL's way": partial(_off_arrays, steps=steps),
+            "the same env and policy, TorchRL's loop": partial(_off_arrays, steps=steps),
         },
         "slots": {f"N={n}": partial(_program, num_envs=n, steps=steps) for n in slots},
         "env": {

@@ -1,4 +1,4 @@
-"""Worker processes against one process: how it scales, for envs alone and for the collector."""
+"""Worker processes against one process, for envs alone and for the collector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHEETAH = "HalfCheetah-v5"
 
 
 def workers(effort: Effort) -> list[dict[str, Any]]:
-    """For each workload, how often as fast as ``serial`` each number of workers is."""
+    """Speed relative to ``serial`` of each number of workers, for each workload."""
     quick = effort == QUICK
     cores = len(os.sched_getaffinity(0))
     counts = [cores] if quick else [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= cores]
@@ -44,7 +44,7 @@ def workers(effort: Effort) -> list[dict[str, Any]]:
         for n in counts:
             kinds[f"{n}"] = partial(_collected, burn, slots, effort.steps, "process", num_workers=n)
         target = None if microseconds < 100 else 1.3
-        name = f"collector, {microseconds} us a step, N={slots}"
+        name = f"collector, {microseconds} us per step, N={slots}"
         rows.append(_measure(name, kinds, effort, target))
     return rows
 
@@ -75,13 +75,13 @@ def _measure(
 
 
 def _against_async(row: dict[str, Any]) -> float:
-    """How often as fast as AsyncVectorEnv the largest number of workers is."""
+    """Speed of the largest number of workers relative to AsyncVectorEnv."""
     *_, most = row["gains"].values()
     return most["median"] / row["gains"][ASYNC]["median"]
 
 
 def _alone(slots: int, steps: int, backend: str, **options: Any) -> Program:
-    """The slots stepped on arrays, without TensorDicts and without a policy."""
+    """Step the slots on arrays, without TensorDicts and without a policy."""
     env = tdcollect.make_env(CHEETAH, slots, backend=backend, seed=0, **options)
     stepper = env.stepper
     (buffers,) = stepper.allocate(1)

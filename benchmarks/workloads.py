@@ -1,6 +1,6 @@
-"""The cells of the table: a workload each, and the programs that run it.
+"""The cells of the table: one workload each, and the programs that run it.
 
-All programs of a cell share one network. Discrete actions are integers where nothing else is said.
+All programs of a cell share one network. Discrete actions are integers unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ POOL_THREADS = 1
 class Cell(NamedTuple):
     """A workload. ``programs`` makes its programs for T steps; ``targets`` are ratios to reach.
 
-    ``on_arrays`` says whether tdcollect's collector runs it on arrays.
+    ``on_arrays`` is True if tdcollect's collector runs it on arrays.
     """
 
     name: str
@@ -66,35 +66,35 @@ class Cell(NamedTuple):
 
 
 class Float(nn.Module):
-    """To single precision; MuJoCo's observations are double."""
+    """Casts to single precision; MuJoCo's observations are double."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """Cast."""
+        """The observation as float32."""
         return value.float()
 
 
 class Pixels(nn.Module):
-    """Pixels ``[*, 4, 84, 84]`` to numbers in [0, 1]; the batch size is flattened."""
+    """Converts pixels ``[*, 4, 84, 84]`` to numbers in [0, 1]."""
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        """Cast and scale."""
+        """The pixels as float32, divided by 255."""
         return value.float() / 255
 
 
 def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    """64 and 64 tanh units."""
+    """A network with two hidden layers of 64 tanh units."""
     return nn.Sequential(
         nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
     )
 
 
 def cheetah_net() -> nn.Sequential:
-    """Location and scale of six actions."""
+    """A network for location and scale of six actions."""
     return nn.Sequential(Float(), *mlp(17, 12), NormalParamExtractor())
 
 
 def pong_net() -> nn.Sequential:
-    """Two convolutions and a hidden layer."""
+    """A network with two convolutions and a hidden layer."""
     return nn.Sequential(
         Pixels(),
         nn.Conv2d(4, 16, 8, 4),
@@ -109,7 +109,7 @@ def pong_net() -> nn.Sequential:
 
 
 def discrete_actor(net: nn.Module, distribution: type = Categorical) -> ProbabilisticActor:
-    """Integer actions, or one-hot ones, and their log-probabilities."""
+    """A policy with integer or one-hot actions, and their log-probabilities."""
     return ProbabilisticActor(
         TensorDictModule(net, ["observation"], ["logits"]),
         in_keys=["logits"],
@@ -119,7 +119,7 @@ def discrete_actor(net: nn.Module, distribution: type = Categorical) -> Probabil
 
 
 def continuous_actor(net: nn.Module) -> ProbabilisticActor:
-    """Actions in [-1, 1] and their log-probabilities."""
+    """A policy with actions in [-1, 1], and their log-probabilities."""
     return ProbabilisticActor(
         TensorDictModule(net, ["observation"], ["loc", "scale"]),
         in_keys=["loc", "scale"],
@@ -161,7 +161,7 @@ def torchrl_env(env_id: str, num_envs: int) -> EnvBase:
 
 
 def stack() -> Compose:
-    """The transforms of a usual pipeline."""
+    """The transforms of a typical pipeline."""
     norm = ObservationNorm(loc=0.0, scale=1.0, in_keys=["observation"])
     return Compose(norm, RewardSum(), StepCounter(), InitTracker())
 
@@ -235,7 +235,7 @@ def _pool(
 
 
 def make_pool(env_id: str, num_envs: int) -> Any:
-    """EnvPool as one makes it by hand, with as many threads as ours has."""
+    """A plain EnvPool, with as many threads as tdcollect's."""
     return envpool.make_gymnasium(env_id, num_envs=num_envs, seed=0, num_threads=POOL_THREADS)
 
 

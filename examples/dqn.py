@@ -23,7 +23,7 @@ ENV, NUM_ENVS, FRAMES_PER_BATCH, MINIBATCH, UPDATES = "CartPole-v1", 8, 64, 128,
 
 
 def train(seed, frames):
-    """Returns the greedy policy and the returns of the training episodes, in order."""
+    """Return the greedy policy and the returns of the training episodes, in order."""
     torch.manual_seed(seed)
     env = tdcollect.make_env(ENV, NUM_ENVS, episode_reward=True)
     network = MLP(4, 2, num_cells=[128, 128], activation_class=torch.nn.ReLU)
@@ -35,7 +35,7 @@ def train(seed, frames):
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=5e-4)
 
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(frames, ndim=2),  # takes batches [N, T], gives transitions
+        storage=LazyTensorStorage(frames, ndim=2),  # stores batches [N, T], samples transitions
         batch_size=MINIBATCH,
     )
     returns = []
@@ -52,7 +52,7 @@ def train(seed, frames):
         post_collect_hook=record,
     )
     collector.set_seed(seed)
-    # A bar on terminals, none in logs.
+    # A progress bar on terminals only.
     with tqdm(total=frames, unit=" frames", unit_scale=True, disable=None) as bar:
         for _ in collector:  # yields None: the batch is in the buffer
             bar.update(FRAMES_PER_BATCH)
@@ -65,17 +65,17 @@ def train(seed, frames):
                 loss.backward()
                 optimizer.step()
                 target.step()
-            bar.set_postfix_str(f"return {sum(returns[-50:]) / 50:.0f}")
+            bar.set_postfix_str(f"return {sum(returns[-50:]) / max(1, len(returns[-50:])):.0f}")
     collector.shutdown()
     return actor, returns
 
 
 def test(actor, root, count):
-    """Returns of the test episodes 0 .. count - 1 under ``root``, each in a slot of its own."""
+    """Returns of the test episodes 0 .. count - 1 of root seed ``root``, one per slot."""
     env = tdcollect.make_env(ENV, count, episode_reward=True)
     start = env.reset(seed=[tdcollect.env_seed(root, i) for i in range(count)])
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        # A slot whose episode has ended waits, and repeats its last row, until all have ended.
+        # A slot whose episode has ended waits, repeating its last row, until all have ended.
         rollout = env.rollout(
             500,
             actor,
@@ -93,7 +93,7 @@ def main(argv=None):
     parser.add_argument(
         "--output-dir", type=Path, default=Path("runs/dqn"), help="folder for results"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the training")
+    parser.add_argument("--seed", type=int, default=0, help="training seed")
     parser.add_argument("--frames", type=int, default=30_720, help="frames to train for")
     parser.add_argument("--episodes", type=int, default=20, help="number of test episodes")
     args = parser.parse_args(argv)

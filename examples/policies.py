@@ -1,9 +1,9 @@
-"""A policy by name, for the command line.
+"""Policies for the command line, chosen by name.
 
     tdcollect evaluate CartPole-v1 --policy examples/policies.py:lean --output-dir runs/lean
 
-A factory gives a policy. One that has a parameter is called with the env, whose specs tell the
-sizes of its network, as ``actor`` in ppo.py; ``--checkpoint`` then loads a ``state_dict`` into it.
+A factory returns a policy. If it has a parameter, it is called with the env, whose specs determine
+the sizes of the network (see ``actor`` in ppo.py). ``--checkpoint`` then loads a ``state_dict``.
 """
 
 import torch
@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModule
 
 
 def lean():
-    """Pushes CartPole's cart to the side that its pole leans to, which goes well for a while."""
+    """A policy that pushes CartPole's cart to the side its pole leans to."""
 
     def push(observation):
         return torch.nn.functional.one_hot((observation[..., 2] > 0).long(), 2)

@@ -2,8 +2,8 @@
 
     python examples/ppo.py --output-dir runs/demo
 
-Prints the statistics and writes the weights, the learning curve, and a report each of the trained
-policy, of random actions and of their comparison. The exit status is 1 where the mean test return
+Prints the statistics. Writes the weights, the learning curve, and three reports: on the trained
+policy, on random actions, and on their comparison. The exit status is 1 if the mean test return
 misses the goal.
 """
 
@@ -32,7 +32,7 @@ NUM_ENVS, FRAMES_PER_BATCH, EPOCHS, LEARNING_RATE = 8, 256, 20, 1e-3
 
 
 def actor(env):
-    """The policy, with new weights."""
+    """A policy with new weights."""
     return ProbabilisticActor(
         TensorDictModule(MLP(4, 2, num_cells=[64, 64]), ["observation"], ["logits"]),
         in_keys=["logits"],
@@ -43,7 +43,7 @@ def actor(env):
 
 
 def train(seed, frames):
-    """Returns the trained policy, and a pair (frames so far, return) for each training episode."""
+    """Return the trained policy, and a pair (frames so far, return) for each training episode."""
     torch.manual_seed(seed)
     env = tdcollect.make_env(ENV, NUM_ENVS, episode_reward=True)
     policy = actor(env)
@@ -57,7 +57,7 @@ def train(seed, frames):
     )
     collector.set_seed(seed)
     episodes, seen = [], 0
-    # A bar on terminals, none in logs.
+    # A progress bar on terminals only.
     with tqdm(total=frames, unit=" frames", unit_scale=True, disable=None) as bar:
         for batch in collector:  # [N, T]
             for step, slot in batch["next", "done"].squeeze(-1).t().nonzero().tolist():
@@ -100,20 +100,20 @@ def main(argv=None):
     parser.add_argument(
         "--output-dir", type=Path, default=Path("runs/ppo"), help="folder for results"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the training")
+    parser.add_argument("--seed", type=int, default=0, help="training seed")
     parser.add_argument("--frames", type=int, default=102_400, help="frames to train for")
     parser.add_argument("--episodes", type=int, default=100, help="number of test episodes")
-    parser.add_argument("--root", type=int, default=0, help="root of the test episodes' seeds")
+    parser.add_argument("--root", type=int, default=0, help="root seed of the test episodes")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)  # the networks are small: more threads only wait for each other
+    torch.set_num_threads(1)  # faster: the networks are small
     args.output_dir.mkdir(parents=True, exist_ok=True)
 
     policy, training = train(args.seed, args.frames)
     torch.save(policy.state_dict(), args.output_dir / "policy.pt")
     draw(args.output_dir / "learning_curve.png", training)
 
-    # The same numbered episodes for both, so that they are compared one by one. For the policy,
-    # its most likely actions. The names let `tdcollect replay` run episodes again.
+    # Both run the same numbered episodes, which are then compared in pairs. The policy takes its
+    # most likely actions. The names let `tdcollect replay` run episodes again.
     names = Request(ENV, f"{__file__}:actor", checkpoint=str(args.output_dir / "policy.pt"))
     trained, by_chance = (
         tdcollect.evaluate(

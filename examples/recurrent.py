@@ -2,7 +2,7 @@
 
     python examples/recurrent.py --output-dir runs/recurrent
 
-Prints the mean return of the first and of the last 50 training episodes; writes results.json.
+Prints the mean return of the first and the last 50 training episodes, and writes results.json.
 """
 
 import argparse
@@ -31,7 +31,7 @@ NUM_ENVS, STEPS, EPOCHS, SLOTS_PER_MINIBATCH, HIDDEN = 16, 32, 10, 8, 64
 
 
 def hide_velocities():
-    """CartPole-v1 that shows positions only, as fractions of their limits."""
+    """CartPole-v1 that observes positions only, as fractions of their limits."""
     env = gym.make("CartPole-v1")
     limits = np.array([2.4, 0.21], np.float32)  # of the cart in m, of the pole in rad
     space = gym.spaces.Box(-2.0, 2.0, (2,))
@@ -39,11 +39,11 @@ def hide_velocities():
 
 
 def train(seed, frames):
-    """Returns the returns of the training episodes, in order."""
+    """Train, and return the returns of the training episodes, in order."""
     torch.manual_seed(seed)
     env = tdcollect.make_env(hide_velocities, NUM_ENVS, episode_reward=True)
-    # The hidden state is read at t and written at t + 1; is_init sets it to zero. The collector
-    # adds both to the env.
+    # The hidden state is read at step t and written for step t + 1; is_init resets it to zero. The
+    # collector adds both entries to the env.
     gru = GRUModule(
         input_size=2,
         hidden_size=HIDDEN,
@@ -67,8 +67,8 @@ def train(seed, frames):
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
 
     def with_advantages(batch):
-        # Along time, slot by slot, each episode from its first hidden state in the batch. (Step by
-        # step, GAE would take the values after first steps from a state of zero.)
+        # Run along time: each episode starts from its first hidden state in the batch. (Otherwise
+        # GAE would compute the value after an episode's first step from a zero state.)
         with set_recurrent_mode(True):
             return advantage(batch)
 
@@ -81,11 +81,11 @@ def train(seed, frames):
     )
     collector.set_seed(seed)
     returns = []
-    # A bar on terminals, none in logs.
+    # A progress bar on terminals only.
     with tqdm(total=frames, unit=" frames", unit_scale=True, disable=None) as bar:
         for batch in collector:  # [N, T]
             returns += batch["next", "episode_reward"][batch["next", "done"]].tolist()
-            # Losses along time, too.
+            # Losses run along time, too.
             with set_recurrent_mode(True):
                 for _ in range(EPOCHS):
                     for slots in torch.randperm(NUM_ENVS).split(SLOTS_PER_MINIBATCH):
@@ -102,8 +102,10 @@ def train(seed, frames):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output-dir", type=Path, default=Path("runs/recurrent"))
-    parser.add_argument("--seed", type=int, default=0, help="seed of the training")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("runs/recurrent"), help="folder for results"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="training seed")
     parser.add_argument("--frames", type=int, default=51_200, help="frames to train for")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -2,7 +2,7 @@
 
     python examples/recurrent_dqn.py --output-dir runs/recurrent_dqn
 
-Prints the mean return of the first and of the last 50 training episodes; writes results.json.
+Prints the mean return of the first and the last 50 training episodes, and writes results.json.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SLICES, SLICE_STEPS = 32, 8
 
 
 def hide_velocities():
-    """CartPole-v1 that shows positions only, as fractions of their limits."""
+    """CartPole-v1 that observes positions only, as fractions of their limits."""
     env = gym.make("CartPole-v1")
     limits = np.array([2.4, 0.21], np.float32)  # of the cart in m, of the pole in rad
     space = gym.spaces.Box(-2.0, 2.0, (2,))
@@ -33,7 +33,7 @@ def hide_velocities():
 
 
 def train(seed, frames):
-    """Returns the returns of the training episodes, in order."""
+    """Train, and return the returns of the training episodes, in order."""
     torch.manual_seed(seed)
     env = tdcollect.make_env(hide_velocities, NUM_ENVS)
     gru = GRUModule(
@@ -50,8 +50,8 @@ def train(seed, frames):
     target = SoftUpdate(loss_module, eps=0.99)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
 
-    # Steps of each slot stay together, and a slice is of one slot and one episode: its first row
-    # holds the hidden state from which the rest is run again.
+    # The buffer keeps the steps of each slot together. A slice lies in one slot and one episode.
+    # Its first row holds the hidden state from which the loss runs the policy again.
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(frames, ndim=2),
         sampler=SliceSampler(slice_len=SLICE_STEPS, traj_key=("collector", "traj_ids")),
@@ -67,7 +67,7 @@ def train(seed, frames):
     )
     collector.set_seed(seed)
     returns = []
-    # A bar on terminals, none in logs.
+    # A progress bar on terminals only.
     with tqdm(total=frames, unit=" frames", unit_scale=True, disable=None) as bar:
         for _ in collector:  # yields None: the batch is in the buffer
             returns += collector.stats.latest.returns.tolist()
@@ -91,8 +91,10 @@ def train(seed, frames):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output-dir", type=Path, default=Path("runs/recurrent_dqn"))
-    parser.add_argument("--seed", type=int, default=0, help="seed of the training")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("runs/recurrent_dqn"), help="folder for results"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="training seed")
     parser.add_argument("--frames", type=int, default=30_720, help="frames to train for")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -38,7 +38,7 @@ class WithoutChance(Sound):
 
 
 class OwnGenerator(Sound):
-    """Its generator is seeded by nothing."""
+    """No seed reaches its generator."""
 
     def __init__(self) -> None:
         self.generator = np.random.default_rng()
@@ -68,7 +68,7 @@ class DrawsFromTorch(Sound):
 
 
 class SeedsNumpy(Sound):
-    """Repeatable, at the cost of everybody else."""
+    """Repeatable, but it seeds the global generator."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is not None:
@@ -93,7 +93,7 @@ class Leaks(Sound):
 
 
 class LeaksInside(Leaks):
-    """The same, in what no attribute shows."""
+    """The same, in state that no attribute shows."""
 
     class Simulator:
         wind = 0.0
@@ -141,7 +141,7 @@ class NeverEnds(Sound):
 
 
 class EndsAtALimit(Sound):
-    """A time limit told as terminated."""
+    """A time limit reported as termination."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.steps = 0
@@ -220,7 +220,7 @@ class ReusesItsBuffer(Sound):
 
 
 class GivesItsState(Sound):
-    """A new array at each step, which is also what the next step starts from."""
+    """Returns a new array at each step, but continues from it."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         _, info = super().reset(seed=seed)
@@ -271,7 +271,7 @@ class RaisesInStep(Sound):
 
 
 class RaisesLater(Sound):
-    """Not where it is first looked at."""
+    """Raises at seed 4, which comes after the first checks."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed == 4:
@@ -310,7 +310,7 @@ def not_an_env() -> Any:
 
 
 class Process(Sound):
-    """What it does depends on the process that it runs in."""
+    """Its behaviour depends on the process that it runs in."""
 
     def draw(self) -> Any:
         import multiprocessing
@@ -321,7 +321,7 @@ class Process(Sound):
 
 
 class Ages(Sound):
-    """Its joints wear out, after 1,000 steps in its life."""
+    """Changes after 1,000 steps in its life."""
 
     def __init__(self) -> None:
         self.life = 0
@@ -355,7 +355,7 @@ class AllAge(Ages):
 
 
 class DrawsSeldom(Sound):
-    """Draws what no seed reaches in one of the first 600 steps or so."""
+    """Draws an unseeded number in one of the first 600 steps or so."""
 
     generator: Any = None
     left: Any = 400
@@ -368,14 +368,14 @@ class DrawsSeldom(Sound):
 
 
 class SeedsAndDraws(SeedsNumpy):
-    """Its seed is NumPy's, which all envs draw from."""
+    """Seeds NumPy's global generator, from which all envs draw."""
 
     def draw(self) -> Any:
         return np.random.normal(size=2)  # noqa: NPY002
 
 
 class InnerGenerator(Sound):
-    """Its generator, which a seed reaches, is none that gymnasium knows, as in ALE."""
+    """Seeds its own generator, which gymnasium does not know, as in ALE."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is not None:
@@ -387,7 +387,7 @@ class InnerGenerator(Sound):
 
 
 class BadSnapshot(Sound):
-    """Brings nothing back."""
+    """Its ``restore`` restores nothing."""
 
     def snapshot(self) -> Any:
         return {"position": self.position}
@@ -397,7 +397,7 @@ class BadSnapshot(Sound):
 
 
 class WithText(Sound):
-    """Tells a mission beside the position, as MiniGrid does."""
+    """Observes a mission beside the position, like MiniGrid."""
 
     observation_space: Any = spaces.Dict(
         position=Sound.observation_space, mission=spaces.Text(20, charset="go right")
@@ -413,7 +413,7 @@ class WithText(Sound):
 
 
 class WithOtherText(WithText):
-    """Tells one that its space does not hold."""
+    """Observes a mission that is not in its space."""
 
     observation_space: Any = spaces.Dict(
         position=Sound.observation_space, mission=spaces.Text(20, charset="left")
@@ -421,7 +421,7 @@ class WithOtherText(WithText):
 
 
 class Composite(Sound):
-    """Takes actions in parts, whose order is not that of their names."""
+    """Takes actions in parts whose order differs from that of their names."""
 
     action_space: Any = spaces.Dict(
         [

@@ -1,4 +1,4 @@
-"""Counting envs that fail as told, once for each slot, wherever they run."""
+"""Counting envs that fail as specified, once per slot, in any process."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 
 class Drawn(gym.Env):
-    """Draws all it gives from its own generator; episodes of 1 to 6 steps.
+    """Samples everything from its own generator; episodes of 1 to 6 steps.
 
     Args:
         observation_space: of its observations.
@@ -62,7 +62,7 @@ class Drawn(gym.Env):
 
 
 class Odd(gym.Env):
-    """Misbehaves as told, at its second step; steps and resets of a sound env show its count."""
+    """Misbehaves as specified at its second step; otherwise observes its step count."""
 
     def __init__(self, what: str = "", marker: str | None = None) -> None:
         self.what, self.marker = what, marker

@@ -1,4 +1,4 @@
-"""A soak: envs that fail at random, for as long as is asked, on serial and process backends.
+"""Soak test: envs that fail at random, for a given time, on serial and process backends.
 
     python tests/soak.py --minutes 5
 
@@ -108,7 +108,7 @@ def make(backend: str) -> GymnasiumEnv:
 
 
 class Held:
-    """What this process holds: memory in MiB, children, file descriptors, mappings."""
+    """Resources of this process: memory in MiB, children, file descriptors, mappings."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -127,7 +127,7 @@ class Held:
 
 
 def soak(backend: str, seconds: float) -> None:
-    """Collect for so long; raise where a row is wrong or something is left behind."""
+    """Collect for a given time; raise if a row is wrong or a resource leaks."""
     env = make(backend)
     collector = Collector(env, StatelessCountingPolicy(), frames_per_batch=SLOTS * STEPS)
     counts: collections.Counter[str] = collections.Counter()

@@ -1,4 +1,4 @@
-"""Every file, name, command and option that a message, docstring or page advises is there."""
+"""Every file, name, command and option that a message, docstring or page advises exists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACEHOLDERS = ("FILE.py", "path/to/file.py", "file.py")
 
 
 def texts(file: Path) -> Iterator[str]:
-    """A page as it is; of a module, its strings, put together as Python does."""
+    """The text of a page; for a module, its strings, joined as Python joins them."""
     if file.suffix == ".md":
         yield file.read_text()
         return
@@ -34,7 +34,7 @@ def texts(file: Path) -> Iterator[str]:
 
 
 def found(pattern: str) -> list[Any]:
-    """The matches of a pattern, each with the file that says it."""
+    """The matches of a pattern, each with its file."""
     return sorted(
         {
             (str(file.relative_to(ROOT)), match)

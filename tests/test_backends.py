@@ -57,7 +57,7 @@ BATCHED_KINDS = [kind for kind in KINDS if "unbatched" not in kind]
 
 
 def build(kind: str, make: Callable[..., gym.Env], **options: Any) -> GymnasiumEnv:
-    """An env of the given kind, of ``make(slot=i)`` in slot i."""
+    """An env of the given kind, with ``make(slot=i)`` in slot i."""
     if kind == "unbatched":
         return make_env(partial(make, slot=0), **options)
     if kind == "serial":
@@ -80,7 +80,7 @@ def process_env(
     seed: int | None = None,
     max_episode_steps: int | None = None,
 ) -> GymnasiumEnv:
-    """What make_env makes, but of another callable in each slot; forked, as that is quick."""
+    """An env as of make_env, but with another callable in each slot; forked, which is quick."""
     factories = [partial(make, slot=slot) for slot in range(N if batched else 1)]
     backend = ProcessBackend(
         factories, categorical_action_encoding, num_workers=len(factories[:2]), start_method="fork"
@@ -127,7 +127,7 @@ batched_kinds = pytest.mark.parametrize("kind", BATCHED_KINDS, indirect=True)
 
 
 class Replay:
-    """A policy that gives actions ``[N, T]`` written beforehand."""
+    """A policy that replays given actions ``[N, T]``."""
 
     def __init__(self, env: GymnasiumEnv, actions: np.ndarray) -> None:
         self.batch_size, self.actions, self.step = env.batch_size, actions, 0
@@ -151,7 +151,7 @@ def play(env: GymnasiumEnv, actions: np.ndarray, seeds: Sequence[int] | None = N
 
 
 class Plain(NamedTuple):
-    """What a plain gymnasium loop sees, ``[N, T]`` each."""
+    """The data of a plain gymnasium loop, each ``[N, T]``."""
 
     observation: np.ndarray
     next_observation: np.ndarray
@@ -161,7 +161,7 @@ class Plain(NamedTuple):
 
 
 def plain_loop(envs: Sequence[Any], actions: np.ndarray, seeds: Sequence[int]) -> Plain:
-    """The oracle: gymnasium envs, reset where an episode ends."""
+    """The oracle: gymnasium envs, reset when an episode ends."""
     slots = []
     for env, slot_actions, seed in zip(envs, actions, seeds, strict=False):
         rows = []
@@ -276,7 +276,7 @@ LENGTHS = (3, 1, 5, 2)
 
 
 class Counting(gym.Env):
-    """Its observation is (step, episode, slot, last action); its reward is the step."""
+    """Observes (step, episode, slot, last action); the reward is the step."""
 
     def __init__(self, slot: int) -> None:
         self.observation_space = spaces.Box(-1, 1e6, (4,), np.float64)
@@ -318,7 +318,7 @@ def counting_dict(slot: int) -> gym.Env:
 
 
 class Counts(NamedTuple):
-    """The counting env's observation, ``[N, T]`` an entry."""
+    """The counting env's observation, each entry ``[N, T]``."""
 
     step: torch.Tensor
     episode: torch.Tensor

@@ -1,4 +1,4 @@
-"""The benchmarks run, and write the table and the figures that they promise."""
+"""The benchmarks run, and write their table and figures."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
     cores = str(len(os.sched_getaffinity(0)))
     assert set(alone["gains"]) == {cores, "AsyncVectorEnv"}
     assert set(collected["gains"]) == {cores}
-    assert "us a step, N=2" in page
+    assert "us per step, N=2" in page
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, and hold plain values."""
+"""Checkpoints are complete or absent, and hold plain values."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ VALUES = st.recursive(
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Equal to the bit, types and shapes included."""
+    """Return whether two values are bit-identical, with types and shapes."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):

@@ -53,7 +53,7 @@ def make(
 
 
 def batches(collector_class: Any, env: EnvBase, policy: Any, **kwargs: Any) -> Iterator[Any]:
-    """``BATCHES`` batches of ``T`` steps a slot."""
+    """``BATCHES`` batches of ``T`` steps per slot."""
     frames = T * env.batch_size.numel()
     collector = collector_class(
         env,

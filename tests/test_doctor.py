@@ -140,7 +140,7 @@ def test_a_change_late_in_life_is_found_within_twice_the_steps() -> None:
     assert verdict.status == "broken"
     assert verdict.data["lifetime"] == 1200
     assert "Ages.life (0 and " in verdict.cause
-    assert "evaluate(..., new_envs=True)" in verdict.advice
+    assert "evaluate(..., fresh_envs=True)" in verdict.advice
 
 
 RESUMABLE = [

@@ -1,4 +1,4 @@
-"""The policy's action, and the one that the env was given."""
+"""The policy's action, and the action that the env receives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEPT = ("next", "env_action")
 
 
 class Recorder(gym.Env[Any, Any]):
-    """Writes down the actions that it is given, in ``[-2, 2]``; episodes of four steps."""
+    """Records its actions, in ``[-2, 2]``; episodes of four steps."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Box(-2, 2, (1,))
@@ -66,7 +66,7 @@ def given(made: list[Recorder], slots: int) -> torch.Tensor:
 
 
 class Wide(nn.Module):
-    """Actions beyond every bound, drawn."""
+    """Random actions beyond every bound."""
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return torch.randn(observation.shape) * 3

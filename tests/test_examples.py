@@ -38,7 +38,7 @@ def start(name: str, out: Path, **flags: int) -> Ended:
 
 
 def run(name: str, out: Path, **flags: int) -> tuple[Ended, Any]:
-    """The same; with what it wrote to results.json."""
+    """Run an example; also returns the content of its results.json."""
     done = start(name, out, **flags)
     return done, json.loads((out / "results.json").read_text())
 

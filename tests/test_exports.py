@@ -1,4 +1,4 @@
-"""What the package exports, and what importing it brings along."""
+"""The exports of the package, and the modules that its import loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases that users of TorchRL meet today: ours right, and TorchRL's behaviour beside it.
+"""Cases that TorchRL gets wrong: our behaviour, and TorchRL's beside it.
 
 Where TorchRL's half of a test fails, TorchRL has mended it: say so in the documentation.
 Tests of one case share its number.
@@ -46,7 +46,7 @@ class Counting(gym.Env):
 
 
 def vector(mode: AutoresetMode) -> SyncVectorEnv:
-    """Slot 0 counts to 3 and slot 1 to 4, so that they end apart."""
+    """Slot 0 counts to 3 and slot 1 to 4, so they end at different steps."""
     return SyncVectorEnv([Counting, partial(Counting, 4)], autoreset_mode=mode)
 
 
@@ -84,7 +84,7 @@ def test_1_torchrl_gives_zeros_and_a_junk_row(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Declaring(gym.vector.VectorEnv):
-    """SAME_STEP, as it says in its metadata, and in no attribute."""
+    """A SAME_STEP vector env that declares its mode in its metadata only."""
 
     def __init__(self) -> None:
         self.inner = vector(AutoresetMode.SAME_STEP)

@@ -1,4 +1,4 @@
-"""Envs that fail: what is told of it, and what a collection that goes on holds."""
+"""Envs that fail: the errors, and the data of a collection that continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``make_env``: what it takes, and what each wrong argument is told, before anything is made."""
+"""``make_env``: valid arguments, and errors for wrong ones before anything is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tdcollect import make_env
 
 
 class Plain(gym.Env):
-    """Writes down when it is made and closed."""
+    """Records when it is made and closed."""
 
     def __init__(self, log: list[str], size: int = 2, actions: int = 2, action: Any = None) -> None:
         log.append("made")

@@ -1,4 +1,4 @@
-"""Numbers are stored as the env gave them, or refused: none changes without a word."""
+"""Numbers are stored exactly as the env returns them, or refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPES = [np.bool_, np.uint8, np.int8, np.int16, np.uint16, np.int32, np.uint32,
 
 
 class Gives(gym.Env[Any, Any]):
-    """Gives what it is told: at its resets the first observation, at the second step the last."""
+    """Returns given values: the first observation at resets, the last at the second step."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ def two_steps(stepper: Stepper, action: Any = 0) -> Any:
 
 
 def refused(stepper: Stepper, told: str) -> None:
-    """Slot 1 is named, its episode, its step, and what it gave."""
+    """Check that the error names slot 1, its episode, its step, and the value."""
     where = r"the env failed in step\(\) of slot 1, episode 0, step 1, seed 21: ValueError: "
     with pytest.raises(SlotError, match=where + told) as info:
         two_steps(stepper)
@@ -196,7 +196,7 @@ def test_float64_goes_into_float32_as_torchrl_has_it() -> None:
 
 
 class Vector(VectorEnv):
-    """Two slots; gives at each step what it is told."""
+    """A vector env of two slots that returns given values at each step."""
 
     num_envs = 2
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
@@ -392,7 +392,7 @@ def test_an_action_of_another_dtype_that_fits_is_taken() -> None:
 
 
 class Echo(gym.Env[Any, Any]):
-    """Shows the action that it was given, and how many bytes each of its numbers has."""
+    """Observes its action, and the size in bytes of the action's numbers."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 

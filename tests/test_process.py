@@ -71,7 +71,7 @@ def pids(backend: ProcessBackend) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -104,7 +104,7 @@ ACTIONS = {
 
 
 def apply(backend: Backend, calls: Any, out: SlotBuffers) -> list[list[np.ndarray]]:
-    """The contents of the buffers after each call; slots that are not called stay as they are."""
+    """The contents of the buffers after each call; other slots keep theirs."""
     seen = []
     rng = np.random.default_rng(0)
     backend.reset(range(backend.num_envs), list(range(backend.num_envs)), None, out)

@@ -1,4 +1,4 @@
-"""Whatever ends the parent of worker processes, nothing is left: no process, no shared memory."""
+"""However the parent of worker processes ends, no process and no shared memory is left."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def runs(pid: int) -> bool:
 
 
 def gone(pids: list[int], seconds: float = 10) -> bool:
-    """Whether none of some processes runs, within a time."""
+    """Return whether all given processes have ended within a time."""
     deadline = time.monotonic() + seconds
     while any(map(runs, pids)):
         if time.monotonic() > deadline:
@@ -103,18 +103,18 @@ class Program:
             os._exit(ended)
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Wait for the program; its exit code."""
         if self.process is not None:
             return self.process.wait(30)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def told(self) -> str:
-        """What it wrote to its standard error."""
+        """The program's standard error."""
         self.errors.seek(0)
         return self.errors.read()
 
     def named_memory(self) -> set[str]:
-        """Shared memory of its workers that a name leads to, beside what forks had from here."""
+        """Named shared memory of its workers, except what forks inherited from here."""
         texts = [Path(f"/proc/{pid}/maps").read_text() for pid in self.workers]
         assert all("/memfd:tdcollect (deleted)" in text for text in texts)
         here = Path("/proc/self/maps").read_text().split()

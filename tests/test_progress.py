@@ -1,4 +1,4 @@
-"""Progress of a run: bars where they can be drawn, lines where they cannot, and silence."""
+"""Progress of a run: bars where possible, lines otherwise, or nothing."""
 
 from __future__ import annotations
 

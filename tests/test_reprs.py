@@ -1,4 +1,4 @@
-"""Public objects at a prompt and in a notebook: a short line, and a table where there is one."""
+"""Public objects at a prompt and in a notebook: a short line, and a table if there is one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def result(name: str, shift: float = 0.0) -> tdcollect.EvaluationResult:
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
-    """An object of each public class, with much in it, and of those that they hold."""
+    """An object of each public class, filled with data, and the objects inside."""
     env = TransformedEnv(tdcollect.make_env("CartPole-v1", 2), StepCounter())
     hooks = [tdcollect.Hooks(), tdcollect.LogStatistics(SimpleNamespace(log_scalar=print))]
     collector = tdcollect.Collector(env, frames_per_batch=200, hooks=hooks[0])

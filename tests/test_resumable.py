@@ -1,4 +1,4 @@
-"""An env's state is saved, and another env is brought there."""
+"""An env's state is saved, and restored in another env."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.behaviour(29)
 
 
 class Any_(gym.Env[Any, Any]):
-    """Shows what it drew and what it was given, under any action space."""
+    """Observes a random number and its action, for any action space."""
 
     observation_space = Box(-np.inf, np.inf, (3,), np.float64)
 
@@ -52,7 +52,7 @@ SPACES = {
 def brought(
     make: Callable[[], gym.Env[Any, Any]], steps: int, history: bool = False, **start: Any
 ) -> tuple[str | None, Any, Any]:
-    """Why an env was not brought to where another is, and what the two give from there on."""
+    """The reason why a state was not restored, if any, and the next data of both envs."""
     env, other = Resumable(make, history)(), Resumable(make, history)()
     env.action_space.seed(0)
     env.reset(**start)
@@ -96,7 +96,7 @@ def test_a_time_limit_goes_on_where_it_was() -> None:
 
 
 class Leaky(Any_):
-    """Shows how many episodes it has had, sums over all of them included."""
+    """Observes the number of its episodes, and sums over all of them."""
 
     _count = 0
 

@@ -1,4 +1,4 @@
-"""What a collector survives, how it ends, and envs made anew with other settings."""
+"""Errors that a collector survives, its end, and envs rebuilt with other settings."""
 
 from __future__ import annotations
 

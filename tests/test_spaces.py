@@ -1,4 +1,4 @@
-"""Spaces: TorchRL's specs to the letter, and values that survive the way there and back."""
+"""Spaces: exactly TorchRL's specs, and values that survive the round trip."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def any_space() -> st.SearchStrategy[spaces.Space[Any]]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal (nested) values of one space, in dtype and shape too where these are arrays."""
+    """Return whether two (nested) values of a space are equal; arrays also in dtype and shape."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
     if isinstance(a, tuple):

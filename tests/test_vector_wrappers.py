@@ -1,4 +1,4 @@
-"""gymnasium's wrappers of vector envs: served as a plain loop has it, or refused when made."""
+"""gymnasium's wrappers of vector envs: the data equal a plain loop's, or they are refused."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_wrappers_that_give_tensors_are_refused(name: str) -> None:
 
 
 class Doubled(VectorObservationWrapper):
-    """One of a user's own, which no gymnasium has looked at."""
+    """A user's wrapper, unknown to gymnasium."""
 
     def __init__(self, env: VectorEnv) -> None:
         Wrapper.__init__(self, env)

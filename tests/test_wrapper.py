@@ -1,4 +1,4 @@
-"""The TorchRL face of an env: bookkeeping, infos, seeds, and TorchRL's own wrappers beside it."""
+"""The TorchRL interface of an env: step counts, infos, seeds, compared with TorchRL's wrappers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tdcollect import make_env
 
 
 class Replay:
-    """A policy that gives actions ``[T, *batch, *action]`` written beforehand."""
+    """A policy that replays given actions ``[T, *batch, *action]``."""
 
     def __init__(self, actions: torch.Tensor) -> None:
         self.actions = iter(actions)
@@ -266,7 +266,7 @@ def test_an_info_with_the_name_of_another_entry_is_refused(name: str) -> None:
 
 
 class Reusing(Informed):
-    """Gives the same array at every step, changed in place."""
+    """Returns the same array at every step, changed in place."""
 
     buffer = np.zeros(1, np.float32)
 

@@ -1,4 +1,4 @@
-"""Both ways to run the loop, for every test that asks for them."""
+"""A fixture for both loops: on arrays, and TorchRL's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(params=["arrays", "parent"])
 def arrays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the collector may run its loop on arrays: once as it decides, once never."""
+    """True if the collector may run on arrays, False if it must run TorchRL's loop."""
     if request.param == "parent":
         monkeypatch.setattr("tdcollect.collect.base.RUN_ON_ARRAYS", False)
     return request.param == "arrays"

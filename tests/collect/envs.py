@@ -19,7 +19,7 @@ from tdcollect import make_env
 
 
 class Toy(gym.Env[Any, Any]):
-    """Draws all it gives from its own generator: any spaces, episodes of 1 to ``longest`` steps.
+    """Samples everything from its own generator: any spaces, episodes of 1 to ``longest`` steps.
 
     Episodes end now by termination, now by truncation, now by both. Rewards depend on the action.
     """
@@ -107,7 +107,7 @@ def gym_env(env_id: str = "CartPole-v1", **kwargs: Any) -> EnvBase:
 
 
 def wrapped_vector() -> EnvBase:
-    """TorchRL's own batched form in its fastest correct configuration."""
+    """TorchRL's batched env in its fastest correct configuration."""
     make = partial(gym.make, "CartPole-v1", max_episode_steps=17)
     return GymWrapper(SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode.DISABLED))
 

@@ -124,7 +124,7 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
 
 
 class Keyless(TensorDictModuleBase):
-    """Random actions by a ``__call__`` of its own, without ``in_keys`` and ``out_keys``."""
+    """Random actions by its own ``__call__``, without ``in_keys`` and ``out_keys``."""
 
     def __init__(self, env: EnvBase):
         super().__init__()
@@ -135,7 +135,7 @@ class Keyless(TensorDictModuleBase):
 
 
 class Reader(TensorDictModuleBase):
-    """Random actions by a ``forward`` of its own; says that it reads all observations."""
+    """Random actions by its own ``forward``; declares that it reads all observations."""
 
     def __init__(self, env: EnvBase):
         super().__init__()

@@ -33,7 +33,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def batches(count: int = 3) -> Script:
-    """A script that iterates: each batch, then what the collector and its policy hold."""
+    """A script that iterates: each batch, then the state of the collector and its policy."""
 
     def script(collector: Any) -> Iterator[Any]:
         stream = iter(collector)
@@ -45,7 +45,7 @@ def batches(count: int = 3) -> Script:
 
 
 def parents_state(collector: Any) -> dict[str, Any]:
-    """A state dict without what tdcollect adds to the parent's."""
+    """A state dict without the entries that tdcollect adds to the parent's."""
     added = ("statistics", "random", "envs")
     return {key: value for key, value in collector.state_dict().items() if key not in added}
 
@@ -63,7 +63,7 @@ def run(
     make_options: Callable[[], Mapping[str, Any]] = dict,
     catch: bool = False,
 ) -> list[tuple[str, Any, Any]]:
-    """What ``script`` observes of a new collector: (where, copy of the value, random states).
+    """The observations of ``script`` on a new collector: (where, copy of the value, random states).
 
     With ``catch``, an error is the last of the observations.
     """
@@ -94,7 +94,7 @@ def check_same(
     make_options: Callable[[], Mapping[str, Any]] = dict,
     catch: bool = False,
 ) -> None:
-    """Raise unless ours and the parent's collector give ``script`` the same, to the bit."""
+    """Raise unless ``script`` observes the same of our collector and the parent's, bit for bit."""
     script = batches() if script is None else script
     theirs = run(ParentCollector, make_env, make_policy, script, make_options, catch)
     ours = run(Collector, make_env, make_policy, script, make_options, catch)
@@ -131,7 +131,7 @@ def random_states() -> dict[str, Any]:
 
 
 def copy_of(value: Any) -> Any:
-    """A deep copy that later collection cannot change, memory layout and all."""
+    """A deep copy that later collection cannot change, with the same memory layout."""
     if isinstance(value, TensorDictBase):
         return value.clone().lock_() if value.is_locked else value.clone()
     if isinstance(value, torch.Tensor):
@@ -151,7 +151,7 @@ def assert_same(ours: Any, theirs: Any, where: str = "value") -> None:
 
 
 def difference(ours: Any, theirs: Any, where: str = "value") -> str | None:
-    """The first difference of ours from the parent's, in words; None where there is none."""
+    """The first difference between ours and the parent's, in words; None if they are equal."""
     if type(ours) is not type(theirs):
         return f"{where}: type {type(ours).__name__}, the parent's has {type(theirs).__name__}"
     if isinstance(theirs, (NonTensorData, NonTensorStack)):

@@ -46,7 +46,7 @@ NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)
 
 
 class Features(nn.Module):
-    """Any observation entries to ``size`` numbers, one row for each element of the batch size."""
+    """Maps any observation entries to ``size`` numbers, one row per element of the batch size."""
 
     def __init__(self, dims: int, ins: int, size: int):
         super().__init__()
@@ -93,7 +93,7 @@ def random_policy(env: EnvBase) -> None:
 
 
 def ones(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
-    """The action one, whatever the action's keys, written by a plain function."""
+    """A plain function that writes ones, whatever the action's keys."""
 
     def policy(td: TensorDictBase) -> TensorDictBase:
         for key, spec in env.full_action_spec.items(True, True):
@@ -142,7 +142,7 @@ def deterministic_with_spec(env: EnvBase) -> TensorDictSequential:
 
 
 def safe_module(env: EnvBase) -> SafeModule:
-    """Projects what lies outside the spec."""
+    """Projects actions that lie outside the spec."""
     net = network(env, 1, ["action"])
     big = nn.Sequential(net.module, nn.Linear(1, 1))
     nn.init.constant_(big[1].weight, 50.0)
@@ -204,7 +204,7 @@ def reads_action_of_the_last_step(env: EnvBase) -> Callable[[TensorDictBase], Te
 
 
 def alternates(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
-    """The other one-hot action than last time, and what was found in the carrier."""
+    """Alternates between two one-hot actions, and returns what it found in the carrier."""
 
     def policy(td: TensorDictBase) -> TensorDictBase:
         found = td.get("action", torch.zeros(env.action_spec.shape, dtype=torch.int64))
@@ -215,7 +215,7 @@ def alternates(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
 
 
 def carries_a_memory(env: EnvBase) -> TensorDictSequential:
-    """A memory beside the observation, from step to step: what resets do to it is upstream's."""
+    """A memory beside the observation, from step to step; upstream defines the effect of resets."""
 
     class Memory(TensorDictModuleBase):
         in_keys = ("observation",)
@@ -376,7 +376,7 @@ def overridden_actor(env: EnvBase) -> OverriddenActor:
 
 
 def hooks(env: EnvBase) -> TensorDictModuleBase:
-    """Hooks on the whole, on a TensorDictModule inside and on a plain module inside."""
+    """Hooks on the policy, on a TensorDictModule inside it, and on a plain module inside it."""
     policy = actor(env)
     policy.register_forward_hook(lambda module, args, out: out.set("seen", out["logits"] + 1))
     policy.module[0].register_forward_hook(
@@ -427,7 +427,7 @@ def call_counter(env: EnvBase) -> TensorDictModule:
 
 
 def reports_its_context(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
-    """Writes down under which modes it is called."""
+    """Records the modes under which it is called."""
     net = PlainNet()
     types = [None, *ExplorationType]
 
@@ -444,7 +444,7 @@ def reports_its_context(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBa
 
 
 def odd_outputs(env: EnvBase) -> TensorDictModule:
-    """Outputs of many dtypes, of no own dimension, expanded and transposed."""
+    """Outputs of many dtypes, without a feature dimension, expanded and transposed."""
 
     def module(observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
         total = observation.sum(-1)
@@ -486,7 +486,7 @@ def changes_observation_in_place(env: EnvBase) -> Callable[[TensorDictBase], Ten
 
 
 def reads_everything(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
-    """Acts on trajectory ids and flags, and stores the names of all it was given."""
+    """Acts on trajectory ids and flags, and stores the names of all entries it receives."""
     net = PlainNet()
 
     def policy(td: TensorDictBase) -> TensorDictBase:

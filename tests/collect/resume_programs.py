@@ -1,4 +1,4 @@
-"""Collections that are saved in one process and go on in another: run as ``-m`` with a folder."""
+"""Collections saved in one process and resumed in another: run with ``-m`` and a folder."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def limited_dice() -> gym.Env[Any, Any]:
 
 
 class NoSnapshot(Dice):
-    """The same without a snapshot: nobody can bring it back."""
+    """The same without a snapshot: it cannot be restored."""
 
     snapshot = None  # type: ignore[assignment]
     restore = None  # type: ignore[assignment]
 
 
 class Frail(gym.Wrapper[Any, Any, Any, Any]):
-    """Raises now and then, as its seed decides."""
+    """Raises at random, determined by its seed."""
 
     def __init__(self) -> None:
         super().__init__(gym.make("CartPole-v1"))
@@ -195,7 +195,7 @@ def make(case: str) -> tuple[Collector, TensorDictReplayBuffer]:
 
 
 def collected(made: Collector, buffer: TensorDictReplayBuffer, count: int) -> dict[str, Any]:
-    """Batches, what the buffer gives beside, and what the collector says in the end."""
+    """Batches, samples of the buffer, statistics, and the next random numbers."""
     batches, samples = [], []
     iterator = iter(made)
     for _ in range(count):
@@ -227,7 +227,7 @@ def _flat(batch: dict[str, Any]) -> Any:
 
 
 def first_half(case: str, folder: Path) -> dict[str, Any]:
-    """Collect and save; go on as if nothing had happened: what the other process should see."""
+    """Collect and save, then continue: the data that the other process should see."""
     seed_all(1)
     made, buffer = make(case)
     try:
@@ -239,7 +239,7 @@ def first_half(case: str, folder: Path) -> dict[str, Any]:
 
 
 def second_half(case: str, folder: Path) -> dict[str, Any]:
-    """Go on from the checkpoint; all that is not in it is other."""
+    """Resume from the checkpoint; everything outside it differs."""
     seed_all(2)
     made, buffer = make(case)
     try:

@@ -1,4 +1,4 @@
-"""``collect(episodes=...)``: exactly so many whole episodes, chosen by the order of starting."""
+"""``collect(episodes=...)``: an exact number of complete episodes, in the order of starting."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def by_sign(tensordict: TensorDictBase) -> TensorDictBase:
 
 
 def plain_loop(make: Callable[[], Any], slots: int, episodes: int) -> list[list[dict[str, Any]]]:
-    """Whole episodes with gymnasium alone, in the order of starting."""
+    """Complete episodes by gymnasium alone, in the order of starting."""
     envs = [make() for _ in range(slots)]
     shown = [env.reset(seed=SEED + slot)[0] for slot, env in enumerate(envs)]
     rows: list[list[dict[str, Any]]] = [[] for _ in range(episodes)]
@@ -453,7 +453,7 @@ def test_envs_whose_slots_have_no_episodes_of_their_own_are_refused(env: str, to
 
 
 class Own(gym.vector.VectorEnv[Any, Any, Any]):
-    """A vector env of one's own in SAME_STEP mode; it knows no reset of single slots."""
+    """A user's vector env in SAME_STEP mode, without resets of single slots."""
 
     def __init__(self, slots: int, rules: CountingRules):
         self.envs = SyncVectorEnv(

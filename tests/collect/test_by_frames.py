@@ -1,4 +1,4 @@
-"""``collect(frames=...)``: what iterating gives, on request and with other settings for once."""
+"""``collect(frames=...)``: the data of iteration on request, with settings for one call."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_the_policys_action_and_the_one_sent_can_both_be_kept() -> None:
 
 
 def outputs(policy: Any, env: EnvBase, batch: Any) -> Any:
-    """What the policy's network makes of the observations of a flat batch."""
+    """The outputs of the policy's network for the observations of a flat batch."""
     shown = batch.select(*policies.observation_keys(env))
     if env.batch_size:
         return policy.module[0](shown)
@@ -373,7 +373,7 @@ class Failing(Toy):
 
 
 def test_what_follows_an_env_that_raised_starts_afresh() -> None:
-    """The other slots may have taken the step that was lost."""
+    """The other slots may have taken the lost step."""
     made: list[Failing] = []
 
     def make() -> Failing:

@@ -37,7 +37,7 @@ def test_chunked_batches_are_the_parents(
 
 
 def test_a_policy_may_keep_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are not written again, also where chunks follow each other."""
+    """Tensors of a step are not written again, also not by the next chunk."""
     monkeypatch.setattr("tdcollect.collect.fast.loop._CHUNK_BYTES", 1)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 

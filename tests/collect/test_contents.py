@@ -1,4 +1,4 @@
-"""What a step stores, where an episode is cut, and what of a batch counts as an episode."""
+"""The entries of a step, the cuts of episodes, and the episodes of a batch."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_returns_of_episodes_leave_a_trailing_unfinished_one_out() -> None:
 @pytest.mark.parametrize("slots", [1, 3, 8])
 @pytest.mark.parametrize("count", [1, 3, 11])
 def test_whole_episodes_are_the_first_to_start(slots: int, count: int) -> None:
-    """As a simulation has it: a slot whose episode ends takes the next, while there is one."""
+    """As in a simulation: a slot whose episode ends takes the next one, if any is left."""
     rules = CountingRules(lengths=(3, 7, 1, 4, 2))
     collector = Collector(
         counting_env(slots, rules=rules), StatelessCountingPolicy(rules), frames_per_batch=slots

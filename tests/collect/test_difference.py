@@ -1,4 +1,4 @@
-"""The oracle notices what it is there to notice, and names the place."""
+"""The oracle detects each kind of difference, and names its place."""
 
 from __future__ import annotations
 

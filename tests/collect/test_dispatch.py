@@ -1,4 +1,4 @@
-"""``backend=`` and ``num_collectors=``: where a collector runs, and that it is ours there."""
+"""``backend=`` and ``num_collectors=``: worker processes run tdcollect's collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ make_toy_env = partial(make_env, make_toy, 2)
 
 
 class NamesItsCollector(nn.Module):
-    """Acts, and writes whether the collector it was registered with is tdcollect's."""
+    """Acts, and records whether its collector is tdcollect's."""
 
     ours = -1.0
 

@@ -1,4 +1,4 @@
-"""Cases at the edges, each once found to go wrong: ours and the parent's agree on them."""
+"""Edge cases that once went wrong: ours and the parent's collector agree on them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def writes(key: Any, function: Callable[[torch.Tensor], Any]) -> Callable[[Any],
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("call", range(2, 21, 6))
 def test_an_interrupted_batch_loses_no_step(kind: type[BaseException], call: int) -> None:
-    """What is collected next goes on from the last step that was taken."""
+    """The next collection continues from the last step taken."""
     calls = 0
 
     def policy(tensordict: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Hooks: told of everything once, in order, with the slots that it concerns."""
+"""Hooks: each event is reported once, in order, with the slots concerned."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def toy(num_envs: int | None = 3) -> EnvBase:
 
 
 class Log(Hooks):
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
@@ -289,7 +289,7 @@ def test_hooks_change_no_batch(name: str) -> None:
 
 
 def test_what_is_not_overridden_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is anything prepared for it: the loop is given nobody to tell."""
+    """Nothing is prepared for it either: the loop gets no hook to call."""
     given = []
 
     def spy(*args: Any, watch: Any = None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""TorchRL's own mock envs and policies: all of them, with the parent's data to the bit.
+"""All of TorchRL's own mock envs and policies: the data equal the parent's, bit for bit.
 
 Among them are entries that are stacked lazily, strings, tensorclasses, several rewards and done
 flags, and policies that do not say what they read.
@@ -72,7 +72,7 @@ def test_every_class_is_here() -> None:
 
 
 def all_ways(collector: Any) -> Iterator[Any]:
-    """Iterates, and asks all that there is to ask in between."""
+    """Iterate, and query everything in between."""
     stream = iter(collector)
     for _ in range(2):
         yield next(stream)
@@ -84,7 +84,7 @@ def all_ways(collector: Any) -> Iterator[Any]:
 
 
 def check(env: str, policy: Callable[[Any], Any], script: Any, options: Any, key: str) -> None:
-    """Raise unless both collectors do the same; skip where both fail for a reason that is known."""
+    """Raise unless both collectors do the same; skip if both fail for a known reason."""
     slots = ENVS[env]().batch_size.numel()
     made = {"frames_per_batch": 3 * slots, **options(slots)}
     theirs = run(ParentCollector, ENVS[env], policy, script, lambda: made, catch=True)

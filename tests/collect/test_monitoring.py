@@ -29,7 +29,7 @@ both_ways = pytest.mark.usefixtures("arrays")
 
 
 def logged(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What a CSVLogger wrote: (step, value) by name."""
+    """The values that a CSVLogger wrote: (step, value) by name."""
     files = folder.glob("*/scalars/**/*.csv")
     return {
         f"{file.parent.name}/{file.stem}": [
@@ -121,7 +121,7 @@ def test_nothing_to_log(tmp_path: Path) -> None:
 
 
 class Bar:
-    """In the place of tqdm's."""
+    """A stand-in for tqdm's bar."""
 
     made: list[Bar]
 
@@ -247,7 +247,7 @@ def test_tqdm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Clock:
-    """A clock that goes on while somebody sleeps, or as told."""
+    """A clock that advances by sleeping, or when set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 100.0

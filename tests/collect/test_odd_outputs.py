@@ -1,4 +1,4 @@
-"""Policies that write something else than dense tensors: as the parent has it, and never lost."""
+"""Policies that write other values than dense tensors: same as the parent, and never lost."""
 
 from __future__ import annotations
 

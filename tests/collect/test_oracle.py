@@ -1,4 +1,4 @@
-"""Ours and the parent's collector give the same, to the bit, on every env, policy and transform."""
+"""Our collector equals the parent's, bit for bit, on every env, policy and transform."""
 
 from __future__ import annotations
 

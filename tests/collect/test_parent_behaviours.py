@@ -1,4 +1,4 @@
-"""What a pipeline does with TorchRL's collector, done with ours: the same, to the bit.
+"""Uses of TorchRL's collector in pipelines: ours does the same, bit for bit.
 
 Each test is a script: what is done to a collector, and what is seen of it.
 """
@@ -186,7 +186,7 @@ def test_policy_version_is_recorded_and_counted(pair: str) -> None:
 def with_buffer(
     dims: int = 1, **options: Any
 ) -> tuple[Callable[[], dict[str, Any]], Callable[[Any], Iterator[Any]]]:
-    """Options with a new replay buffer, and a script that shows what it holds."""
+    """Options with a new replay buffer, and a script that observes its content."""
 
     def make_options() -> dict[str, Any]:
         buffer = ReplayBuffer(storage=LazyTensorStorage(500, ndim=dims), batch_size=4)

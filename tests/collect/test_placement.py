@@ -44,7 +44,7 @@ class Away(torch.Tensor):
 
 
 class Played(Placement):
-    """Moves tensors to and from the device that is played, and counts."""
+    """Moves tensors to and from the simulated device, and counts the moves."""
 
     pinned = False
 

@@ -56,7 +56,7 @@ TASKS = {
 
 
 def plain_loop(task: Task, policy: Any, batched: bool = True) -> dict[Any, torch.Tensor]:
-    """CleanRL's manner: a vector env, the policy's network, a distribution, lists.
+    """A loop in CleanRL's style: a vector env, the policy's network, a distribution, lists.
 
     Unbatched, it is a loop over one slot that shows the network vectors.
     """
@@ -93,7 +93,7 @@ def plain_loop(task: Task, policy: Any, batched: bool = True) -> dict[Any, torch
 
 
 def collect(env: EnvBase, policy: Any, batches: int = 4) -> TensorDict:
-    """``STEPS`` steps a slot after ``set_seed``, in several batches."""
+    """``STEPS`` steps per slot after ``set_seed``, in several batches."""
     slots = env.batch_size.numel()
     collector = Collector(env, policy, frames_per_batch=STEPS * slots // batches)
     next(iter(collector))

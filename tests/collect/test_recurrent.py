@@ -1,4 +1,4 @@
-"""Hidden state: stored before the step, zero where episodes begin, carried over batches."""
+"""Hidden state: stored before the step, zero at the start of episodes, carried over batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay buffers as collected into: what is stored, and what is refused before it starts."""
+"""Collecting into replay buffers: the stored data, and setups that are refused beforehand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def slices(length: int = 4) -> SliceSampler:
 
 
 def fill(buffer: ReplayBuffer, slots: int | None, batches: int = 6, **options: Any) -> None:
-    """Collect into a buffer, 10 steps of every slot a batch."""
+    """Collect into a buffer, 10 steps per slot and batch."""
     collector = Collector(
         counting_env(slots, rules=RULES),
         StatelessCountingPolicy(RULES),

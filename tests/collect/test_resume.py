@@ -1,4 +1,4 @@
-"""Collection goes on in another process where it was in the first, to the bit."""
+"""Collection resumes in another process, bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
-    """What each collection gave without an interruption, and in a process that came after it."""
+    """The data of each collection, uninterrupted and resumed in a second process."""
     folder = tmp_path_factory.mktemp("halves")
     expected = {case: first_half(case, folder) for case in CASES}
     path = os.pathsep.join([str(TESTS), *sys.path])

@@ -1,4 +1,4 @@
-"""Reward shaping: a function over whole batches, with the env's reward kept."""
+"""Reward shaping: a function of the batch; the env's reward is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``collector.stats``: as a gymnasium loop, TorchRL's RewardSum and a loop over steps have it."""
+"""``collector.stats`` equals a gymnasium loop, TorchRL's RewardSum, and a loop over steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def toy(num_envs: int | None = 3) -> EnvBase:
 
 
 def episodes(found: Collection) -> list[Episode]:
-    """(slot, return, length) of each."""
+    """(slot, return, length) of each episode."""
     assert found.returns.dtype == np.float64
     assert found.lengths.dtype == found.slots.dtype == np.int64
     return list(
@@ -48,13 +48,13 @@ def episodes(found: Collection) -> list[Episode]:
 
 
 def collected(collector: Any, batches: int) -> list[list[Episode]]:
-    """Of each of some batches."""
+    """The episodes that ended in each of several batches."""
     stream = iter(collector)
     return [episodes(collector.stats.latest) for _ in itertools.islice(stream, batches)]
 
 
 def plain_loop(seed: int, slots: int, steps: int) -> list[tuple[int, Episode]]:
-    """(step at which it ended, episode) of slots that gymnasium alone plays, in that order."""
+    """(last step, episode) of slots that gymnasium alone plays, in the order of ending."""
     ended = []
     for slot in range(slots):
         env = gym.make("CartPole-v1")
@@ -561,7 +561,7 @@ def test_statistics_print_readably(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ticking:
-    """A clock that goes on where it is told to."""
+    """A clock that advances when told."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 0.0
@@ -569,7 +569,7 @@ class Ticking:
 
 
 class TakesTime(gym.Env[Any, Any]):
-    """A second a step, two seconds a reset; three steps an episode."""
+    """An env with one second per step, two per reset, and three steps per episode."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Discrete(2)

@@ -18,7 +18,7 @@ from .envs import ENVS
 
 
 class RunningSum(E.Transform):
-    """Unknown to everyone: adds up the observations of each episode, in place of nothing."""
+    """A user's transform: adds up the observations of each episode, under a new name."""
 
     def _reset(self, tensordict: TensorDictBase, reset: TensorDictBase) -> TensorDictBase:
         mask = tensordict.get("_reset", None) if tensordict is not None else None
@@ -38,7 +38,7 @@ class RunningSum(E.Transform):
 
 
 class Noise(E.ObservationTransform):
-    """Unknown to everyone: draws from torch's generator, and counts its own calls."""
+    """A user's transform: draws from torch's generator, and counts its calls."""
 
     def __init__(self) -> None:
         super().__init__(in_keys=["observation"], out_keys=["observation"])
@@ -60,7 +60,7 @@ class ScaledNorm(E.ObservationNorm):
 
 
 class NegatedAction(E.Transform):
-    """Changes what the env is given: its inverse flips the one-hot action."""
+    """Changes the env's action: its inverse flips the one-hot action."""
 
     def __init__(self) -> None:
         super().__init__(in_keys_inv=["action"], out_keys_inv=["action"])
@@ -70,7 +70,7 @@ class NegatedAction(E.Transform):
 
 
 class EarlyEnd(E.Transform):
-    """Ends episodes: wherever the first observation entry is above a bound."""
+    """Ends an episode if the first observation entry is above a bound."""
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         stop = next_tensordict["observation"][..., :1] > 0.1

@@ -1,4 +1,4 @@
-"""Commands, typed where policies lie."""
+"""Commands, run in a directory with policies."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def typed(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tuple[int, str, str]]:
-    """Type a command; ``@`` stands for the module of policies. Its status, stdout and stderr."""
+    """Run a command line (``@`` stands for the policies' module); its status, stdout and stderr."""
 
     def run(command: str) -> tuple[int, str, str]:
         (file,) = here.glob("policies_*.py")

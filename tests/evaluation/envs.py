@@ -1,4 +1,4 @@
-"""Envs for tests of evaluation: well-behaved ones, and one for each way to be none."""
+"""Envs for tests of evaluation: sound ones, and one for each fault."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TenOrTwoHundred(gym.Env[Any, Any]):
 
 
 class Unseeded(Walk):
-    """Takes no notice of its seed."""
+    """Ignores its seed."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return super().reset()
@@ -127,7 +127,7 @@ class SeedsGlobal(GlobalNumpy):
 
 
 class Leaking(Walk):
-    """Carries something from one episode into the next; a new one starts without."""
+    """Carries state from one episode into the next; a new env starts without."""
 
     drift = 0.0
 
@@ -139,7 +139,7 @@ class Leaking(Walk):
 
 
 class Sharing(Walk):
-    """Carries something from every env's episodes into those of the others."""
+    """Carries state from every env's episodes into those of the others."""
 
     drift: ClassVar[list[float]] = [0.0]
 
@@ -151,7 +151,7 @@ class Sharing(Walk):
 
 
 class Touching(Walk):
-    """What one env does shows in the others, but not in a later episode of its own."""
+    """Steps of one env show in the others, but not in its own later episodes."""
 
     latest: ClassVar[dict[str, Any]] = {}
 
@@ -203,7 +203,7 @@ class Failing(Walk):
 
 
 class Strict(gym.Env[Any, Any]):
-    """Takes no action from outside its space; episodes of ten steps.
+    """Refuses actions outside its space; episodes of ten steps.
 
     Args:
         action_space: of the actions.
@@ -240,7 +240,7 @@ class Strict(gym.Env[Any, Any]):
 
 
 class Masked(Strict):
-    """Takes the first choice and one other, which its masks tell."""
+    """Accepts the first action and one other, given by its masks."""
 
     def action_masks(self) -> Any:
         if isinstance(self.action_space, spaces.Discrete):
@@ -262,7 +262,7 @@ class Masked(Strict):
 
 
 class Raising(Strict):
-    """Raises at a step, 0 for the reset; or from there on at each with some chance."""
+    """Raises at a step (0 is the reset); or from there on with some probability."""
 
     dice = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""Ledgers written by hand, for what is computed from them."""
+"""Hand-written ledgers, for tests of statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ledger(
     success: Mapping[int, bool] | None = None,
     root: int = 0,
 ) -> list[Episode]:
-    """One record a return, with the seeds of the protocol; the length is 10 plus the index."""
+    """One record per return, with the seeds of the protocol; the length is 10 plus the index."""
     records = []
     for index, value in enumerate(returns):
         seeds = {"env_seed": env_seed(root, index), "policy_seed": policy_seed(root, index)}
@@ -50,7 +50,7 @@ def ledger(
 
 
 def unfinished(directory: Path, lines: int) -> None:
-    """Make of an evaluation's directory what a process that dies after so many episodes leaves."""
+    """Cut a directory back to the state after a crash at the given number of episodes."""
     file = directory / "episodes.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
     (directory / "results.json").unlink()
@@ -58,7 +58,7 @@ def unfinished(directory: Path, lines: int) -> None:
 
 @dataclass
 class Run:
-    """An evaluation as comparisons take it."""
+    """An evaluation in the form that comparisons accept."""
 
     episodes: list[Episode]
     manifest: dict[str, Any] = field(default_factory=dict)

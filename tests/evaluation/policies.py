@@ -26,7 +26,7 @@ OBSERVATION, ACTION, LOGITS = "observation", "action", "logits"
 
 
 def net(ins: int, outs: int, seed: int = 0) -> nn.Sequential:
-    """Two layers of 32, with weights of their own whatever was drawn before."""
+    """A network with two layers of 32; its weights do not depend on earlier random numbers."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
@@ -81,7 +81,7 @@ def recurrent(kind: type, ins: int = 3, actions: int = 2) -> TensorDictSequentia
 
 
 class Convolutions(nn.Module):
-    """Pixels ``[..., 8, 8, 3]``, channels last, to numbers."""
+    """Maps pixels ``[..., 8, 8, 3]``, channels last, to numbers."""
 
     def __init__(self, outs: int):
         super().__init__()
@@ -117,7 +117,7 @@ def gaussian_noise(ins: int = 3, actions: int = 1) -> TensorDictSequential:
 
 
 class Plain(nn.Module):
-    """No TensorDict module: its argument is named after the observation."""
+    """A plain module, not a TensorDict module; its argument is named after the observation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Counter(nn.Module):
-    """Keeps a count that is in no TensorDict."""
+    """Keeps a count outside the TensorDict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ UNFIT: dict[str, Callable[[], nn.Module]] = {
 
 
 class Logits(nn.Module):
-    """What an unfit network makes of the observation, to be seen in the TensorDict."""
+    """Writes the outputs of an unsuitable network into the TensorDict."""
 
     def __init__(self, network: nn.Module):
         super().__init__()

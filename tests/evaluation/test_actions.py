@@ -1,4 +1,4 @@
-"""Actions that are not those of the env's action spec are refused, and no other ones."""
+"""Actions outside the env's action spec are refused, and no others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .ledger import digest, records
 
 
 def writing(make: Any, entry: str = "action") -> TensorDictModule:
-    """A policy that writes what is made of ``[B, 3]`` observations."""
+    """A policy that writes a function of the ``[B, 3]`` observations."""
     return TensorDictModule(make, ["observation"], [entry])
 
 
@@ -33,7 +33,7 @@ BITS, BOX = spaces.MultiBinary(3), spaces.Box(-1, 1, (2,))
 
 
 def rows(*row: Any, dtype: Any = None) -> Any:
-    """The same action whatever is observed."""
+    """A policy that repeats one action."""
     return lambda x: torch.tensor(row, dtype=dtype).expand(len(x), *np.shape(row))
 
 

@@ -1,4 +1,4 @@
-"""Files of an evaluation that were altered, torn or are somebody else's: found, and left alone."""
+"""Altered, torn or foreign files of an evaluation are detected, and not changed."""
 
 from __future__ import annotations
 

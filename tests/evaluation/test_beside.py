@@ -1,4 +1,4 @@
-"""Evaluating while another thread works: what is refused, and what is not disturbed."""
+"""Evaluation while another thread works: cases that are refused, and isolation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DRAWS = "expected no other thread to draw random numbers during an evaluation.*b
 
 @contextmanager
 def beside(work: Callable[[], Any]) -> Iterator[None]:
-    """Another thread that does some work over and over."""
+    """A thread that repeats some work."""
     stop = threading.Event()
 
     def run() -> None:
@@ -54,7 +54,7 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
 
 
 def batches(between: Callable[[], Any]) -> list[Any]:
-    """Training's batches, with something else after each."""
+    """Batches of training, with a call after each."""
     torch.manual_seed(0)
     env = make_env(Walk, 2)
     collector = Collector(env, categorical(), frames_per_batch=16, total_frames=48)
@@ -287,7 +287,7 @@ def test_an_env_that_draws_beside_a_thread_that_reads_is_told_alone() -> None:
 
 def test_threads_that_wait_are_not_busy() -> None:
     done = threading.Event()
-    thread = threading.Thread(target=done.wait, name="waiting")
+    thread = threading.Thread(target=done.wait, name="waiting", daemon=True)
     thread.start()
     time.sleep(0.01)
     assert "waiting" not in busy_threads()

@@ -1,4 +1,4 @@
-"""The command line, as it is typed; and what it prints, writes and answers with."""
+"""The command line: its output, files and exit status."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ def test_replay_runs_the_episode_again(typed) -> None:
 
 
 def commands(run: Path, index: int | None = None) -> list[str]:
-    """The commands of the page, for an episode."""
+    """The commands of the report, for an episode."""
     found = re.findall("<code>(.*?)</code>", (run / "report.html").read_text())
     told = [html.unescape(text) for text in found]
     return [text for text in told if index is None or f" . {index} " in text]
@@ -503,7 +503,7 @@ def test_an_interrupt_says_where_the_command_can_go_on(typed, monkeypatch, comma
 
 
 def into(file: IO[str], *typed: str) -> int:
-    """Type a command whose output goes there."""
+    """Run a command whose output goes there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", file)
         return main(typed)
@@ -566,3 +566,8 @@ def test_names_of_objects(text: str) -> None:
 )
 def test_names_of_registered_envs(text: str) -> None:
     assert not is_named(text)
+
+
+def test_an_error_of_the_packages_own_class_is_shown_without_its_type() -> None:
+    assert _line(tdcollect.NotReproducibleError("it differs")) == "it differs"
+    assert _line(ZeroDivisionError("it differs")) == "ZeroDivisionError: it differs"

@@ -1,4 +1,4 @@
-"""Comparison on the same episodes: what it finds, and what it refuses to compare."""
+"""Comparison on the same episodes: results, and evaluations that it refuses."""
 
 from __future__ import annotations
 
@@ -162,6 +162,10 @@ def test_episodes_needed_have_the_power_of_the_paired_t_test(effect, power, conf
 
 def test_episodes_needed_depend_on_the_ratio_alone() -> None:
     assert episodes_needed(-5, 50) == episodes_needed(0.1, 1) == episodes_needed(0.1, 1, 0.8, 0.95)
+
+
+def test_differences_that_do_not_vary_need_two_episodes() -> None:
+    assert episodes_needed(1.0, 0.0) == 2
 
 
 def test_the_detectable_difference_needs_the_episodes_that_there_are() -> None:

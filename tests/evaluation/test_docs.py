@@ -1,4 +1,4 @@
-"""docs/statistics.md and docs/reproducibility.md: what they show can be made."""
+"""The code and tables of docs/statistics.md and docs/reproducibility.md can be reproduced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records, data and results beside a plain loop over one episode at a time."""
+"""Records, data and results equal those of a plain loop over single episodes."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_success_is_what_the_last_info_says() -> None:
 
 def test_one_bit_of_any_entry_changes_the_digest() -> None:
     class Off(Walk):
-        """As Walk, but for one bit in one entry of the last step of each episode."""
+        """Like Walk, except for one bit in the last step of each episode."""
 
         entry = ""
 

@@ -1,4 +1,4 @@
-"""Exports: what Stable-Baselines3 itself writes, what marl-eval asks for, a pandas frame."""
+"""Exports: Stable-Baselines3's own files, marl-eval's format, a pandas DataFrame."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ledgers import ledger
 
 
 class SuccessWhenLong(gym.Wrapper):
-    """Says success of episodes of CartPole that last more than 20 steps."""
+    """CartPole that reports success if an episode lasts more than 20 steps."""
 
     def reset(self, **kwargs):
         self.steps = 0

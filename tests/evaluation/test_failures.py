@@ -1,4 +1,4 @@
-"""Episodes whose env raises: tried again, and told; and no favour to short episodes."""
+"""Episodes whose env raises are retried and reported; short episodes are not favoured."""
 
 from __future__ import annotations
 

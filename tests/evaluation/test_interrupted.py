@@ -1,4 +1,4 @@
-"""Evaluations that are killed, and go on: their files are those of one that never was."""
+"""Evaluations that are killed and resumed: their files equal those of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(out: Path, *more: str, episodes: int = 40) -> list[str]:
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    """All files by name, but that of times."""
+    """All files by name, except that of the times."""
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in sorted(out.rglob("*"))
@@ -47,7 +47,7 @@ def lines(out: Path) -> int:
 def kill_at_random_moments(
     typed: list[str], out: Path, kills: int, rng: random.Random
 ) -> list[int]:
-    """Kill the command so often, a while after it began to write; the lines then in the ledger."""
+    """Kill the command repeatedly at random moments; the ledger's length after each."""
     found = []
     for _ in range(kills):
         process = start(main, typed)
@@ -88,7 +88,7 @@ def test_killed_very_often_and_run_again(tmp_path: Path, more, seed: int) -> Non
 
 
 def die_at_second_file(arguments: list[str]) -> None:
-    """Run the command, and die with the second file that is new written, but not in its place."""
+    """Run the command, and die when the second new file is written but not yet in place."""
     from tdcollect.files import Path as Moved
 
     moves = itertools.count()

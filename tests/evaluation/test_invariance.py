@@ -1,4 +1,4 @@
-"""One ledger, to the bit, however the episodes are run."""
+"""The ledger is bit-identical however the episodes are run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing outside an evaluation changes by it, and nothing outside changes it."""
+"""An evaluation changes nothing outside itself, and nothing outside changes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RANDOM = {"exploration_type": ExplorationType.RANDOM}
 
 
 def outside() -> dict[str, Any]:
-    """What the rest of a program could notice."""
+    """The global state that the rest of a program could notice."""
     return {
         "torch": torch.get_rng_state().tolist(),
         "numpy": np.random.get_state()[1:3],  # noqa: NPY002
@@ -54,12 +54,12 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 @pytest.fixture(params=["finished", "left", "raised"])
 def ending(request: pytest.FixtureRequest) -> str:
-    """How the loop over the episodes ends."""
+    """The ways in which the loop over episodes ends."""
     return str(request.param)
 
 
 def play(collector: EvaluationCollector, ending: str) -> None:
-    """Take episodes out, looking at the outside between them."""
+    """Iterate over episodes, checking the outside between them."""
     before = outside()
     try:
         for count, _ in enumerate(collector):
@@ -126,7 +126,7 @@ def modes(policy: nn.Module) -> list[bool]:
 
 
 class Toggled(nn.Dropout):
-    """Does more in ``train`` than to set the flag."""
+    """A module whose ``train`` does more than set the flag."""
 
     scale = 1
 

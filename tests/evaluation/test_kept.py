@@ -1,4 +1,4 @@
-"""Kept data are read as they were written, and run nothing, whoever wrote them."""
+"""Kept data are read as written, and run no code, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tdcollect.evaluation.kept import _DTYPES, read_trajectory, write_trajectory
 
 
 def data() -> TensorDict:
-    """Three steps, with what names and shapes may hold."""
+    """Three steps, with unusual names and shapes."""
     entries = {
         "a/b": torch.arange(6).view(3, 2),
         "..": torch.ones(3),
@@ -110,7 +110,7 @@ def pickled(folder: Path) -> None:
 
 
 def tensorclass(folder: Path) -> None:
-    """As tensordict writes what is no tensor."""
+    """A file as tensordict writes it for a value that is no tensor."""
     kind = "<class 'tensordict.tensorclass.NonTensorData'>"
     pickled(folder)
     (folder / "meta.json").write_text(json.dumps({"_type": kind, "data": None}))

@@ -1,4 +1,4 @@
-"""The manifest says the same of the same env, whatever runs it."""
+"""The manifest of an env is the same on every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ledgers of many episodes: what grows, grows with their number and no faster."""
+"""Ledgers of many episodes: time and memory grow linearly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not give the same episode for the same seeds is found out, and told."""
+"""Envs and policies whose episodes do not repeat are detected and refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ WHY = {
 
 
 class Watched:
-    """Makes envs of a kind, and knows which are still open."""
+    """Makes envs, and records which are still open."""
 
     def __init__(self, kind: Callable[[], gym.Env[Any, Any]]):
         self.kind = kind

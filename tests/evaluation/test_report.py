@@ -1,4 +1,4 @@
-"""Reports: what the page says, that it needs nothing else, and that its bytes are fixed."""
+"""Reports: the content of the page, its independence of other files, and its fixed bytes."""
 
 from __future__ import annotations
 

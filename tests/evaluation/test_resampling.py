@@ -1,4 +1,4 @@
-"""Resamples, and flips of signs: the same as scipy's where it can, in linear time."""
+"""Resampling and sign flips: equal to scipy's where possible, in linear time."""
 
 from __future__ import annotations
 

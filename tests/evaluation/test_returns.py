@@ -49,7 +49,7 @@ EPISODES = 6
 
 
 def policy() -> TensorDictModule:
-    """Always the second of two actions."""
+    """A policy that always takes the second of two actions."""
     return TensorDictModule(
         lambda observation: torch.eye(2, dtype=torch.int64)[1].expand(len(observation), 2),
         ["observation"],
@@ -169,7 +169,7 @@ def test_known_transforms_of_one_env_without_batch_dims() -> None:
 
 
 class Halved(Transform):
-    """A transform of somebody's own."""
+    """A user's transform."""
 
     def __init__(self) -> None:
         super().__init__(in_keys=["reward"], out_keys=["reward"])
@@ -179,7 +179,7 @@ class Halved(Transform):
 
 
 class Hidden(Transform):
-    """One that does not say that it changes the reward."""
+    """A transform that does not declare that it changes the reward."""
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         if "reward" in next_tensordict.keys():  # noqa: SIM118
@@ -213,7 +213,7 @@ def test_of_other_transforms_their_own_output_is_summed(transform: Any, change: 
 
 
 class Pays(gym.Env[Any, Any]):
-    """Gives these rewards, then ends."""
+    """An env that returns the given rewards, then ends."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Discrete(2)

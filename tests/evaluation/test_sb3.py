@@ -64,7 +64,7 @@ def make(env: Any) -> gym.Env[Any, Any]:
 
 
 def model(algorithm: str, env: Any, policy: str = "MlpPolicy", **options: Any) -> Any:
-    """Not trained: its weights are drawn from a seed."""
+    """An untrained model; a seed determines its weights."""
     if algorithm in ("PPO", "A2C"):
         options = {"n_steps": 8, **options}
     if algorithm in ("MaskablePPO", "TRPO"):
@@ -90,7 +90,7 @@ def by_predict(model: Any, env: Any, count: int, deterministic: bool) -> list[li
 
 
 def by_evaluate(model: Any, env: Any, count: int, deterministic: bool, **options: Any) -> Any:
-    """The same of :func:`tdcollect.evaluate`; and its result."""
+    """The same by :func:`tdcollect.evaluate`; and its result."""
     made = tdcollect.make_env(env, num_envs=2)
     kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
     normalization = options.pop("normalization", None)
@@ -267,7 +267,7 @@ def test_noise_that_no_file_holds_is_refused() -> None:
 
 
 class Doors(gym.Env[Any, Any]):
-    """Some choices are open, and the observation does not tell which; others cost a point."""
+    """Some actions are valid, which the observation does not show; others cost a point."""
 
     def __init__(self, action: spaces.Space[Any] | None = None):
         self.observation_space = UNIT
@@ -305,7 +305,7 @@ DOORS = {
 
 
 class Seeded(gym.Wrapper[Any, Any, Any, Any]):
-    """Resets with an evaluation's seeds, and has the policy draw from its streams."""
+    """Resets with an evaluation's seeds, and lets the policy draw from its streams."""
 
     started = 0
 

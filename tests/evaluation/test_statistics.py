@@ -1,4 +1,4 @@
-"""The statistics of a ledger: numbers, intervals, and what is never dropped."""
+"""The statistics of a ledger: numbers, intervals, and episodes that must count."""
 
 from __future__ import annotations
 

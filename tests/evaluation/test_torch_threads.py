@@ -1,4 +1,4 @@
-"""One ledger, to the bit, for any number of torch's threads outside."""
+"""The ledger is bit-identical for any number of torch threads outside."""
 
 from __future__ import annotations
 

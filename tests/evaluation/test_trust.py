@@ -1,4 +1,4 @@
-"""A directory that somebody sent runs nothing that its reader did not name."""
+"""A directory that somebody sent runs no code that its reader did not name."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def sent(finished: Path, here: Path, mark: Path) -> Path:
 
 
 def ask(run: Path, **entries: Any) -> None:
-    """Have the directory name these."""
+    """Make the directory name these."""
     usual = {"env": "CartPole-v1", "policy": "random", "directory": "."}
     (run / "request.json").write_text(json.dumps({**usual, **entries}))
 
@@ -128,13 +128,13 @@ def test_what_replay_says_works_as_typed(here, typed, monkeypatch, capsys) -> No
 
 
 def forget(file: Path) -> None:
-    """As in another process."""
+    """Forget imported modules, as in another process."""
     sys.modules.pop(file.stem, None)
     sys.path[:] = [place for place in sys.path if place != str(file.parent)]
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Type a command of a page or of a message."""
+    """Run a command of a page or of a message."""
     words = shlex.split(command)
     if words[0].startswith("PYTHONPATH="):
         monkeypatch.syspath_prepend(Path(words.pop(0).partition("=")[2]).resolve())

@@ -94,7 +94,7 @@ def naive(batch: TensorDictBase) -> list[TensorDictBase]:
 
 
 def differences(one: Any, other: Any, *, names: bool = True) -> list[str]:
-    """What differs between two TensorDicts: sizes, keys, dtypes, values to the bit, names."""
+    """The differences between two TensorDicts: sizes, keys, dtypes, values bit for bit, names."""
     if one.batch_size != other.batch_size:
         return [f"batch size {one.batch_size} and {other.batch_size}"]
     named = not names or one.names == other.names

@@ -1,4 +1,4 @@
-"""TrajectoryAssembler: whole trajectories out of batches that cut them (BEHAVIOURS 21 among it)."""
+"""TrajectoryAssembler: complete trajectories from batches that cut them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .batches import NEXT_DONE, check_same, done_flags, make, naive
 
 
 def cut(batch: TensorDict, steps: int) -> list[TensorDictBase]:
-    """The batch as batches of so many steps."""
+    """The batch, cut into batches of the given number of steps."""
     return list(batch.split(steps, dim=batch.ndim - 1))
 
 
@@ -26,7 +26,7 @@ def rows(batch: TensorDictBase) -> list[int]:
 
 
 def whole(batch: TensorDict, steps: int) -> list[list[int]]:
-    """What each feed should give: by a loop over trajectories."""
+    """The expected result of each feed, by a loop over trajectories."""
     order = []
     for number, one in enumerate(naive(batch)):
         found = rows(one)
@@ -64,7 +64,7 @@ def test_agrees_with_a_loop(done: torch.Tensor, ids: bool, steps: int, match: st
 
 
 def test_golden() -> None:
-    """Slot 0: rows 1-6, slot 1: rows 7-12; two steps a batch."""
+    """Slot 0: rows 1-6, slot 1: rows 7-12; two steps per batch."""
     done = torch.tensor([[0, 0, 0, 1, 0, 0], [0, 1, 0, 0, 1, 0]], dtype=torch.bool)
     assembler = TrajectoryAssembler()
     assert repr(assembler) == (

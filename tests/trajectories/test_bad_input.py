@@ -1,4 +1,4 @@
-"""Bad input: what was expected, what came, what to do."""
+"""Bad input: errors say what was expected, what came, and what to do."""
 
 from __future__ import annotations
 

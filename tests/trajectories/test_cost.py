@@ -1,4 +1,4 @@
-"""No Python loop over trajectories: as many operations for hundreds of them as for ten."""
+"""No Python loop over trajectories: hundreds of them need as many operations as ten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One number, or one row, a trajectory."""
+"""Reductions to one number or one row per trajectory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""split_trajectories: layouts, and what becomes of entries."""
+"""split_trajectories: layouts, and the handling of entries."""
 
 from __future__ import annotations
 

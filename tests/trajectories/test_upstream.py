@@ -1,4 +1,4 @@
-"""Beside torchrl.collectors.utils.split_trajectories: equal where it is right, pinned where not."""
+"""Comparison with torchrl.collectors.utils.split_trajectories: equal where that is right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .batches import MASK, check_same, done_flags, make, naive
 
 @given(done_flags().filter(lambda done: done.ndim < 3), st.booleans(), st.booleans())
 def test_same_to_the_bit(done: torch.Tensor, ids: bool, names: bool) -> None:
-    """Keys, values, padding, mask, dtypes, names, non-tensor entries with a value a step."""
+    """Keys, values, padding, mask, dtypes, names, non-tensor entries with a value per step."""
     batch = make(done, ids=ids, names=names, words=True).exclude("shared")
     check_same(split_trajectories(batch), upstream(batch, prefix=keys.COLLECTOR))
 

@@ -77,7 +77,7 @@ def check_kills(path: Path, kills: int, seed: int, *more: str) -> None:
 
 @pytest.mark.parametrize("more", [(), ("--keep-trajectories",)], ids=["ledger", "keep"])
 def test_killed_at_random_moments_and_run_again(tmp_path: Path, more) -> None:
-    check_kills(tmp_path, 10, 0, *more)
+    check_kills(tmp_path, 6, 0, *more)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The doctor: each fault has its verdict, and a sound env has none."""
+"""The doctor: each fault fails its check, and a sound env passes all."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ import torch
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
+from tdcollect.checks.difference import first_divergence
+from tdcollect.checks.player import Row
+from tdcollect.checks.registry import select
+from tdcollect.testing.doctor.examination import Examination
 
-from tdcollect import make_env
+from tdcollect import keys, make_env
 from tdcollect.cli import main
-from tdcollect.testing import Diagnosis, Verdict, diagnose
+from tdcollect.testing import Divergence, Finding, Report, diagnose
 from tdcollect.testing.doctor.collecting import _compare_with_plain_loop
-from tdcollect.testing.doctor.diagnose import QUESTIONS
-from tdcollect.testing.doctor.divergence import Divergence, first_divergence
-from tdcollect.testing.doctor.patient import Patient
-from tdcollect.testing.gymnasium_probe import Row
+from tdcollect.testing.doctor.diagnose import GROUPS
 
 from . import doctor_envs as envs
 
@@ -32,33 +33,33 @@ ENVS = Path(__file__).with_name("doctor_envs.py")
 SLOW = ("batches", "speed")  # they start processes, and measure
 
 
-def quickly(env: Any, **kwargs: Any) -> Diagnosis:
+def quickly(env: Any, **kwargs: Any) -> Report:
     return diagnose(env, **{"steps": 100, "skip": SLOW, **kwargs})
 
 
-def by_status(diagnosis: Diagnosis, status: str) -> set[str]:
-    return {verdict.name for verdict in diagnosis.verdicts if verdict.status == status}
+def by_status(report: Report, status: str) -> set[str]:
+    return {finding.name for finding in report.findings if finding.status == status}
 
 
-# --- verdicts --------------------------------------------------------------------------------
+# --- findings --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "env", [envs.Sound, envs.WithoutChance, envs.InfoAtTheEnd, envs.WithText, envs.Composite]
 )
 def test_sound_env(env: Any) -> None:
-    diagnosis = quickly(env)
-    assert by_status(diagnosis, "broken") == by_status(diagnosis, "warning") == set(), diagnosis
-    assert by_status(diagnosis, "not checked") == set(SLOW)
-    assert diagnosis.sound
-    assert diagnosis.exit_code == 0
-    diagnosis.raise_if_broken()
+    report = quickly(env)
+    assert by_status(report, "failed") == by_status(report, "warned") == set(), report
+    assert by_status(report, "skipped") == set(SLOW)
+    assert report.passed
+    assert report.exit_code == 0
+    report.raise_if_failed()
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "Blackjack-v1"])
 def test_sound_gymnasium_env(env_id: str) -> None:
-    diagnosis = quickly(env_id)
-    assert by_status(diagnosis, "broken") == by_status(diagnosis, "warning") == set(), diagnosis
+    report = quickly(env_id)
+    assert by_status(report, "failed") == by_status(report, "warned") == set(), report
 
 
 BROKEN = [
@@ -87,13 +88,13 @@ BROKEN = [
 
 @pytest.mark.parametrize(("env", "names", "told"), BROKEN, ids=lambda v: getattr(v, "__name__", ""))
 def test_broken_env(env: Any, names: set[str], told: str) -> None:
-    diagnosis = quickly(env)
-    assert by_status(diagnosis, "broken") == names, diagnosis
-    assert by_status(diagnosis, "warning") == set()
-    texts = [" ".join((v.evidence, v.cause, v.advice)) for v in diagnosis.broken]
-    assert any(told in text for text in texts), diagnosis
-    assert all(verdict.advice for verdict in diagnosis.broken)
-    assert diagnosis.exit_code == 1
+    report = quickly(env)
+    assert by_status(report, "failed") == names, report
+    assert by_status(report, "warned") == set()
+    texts = [" ".join((v.evidence, v.cause, v.advice)) for v in report.failures]
+    assert any(told in text for text in texts), report
+    assert all(finding.advice for finding in report.failures)
+    assert report.exit_code == 1
 
 
 # What is found is not told again by questions whose answer it would change.
@@ -117,37 +118,37 @@ def test_a_fault_is_told_once(
 ) -> None:
     monkeypatch.setattr(envs.AllAge, "life_of_all", [0])
     monkeypatch.setattr(envs.DrawsSeldom, "left", 400)
-    diagnosis = diagnose(env, max_episode_steps=100, skip=() if name == "batches" else ["speed"])
-    assert by_status(diagnosis, "broken") == {name}, diagnosis
-    assert by_status(diagnosis, "warning") == set()
-    verdict = diagnosis[name]
-    assert told in f"{verdict.evidence} {verdict.cause}"
+    report = diagnose(env, max_episode_steps=100, skip=() if name == "batches" else ["speed"])
+    assert by_status(report, "failed") == {name}, report
+    assert by_status(report, "warned") == set()
+    finding = report[name]
+    assert told in f"{finding.evidence} {finding.cause}"
     for other in unasked:
-        assert diagnosis[other].status == "not checked", other
-        assert diagnosis[other].evidence.endswith(f"(see {name})")
+        assert report[other].status == "skipped", other
+        assert report[other].evidence.endswith(f"(see {name})")
 
 
 def test_what_raises_is_told_once() -> None:
-    diagnosis = quickly(envs.RaisesUnseeded)
-    assert by_status(diagnosis, "broken") == {"seed"}, diagnosis
-    assert str(diagnosis).count("ValueError: no seed") == 1, diagnosis
+    report = quickly(envs.RaisesUnseeded)
+    assert by_status(report, "failed") == {"seed"}, report
+    assert str(report).count("ValueError: no seed") == 1, report
 
 
 def test_a_change_late_in_life_is_found_within_twice_the_steps() -> None:
-    verdict = quickly(envs.Ages, max_episode_steps=200)["leaks"]
-    assert "after a life of 400 steps" in verdict.evidence
-    verdict = quickly(envs.Ages, max_episode_steps=600)["leaks"]
-    assert verdict.status == "broken"
-    assert verdict.data["lifetime"] == 1200
-    assert "Ages.life (0 and " in verdict.cause
-    assert "evaluate(..., fresh_envs=True)" in verdict.advice
+    finding = quickly(envs.Ages, max_episode_steps=200)["leaks"]
+    assert "after a life of 400 steps" in finding.evidence
+    finding = quickly(envs.Ages, max_episode_steps=600)["leaks"]
+    assert finding.status == "failed"
+    assert finding.data["lifetime"] == 1200
+    assert "Ages.life (0 and " in finding.cause
+    assert "evaluate(..., fresh_envs=True)" in finding.advice
 
 
 RESUMABLE = [
-    (envs.Sound, "ok", "resumable=True brings it back", ""),
-    (envs.InnerGenerator, "ok", "resumable='history' brings it back", "resumable='history'"),
-    (envs.Leaks, "ok", "resumable='history' brings it back", "resumable='history'"),
-    (envs.BadSnapshot, "warning", "nor does resumable='history': its snapshot()", "snapshot()"),
+    (envs.Sound, "passed", "resumable=True brings it back", ""),
+    (envs.InnerGenerator, "passed", "resumable='history' brings it back", "resumable='history'"),
+    (envs.Leaks, "passed", "resumable='history' brings it back", "resumable='history'"),
+    (envs.BadSnapshot, "warned", "nor does resumable='history': its snapshot()", "snapshot()"),
 ]
 
 
@@ -155,16 +156,16 @@ RESUMABLE = [
     ("env", "status", "told", "advice"), RESUMABLE, ids=lambda v: getattr(v, "__name__", "")
 )
 def test_how_an_env_is_resumed_is_told(env: Any, status: str, told: str, advice: str) -> None:
-    verdict = quickly(env)["resumes"]
-    assert verdict.status == status
-    assert told in verdict.evidence
-    assert advice in verdict.advice
+    finding = quickly(env)["resumes"]
+    assert finding.status == status
+    assert told in finding.evidence
+    assert advice in finding.advice
 
 
 WARNED = [
     (envs.DrawsWhenMade, "global-random", "np.random at construction"),
     (envs.NeverEnds, "ends", "no episode ended in 100 steps, and the env has no time limit"),
-    (envs.EndsAtALimit, "ends", "a time limit that is told as terminated"),
+    (envs.EndsAtALimit, "ends", "a time limit that is reported as terminated"),
     (envs.RestartsItself, "final", "an env that restarts itself"),
     (envs.GivesInfinity, "numbers", "observation[1] is inf"),
     (envs.InfoChangesType, "infos", "info 'speed' is a number at seed 0, step 0, and str at seed"),
@@ -174,13 +175,13 @@ WARNED = [
 
 @pytest.mark.parametrize(("env", "name", "told"), WARNED, ids=lambda v: getattr(v, "__name__", ""))
 def test_env_to_mind(env: Any, name: str, told: str) -> None:
-    diagnosis = quickly(env)
-    assert by_status(diagnosis, "broken") == set(), diagnosis
-    assert by_status(diagnosis, "warning") == {name}, diagnosis
-    verdict = diagnosis[name]
-    assert told in f"{verdict.evidence} {verdict.cause}"
-    assert verdict.advice
-    assert diagnosis.exit_code == 0
+    report = quickly(env)
+    assert by_status(report, "failed") == set(), report
+    assert by_status(report, "warned") == {name}, report
+    finding = report[name]
+    assert told in f"{finding.evidence} {finding.cause}"
+    assert finding.advice
+    assert report.exit_code == 0
 
 
 RAISING = [
@@ -194,22 +195,22 @@ RAISING = [
 
 @pytest.mark.parametrize(("env", "told"), RAISING, ids=lambda v: getattr(v, "__name__", ""))
 def test_env_that_does_not_run(env: Any, told: str) -> None:
-    diagnosis = quickly(env, skip=())
-    assert by_status(diagnosis, "broken") == {"runs"}
-    assert told in diagnosis["runs"].evidence
-    assert len(by_status(diagnosis, "not checked")) == len(diagnosis.verdicts) - 1
+    report = quickly(env, skip=())
+    assert by_status(report, "failed") == {"runs"}
+    assert told in report["runs"].evidence
+    assert len(by_status(report, "skipped")) == len(report.findings) - 1
 
 
 def test_env_that_raises_later() -> None:
-    diagnosis = quickly(envs.RaisesLater)
-    assert by_status(diagnosis, "broken") == {"leaks"}
-    assert "ZeroDivisionError: no seed 4" in diagnosis["leaks"].evidence
+    report = quickly(envs.RaisesLater)
+    assert by_status(report, "failed") == {"leaks"}
+    assert "ZeroDivisionError: no seed 4" in report["leaks"].evidence
 
 
 def test_bipedal_walker_leaks() -> None:
-    diagnosis = quickly("BipedalWalker-v3", max_episode_steps=200)
-    assert by_status(diagnosis, "broken") == {"leaks"}, diagnosis
-    found = diagnosis["leaks"].data
+    report = quickly("BipedalWalker-v3", max_episode_steps=200)
+    assert by_status(report, "failed") == {"leaks"}, report
+    found = report["leaks"].data
     # The evidence holds: a plain loop shows the same difference.
     fresh, used = (gym.make("BipedalWalker-v3") for _ in range(2))
     actions = fresh.action_space
@@ -235,14 +236,14 @@ def test_bipedal_walker_leaks() -> None:
 
 
 def test_time_limit_of_a_wrapper_is_told() -> None:
-    diagnosis = quickly(lambda: gym.wrappers.TimeLimit(envs.NeverEnds(), 20))
-    assert diagnosis["ends"].status == "ok"
-    assert "7 were truncated; a time limit of 20 steps" in diagnosis["ends"].evidence
+    report = quickly(lambda: gym.wrappers.TimeLimit(envs.NeverEnds(), 20))
+    assert report["ends"].status == "passed"
+    assert "7 were truncated; a time limit of 20 steps" in report["ends"].evidence
 
 
 def test_slow_env_is_played_for_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.testing.doctor.patient.PLAY_SECONDS", 0.3)
-    evidence = quickly(envs.Slow, skip=tuple(QUESTIONS))["runs"].evidence
+    monkeypatch.setattr("tdcollect.testing.doctor.examination.PLAY_SECONDS", 0.3)
+    evidence = quickly(envs.Slow, skip=tuple(select(*GROUPS)))["runs"].evidence
     assert "to bound time or memory" in evidence
 
 
@@ -264,31 +265,31 @@ def test_another_seed_tries_other_episodes() -> None:
 
 
 def test_batches_are_those_of_a_plain_loop_on_each_backend() -> None:
-    verdict = diagnose(envs.Sound, max_episode_steps=40, skip=["speed"])["batches"]
-    assert verdict.status == "ok"
-    assert "serial: 200 rows" in verdict.evidence
-    assert "process: 200 rows" in verdict.evidence
+    finding = diagnose(envs.Sound, max_episode_steps=40, skip=["speed"])["batches"]
+    assert finding.status == "passed"
+    assert "serial: 200 rows" in finding.evidence
+    assert "process: 200 rows" in finding.evidence
 
 
 def test_actions_in_parts_reach_the_plain_loop_as_the_space_has_them() -> None:
-    patient = Patient(envs.Composite, None, {}, 40, 0)
-    _, found = _compare_with_plain_loop(patient, make_env(envs.Composite, 2), 40)
-    patient.close()
+    exam = Examination(envs.Composite, None, {}, 40, 0)
+    _, found = _compare_with_plain_loop(exam, make_env(envs.Composite, 2), 40)
+    exam.close()
     assert found == ""
 
 
 def test_env_that_depends_on_its_process() -> None:
-    diagnosis = diagnose(envs.Process, max_episode_steps=40, skip=["speed"])
-    assert by_status(diagnosis, "broken") == {"batches"}
-    assert "backend='process' and a plain loop: slot 0, step 0" in diagnosis["batches"].evidence
+    report = diagnose(envs.Process, max_episode_steps=40, skip=["speed"])
+    assert by_status(report, "failed") == {"batches"}
+    assert "backend='process' and a plain loop: slot 0, step 0" in report["batches"].evidence
 
 
 def test_speed_recommends_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tdcollect.testing.doctor.collecting._MEASURED_SECONDS", 0.05)
-    names = set(by_status(quickly(envs.Sound), "ok")) - {"runs"}
-    verdict = diagnose("CartPole-v1", max_episode_steps=50, skip=[*names, "batches"])["speed"]
-    assert verdict.status == "ok"
-    figures = verdict.data["frames_per_second"]
+    names = set(by_status(quickly(envs.Sound), "passed")) - {"runs"}
+    finding = diagnose("CartPole-v1", max_episode_steps=50, skip=[*names, "batches"])["speed"]
+    assert finding.status == "passed"
+    figures = finding.data["frames_per_second"]
     assert [(f["backend"], f["num_envs"]) for f in figures] == [
         ("serial", 1),
         ("serial", 8),
@@ -297,19 +298,19 @@ def test_speed_recommends_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> N
         ("process", 32),
     ]
     best = max(figure["frames_per_second"] for figure in figures)
-    chosen = verdict.data["recommended"]
+    chosen = finding.data["recommended"]
     (rate,) = [f["frames_per_second"] for f in figures if chosen.items() <= f.items()]
     assert rate * 1.1 >= best
-    assert f"num_envs={chosen['num_envs']}, backend={chosen['backend']!r}" in verdict.advice
-    assert 0 < verdict.data["step_us"] < 10_000
+    assert f"num_envs={chosen['num_envs']}, backend={chosen['backend']!r}" in finding.advice
+    assert 0 < finding.data["step_us"] < 10_000
 
 
 def test_envpool() -> None:
     pytest.importorskip("envpool")
-    diagnosis = diagnose("CartPole-v1", backend="envpool", max_episode_steps=100, skip=["speed"])
-    assert by_status(diagnosis, "broken") == set(), diagnosis
-    assert "new pools for seeded resets" in diagnosis["leaks"].evidence
-    assert "envpool: 200 rows" in diagnosis["batches"].evidence
+    report = diagnose("CartPole-v1", backend="envpool", max_episode_steps=100, skip=["speed"])
+    assert by_status(report, "failed") == set(), report
+    assert "new pools for seeded resets" in report["leaks"].evidence
+    assert "envpool: 200 rows" in report["batches"].evidence
     with pytest.raises(ValueError, match=r"an id of envpool.list_all_envs\(\), got 'NoSuchEnv-v0'"):
         diagnose("NoSuchEnv-v0", backend="envpool")
 
@@ -318,7 +319,9 @@ def test_envpool() -> None:
 
 
 def row(observation: Any, reward: float = 0.0, terminated: bool = False) -> Row:
-    return Row(observation, reward, terminated, False, {}, (None,) * 5)
+    values = observation, reward, terminated, False
+    names = keys.OBSERVATION, keys.REWARD, keys.TERMINATED, keys.TRUNCATED
+    return Row(dict(zip(names, values, strict=True)))
 
 
 def test_first_divergence_names_episode_step_entry_and_size() -> None:
@@ -378,25 +381,24 @@ def test_first_divergence_is_the_first(values: list[list[float]], data: Any) -> 
 
 
 def test_table() -> None:
-    verdicts = (
-        Verdict("seed", "a seed decides", "ok", "4 seeds"),
-        Verdict("leaks", "nothing leaks", "broken", "at 3", "a wind", "a" * 40 + " " + "b" * 40),
-        Verdict("final", "final observations", "ok", ""),
+    findings = (
+        Finding("seed", "a seed decides", "passed", "4 seeds"),
+        Finding("leaks", "nothing leaks", "failed", "at 3", "a wind", "a" * 40 + " " + "b" * 40),
+        Finding("final", "final observations", "passed", ""),
     )
-    assert str(Diagnosis("Windy-v0", verdicts)).splitlines() == [
-        "Windy-v0: broken (2 ok, 1 broken)",
+    assert str(Report("Windy-v0", findings)).splitlines() == [
+        "Windy-v0: failed (2 passed, 1 failed)",
         "",
-        "  ok           seed   4 seeds",
-        "  broken       leaks  at 3",
-        "                      cause: a wind",
-        f"                      do: {'a' * 40}",
-        f"                        {'b' * 40}",
-        "  ok           final  final observations",
+        "  passed   seed   4 seeds",
+        "  failed   leaks  at 3",
+        "                  cause: a wind",
+        f"                  do: {'a' * 40} {'b' * 40}",
+        "  passed   final  final observations",
     ]
-    with pytest.raises(AssertionError, match=r"Windy-v0: broken .*\n  broken +leaks  at 3"):
-        Diagnosis("Windy-v0", verdicts).raise_if_broken()
+    with pytest.raises(AssertionError, match=r"Windy-v0: failed .*\n  failed +leaks  at 3"):
+        Report("Windy-v0", findings).raise_if_failed()
     with pytest.raises(KeyError, match=r"expected one of \['seed', 'leaks', 'final'\], got 'wind'"):
-        Diagnosis("Windy-v0", verdicts)["wind"]
+        Report("Windy-v0", findings)["wind"]
 
 
 def command(*arguments: str) -> int:
@@ -407,17 +409,19 @@ def command(*arguments: str) -> int:
 
 def test_command_prints_the_table_and_exits_by_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("CartPole-v1") == 0
-    assert capsys.readouterr().out.startswith("CartPole-v1: sound (13 ok, 2 not checked)\n\n  ok  ")
+    assert capsys.readouterr().out.startswith(
+        "CartPole-v1: passed (13 passed, 2 skipped)\n\n  passed  "
+    )
     assert command(f"{ENVS}:Leaks") == 1
-    assert capsys.readouterr().out.startswith("Leaks: broken (12 ok, 1 broken, 2 not checked)\n")
+    assert capsys.readouterr().out.startswith("Leaks: failed (12 passed, 1 failed, 2 skipped)\n")
 
 
 def test_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(f"{ENVS}:Leaks", "--seed", "3", "--json") == 1
     told = json.loads(capsys.readouterr().out)
-    assert (told["env"], told["sound"]) == ("Leaks", False)
-    (leak,) = [verdict for verdict in told["verdicts"] if verdict["name"] == "leaks"]
-    assert leak["status"] == "broken"
+    assert (told["env"], told["passed"]) == ("Leaks", False)
+    (leak,) = [finding for finding in told["findings"] if finding["name"] == "leaks"]
+    assert leak["status"] == "failed"
     assert (leak["data"]["seed"], leak["data"]["episode"], leak["data"]["step"]) == (4, 0, 1)
     assert leak["data"]["size"] == abs(leak["data"]["first"] - leak["data"]["second"])
 
@@ -470,12 +474,12 @@ def test_docs_show_what_is_printed(
     status = main(typed.split())
     printed = capsys.readouterr().out
     assert printed == CONSOLES[typed]
-    assert status == (0 if ": sound (" in printed else 1)
+    assert status == (0 if ": passed (" in printed else 1)
 
 
-def test_docs_show_a_sound_and_a_broken_env_and_name_each_question() -> None:
+def test_docs_show_a_sound_and_a_broken_env_and_name_each_check() -> None:
     assert len(CONSOLES) == 2
-    names = [verdict.name for verdict in quickly(envs.RaisesWhenMade).verdicts]
+    names = [finding.name for finding in quickly(envs.RaisesWhenMade).findings]
     assert re.findall(r"^\| `([\w-]+)` \|", PAGES[1], re.M) == names
 
 
@@ -490,9 +494,7 @@ def test_bad_arguments() -> None:
         diagnose(envs.Sound, backend="envpool")
     with pytest.raises(ValueError, match="expected max_episode_steps to be positive, got 0"):
         diagnose("CartPole-v1", max_episode_steps=0)
-    with pytest.raises(
-        ValueError, match=r"questions to skip to be of seed, leaks, .*got \['wind'\]"
-    ):
+    with pytest.raises(ValueError, match=r"checks to skip to be of .*seed.*leaks.*got \['wind'\]"):
         diagnose("CartPole-v1", skip=["wind"])
 
 
@@ -517,8 +519,8 @@ class Nested(envs.Sound):
 
 
 def test_nested_observations() -> None:
-    diagnosis = diagnose(Nested, max_episode_steps=60, skip=["speed"])
-    assert by_status(diagnosis, "broken") == by_status(diagnosis, "warning") == set(), diagnosis
+    report = diagnose(Nested, max_episode_steps=60, skip=["speed"])
+    assert by_status(report, "failed") == by_status(report, "warned") == set(), report
 
 
 def test_script_writes_a_table_of_what_it_is_given() -> None:
@@ -527,7 +529,7 @@ def test_script_writes_a_table_of_what_it_is_given() -> None:
     text = tables([quickly(env).to_dict() for env in given], 100)
     row = next(line for line in text.splitlines() if line.startswith("| env |"))
     assert row.split(" | ")[1:4] == ["seed", "leaks", "global-random"]
-    assert "\n| Sound | ok | ok | ok |" in text
-    assert "\n| Leaks | ok | **broken** | ok |" in text
-    assert "\n- Leaks, leaks (broken): a new env, and one used before" in text
+    assert "\n| Sound | passed | passed | passed |" in text
+    assert "\n| Leaks | passed | **failed** | passed |" in text
+    assert "\n- Leaks, leaks (failed): a new env, and one used before" in text
     assert text.endswith("Not made here:\n\n- RaisesWhenMade: RuntimeError: no licence\n")

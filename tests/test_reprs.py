@@ -16,7 +16,6 @@ from torchrl.envs import StepCounter, TransformedEnv
 import tdcollect
 from tdcollect import collect, envs, evaluation, testing, trajectories
 from tdcollect.evaluation import Episode
-from tdcollect.testing.doctor.diagnosis import BROKEN
 
 HOSTILE = "<script>alert('x')</script> & co"
 PACKAGES = ("", ".collect", ".envs", ".evaluation", ".testing", ".trajectories")
@@ -45,8 +44,7 @@ def shown() -> dict[str, Any]:
     names = [f"{HOSTILE}{n}" * 9 for n in range(3)]
     comparison = tdcollect.compare(*results, names=names, resamples=99)
     summary = results[0].summary(resamples=99)
-    rules = [testing.Finding(HOSTILE * 9, None, HOSTILE * 9) for _ in range(9)]
-    verdicts = [testing.Verdict(HOSTILE, HOSTILE, BROKEN, HOSTILE * 9) for _ in range(9)]
+    findings = [testing.Finding(HOSTILE, HOSTILE, "failed", HOSTILE * 9) for _ in range(9)]
     stats = collector.stats
     path = Path(HOSTILE * 9)
     problem = evaluation.Problem(path, HOSTILE * 9, 3)
@@ -57,8 +55,7 @@ def shown() -> dict[str, Any]:
         *(results[0].episodes[0], Episode(3, 1, 2, "failed", 2)),
         tdcollect.EvaluationCollector("CartPole-v1", None, 5),
         *(problem, evaluation.Verification(path, 3, 0, (problem,) * 9)),
-        *(testing.Diagnosis(HOSTILE, tuple(verdicts)), verdicts[0], envs.EnvAction()),
-        *(testing.Report(HOSTILE, tuple(rules)), rules[0]),
+        *(testing.Report(HOSTILE, tuple(findings)), findings[0], envs.EnvAction()),
         testing.Divergence(0, 1, 2, "observation", np.zeros(99), np.ones(99), 1.0),
         *(testing.CountingEnv(), testing.CountingPolicy(), testing.StatelessCountingPolicy()),
         *(testing.CountingRules(), testing.TorchCountingEnv([2])),
@@ -89,7 +86,7 @@ def test_each_repr_is_a_short_line(shown: dict[str, Any]) -> None:
         assert len(text) <= 200, text
 
 
-TABLES = ("Summary", "Comparison", "Explanation", "Statistics", "Diagnosis", "Report")
+TABLES = ("Summary", "Comparison", "Explanation", "Statistics", "Report")
 
 
 class Texts(HTMLParser):
@@ -117,7 +114,7 @@ def test_tables_are_tables_in_a_notebook_and_in_print(name: str, shown: dict[str
     assert set(page.tags) <= allowed  # no script from a name
     assert page.tags == ["pre"] or page.tags.count("tr") > 3
     words = [word for line in str(thing).splitlines() for word in line.split()]
-    if name not in ("Diagnosis", "Report"):  # which wrap, and mark their words
+    if name != "Report":  # which wraps, and marks its words
         assert set(words) <= set(page.text.split())
     assert len(str(thing).splitlines()) > 3
 

@@ -45,7 +45,9 @@ def forkserver() -> ForkServerContext:
     """Return the context of this process's server, which runs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
-    with mock.patch.dict(os.environ, _ONE_THREAD):
+    # It imports what this process would, wherever that has changed its directory to.
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    with mock.patch.dict(os.environ, {**_ONE_THREAD, "PYTHONPATH": path}):
         _server.ensure_running()
     return context
 

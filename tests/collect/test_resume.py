@@ -430,6 +430,7 @@ def test_torch_save_and_load_of_weights_only(tmp_path: Path, case: str) -> None:
     other.shutdown()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_collectors_in_other_processes_hand_their_states_over() -> None:
     def build() -> Any:
         return Collector(

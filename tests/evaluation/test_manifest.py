@@ -44,9 +44,7 @@ forked = partial(AsyncVectorEnv, context="fork")  # spawned, each would import t
 def test_backends_and_numbers_of_slots_have_one_manifest(backend: Any) -> None:
     one = manifest(wrapped)
     if backend == "process":
-        other = manifest(
-            partial(make_env, wrapped, 2, backend=backend, start_method="fork")
-        )
+        other = manifest(partial(make_env, wrapped, 2, backend=backend, start_method="fork"))
     else:
         made = backend([wrapped] * 2, autoreset_mode=AutoresetMode.DISABLED)
         env = make_env(made)

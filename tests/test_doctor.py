@@ -13,7 +13,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from tdcollect.checks.difference import first_divergence
@@ -498,28 +497,8 @@ def test_bad_arguments() -> None:
         diagnose("CartPole-v1", skip=["wind"])
 
 
-class Nested(envs.Sound):
-    """Observations in a dict, with a tuple and a discrete part in it."""
-
-    observation_space = spaces.Dict(
-        walk=spaces.Box(-np.inf, np.inf, (2,), np.float32),
-        side=spaces.Tuple([spaces.Discrete(2), spaces.Box(-9, 9, (1,), np.float32)]),
-    )
-
-    def _nested(self, walk: Any) -> Any:
-        return {"walk": walk, "side": (np.int64(walk[0] > 0), walk[:1].copy())}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        walk, info = super().reset(seed=seed)
-        return self._nested(walk), info
-
-    def step(self, action: Any) -> Any:
-        walk, *rest = super().step(action)
-        return self._nested(walk), *rest
-
-
 def test_nested_observations() -> None:
-    report = diagnose(Nested, max_episode_steps=60, skip=["speed"])
+    report = diagnose(envs.Nested, max_episode_steps=60, skip=["speed"])
     assert by_status(report, "failed") == by_status(report, "warned") == set(), report
 
 

@@ -1,15 +1,16 @@
 # `make demo` and `make test` set up everything that they need.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := -m pip install --quiet --disable-pip-version-check
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-slow soak lint bench clean
+.PHONY: demo test test-slow test-versions test-oldest test-newest soak lint bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(INSTALL) -c constraints.txt torch
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: .venv/installed
@@ -27,14 +28,30 @@ test: lint
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -n auto -m slow
 
+# The tests with the oldest and with the newest versions that pyproject.toml allows, Python's too.
+OLDEST_PYTHON ?= python3.11
+NEWEST_PYTHON ?= python3.13
+
+test-versions: test-oldest test-newest
+
+test-oldest:
+	$(OLDEST_PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python $(INSTALL) -c constraints-oldest.txt -e '.[dev]'
+	.venv-oldest/bin/python -m pytest -n auto
+
+test-newest:
+	$(NEWEST_PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python $(INSTALL) --upgrade --upgrade-strategy eager -e '.[dev]'
+	.venv-newest/bin/python -m pytest -n auto
+
 # Envs that fail at random, for MINUTES.
 MINUTES ?= 10
 soak: .venv/installed
 	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
 bench: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf .venv runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The doctor's verdicts on gymnasium's own envs: the tables of docs/doctor.md.
+"""The doctor's findings on gymnasium's own envs: the tables of docs/doctor.md.
 
     python benchmarks/doctor.py                        # all envs, written into the page
     python benchmarks/doctor.py CartPole-v1 Taxi-v4    # some envs, printed as JSON lines
@@ -23,7 +23,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "doctor.md"
 BEGIN, END = "<!-- written by benchmarks/doctor.py -->\n", "<!-- end -->\n"
 _COMPATIBILITY = ("GymV21Environment-v0", "GymV26Environment-v0")
 _PACKAGES = ("gymnasium", "numpy", "box2d", "mujoco")
-_SHOWN = {"ok": "ok", "warning": "warning", "broken": "**broken**", "not checked": "-"}
+_SHOWN = {"passed": "passed", "warned": "warned", "failed": "**failed**", "skipped": "-"}
 
 
 def main() -> None:
@@ -57,9 +57,13 @@ def main() -> None:
 
 
 def tables(found: list[dict[str, Any]], steps: int) -> str:
-    """Markdown: the table of verdicts, notes, and envs that cannot be made."""
-    made = [one for one in found if one["verdicts"][0]["status"] == "ok"]
-    names = [v["name"] for v in made[0]["verdicts"] if v["name"] not in ("runs", "speed")]
+    """Markdown: the table of findings, notes, and envs that cannot be made."""
+    made = [one for one in found if one["findings"][0]["status"] == "passed"]
+    names = [
+        finding["name"]
+        for finding in made[0]["findings"]
+        if finding["name"] not in ("runs", "speed")
+    ]
     versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
     lines = [
         f"Python {platform.python_version()}, {versions}; episodes of up to {steps} steps.",
@@ -67,22 +71,22 @@ def tables(found: list[dict[str, Any]], steps: int) -> str:
     ]
     lines += [f"| env | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     for one in made:
-        status = {v["name"]: _SHOWN[v["status"]] for v in one["verdicts"]}
+        status = {finding["name"]: _SHOWN[finding["status"]] for finding in one["findings"]}
         lines.append(f"| {one['env']} | {' | '.join(status[name] for name in names)} |")
-    lines += ["", "Evidence for the verdicts that are not ok:", ""]
+    lines += ["", "Evidence for the checks that did not pass:", ""]
     for one in made:
-        for v in one["verdicts"]:
-            if v["name"] == "runs" and "; cut at" in v["evidence"]:
-                lines.append(f"- {one['env']}: {v['evidence']}")
-            if v["status"] in ("warning", "broken"):
-                cause = f" Likely cause: {v['cause']}." if v["cause"] else ""
-                told = f"{v['evidence']}.{cause}".replace("<", "&lt;")
-                lines.append(f"- {one['env']}, {v['name']} ({v['status']}): {told}")
+        for finding in one["findings"]:
+            if finding["name"] == "runs" and "; cut at" in finding["evidence"]:
+                lines.append(f"- {one['env']}: {finding['evidence']}")
+            if finding["status"] in ("warned", "failed"):
+                cause = f" Likely cause: {finding['cause']}." if finding["cause"] else ""
+                note = f"{finding['evidence']}.{cause}".replace("<", "&lt;")
+                lines.append(f"- {one['env']}, {finding['name']} ({finding['status']}): {note}")
     lines += ["", "Envs that could not be made here:", ""]
     reasons: dict[str, list[str]] = {}
     for one in found:
         if one not in made:
-            why = one["verdicts"][0]["evidence"]
+            why = one["findings"][0]["evidence"]
             reasons.setdefault(why.rpartition(" (")[0] or why, []).append(one["env"])
     lines += [f"- {', '.join(envs)}: {why}" for why, envs in reasons.items()]
     return "\n".join(lines) + "\n"

@@ -16,14 +16,14 @@ import numpy as np
 from scipy import stats
 
 from tdcollect import compare
-from tdcollect.evaluation import resampling
-from tdcollect.evaluation.intervals import (
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports import intervals
+from tdcollect.evaluation.reports.intervals import (
     Interval,
     interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
 )
-from tdcollect.evaluation.records import Episode
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -110,7 +110,7 @@ def methods(size: int, evaluations: int) -> str:
 
 def blocks(size: int, evaluations: int) -> str:
     """Coverage of both intervals: resampled value by value, and in blocks (over 20,000 values)."""
-    rows, limit = [], resampling.DRAWN_SINGLY
+    rows, limit = [], intervals.DRAWN_SINGLY
     for number, (name, draw) in enumerate(RETURNS.items()):
         many = draw(np.random.default_rng(0), (4_000_000,))
         for what, interval_of, truth in [
@@ -119,13 +119,13 @@ def blocks(size: int, evaluations: int) -> str:
         ]:
             shares = []
             for longest in (size, 0):
-                resampling.DRAWN_SINGLY = longest
+                intervals.DRAWN_SINGLY = longest
                 rng = np.random.default_rng([number, size])
                 samples = draw(rng, (evaluations, size))
                 found = [interval_of(values, CONFIDENCE, 500, rng) for values in samples]
                 shares.append(np.mean([holds(interval, truth) for interval in found]))
             rows.append([name, what, *map(percent, shares)])
-    resampling.DRAWN_SINGLY = limit
+    intervals.DRAWN_SINGLY = limit
     return markdown([f"returns, E = {size}", "interval of", "value by value", "by blocks"], rows)
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 from measure import Program
 
 from tdcollect.collect.fast.policy import Program as Policy
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.envs.stepper import Stepper
 
 NETWORK, SAMPLING = "network", "sampling and log-prob"
 STEPS, RESETS, LOOP = "env steps", "env resets", "the loop"
@@ -41,18 +41,18 @@ def shares(program: Program, seconds: float) -> dict[str, float]:
 @contextmanager
 def _timers(spent: Counter[str]) -> Iterator[None]:
     def policy(self: Policy, step: Any) -> None:
-        last = len(self.ops) - 1
-        for i, op in enumerate(self.ops):
+        last = len(self.calls) - 1
+        for i, call in enumerate(self.calls):
             start = time.perf_counter()
-            op(step)
+            call(step)
             spent[SAMPLING if i == last else NETWORK] += time.perf_counter() - start
 
-    step = _timed(GymnasiumEnv.step_arrays, STEPS, spent)
-    reset = _timed(GymnasiumEnv.reset_arrays, RESETS, spent)
+    step = _timed(Stepper.step, STEPS, spent)
+    reset = _timed(Stepper.reset, RESETS, spent)
     with (
         mock.patch.object(Policy, "__call__", policy),
-        mock.patch.object(GymnasiumEnv, "step_arrays", step),
-        mock.patch.object(GymnasiumEnv, "reset_arrays", reset),
+        mock.patch.object(Stepper, "step", step),
+        mock.patch.object(Stepper, "reset", reset),
     ):
         yield
 

@@ -18,7 +18,7 @@ from torchrl.envs import DoubleToFloat, EnvBase, ObservationNorm, TransformedEnv
 from torchrl.modules import OneHotCategorical, ValueOperator
 
 import tdcollect
-from tdcollect.collect import base as loop_choice
+from tdcollect.collect import path as loop_choice
 
 CARTPOLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 

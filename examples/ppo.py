@@ -24,8 +24,7 @@ from torchrl.objectives.value import GAE
 from tqdm import tqdm
 
 import tdcollect
-from tdcollect.evaluation import write_comparison_report
-from tdcollect.evaluation.request import Request
+from tdcollect.evaluation import Request, write_comparison_report
 
 ENV, MOST, GOAL = "CartPole-v1", 500, 475
 NUM_ENVS, FRAMES_PER_BATCH, EPOCHS, LEARNING_RATE = 8, 256, 20, 1e-3

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tdcollect.versions import check_versions
+
 if TYPE_CHECKING:
     from tdcollect.checkpoint import load_checkpoint, save_checkpoint
     from tdcollect.collect import (
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
         log_stats,
     )
     from tdcollect.envs import GymnasiumEnv, make_env
-    from tdcollect.evaluation.collector import EvaluationCollector
-    from tdcollect.evaluation.comparison import compare
-    from tdcollect.evaluation.errors import NotReproducibleError
+    from tdcollect.evaluation.episodes.collector import EvaluationCollector
+    from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+    from tdcollect.evaluation.reports.comparison import compare
     from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.run import evaluate
     from tdcollect.evaluation.verification import verify
@@ -50,19 +52,21 @@ __all__ = [
     "verify",
 ]
 
+check_versions()
+
 # Imported when they are asked for: torch takes seconds, and the command line should not make
 # someone wait for it who wants to read its help.
 _MODULES = {
     "Collector": "collect",
-    "EvaluationCollector": "evaluation.collector",
+    "EvaluationCollector": "evaluation.episodes.collector",
     "EvaluationResult": "evaluation.result",
     "GymnasiumEnv": "envs",
     "Hooks": "collect",
     "LogStatistics": "collect",
-    "NotReproducibleError": "evaluation.errors",
+    "NotReproducibleError": "evaluation.episodes.isolation",
     "Render": "collect",
     "SyncDataCollector": "collect",
-    "compare": "evaluation.comparison",
+    "compare": "evaluation.reports.comparison",
     "env_seed": "seeding",
     "evaluate": "evaluation.run",
     "load_checkpoint": "checkpoint",

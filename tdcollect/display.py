@@ -1,4 +1,4 @@
-"""Objects as text at a prompt, and as tables in a notebook."""
+"""Objects as text: one line at a prompt, tables, numbers and counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_LINE = 200  # characters
 
 
 def one_line(thing: Any, *parts: str) -> str:
-    """``Name(part, part)`` for a ``__repr__``: always one line, cut if it is long."""
+    """Return ``Name(part, part)`` for a ``__repr__``: one line, cut if it is too long."""
     text = re.sub(r"[ \n\t]+", " ", f"{type(thing).__name__}({', '.join(parts)})")
     text = visible(text)
     return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 4] + "...)"
@@ -25,7 +25,7 @@ def html_table(
     before: Iterable[str] = (),
     after: Iterable[str] = (),
 ) -> str:
-    """A table for a ``_repr_html_``, between paragraphs. Every text is escaped.
+    """Return a table for a ``_repr_html_``, between paragraphs. Every text is escaped.
 
     Args:
         header: the columns' headings.
@@ -46,14 +46,52 @@ def html_table(
 
 
 def html_text(text: str) -> str:
-    """Preformatted text, escaped, for a ``_repr_html_``."""
+    """Return lines as they are, escaped, for a ``_repr_html_``."""
     return f"<pre>{html_escaped(text)}</pre>"
 
 
 def html_escaped(text: str) -> str:
-    """Text as HTML; control characters are written out, as no page shows them."""
+    """Return text as HTML, with control characters written out."""
     return escape(visible(text, lines=True))
 
 
 def _paragraphs(texts: Iterable[str]) -> list[str]:
     return [f"<p>{html_escaped(text)}</p>" for text in texts]
+
+
+def number_text(value: float | None) -> str:
+    """Return a number with five significant digits, or all before the point; "-" for None."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}"
+
+
+def count_text(count: int, thing: str) -> str:
+    """Return a count with its noun: ``1 episode``, ``2 episodes``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def interval_text(low: float, high: float) -> str:
+    """Return an interval as ``[low, high]``."""
+    return f"[{number_text(low)}, {number_text(high)}]"
+
+
+def percent_text(share: float) -> str:
+    """Return a share as percent: 0.95 as ``95%``."""
+    return f"{100 * share:.6g}%"
+
+
+def text_table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    """Return columns under their header: the first flush left, the others flush right.
+
+    Control characters in cells are written out.
+    """
+    lines = [[visible(cell) for cell in line] for line in (header, *rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+
+    def line_text(line: list[str]) -> str:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join(line_text(line) for line in lines)

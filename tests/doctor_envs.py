@@ -337,7 +337,7 @@ class Process(Sound):
         import multiprocessing
         import sys
 
-        elsewhere = "tdcollect" not in sys.modules
+        elsewhere = "torchrl" not in sys.modules
         return super().draw() + (multiprocessing.parent_process() is not None or elsewhere)
 
 

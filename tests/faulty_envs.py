@@ -103,5 +103,7 @@ def faulty_env(
         made = ProcessBackend(
             factories, num_workers=num_workers or num_envs, timeout=0.4, start_method="fork"
         )
-    stepper = Stepper(made, bookkeeping, check_finite=True, max_restarts=max_restarts)
-    return GymnasiumEnv(stepper, batched=True, name="faulty")
+    stepper = Stepper(
+        made, bookkeeping, name="faulty", check_finite=True, max_restarts=max_restarts
+    )
+    return GymnasiumEnv(stepper, batched=True)

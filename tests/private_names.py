@@ -38,7 +38,7 @@ STRINGS = {
 ENTRIES = {"_reset", "_step"}
 """TorchRL's entries of these names are public: ``tdcollect.keys`` names them."""
 
-SHARED = {"_monitor", "_stale", "_child"}
+SHARED = {"_monitor", "_runner", "_made_env", "_child"}
 """Private attributes of tdcollect's classes that functions beside them use."""
 
 AS_STRING = "as a string"

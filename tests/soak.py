@@ -103,8 +103,8 @@ def make(backend: str) -> GymnasiumEnv:
         slots = SerialBackend(factories)
     else:
         slots = ProcessBackend(factories, num_workers=3, timeout=TIMEOUT, start_method="fork")
-    stepper = Stepper(slots, check_finite=True, max_restarts=10**9)
-    return GymnasiumEnv(stepper, batched=True, name=f"unlucky ({backend})")
+    stepper = Stepper(slots, name=f"unlucky ({backend})", check_finite=True, max_restarts=10**9)
+    return GymnasiumEnv(stepper, batched=True)
 
 
 class Held:

@@ -88,8 +88,8 @@ def process_env(
     )
     if info_keys:
         backend.read_info(info_keys)
-    stepper = Stepper(backend, Bookkeeping(max_episode_steps=max_episode_steps))
-    env = GymnasiumEnv(stepper, batched=batched, name="process env")
+    stepper = Stepper(backend, Bookkeeping(max_episode_steps=max_episode_steps), name="process env")
+    env = GymnasiumEnv(stepper, batched=batched)
     if seed is not None:
         env.set_seed(seed)
     return env
@@ -433,6 +433,8 @@ def test_check_env_specs_passes(env: GymnasiumEnv) -> None:
 
 @some_kinds
 def test_random_rollouts_run_over_many_episodes(env: GymnasiumEnv) -> None:
+    torch.manual_seed(0)
+    env.set_seed(0)
     batch = env.rollout(60, break_when_any_done=False)
     assert batch.shape == (*env.batch_size, 60)
     assert batch["next", "done"].any()

@@ -22,8 +22,7 @@ from torchrl.objectives.value import GAE
 
 from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_trajectories
 from tdcollect.envs.buffers import Bookkeeping
-from tdcollect.envs.errors import SlotError
-from tdcollect.envs.faults import RestartsExhausted
+from tdcollect.envs.errors import RestartsExhausted, SlotError
 from tdcollect.seeding import restart_seed
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 
@@ -309,7 +308,7 @@ def test_an_env_that_cannot_be_built_at_first_is_tried_again(tmp_path: Path) -> 
 
     env = make_env(build, 2, on_env_error="restart", max_restarts=3)
     assert env.rollout(5, break_when_any_done=False)[MARK].sum() == 1
-    assert env.stepper.restarts.count == 3
+    assert env.restarts == 3
     tries.clear()
     env = make_env(build, 2, on_env_error="restart", max_restarts=2)
     with pytest.raises(RestartsExhausted, match=r"failed in rebuild\(\) of slot 1: .*no licence"):
@@ -382,7 +381,7 @@ def test_trajectories_split_at_the_marked_row(make: Any) -> None:
 def test_statistics_count_restarts_and_leave_broken_episodes_out(
     make: Any, monkeypatch: pytest.MonkeyPatch, stock_loop: bool, timers: bool
 ) -> None:
-    monkeypatch.setattr("tdcollect.collect.base.RUN_ON_ARRAYS", not stock_loop)
+    monkeypatch.setattr("tdcollect.collect.path.RUN_ON_ARRAYS", not stock_loop)
     told: list[float] = []
 
     class Told(Hooks):
@@ -413,7 +412,7 @@ def test_statistics_count_restarts_and_leave_broken_episodes_out(
 def test_whole_episodes_take_the_place_of_broken_ones(
     make: Any, monkeypatch: pytest.MonkeyPatch, stock_loop: bool
 ) -> None:
-    monkeypatch.setattr("tdcollect.collect.base.RUN_ON_ARRAYS", not stock_loop)
+    monkeypatch.setattr("tdcollect.collect.path.RUN_ON_ARRAYS", not stock_loop)
     env = make({1: "raise", 2: "nan at reset"})
     collector = Collector(env, StatelessCountingPolicy(), frames_per_batch=30)
     batch = collector.collect(episodes=9)
@@ -477,3 +476,27 @@ def test_what_cannot_be_honoured_is_refused_before_anything_is_made(case: str) -
     env = env() if callable(env) else env
     with pytest.raises((TypeError, ValueError), match=re.escape(told)):
         make_env(env, **options)
+
+
+def test_a_step_without_restarts_raises_and_spends_none() -> None:
+    class Breaks(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> Any:
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            raise ValueError("broken")
+
+    env = make_env(Breaks, 2, on_env_error="restart")
+    (buffers,) = env.allocate(1)
+    env.stepper.reset(None, buffers)
+    actions = env.read_actions(env.rand_action())
+    with pytest.raises(SlotError, match="slot 0, episode 0, step 0: ValueError: broken"):
+        env.stepper.step(actions, None, buffers, restart=False)
+    assert env.restarts == 0
+    env.stepper.reset(None, buffers)
+    env.stepper.step(actions, None, buffers)
+    assert env.restarts == 2
+    assert sorted(env.broken_episodes) == [0, 1]

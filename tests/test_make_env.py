@@ -419,7 +419,7 @@ def test_each_frame_begins_where_a_tensor_of_torchs_own_would(slots: int) -> Non
 
 def test_an_env_of_torchrl_is_no_gymnasium_env() -> None:
     with pytest.raises(
-        TypeError, match=r"got the TorchRL env GymEnv\(.*; collect from it as it is"
+        TypeError, match=r"got the TorchRL env GymEnv\(.*; collect from it directly"
     ):
         make_env(GymEnv("CartPole-v1"))  # type: ignore[arg-type]
 

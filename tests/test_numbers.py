@@ -271,7 +271,7 @@ def test_an_info_that_does_not_fit_is_refused(
 def test_an_info_of_another_dtype_that_fits_is_taken(backend: Any) -> None:
     made = backend([plain, partial(plain, info={"x": 200})])
     made.read_info({"x": np.uint8(1)})
-    assert two_steps(Stepper(made)).backend.info[0].tolist() == [0, 200]
+    assert two_steps(Stepper(made)).raw.info[0].tolist() == [0, 200]
 
 
 # --- rewards and flags -------------------------------------------------------------------------

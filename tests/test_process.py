@@ -21,12 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tdcollect import make_env
-from tdcollect.envs import crew as crew_module
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
+from tdcollect.workers import pool as pool_module
 from tdcollect.workers.launch import WorkerLost
 from tdcollect.workers.pool import usable_cores
 
@@ -446,6 +446,33 @@ def test_a_result_that_is_no_tuple_of_five_is_told_by_its_slot(make: Any) -> Non
     assert "not enough values to unpack" in both_fail(make, second_step, [Odd, Four])
 
 
+class Ragged(Odd):
+    """Gives values of which NumPy makes no array, at its second step."""
+
+    def __init__(self, which: str):
+        super().__init__()
+        self.which = which
+
+    def step(self, action: Any) -> Any:
+        observation, *rest, info = super().step(action)
+        if self.count < 2:
+            return (observation, *rest, info)
+        if self.which == "both":
+            return ([[0.0], [0.0, 1.0]], *rest, None)
+        if self.which == "observation":
+            return ([[0.0], [0.0, 1.0]], *rest, info)
+        return (observation, *rest, {"count": [[0], [0, 1]]} if self.which == "info" else None)
+
+
+@pytest.mark.parametrize("what", ["observation", "info", "no info", "both"])
+def test_values_that_are_no_array_are_refused_as_serial_refuses_them(make: Any, what: str) -> None:
+    def step(backend: Backend) -> None:
+        backend.read_info({"count": 0})
+        second_step(backend)
+
+    both_fail(make, step, [Odd, partial(Ragged, what), Odd])
+
+
 def test_the_others_are_written_where_one_gives_nonsense(make: Any) -> None:
     for backend in (SerialBackend(odd_one("wrong shape")), make(odd_one("wrong shape"))):
         with pytest.raises(SlotError) as info:
@@ -623,7 +650,7 @@ def test_an_env_that_fails_to_close_raises_once_all_have_ended(make: Any) -> Non
 
 
 def test_an_env_that_hangs_in_close_is_ended(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "GRACE", 0.3)
+    monkeypatch.setattr(pool_module, "GRACE", 0.3)
     backend = make(odd_one("hang at close"))
     backend.close()
     assert not any(map(runs, pids(backend)))

@@ -13,8 +13,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from tdcollect import make_env
-from tdcollect.envs.resumable import Resumable, ResumableEnv, digest
 from tdcollect.plain import pack, unpack
+from tdcollect.workers.resumable import Resumable, ResumableEnv, digest
 
 pytestmark = pytest.mark.behaviour(29)
 

@@ -99,7 +99,7 @@ def test_a_wrapper_does_what_it_does_around_each_env(name: str, mode: AutoresetM
     around_all, around_each = {**OBSERVATIONS, **OTHERS}[name]
     vector = SyncVectorEnv([pendulum] * N, autoreset_mode=mode)
     if name in OBSERVATIONS and mode == AutoresetMode.SAME_STEP:
-        with pytest.raises(ValueError, match="Expected autoreset_mode to be NEXT_STEP or DISABLED"):
+        with pytest.raises((ValueError, AssertionError)):  # an assertion before gymnasium 1.4
             around_all(vector)
         return
     actions = np.random.default_rng(0).uniform(-1, 1, (N, 60, 1)).astype(np.float32)
@@ -182,6 +182,8 @@ def test_normalized_rewards_are_those_of_gymnasium_where_slots_reset_themselves(
 def test_episode_statistics_of_a_wrapper_are_right(mode: AutoresetMode) -> None:
     inner = SyncVectorEnv([cartpole] * N, autoreset_mode=mode)
     vector = many.RecordEpisodeStatistics(many.RecordEpisodeStatistics(inner, stats_key="inner"))
+    if mode == AutoresetMode.SAME_STEP and gym.__version__ < "1.4":
+        pytest.skip("before gymnasium 1.4, the wrapper counts one step too few in SAME_STEP")
     env = make_env(vector, step_count=True)
     for batch in Collector(env, None, frames_per_batch=300, total_frames=300):
         ended = batch["next", "done"].squeeze(-1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -23,7 +25,7 @@ from torchrl.envs import (
     check_env_specs,
 )
 
-from tdcollect import make_env
+from tdcollect import Collector, make_env
 
 
 class Replay:
@@ -457,3 +459,55 @@ def test_rewards_of_any_scalar_form_are_float32(rewards: tuple[Any, ...]) -> Non
     reward = env.rand_step(env.reset())["next", "reward"]
     assert reward.dtype == torch.float32
     assert reward.tolist() == [[float(np.asarray(rewards[0]).item())]] * 2
+
+
+# --- the adapter's own -------------------------------------------------------------------------
+
+
+class Watched(gym.Env[Any, Any]):
+    """Notes the calls of the package that lead to its latest step, the innermost last."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        frames = [f for f in traceback.extract_stack() if "/tdcollect/" in f.filename]
+        self.calls = [f"{Path(frame.filename).name}:{frame.name}" for frame in frames]
+        return np.zeros(2, np.float32), 1.0, False, False, {"steps": 1}
+
+
+def test_two_calls_lie_between_an_env_on_arrays_and_the_envs_own_step() -> None:
+    env = make_env(Watched, 2)
+    next(iter(Collector(env, None, frames_per_batch=4, total_frames=4)))
+    calls = env.slot_envs[0].calls  # type: ignore[attr-defined]
+    assert calls[-3:] == ["array_env.py:advance", "stepper.py:step", "serial.py:step"]
+
+
+def test_an_adapter_says_what_its_slots_can() -> None:
+    vector = SyncVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.DISABLED
+    )
+    for env, singly in ((make_env("CartPole-v1", 2), True), (make_env(vector), False)):
+        assert env.steps_singly is env.rebuilds_singly is singly
+        assert env.resets_singly
+        assert env.seeds_singly
+        assert not env.resumable
+        assert len(env.slot_envs) == 2 * singly
+        assert env.env_spec is not None
+        assert env.env_spec.id == "CartPole-v1"
+        assert env.action_space == spaces.Discrete(2)
+        assert env.observation_space == gym.make("CartPole-v1").observation_space
+        assert env.restarts is None
+        assert not env.broken_episodes
+
+
+def test_an_adapter_gives_the_latest_infos_of_a_slot() -> None:
+    env = make_env(Watched, 2)
+    env.rollout(2)
+    assert env.latest_info(1) == {"steps": 1}

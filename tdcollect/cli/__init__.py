@@ -19,12 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: what was typed behind ``tdcollect``; None for the process's own.
+        arguments: the words after ``tdcollect``; None for those of the process.
 
     Returns:
-        The exit status: 0 where all went well; 1 where the command was refused or failed, with
-        the reason on one line; 2 where it was not understood; 130 where it was interrupted, and
-        141 where who reads its output went away.
+        The exit status: 0 for success; 1 if the command was refused or failed, with the reason on
+        one line; 2 if it was not understood; 130 if it was interrupted; 141 if the reader of its
+        output went away.
     """
     try:
         import click
@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
-        told = "; ".join(["interrupted", *map(str, error.args)])
-        print(f"tdcollect: {told}", file=sys.stderr)
+        message = "; ".join(["interrupted", *map(str, error.args)])
+        print(f"tdcollect: {message}", file=sys.stderr)
         return INTERRUPTED
-    except SystemExit:  # click's, where the reader of its help went away
+    except SystemExit:  # of click, if the reader of its help went away
         drop_output()
         return PIPE_CLOSED
     except Exception as error:
@@ -58,29 +58,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def drop_output() -> None:
-    """Have what stdout still holds go nowhere: its reader went away, and Python writes at exit."""
+    """Discard what stdout still holds: its reader went away, and Python writes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _line(error: Exception) -> str:
-    """The reason on one line; and its place, where it comes from code that is not ours."""
+    """Return the reason on one line, with its place if it comes from the user's code."""
     if isinstance(error, OSError) and error.strerror:
         said = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     elif isinstance(error, KeyError) and error.args:
         said = str(error.args[0])
     else:
         said = str(error)
-    told = " ".join(said.split())
-    if not told:
-        told = type(error).__name__
+    text = " ".join(said.split())
+    if not text:
+        text = type(error).__name__
     elif not _is_ours(error):
-        told = f"{type(error).__name__}: {told}"
+        text = f"{type(error).__name__}: {text}"
     place = _place(error)
-    return f"{told} ({place})" if place else told
+    return f"{text} ({place})" if place else text
 
 
 def _is_ours(error: Exception) -> bool:
-    """Tell whether the text is enough without its type, as it is in our own refusals."""
+    """Tell whether the text is clear without the error's type, as in our own refusals."""
     if type(error).__module__.partition(".")[0] == "tdcollect":
         return True
     plain = (ValueError, TypeError, RuntimeError, KeyError)
@@ -95,13 +95,13 @@ _LIBRARIES = {
 
 
 def _place(error: BaseException | None) -> str | None:
-    """File and line of the innermost frame of the user's code, of an error or of its causes."""
+    """Return file and line of the innermost user code, of an error or of its causes."""
     while error is not None:
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             if _is_users(frame.filename):
                 file, here = Path(frame.filename), Path.cwd()
-                shown = file.relative_to(here) if file.is_relative_to(here) else file
-                return f"{shown}:{frame.lineno}"
+                path = file.relative_to(here) if file.is_relative_to(here) else file
+                return f"{path}:{frame.lineno}"
         error = error.__cause__
     return None
 

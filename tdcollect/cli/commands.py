@@ -1,9 +1,10 @@
-"""The commands. Each imports what it needs when it runs, so that help comes at once."""
+"""The commands. Each imports what it needs when it runs, so that help is quick."""
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,12 +18,13 @@ from tdcollect.cli import PIPE_CLOSED, drop_output
 from tdcollect.text import visible
 
 _FOLDER = click.Path(path_type=Path)
+_MOST_ERRORS = 10  # printed of the errors of failed episodes
 _EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
 
 def _traceback_option() -> click.Option:
-    told = "Show where an error comes from."  # main() looks for it in what was typed
-    return click.Option(["--traceback"], is_flag=True, expose_value=False, help=told)
+    text = "Print the traceback of an error."  # main() looks for the option itself
+    return click.Option(["--traceback"], is_flag=True, expose_value=False, help=text)
 
 
 class _Program(click.Group):
@@ -36,7 +38,7 @@ class _Program(click.Group):
 
 
 def _never_silent(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command, with a reason where click and Python would end it without a word."""
+    """Wrap a command: it gives a reason if click or Python would end it without one."""
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
@@ -86,12 +88,12 @@ def _int_list(context: Any, parameter: Any, text: str | None) -> list[int] | Non
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _POLICY_HELP = (
-    "MODULE:FACTORY or FILE.py:FACTORY, called with the env if it has a parameter without default; "
+    "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
     "or 'random'; or 'sb3' for a model file of Stable-Baselines3."
 )
-_VECNORMALIZE_HELP = "Statistics that an SB3 model was saved with."
-_BACKEND_HELP = "How envs are run: serial, envpool, ..."
-_CHECKPOINT_HELP = "The policy's state_dict, or the model file."
+_VECNORMALIZE_HELP = "VecNormalize statistics that an SB3 model was saved with."
+_BACKEND_HELP = "Backend of make_env: serial, process, envpool."
+_CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
 
 
 @program.command()
@@ -99,16 +101,25 @@ _CHECKPOINT_HELP = "The policy's state_dict, or the model file."
 @click.option("--policy", required=True, help=_POLICY_HELP)
 @click.option("--checkpoint", metavar="FILE", help=_CHECKPOINT_HELP)
 @click.option("--vecnormalize", metavar="FILE", help=_VECNORMALIZE_HELP)
-@click.option("--episodes", type=int, help="How many; 100, or one for each of --env-seeds.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The root seed.")
 @click.option(
-    "--env-seeds", callback=_int_list, metavar="INT,...", help="The envs' own seeds instead."
+    "--episodes", type=int, help="Number of episodes.  [default: 100, or one per --env-seeds]"
 )
-@click.option("--num-envs", type=int, help="How many run at a time; 16.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Root seed.")
 @click.option(
-    "--output-dir", type=_FOLDER, help="Directory for ledger and report; goes on where it was."
+    "--env-seeds",
+    callback=_int_list,
+    metavar="INT,...",
+    help="Seeds of the envs, one per episode, instead of those that follow from --seed.",
 )
-@click.option("--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="For ENV.")
+@click.option("--num-envs", type=int, help="Number of slots.  [default: 16]")
+@click.option(
+    "--output-dir",
+    type=_FOLDER,
+    help="Directory for ledger and report. Resumes the evaluation found there.",
+)
+@click.option(
+    "--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="Arguments of ENV."
+)
 @click.option("--backend", help=_BACKEND_HELP)
 @click.option(
     "--exploration-type",
@@ -122,28 +133,36 @@ _CHECKPOINT_HELP = "The policy's state_dict, or the model file."
     type=int,
     default=16,
     show_default=True,
-    help="The policy always runs at this batch size.",
+    help="Batch size that the policy always runs at.",
 )
 @click.option(
     "--inference-threads",
     type=int,
     default=1,
     show_default=True,
-    help="The policy always runs with so many of torch's threads.",
+    help="Number of torch's threads that the policy always runs with.",
 )
 @click.option(
     "--eval-mode/--no-eval-mode",
     default=True,
     show_default=True,
-    help="Run the policy in eval mode, or in the mode that it is made in.",
+    help="Run the policy in eval mode, or keep the modes of its modules.",
 )
-@click.option("--device", help="Where the policy runs.")
+@click.option("--device", help="Device that the policy runs on.")
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
 @click.option(
-    "--on-env-error", type=click.Choice(["restart", "raise"]), default="restart", show_default=True
+    "--on-env-error",
+    type=click.Choice(["restart", "raise"]),
+    default="restart",
+    show_default=True,
+    help="Restart an episode whose env raises, or stop.",
 )
 @click.option(
-    "--max-restarts", type=int, default=2, show_default=True, help="Of an env that raises."
+    "--max-restarts",
+    type=int,
+    default=2,
+    show_default=True,
+    help="Restarts of an episode before it counts as failed.",
 )
 @click.option("--quiet", is_flag=True, help="Show no progress and no table.")
 @_as_json
@@ -164,20 +183,20 @@ def evaluate(
     as_json: bool,
     **settings: Any,
 ) -> int:
-    """Run numbered test episodes.
+    """Run test episodes.
 
-    ENV is a gymnasium id, or MODULE:CALLABLE or FILE.py:CALLABLE for what makes an env. The
-    status is 1 where episodes failed.
+    ENV is a gymnasium id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that makes an env.
+    The exit status is 1 if episodes failed.
     """
     if keep_trajectories and output_dir is None:
         raise click.UsageError("--keep-trajectories needs a directory: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
-    with redirect_stdout(sys.stderr), _going_on(output_dir):  # whatever the user's own code prints
+    with redirect_stdout(sys.stderr), _resumable(output_dir):  # for what the user's own code prints
         from torchrl.envs.utils import ExplorationType
 
         import tdcollect
-        from tdcollect.evaluation.directory import check_directory
+        from tdcollect.evaluation.ledger.directory import check_directory
         from tdcollect.evaluation.request import Request
 
         if output_dir is not None:
@@ -213,7 +232,7 @@ def evaluate(
         summary = result.summary()
         report = None
         if output_dir is not None:
-            from tdcollect.evaluation.report import REPORT
+            from tdcollect.evaluation.reports.report import REPORT
 
             report = output_dir / REPORT
     if as_json:
@@ -232,6 +251,10 @@ def evaluate(
             _say(f"report {report}")
     if summary.failed:
         _say(f"tdcollect: {summary.failed} of {summary.episodes} episodes failed", err=True)
+        for index, error in sorted(result.errors.items())[:_MOST_ERRORS]:
+            _say(f"tdcollect: episode {index}: {' '.join(error.split())}", err=True)
+        if len(result.errors) > _MOST_ERRORS:
+            _say(f"tdcollect: and {len(result.errors) - _MOST_ERRORS} more", err=True)
     return 1 if summary.failed else 0
 
 
@@ -242,15 +265,15 @@ def evaluate(
 def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: bool) -> None:
     """Compare evaluations with the first one, episode by episode.
 
-    They must be on the same episodes.
+    All must be of the same episodes.
     """
     if len(directories) < 2:
         raise click.UsageError("expected two directories or more")
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
-    from tdcollect.evaluation.reading import is_finished, number_of_episodes
-    from tdcollect.evaluation.report import write_comparison_report
+    from tdcollect.evaluation.ledger.reading import is_finished, number_of_episodes
+    from tdcollect.evaluation.reports.report import write_comparison_report
 
     results = []
     for directory in directories:
@@ -260,7 +283,7 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
             lacks = f"{count} of its episodes" if count else "its results"
             raise ValueError(
                 f"{directory} is unfinished: it lacks {lacks}; run its evaluation again, which "
-                "goes on where it was"
+                "resumes it"
             )
         results.append(result)
     names = [directory.resolve().name for directory in directories]
@@ -279,18 +302,20 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
 @program.command()
 @click.argument("directory", type=_FOLDER)
 @click.argument("index", type=click.IntRange(min=0))
-@click.option("--video", type=_FOLDER, metavar="FILE", help="Write a video of it, as .mp4.")
-@click.option("--env", help="As evaluate took it, and so the options below.")
+@click.option(
+    "--video", type=_FOLDER, metavar="FILE", help="Write a video of the episode, as .mp4."
+)
+@click.option("--env", help="ENV of evaluate; the options below are likewise those of evaluate.")
 @click.option("--policy", help=_POLICY_HELP)
 @click.option("--checkpoint", metavar="FILE", help=_CHECKPOINT_HELP)
 @click.option("--vecnormalize", metavar="FILE", help=_VECNORMALIZE_HELP)
-@click.option("--env-kwargs", metavar="JSON", callback=_json_object, help="For the env.")
+@click.option("--env-kwargs", metavar="JSON", callback=_json_object, help="Arguments of the env.")
 @click.option("--backend", help=_BACKEND_HELP)
-@click.option("--device", help="Where the policy runs.")
+@click.option("--device", help="Device that the policy runs on.")
 @click.option(
     "--trust",
     is_flag=True,
-    help="Run what the directory names, where it is not named here. That may be any code.",
+    help="Run the code that the directory names, unless named here. It may be any code.",
 )
 @_as_json
 def replay(
@@ -298,14 +323,14 @@ def replay(
 ) -> None:
     """Run episode INDEX of an evaluation again, and check that it is the same to the bit.
 
-    It runs the env and the policy that --env and --policy name. What the directory names is shown,
-    and runs only with --trust.
+    This runs the env and the policy that --env and --policy name. Code that the directory names is
+    printed, and runs only with --trust.
     """
     with redirect_stdout(sys.stderr):
         import tdcollect
         from tdcollect.cli.trust import wanted
 
-        # Is one, and has the episode, before anything is made.
+        # Refuse a wrong directory or episode before anything is made.
         tdcollect.EvaluationResult.load(directory).record(index)
         request = wanted(directory, index, typed, trust)
         # In a directory that somebody sent, a module may have the name of one that was meant.
@@ -337,10 +362,10 @@ def replay(
 def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     """Check evaluations without running them: files, seeds, digests, statistics, kept data.
 
-    The status is 1 where something is wrong, or an evaluation is unfinished.
+    The exit status is 1 if there is a problem, or an evaluation is unfinished.
     """
     import tdcollect
-    from tdcollect.evaluation.reading import Problem
+    from tdcollect.evaluation.ledger.reading import Problem
     from tdcollect.evaluation.verification import Verification
 
     found = []
@@ -359,26 +384,28 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
 
 @program.command()
 @click.argument("env")
-@click.option("--backend", type=click.Choice(["envpool"]), help="Where ENV is an EnvPool id.")
-@click.option("--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="For ENV.")
+@click.option("--backend", type=click.Choice(["envpool"]), help="If ENV is an EnvPool id.")
+@click.option(
+    "--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="Arguments of ENV."
+)
 @click.option(
     "--max-episode-steps",
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="The most that an episode is played for.",
+    help="Steps that an episode is played at most.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The first that is tried.")
-@click.option("--skip", multiple=True, metavar="NAME", help="A question to leave out: speed, say.")
+@click.option("--seed", type=int, default=0, show_default=True, help="First seed to try.")
+@click.option("--skip", multiple=True, metavar="NAME", help="A check to skip, such as speed.")
 @_as_json
 def doctor(env: str, as_json: bool, **settings: Any) -> int:
     """Tell whether an env is fit for collecting and testing.
 
-    ENV is a gymnasium id, an EnvPool id, or MODULE:CALLABLE or FILE.py:CALLABLE for what makes an
-    env. The status is 1 where something is broken.
+    ENV is a gymnasium id, an EnvPool id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that
+    makes an env. The exit status is 1 if a check fails.
     """
     with redirect_stdout(sys.stderr):
-        from tdcollect.evaluation.named import is_named, load_named
+        from tdcollect.evaluation.imports import is_named, load_named
         from tdcollect.testing import diagnose
 
         made = load_named(env, Path.cwd()) if is_named(env) else env
@@ -391,26 +418,35 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
 
 
 @contextmanager
-def _going_on(output_dir: Path | None) -> Iterator[None]:
-    """Say that an interrupted command can go on, if it can."""
+def _resumable(output_dir: Path | None) -> Iterator[None]:
+    """Say that an interrupted command can be resumed, if it can."""
     try:
         yield
     except KeyboardInterrupt as error:
         if output_dir is None:
             raise
-        raise click.Abort("the same command goes on from here") from error
+        raise click.Abort("the same command resumes the evaluation") from error
 
 
 def _print_json(**fields: Any) -> None:
+    text = json.dumps(_finite(fields), indent=1, default=str, allow_nan=False)
     # json escapes all other control characters, and no reader of it takes `\x7f`.
-    text = json.dumps(fields, indent=1, default=str).replace("\x7f", "\\u007f")
-    _say(text)
+    _say(text.replace("\x7f", "\\u007f"))
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with None for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _say(text: object, err: bool = False) -> None:
-    """Print; what ledgers, requests and envs are called is never the terminal's to obey."""
+    """Print with control characters written out, whatever ledgers, requests and envs contain."""
     try:
         click.echo(visible(str(text), lines=True), err=err)
-    except BrokenPipeError as error:  # `| head`: who reads has read enough
+    except BrokenPipeError as error:  # `| head`: the reader has read enough
         drop_output()
         raise click.exceptions.Exit(PIPE_CLOSED) from error

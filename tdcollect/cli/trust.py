@@ -1,4 +1,4 @@
-"""Replay runs what the user names; what a directory names, only with ``--trust``."""
+"""Trust: replay runs code that the user names; code that a directory names needs ``--trust``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import IO, Any
 
 import click
 
-from tdcollect.evaluation.named import with_file
+from tdcollect.evaluation.imports import with_file
 from tdcollect.evaluation.request import Request
 from tdcollect.text import visible
 
 
 class UntrustedError(click.ClickException):
-    """The directory names what was not typed: shown, and not run."""
+    """The directory names code that was not typed: it is printed, and not run."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message, which has lines of its own."""
@@ -26,18 +26,18 @@ class UntrustedError(click.ClickException):
 
 
 def wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) -> Request:
-    """Env and policy to run again: those typed; with ``trust``, beside those of the directory.
+    """Return the env and the policy to run again: as typed, or with ``trust`` as kept there.
 
     Args:
-        directory: of the evaluation.
-        index: the episode's, for messages.
-        typed: the options of ``tdcollect replay`` that are fields of a request; None where not
+        directory: the directory of the evaluation.
+        index: the episode's index, for messages.
+        typed: the options of ``tdcollect replay`` that are fields of a request; None if not
             typed.
         trust: take what was not typed from the directory.
 
     Raises:
-        UntrustedError: where something is not typed, and the directory names it.
-        ValueError: where something is not typed, and the directory does not name it either.
+        UntrustedError: if something is not typed, and the directory names it.
+        ValueError: if something is not typed, and the directory does not name it either.
     """
     given = {name: value for name, value in typed.items() if value is not None}
     enough = "env" in given and "policy" in given
@@ -63,9 +63,9 @@ def wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) -
 
 
 def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any]) -> str:
-    """The message that shows what the directory names, and how to go on."""
+    """Return the message with what the directory names, and how to go on."""
     named = {name: value for name, value in asdict(request).items() if value}
-    shown = "\n".join(f"  {_option(name):<13} {visible(str(v))}" for name, v in named.items())
+    lines = "\n".join(f"  {_option(name):<13} {visible(str(v))}" for name, v in named.items())
     command = request.command(index, directory, os.getcwd())
     trusting = ["tdcollect", "replay", os.fspath(directory), str(index), "--trust"]
     for name, value in typed.items():
@@ -74,7 +74,7 @@ def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any
             trusting += [f"--{_option(name)}", text]
     return (
         "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
-        f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{shown}\n\n"
+        f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{lines}\n\n"
         "Is the directory your own, or do you trust who wrote it?\n\n"
         f"  {visible(shlex.join(trusting))}\n\n"
         "Otherwise name all that is to be run; as the directory has it:\n\n"

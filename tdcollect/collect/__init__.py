@@ -1,9 +1,7 @@
-"""Collection: the collector, and what it tells of its work."""
+"""Collection: the collector, its statistics and its hooks."""
 
 from tdcollect.collect.collector import Collector, SyncDataCollector
-from tdcollect.collect.hooks import Hooks
-from tdcollect.collect.loggers import LogStatistics, log_stats
-from tdcollect.collect.render import Render
+from tdcollect.collect.hooks import Hooks, LogStatistics, Render, log_stats
 from tdcollect.collect.shaping import RewardShaping
 from tdcollect.collect.statistics import Collection, Lifetime, Spread, Statistics, Window
 

@@ -1,10 +1,11 @@
-"""Bad arguments of a collector: what was expected, what came, what to pass instead."""
+"""Bad arguments of a collector, and errors that they lead to, explained."""
 
 from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
 from torchrl.envs import EnvBase
 
+from tdcollect._upstream.collector import CollectorState
 from tdcollect.randomness import global_states, set_global_states
 
 _OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
@@ -96,7 +98,7 @@ def _check_env(env: Any) -> None:
 
 
 def check_made(env: Any) -> None:
-    """Raise TypeError for what a function made that is no env."""
+    """Raise TypeError if a function made something else than an env."""
     if not isinstance(env, EnvBase):
         if hasattr(env, "close"):
             env.close()
@@ -115,19 +117,21 @@ def check_instance(policy: Any) -> None:
 
 
 def check_positive_int(name: str, count: Any) -> None:
-    """Raise TypeError for what is no int, and ValueError for what is not positive."""
+    """Raise TypeError for a count that is not an int, ValueError for one that is not positive."""
     try:
         positive = operator.index(count) > 0
     except TypeError:
-        whole = isinstance(count, float) and count.is_integer()
-        do = f"pass {int(count)}" if whole else "pass a positive int"
+        integral = isinstance(count, float) and count.is_integer()
+        do = f"pass {int(count)}" if integral else "pass a positive int"
         raise TypeError(f"expected {name} to be an int, got {count!r}; {do}") from None
     if not positive:
         raise ValueError(f"expected {name} to be positive, got {count}; pass a positive int")
 
 
-def check_weights(weights: Any, error: Exception) -> None:
-    """Raise TypeError from ``error`` for what is no TensorDict of weights."""
+def explain_weights_error(weights: Any, error: Exception) -> None:
+    """Raise TypeError from ``error`` for weights that are not a TensorDict."""
+    if not isinstance(error, (AttributeError, TypeError)):
+        return
     if weights is not None and not isinstance(weights, TensorDictBase):
         raise TypeError(
             "expected the policy's weights as a TensorDict, or None for those of the policy that "
@@ -137,7 +141,7 @@ def check_weights(weights: Any, error: Exception) -> None:
 
 
 def check_options(options: Any) -> None:
-    """Raise TypeError for reset options that are none of gymnasium's."""
+    """Raise TypeError for reset options that are not a dict."""
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(
             f"expected options to be a dict, as gymnasium's reset() takes it, got {options!r}; "
@@ -145,15 +149,72 @@ def check_options(options: Any) -> None:
         )
 
 
+@contextmanager
+def explaining(explain: Callable[[Exception], None]) -> Iterator[None]:
+    """Let a function raise a better error than the one on its way."""
+    try:
+        yield
+    except Exception as error:
+        explain(error)
+        raise
+
+
+def explain_env_error(create_env_fn: Any, error: Exception) -> None:
+    """Raise from ``error`` for a policy in the place of the env."""
+    made = not isinstance(create_env_fn, EnvBase)
+    if isinstance(error, TypeError) and made and isinstance(create_env_fn, nn.Module):
+        raise TypeError(
+            "expected an env of TorchRL, or a function that makes one, got a "
+            f"{type(create_env_fn).__name__}; pass the env first, then the policy"
+        ) from error
+
+
+def explain_postproc_error(error: Exception) -> None:
+    """Raise from ``error`` for a postproc that returns None."""
+    if isinstance(error, AttributeError) and error.obj is None and error.name == "keys":
+        raise TypeError(
+            "expected postproc to return a TensorDict, got None; return the batch"
+        ) from error
+
+
 # ------------------------------------------------------------------------------------ the policy
 
 
+def explain_factory_error(policy_factory: Any, error: Exception) -> None:
+    """Raise from ``error`` for a policy in the place of a policy factory."""
+    if isinstance(error, TypeError) and isinstance(policy_factory, nn.Module):
+        raise TypeError(
+            "expected policy_factory to be a function without arguments that makes a "
+            f"policy, got a {type(policy_factory).__name__}; pass it as the policy"
+        ) from error
+
+
+def explain_wrapping_error(policy: Any, env: EnvBase, error: Exception) -> None:
+    """Raise from the cause of ``error`` for a policy that TorchRL could not wrap."""
+    cause = error.__cause__
+    if not isinstance(error, TypeError) or cause is None:
+        return
+    if str(error).startswith("Failed to wrap"):
+        message = cannot_wrap(policy, env)
+        if message is None:
+            raise cause from None
+        raise TypeError(message) from cause
+
+
+def explain_first_call(collector: Any, error: Exception) -> None:
+    """Raise from ``error`` for a collector's policy whose first call failed for a known reason."""
+    parent = CollectorState(collector)
+    known = failed_call(collector.policy, parent.uncompiled_policy, parent.carrier, collector.env)
+    if known is not None:
+        raise known from error
+
+
 def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
-    """Say why TorchRL could not make a policy of TensorDicts.
+    """The message why TorchRL could not make a policy of TensorDicts.
 
     None where it could, and has called the policy: the error is the policy's own.
     """
-    shown = list(env.observation_keys)
+    observed = list(env.observation_keys)
     if not callable(policy):
         advice = "leave it out for random actions"
         if hasattr(policy, "predict"):
@@ -166,13 +227,13 @@ def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
             f"{advice}"
         )
     names = _arguments(policy)
-    if names is not None and set(names) <= set(shown):
+    if names is not None and set(names) <= set(observed):
         return None
     takes = "what it takes is not known" if names is None else f"takes ({', '.join(names)})"
-    made = f"in_keys={shown}, out_keys={list(env.action_keys)}"
+    made = f"in_keys={observed}, out_keys={list(env.action_keys)}"
     return (
         "expected a policy that takes a TensorDict, or whose arguments are named like the env's "
-        f"entries {shown}, got {_described(policy)}, which {takes}; wrap it: "
+        f"entries {observed}, got {_described(policy)}, which {takes}; wrap it: "
         f"TensorDictModule(policy, {made})"
     )
 
@@ -188,7 +249,7 @@ def _arguments(function: Callable[..., Any]) -> list[str] | None:
 
 
 def missing_entries(policy: Any, given: Iterable[Any]) -> str | None:
-    """Name the entries that a policy asks for and does not find; None where it finds all."""
+    """The message for entries that a policy reads and does not find; None where it finds all."""
     found = list(given)
     in_keys = getattr(policy, "in_keys", None)
     missing = [key for key in in_keys or () if key not in found]
@@ -201,7 +262,7 @@ def missing_entries(policy: Any, given: Iterable[Any]) -> str | None:
 
 
 def no_tensordict(out: Any) -> str | None:
-    """Why an output of a policy is none, in words; None where it is a TensorDict."""
+    """The message for a policy's output that is not a TensorDict; None where it is one."""
     if isinstance(out, TensorDictBase):
         return None
     return (
@@ -211,12 +272,12 @@ def no_tensordict(out: Any) -> str | None:
 
 
 def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) -> Exception | None:
-    """Why the first call of a policy failed, as an error with what to do; None if not known.
+    """The error for a policy whose first call failed, with what to do; None if not known.
 
     Args:
         policy: as the user gave it.
         wrapped: as TorchRL calls it.
-        given: the row that it was called with.
+        given: the step that it was called with.
         env: the collector's.
     """
     missing = missing_entries(wrapped, given.keys(True, True))
@@ -234,9 +295,9 @@ def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) 
     finally:
         set_global_states(states)
     if not by_name:
-        told = no_tensordict(out)
-        if told is not None:
-            return TypeError(told)
+        message = no_tensordict(out)
+        if message is not None:
+            return TypeError(message)
         actions, written = list(env.action_keys), list(out.keys(True, True))
         if not actions or any(key in written for key in actions):
             return None

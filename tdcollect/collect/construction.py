@@ -1,8 +1,11 @@
-"""What is settled before a collector runs: where it is made, and what its policy needs."""
+"""Construction: where a collector is made, its options, and the needs of its policy."""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from tensordict import unravel_key
 from torch import nn
@@ -14,11 +17,21 @@ from tdcollect._upstream.collector import (
     normalize_env_functions,
     service_backend,
 )
-from tdcollect.collect.arguments import check_arguments, check_one
-from tdcollect.collect.fast.policy import unknown_class
-from tdcollect.collect.options import refuse_elsewhere
+from tdcollect.collect.arguments import check_arguments, check_one, explaining
+from tdcollect.collect.policies import unknown_class
 from tdcollect.collect.step_dict import Key
 from tdcollect.keys import IS_INIT
+
+HERE_ONLY: dict[str, Any] = {
+    "statistics": True,
+    "stats_window": 100,
+    "timers": False,
+    "hooks": None,
+    "progress": False,
+}
+"""Options of a collector that runs in the user's own process, with their defaults."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Dispatch(CollectorMeta):
@@ -74,8 +87,27 @@ class Dispatch(CollectorMeta):
         return super().__call__(*args, **kwargs)
 
 
+@contextmanager
+def refusing(
+    collector: Any, explain: Callable[[Exception], None] = lambda error: None
+) -> Iterator[None]:
+    """Close the env that a collector made if its constructor raises.
+
+    Args:
+        collector: the collector.
+        explain: called with the error; may raise a better one.
+    """
+    try:
+        with explaining(explain):
+            yield
+    except Exception:
+        if collector._made_env:
+            collector.env.close()
+        raise
+
+
 def check_writes_action(policy: Any, env: EnvBase) -> None:
-    """Raise ValueError for a policy that says that it writes no action of the env."""
+    """Raise ValueError for a policy whose ``out_keys`` have no action of the env."""
     if unknown_class(policy) is not None:
         return  # its out_keys may not be all that it writes
     out_keys = [unravel_key(key) for key in policy.out_keys]
@@ -94,9 +126,53 @@ def _as_tuple(key: Key) -> tuple[str, ...]:
 
 
 def needs_state(policy: Any) -> bool:
-    """Whether a policy carries a hidden state, or asks where episodes begin."""
+    """Tell whether a policy carries a hidden state, or reads where episodes begin."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     return any(
         hasattr(type(module), "make_tensordict_primer") or hasattr(module, "is_init_key")
         for module in modules
     ) or any(_as_tuple(key)[-1] == IS_INIT for key in getattr(policy, "in_keys", None) or ())
+
+
+def extends(parent: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Show a function that hands ``*args, **kwargs`` on with the parameters that these may hold.
+
+    Args:
+        parent: the function that they are handed on to.
+    """
+
+    def with_signature(function: Function) -> Function:
+        own = [
+            parameter
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
+        signature = inspect.signature(parent)
+        theirs = list(signature.parameters.values())
+        # Before **kwargs, where the parent's ends with one.
+        last = len(theirs) - (theirs[-1].kind is inspect.Parameter.VAR_KEYWORD)
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*theirs[:last], *own, *theirs[last:]]
+        )
+        return function
+
+    return with_signature
+
+
+def refuse_elsewhere(options: dict[str, Any], backend: str) -> None:
+    """Take options with their defaults out; raise for others.
+
+    Args:
+        options: are given to a collector that runs in other processes.
+        backend: that runs it.
+
+    Raises:
+        ValueError: for an option that is heeded only in the user's own process.
+    """
+    for name, default in HERE_ONLY.items():
+        value = options.pop(name, default)
+        if value is not default and value != default:
+            raise ValueError(
+                f"expected no {name} with backend={backend!r}, whose collectors run in other "
+                f"processes, got {name}={value!r}; leave it out, or choose backend='direct'"
+            )

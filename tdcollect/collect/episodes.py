@@ -1,8 +1,8 @@
-"""The loop by episodes: numbered episodes on free slots, each from its start to its end.
+"""The loop by episodes: indexed episodes on free slots, each from its start to its end.
 
-Which episodes run is decided by the order in which they start, never by the order in which they
-end: a slot whose episode ends takes the next number, and waits once none is left. Collecting by
-episodes and evaluating both run it.
+The order in which episodes start decides which ones run, never the order in which they end: a slot
+whose episode ends takes the next one, and waits once none is left. Collecting by episodes and
+evaluating both run it.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from tdcollect import keys
-from tdcollect.collect.fast.devices import Placement
-from tdcollect.collect.fast.loop import ArrayEnv, Batch, next_row
-from tdcollect.collect.fast.transforms import base_of
-from tdcollect.collect.step_dict import Key, StepDict, by_slot, check_tensors, is_next
-from tdcollect.collect.tensordict_env import TensorDictEnv, reset_all
+from tdcollect.collect.batch_builder import BatchBuilder
+from tdcollect.collect.step_dict import Key, StepDict, by_slot, check_tensors, is_next, next_step
+from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.wrapper import GymnasiumEnv, nested
+from tdcollect.envs.wrapper import nested
+
+if TYPE_CHECKING:
+    from tdcollect.collect.fast.devices import Placement
 
 
-class Start(NamedTuple):
+@dataclass(frozen=True)
+class Start:
     """An episode to run.
 
     Attributes:
-        number: its number, in the order of starting.
-        seed: what its env is reset with; None to go on with the env's own generator.
+        index: of the episode, in the order of starting.
+        seed: of its env's reset; None to go on with the env's own generator.
         traj_id: its trajectory id.
     """
 
-    number: int
+    index: int
     seed: int | None
     traj_id: int
 
@@ -48,17 +50,17 @@ class Piece(NamedTuple):
 
     Attributes:
         start: the episode.
-        slot: where it runs.
-        first: its first column in the block.
-        stop: the column after its last.
+        slot: the slot that runs it.
+        begin: its first step in the block.
+        stop: the step after its last.
         ended: whether this is its last piece.
-        error: what the env raised; the episode has no further piece then.
-        info: what the env told beside the last step.
+        error: the env's error; the episode has no further piece then.
+        info: gymnasium's info of the last step.
     """
 
     start: Start
     slot: int
-    first: int
+    begin: int
     stop: int
     ended: bool
     error: Exception | None = None
@@ -69,34 +71,34 @@ class Block(NamedTuple):
     """Consecutive steps of all slots.
 
     Attributes:
-        columns: the entries ``[N, t, ...]``; what is in no piece means nothing.
+        entries: ``[N, t, ...]`` each; steps outside of the pieces mean nothing.
         pieces: the parts of episodes in it.
     """
 
-    columns: dict[Key, torch.Tensor]
+    entries: dict[Key, torch.Tensor]
     pieces: list[Piece]
 
 
 @dataclass
 class _Running:
     start: Start
-    first: int
+    begin: int  # its first step in the block
 
 
 Act = Callable[[StepDict, list[int]], None]
 
 
 class EpisodeWatch(Protocol):
-    """Is told of steps and of episodes."""
+    """Called with steps and with episodes that start."""
 
-    def started(self, slots: list[int], row: Callable[[], TensorDictBase]) -> None:
-        """Episodes start in these slots, with the row given."""
+    def started(self, slots: list[int], step: Callable[[], TensorDictBase]) -> None:
+        """Episodes start in these slots, with the step given."""
 
-    def stepped_rows(
+    def step_taken(
         self,
-        rows: StepDict,
+        step: StepDict,
         following: StepDict,
-        advanced: StepDict,
+        upcoming: StepDict,
         ended: list[int],
         slots: list[int] | None = None,
         begun: list[int] | None = None,
@@ -108,24 +110,24 @@ class EpisodeLoop:
     """Runs episodes; iterate to get blocks of steps.
 
     Args:
-        env: the env on rows.
-        act: runs the policy: writes its outputs into the rows, of which those of the slots given
+        env: the env on StepDicts.
+        act: runs the policy: writes its outputs into the step, of which the rows of the slots given
             matter.
-        remembered: tells from the first row with the policy's outputs which entries the policy
-            takes from one step to the next; they are zero where an episode starts.
+        remembered: gives the entries that the policy takes from one step to the next, from the
+            first step with its outputs; they are zeroed where an episode starts.
         starts: the episodes; all of them with a seed, or none.
-        steps: a block's most.
+        steps: the most steps of a block.
         seconds: a block ends with the step at which it has taken so long; None for no limit.
         max_episode_steps: episodes are truncated at this length.
         left_out: entries that blocks do without.
         place: moves tensors between devices; None where all is on the CPU.
-        whole: stack each block in one go, which gradients pass through.
-        first_seeds: one a slot, for the first reset of episodes that have no seed.
+        in_one_piece: stack each block at once, which gradients pass through.
+        first_seeds: one per slot, for the first reset of episodes that have no seed.
         options: gymnasium's reset options.
         rebuild: build a slot's env anew for each episode.
-        started: is told of each episode that starts, and where.
-        failed: is told of an episode whose env raised, and says what to run in its place; None for
-            errors to pass.
+        started: called with the slot and the episode of each start.
+        replace: is given an episode whose env raised, and the error; returns the episode to run in
+            its place, or None for none. Without it, errors are raised.
 
     Raises:
         ValueError: for ``max_episode_steps`` on slots that cannot be reset singly.
@@ -133,7 +135,7 @@ class EpisodeLoop:
 
     def __init__(
         self,
-        env: ArrayEnv | TensorDictEnv,
+        env: SteppedEnv,
         act: Act,
         remembered: Callable[[StepDict], list[Key]],
         starts: Iterator[Start],
@@ -143,12 +145,12 @@ class EpisodeLoop:
         max_episode_steps: int | None = None,
         left_out: frozenset[Key] = frozenset(),
         place: Placement | None = None,
-        whole: bool = False,
+        in_one_piece: bool = False,
         first_seeds: list[int] | None = None,
         options: dict[str, Any] | None = None,
         rebuild: bool = False,
         started: Callable[[int, Start], None] | None = None,
-        failed: Callable[[Start, Exception], Start | None] | None = None,
+        replace: Callable[[Start, Exception], Start | None] | None = None,
         watch: EpisodeWatch | None = None,
     ):
         self._env = env
@@ -161,54 +163,50 @@ class EpisodeLoop:
         self._max_episode_steps = max_episode_steps
         self._left_out = left_out
         self._place = place
-        self._whole = whole
+        self._in_one_piece = in_one_piece
         self._first_seeds = first_seeds
         self._options = options
         self._rebuild = rebuild
         self._started = started
-        self._failed = failed
+        self._replace = replace
         self._watch = watch
-        base = base_of(env.whole)
-        self._stepper = base.stepper if isinstance(base, GymnasiumEnv) else None
-        backend = None if self._stepper is None else self._stepper.backend
-        # Where seeds cannot be given singly, episodes with seeds start all at once, in waves.
-        self._seeds_singly = backend is None or backend.seeds_subset
-        # Slots without an episode wait where the env lets them; else they run on, unseen.
-        self._waits = isinstance(env, ArrayEnv) and env.env.stepper.backend.steps_subset
-        resets_singly = backend is None or backend.resets_subset
         for name, value in (("max_episode_steps", max_episode_steps), ("options", options)):
-            if value is not None and not resets_singly:
+            if value is not None and not env.resets_singly:
                 raise ValueError(
                     f"expected no {name}: this vector env cannot reset single slots, which {name} "
                     "by episodes ask for; make the env itself so, or use backend='serial'"
                 )
-        if max_episode_steps is not None and keys.TRUNCATED not in env.whole.done_keys:
+        if max_episode_steps is not None and keys.TRUNCATED not in env.transformed.done_keys:
             raise ValueError(
                 f"expected no max_episode_steps: the env has no {keys.TRUNCATED!r} flag to mark "
                 "the limit with; put it under TorchRL's StepCounter(max_steps=...)"
             )
         self._slots = list(range(env.batch_size.numel()))
-        self._lengths = np.zeros(len(self._slots), np.int64)
+        self._taken = 0  # steps of the loop
+        # By slot, the step of the loop at which its episode is truncated.
+        self._due = np.zeros(len(self._slots), np.int64)
         self._singly = True
         self._running: dict[int, _Running] = {}
-        self._rows = StepDict()
+        self._present = StepDict()
         self._next_keys: list[Key] | None = None
         self._zeroed: list[Key] = []
 
     def __iter__(self) -> Iterator[Block]:
         while self._running or self._start_all():
-            batch = Batch(self._env, self._steps, self._left_out, self._place, self._whole)
+            batch = BatchBuilder(
+                self._env, self._steps, self._left_out, self._place, self._in_one_piece
+            )
             pieces: list[Piece] = []
             taken = 0
             for running in self._running.values():
-                running.first = 0
+                running.begin = 0
             began = time.monotonic()
             for buffers in batch.allocate():
                 taken += self._step(batch, buffers, pieces, taken)
                 if not self._running or time.monotonic() - began > self._seconds:
                     break
             for slot, running in self._running.items():
-                pieces.append(Piece(running.start, slot, running.first, taken, False))
+                pieces.append(Piece(running.start, slot, running.begin, taken, False))
             yield Block(batch.cut(), pieces)
 
     def _next(self) -> Start | None:
@@ -225,92 +223,95 @@ class EpisodeLoop:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, starts[0]).seed for slot in self._slots]  # type: ignore[misc]
             if self._rebuild:
-                self._build(self._slots)
+                self._env.rebuild_slots(self._slots)
             try:
-                rows = reset_all(self._env.whole, seeds, self._options)
+                step = self._env.reset_all(seeds, self._options)
             except SlotError as error:
                 self._give_up(error, starts)
                 self._again.extendleft(reversed(starts.values()))
                 continue
             if self._place is not None:
-                rows = StepDict((key, value.cpu()) for key, value in rows.items())
+                step = StepDict((key, value.cpu()) for key, value in step.items())
             for key in self._zeroed:
-                rows[key] = torch.zeros_like(self._rows[key])
-            rows[keys.TRAJ_IDS] = torch.zeros(self._env.batch_size, dtype=torch.int64)
-            self._rows = rows
-            self._singly = starts[0].seed is None or self._seeds_singly
+                step[key] = torch.zeros_like(self._present[key])
+            step[keys.TRAJ_IDS] = torch.zeros(self._env.batch_size, dtype=torch.int64)
+            self._present = step
+            # Where seeds cannot be given singly, episodes with seeds start all at once, in waves.
+            self._singly = starts[0].seed is None or self._env.seeds_singly
             self._note(starts, 0)
             if self._watch is not None:
                 self._watch.started(
-                    list(starts), lambda: nested(self._rows.items(), self._env.batch_size)
+                    list(starts), lambda: nested(self._present.items(), self._env.batch_size)
                 )
             return True
 
-    def _note(self, starts: dict[int, Start], column: int) -> None:
-        """Have episodes run from a column on."""
-        ids = self._rows[keys.TRAJ_IDS] = self._rows[keys.TRAJ_IDS].clone()
+    def _note(self, starts: dict[int, Start], at: int) -> None:
+        """Have episodes run from a step of the block on."""
+        ids = self._present[keys.TRAJ_IDS] = self._present[keys.TRAJ_IDS].clone()
         for slot, start in starts.items():
-            self._running[slot] = _Running(start, column)
+            self._running[slot] = _Running(start, at)
             ids.view(-1)[slot] = start.traj_id
             if self._started is not None:
                 self._started(slot, start)
-        self._lengths[list(starts)] = 0
+        if self._max_episode_steps is not None:
+            self._due[list(starts)] = self._taken + self._max_episode_steps
 
-    def _step(self, batch: Batch, buffers: Any, pieces: list[Piece], column: int) -> int:
-        """Step once; returns how many steps the batch has grown by."""
-        rows, running = self._rows, self._running
+    def _step(self, batch: BatchBuilder, buffers: Any, pieces: list[Piece], at: int) -> int:
+        """Step once; the number of steps that the batch has grown by."""
+        step, running = self._present, self._running
         active = list(running)
-        self._act(rows, active)
+        self._act(step, active)
         if self._next_keys is None:
-            check_tensors(rows)
-            self._next_keys = [key for key in rows if is_next(key)]
-            self._zeroed = self._remembered(rows)
-        slots = active if self._waits and len(active) < len(self._slots) else None
+            check_tensors(step)
+            self._next_keys = [key for key in step if is_next(key)]
+            self._zeroed = self._remembered(step)
+        # Slots without an episode wait where the env lets them; else they run on, unseen.
+        slots = active if self._env.waits and len(active) < len(self._slots) else None
         try:
-            following, error = self._env.advance(rows, self._next_keys, buffers, slots)
+            following, error = self._env.advance(step, self._next_keys, buffers, slots)
         except SlotError as raised:
             # The step is lost in every slot: all episodes start again, these for a reason.
-            self._stop(active, raised, pieces, column)
+            self._stop(active, raised, pieces, at)
             return 0
-        batch.append(rows, following)
+        batch.append(step, following)
         if error is not None:
-            self._stop([slot for slot in error.causes if slot in running], error, pieces, column)
-        elif self._stepper is not None and self._stepper.broken:
-            error = SlotError("step", self._stepper.broken)
+            self._stop([slot for slot in error.causes if slot in running], error, pieces, at)
+        elif self._env.broken_episodes:
+            error = SlotError("step", self._env.broken_episodes)
             lost = [slot for slot in error.causes if slot in running]
-            self._stop(lost, error, pieces, column, built=True)
-        column += 1
+            self._stop(lost, error, pieces, at, built=True)
+        at += 1
         done = self._ends(following)
         if not done and error is None:  # nothing to start or to reset
-            self._rows = next_row(rows, following, self._env, self._next_keys)
+            self._present = next_step(step, following, self._env.carried, self._next_keys)
             if self._watch is not None:
-                self._watch.stepped_rows(rows, following, self._rows, [], active)
+                self._watch.step_taken(step, following, self._present, [], active)
             return 1
-        whole = [slot for slot in active if slot in running]
+        unbroken = [slot for slot in active if slot in running]
         ended = [slot for slot in done if slot in running]
         for slot in ended:
-            lane = running.pop(slot)
-            info = {} if self._stepper is None else self._stepper.backend.latest_info(slot)
-            pieces.append(Piece(lane.start, slot, lane.first, column, True, info=info))
+            run = running.pop(slot)
+            info = self._env.latest_info(slot)
+            pieces.append(Piece(run.start, slot, run.begin, at, True, info=info))
         begun, starts = self._start_free(following, done)
-        self._rows = next_row(rows, begun or following, self._env, self._next_keys)
+        self._present = next_step(step, begun or following, self._env.carried, self._next_keys)
         if starts:
             started = list(starts)
             for key in self._zeroed:
-                value = self._rows[key] = self._rows[key].clone(
+                value = self._present[key] = self._present[key].clone(
                     memory_format=torch.contiguous_format
                 )
                 by_slot(value, self._env.batch_size)[started] = 0
-            self._note(starts, column)
+            self._note(starts, at)
         if self._watch is not None:
-            self._watch.stepped_rows(rows, following, self._rows, ended, whole, list(starts))
+            self._watch.step_taken(step, following, self._present, ended, unbroken, list(starts))
         return 1
 
     def _ends(self, following: StepDict) -> list[int]:
-        """The slots whose flags say that they have ended; those at the limit are marked so."""
+        """The slots whose episodes have ended; marks those at the step limit as truncated."""
+        self._taken += 1
         if self._max_episode_steps is not None:
-            self._lengths += 1
-            reached = np.flatnonzero(self._lengths >= self._max_episode_steps).tolist()
+            reached = np.flatnonzero(self._due <= self._taken).tolist()
             late = [slot for slot in reached if slot in self._running]
             if late:
                 for key in (keys.TRUNCATED, keys.DONE):
@@ -326,11 +327,11 @@ class EpisodeLoop:
         """Start episodes in the slots that are free.
 
         Returns:
-            The entries that begin the next row, None where no slot was reset; and the episodes.
+            The entries that begin the next step, None where no slot was reset; and the episodes.
         """
         free = [slot for slot in self._slots if slot not in self._running]
         # Slots that run on unseen are reset where they end, as their env asks for.
-        unseen = set() if self._waits else set(free).intersection(ended)
+        unseen = set() if self._env.waits else set(free).intersection(ended)
         starts: dict[int, Start] = {}
         while True:
             for slot in free if self._singly else ():
@@ -339,16 +340,16 @@ class EpisodeLoop:
             reset = sorted({*starts, *unseen})
             if not reset:
                 return None, {}
-            first = torch.zeros(len(self._slots), dtype=torch.bool)
-            first[reset] = True
-            first = first.view(following[keys.DONE].shape)
+            starting = torch.zeros(len(self._slots), dtype=torch.bool)
+            starting[reset] = True
+            starting = starting.view(following[keys.DONE].shape)
             seeds = None
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
             if self._rebuild:
-                self._build(list(starts))
+                self._env.rebuild_slots(list(starts))
             try:
-                begun = self._env.begin(following, first, reset, seeds, self._options)  # type: ignore[arg-type]
+                begun = self._env.begin(following, starting, reset, seeds, self._options)  # type: ignore[arg-type]
             except SlotError as error:
                 self._give_up(error, starts)
                 continue
@@ -359,29 +360,25 @@ class EpisodeLoop:
         slots: list[int],
         error: SlotError,
         pieces: list[Piece],
-        column: int,
+        at: int,
         built: bool = False,
     ) -> None:
         """End the episodes of ``slots`` before their time; all of them start again."""
-        lanes = {slot: self._running.pop(slot) for slot in slots}
-        for slot, lane in lanes.items():
-            pieces.append(Piece(lane.start, slot, lane.first, column, False, error))
+        runs = {slot: self._running.pop(slot) for slot in slots}
+        for slot, run in runs.items():
+            pieces.append(Piece(run.start, slot, run.begin, at, False, error))
             if slot not in error.causes:
-                self._again.append(lane.start)
-        self._give_up(error, {slot: lane.start for slot, lane in lanes.items()}, built)
+                self._again.append(run.start)
+        self._give_up(error, {slot: run.start for slot, run in runs.items()}, built)
 
     def _give_up(self, error: SlotError, starts: dict[int, Start], built: bool = False) -> None:
         """Build the envs that raised anew, unless built; take their episodes out of ``starts``."""
-        if self._failed is None or self._stepper is None or not self._stepper.backend.rebuilds:
+        if self._replace is None or not self._env.rebuilds_singly:
             raise error
         if not built:
-            self._build(list(error.causes))
+            self._env.rebuild_slots(list(error.causes))
         for slot, cause in error.causes.items():
             start = starts.pop(slot, None)
-            again = None if start is None else self._failed(start, cause)
+            again = None if start is None else self._replace(start, cause)
             if again is not None:
                 self._again.append(again)
-
-    def _build(self, slots: list[int]) -> None:
-        assert self._stepper is not None
-        self._stepper.rebuild(slots)

@@ -1,27 +1,25 @@
-"""Hooks: what a user's object is told while a collector works."""
+"""Hooks: a user's object that a collector calls as it works; and two that are ready to use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
-from tdcollect import keys
-from tdcollect.collect.statistics import Bools, Floats, Ints, Statistics
-from tdcollect.collect.step_dict import StepDict, under_next
-from tdcollect.envs.wrapper import nested
+from tdcollect._upstream.torchrl import wrapped_env
+from tdcollect.collect.statistics import Floats, Ints, Spread, Statistics
+from tdcollect.display import one_line
 
 
 class Hooks:
-    """Override what is of interest, and pass an instance as ``Collector(..., hooks=...)``.
+    """Override the methods of interest, and pass an instance as ``Collector(..., hooks=...)``.
 
     Each method is called once for all the slots that it concerns: ``slots`` is int64 ``[K]``,
     ascending, counted over all batch dims of the env. Methods that are not overridden cost nothing.
-    TensorDicts that they are given share memory with the batch: do not write into them.
+    Their TensorDicts share memory with the batch: do not write into them.
 
     Where a method raises, collection stops with a ``RuntimeError`` that names it.
     """
@@ -33,12 +31,12 @@ class Hooks:
             env: of the collector.
         """
 
-    def episodes_started(self, slots: Ints, row: TensorDictBase) -> None:
+    def episodes_started(self, slots: Ints, step: TensorDictBase) -> None:
         """The next step of these slots is the first of an episode.
 
         Args:
             slots: ``[K]``.
-            row: what all slots show before that step, of the env's batch size.
+            step: that step before the policy acts, of the env's batch size.
         """
 
     def stepped(self, slots: Ints, step: TensorDictBase) -> None:
@@ -47,11 +45,11 @@ class Hooks:
         Args:
             slots: ``[K]``; all of them, but for the last steps of ``collect(episodes=...)``.
             step: of the env's batch size, as a step of a batch; what followed is under ``"next"``.
-                Its rows of other slots mean nothing.
+                The rows of other slots mean nothing.
         """
 
     def episodes_ended(self, slots: Ints, returns: Floats, lengths: Ints) -> None:
-        """Episodes have ended with the step just told of; none that an env's failure broke off.
+        """Episodes have ended with the latest step; not those that an env's failure broke off.
 
         Args:
             slots: ``[K]``.
@@ -60,7 +58,7 @@ class Hooks:
         """
 
     def collection_ended(self, batch: TensorDictBase | None, stats: Statistics) -> None:
-        """A batch has been collected, or what a call of ``collect`` asked for.
+        """A batch has been collected, in iteration or by a call of ``collect``.
 
         Args:
             batch: before reward shaping and ``postproc``; None where each step went to the replay
@@ -71,14 +69,14 @@ class Hooks:
 
 AnyHooks: TypeAlias = Hooks | Sequence[Hooks] | None
 
-_EVENTS = tuple(name for name in vars(Hooks) if not name.startswith("_"))
+EVENTS = tuple(name for name in vars(Hooks) if not name.startswith("_"))
 
 
 def as_hooks(given: AnyHooks) -> list[Hooks]:
     """A list of hooks.
 
     Raises:
-        TypeError: for what is none.
+        TypeError: if an item is not a ``Hooks`` instance.
     """
     listed = [] if given is None else [given] if isinstance(given, Hooks) else given
     if not isinstance(listed, Sequence) or not all(isinstance(hook, Hooks) for hook in listed):
@@ -89,155 +87,154 @@ def as_hooks(given: AnyHooks) -> list[Hooks]:
     return list(listed)
 
 
-_SUMS = ("_fresh", "_returns", "_lengths")
+class Render(Hooks):
+    """Render the env after each step, at a frame rate.
 
-
-class Watch:
-    """Tells hooks of a collection's steps.
+    The env must be made to be rendered: ``make_env(id, env_kwargs={"render_mode": "human"})``, or
+    ``"rgb_array"``. A step that ends an episode is followed by the reset at once: its frame shows
+    the start of the next episode.
 
     Args:
-        hooks: at least one.
+        fps: the most steps per second: collection waits after each. None to go on at once.
+        keep_frames: keep the rendered images in :attr:`frames`; needs ``"rgb_array"`` or its like.
+
+    Attributes:
+        frames: the result of ``env.render()`` after each step, oldest first; yours to clear.
+
+    Raises:
+        ValueError: for an fps that is not positive; when the collector is made, for an env without
+            a render mode, and with ``keep_frames`` for one in mode ``"human"``, which returns no
+            frames.
     """
 
-    def __init__(self, hooks: list[Hooks]):
-        self._calls = {
-            event: [
-                getattr(hook, event)
-                for hook in hooks
-                if getattr(type(hook), event) is not getattr(Hooks, event)
-            ]
-            for event in _EVENTS
-        }
-        self.steps = any(
-            self._calls[event] for event in ("episodes_started", "stepped", "episodes_ended")
-        )
+    def __init__(self, fps: float | None = None, keep_frames: bool = False):
+        if fps is not None and not fps > 0:
+            raise ValueError(f"expected fps to be positive, or None, got {fps}")
+        self.frames: list[Any] = []
+        self._interval = 0.0 if fps is None else 1 / fps
+        self._keep = keep_frames
+        self._due = -float("inf")
 
-    def attach(self, env: EnvBase) -> None:
-        """The collector's env, once it is made."""
-        self._batch_size = env.batch_size
-        self._reward_keys = list(env.reward_keys)
-        self._every = np.arange(env.batch_size.numel())
-        self._fresh = np.ones(len(self._every), bool)
-        self._returns = np.zeros(len(self._every))
-        self._lengths = np.zeros(len(self._every), np.int64)
-        self._tell("env_created", env)
+    def __repr__(self) -> str:
+        kept = f"{len(self.frames)} frames kept"
+        return one_line(self, f"{self._interval:.4g} s between frames", kept)
 
-    def drop(self, slots: Bools | None = None) -> None:
-        """Episodes are about to start in all slots, or in these; those in flight have no end."""
-        marked: Any = slice(None) if slots is None else slots
-        self._fresh[marked] = True
-        self._forget(marked)
+    def env_created(self, env: EnvBase) -> None:
+        """Check that the env renders."""
+        mode = _render_mode(env)
+        if mode is None or (self._keep and mode == "human"):
+            wanted = "'rgb_array'" if self._keep else "'human' or 'rgb_array'"
+            raise ValueError(
+                f"expected an env made with render_mode {wanted}, got render_mode={mode!r}: pass "
+                "env_kwargs={'render_mode': ...} to make_env"
+            )
+        self._env = env
 
-    def begin(self, row: TensorDictBase) -> None:
-        """A loop begins, with this row."""
-        if self._fresh.any():
-            self.started(self._fresh.nonzero()[0], lambda: row)
-
-    def started(self, slots: Ints | list[int], row: Callable[[], TensorDictBase]) -> None:
-        """Episodes begin in these slots, with the row given."""
-        self._fresh[slots] = False
-        if self._calls["episodes_started"]:
-            self._tell("episodes_started", np.asarray(slots, np.int64), row())
-
-    def stepped(
-        self,
-        slots: list[int] | None,
-        ended: list[int],
-        step: Callable[[], TensorDictBase],
-        rewards: Iterable[torch.Tensor],
-        lost: Sequence[int] = (),
-    ) -> None:
-        """Slots (None for all) have taken a step, with which the episodes of some ended.
-
-        In those of ``lost`` it failed: their episodes have no end.
-        """
-        stepped = self._every if slots is None else np.asarray(slots, np.int64)
-        which = np.asarray(ended, np.int64)
-        returns, lengths = self._add(stepped, which, rewards)
-        self._fresh[which] = True
-        if lost:
-            self._fresh[list(lost)] = True
-            self._forget(list(lost))
-        if self._calls["stepped"]:
-            self._tell("stepped", stepped, step())
-        if ended:
-            self._tell("episodes_ended", which, returns, lengths)
-
-    def _add(
-        self, stepped: Ints, ended: Ints, rewards: Iterable[torch.Tensor]
-    ) -> tuple[Floats, Ints]:
-        """Add a step up, before hooks that may raise; the sums of the episodes that end."""
-        if self._calls["episodes_ended"]:
-            self._lengths[stepped] += 1
-            for reward in rewards:
-                values = reward.detach().cpu().numpy().reshape(len(self._every), -1)
-                self._returns[stepped] += values.sum(-1, dtype=np.float64)[stepped]
-        sums = self._returns[ended], self._lengths[ended]
-        self._forget(ended)
-        return sums
-
-    def stepped_rows(
-        self,
-        rows: StepDict,
-        following: StepDict,
-        advanced: StepDict,
-        ended: list[int],
-        slots: list[int] | None = None,
-        begun: list[int] | None = None,
-    ) -> None:
-        """As :meth:`stepped`, on rows; then :meth:`started` where episodes did.
-
-        Args:
-            rows: the step taken.
-            following: what it led to.
-            advanced: the next row.
-            ended: slots whose episodes ended.
-            slots: that took the step; None for all.
-            begun: slots where an episode starts; None for those where one ended.
-        """
-
-        def step() -> TensorDictBase:
-            entries = {**rows, **{under_next(key): value for key, value in following.items()}}
-            return nested(entries.items(), self._batch_size)
-
-        begun = ended if begun is None else begun
-        lost = marked_slots(following.get(keys.ENV_ERROR)) if ended else []
-        whole = [slot for slot in ended if slot not in lost] if lost else ended
-        self.stepped(slots, whole, step, (following[key] for key in self._reward_keys), lost)
-        if begun:
-            self.started(begun, lambda: nested(advanced.items(), self._batch_size))
-
-    def collected(self, batch: TensorDictBase | None, stats: Statistics) -> None:
-        """A collection has ended."""
-        self._tell("collection_ended", batch, stats)
-
-    def save_state(self) -> dict[str, Any]:
-        """The sums of episodes in flight, and which slots are about to start one."""
-        return {name: getattr(self, name).copy() for name in _SUMS}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`save_state` gave."""
-        for name in _SUMS:
-            setattr(self, name, state[name])
-
-    def _forget(self, slots: Any) -> None:
-        self._returns[slots] = 0
-        self._lengths[slots] = 0
-
-    def _tell(self, event: str, *what: Any) -> None:
-        for call in self._calls[event]:
-            try:
-                call(*what)
-            except Exception as error:
-                name = type(call.__self__).__name__
-                raise RuntimeError(
-                    f"the hook {name}.{event} raised {type(error).__name__}: {error}"
-                ) from error
+    def stepped(self, slots: Ints, step: TensorDictBase) -> None:
+        """Render, and wait until a frame is due."""
+        frame = self._env.render()
+        if self._keep:
+            self.frames.append(frame)
+        now = time.monotonic()
+        if now < self._due:
+            time.sleep(self._due - now)
+        # Time lost to a slow policy is not made up for.
+        self._due = max(now, self._due) + self._interval
 
 
-def marked_slots(mask: torch.Tensor | None) -> list[int]:
-    """The slots that a mask ``[*N, 1]`` marks; none where there is no mask."""
-    if mask is None or not mask.any():
-        return []
-    slots: list[int] = mask.reshape(-1).nonzero().reshape(-1).tolist()
-    return slots
+def _render_mode(env: Any) -> Any:
+    """The env's render mode; ``"unknown"`` where it does not say."""
+    base = getattr(env, "base_env", env)
+    backend = getattr(getattr(base, "stepper", None), "backend", None)
+    singles = getattr(backend, "envs", None)  # one gymnasium env per slot
+    if singles:
+        return singles[0].render_mode
+    wrapped = getattr(backend, "env", None) or wrapped_env(base)
+    return getattr(wrapped, "render_mode", "unknown")
+
+
+class ScalarLogger(Protocol):
+    """A logger of numbers, as TorchRL's are (CSV, TensorBoard, W&B and the others)."""
+
+    def log_scalar(self, name: str, value: float, step: int | None = None) -> None:
+        """Write a number."""
+
+
+def log_stats(
+    logger: ScalarLogger, stats: Statistics, step: int | None = None, prefix: str = "collect"
+) -> None:
+    """Write the statistics of the latest collection to a logger.
+
+    Episodes and steps over the collector's lifetime; steps per second; mean, std, min and max of
+    returns and lengths of the latest collection, where episodes ended, and of shaped returns, where
+    there are any; the mean return over the window; times. Names are ``prefix/return_mean`` and so
+    on.
+
+    Args:
+        logger: one of TorchRL's, say ``CSVLogger``.
+        stats: ``collector.stats``.
+        step: of the logger's axis; by default the steps collected so far, over all slots.
+        prefix: of each name.
+
+    Raises:
+        RuntimeError: before anything has been collected.
+    """
+    latest, lifetime = stats.latest, stats.lifetime
+    if latest is None:
+        raise RuntimeError("expected a collector that has collected something, got a new one")
+    values = {
+        "episodes": lifetime.episodes,
+        "steps": lifetime.steps,
+        "steps_per_second": latest.steps_per_second,
+        "seconds": latest.seconds,
+        "seconds_between": latest.seconds_between,
+        "env_seconds": latest.env_seconds,
+        "policy_seconds": latest.policy_seconds,
+        **_named("return", latest.return_stats),
+        **_named("length", latest.length_stats),
+        **_named("shaped_return", latest.shaped_return_stats),
+    }
+    over_window = stats.window.return_stats
+    if over_window is not None:
+        values["window_return_mean"] = over_window.mean
+    for name, value in values.items():
+        if value is not None:
+            logger.log_scalar(
+                f"{prefix}/{name}", value, step=lifetime.steps if step is None else step
+            )
+
+
+def _named(name: str, spread: Spread | None) -> dict[str, float]:
+    if spread is None:
+        return {}
+    return {f"{name}_{figure}": value for figure, value in spread._asdict().items()}
+
+
+class LogStatistics(Hooks):
+    """Hooks that write the statistics of each collection to one of TorchRL's loggers.
+
+    As :func:`log_stats` does, without shaped returns: rewards are shaped later.
+
+    Args:
+        logger: say ``CSVLogger``.
+        every: write one of so many collections.
+        prefix: of each name.
+
+    Raises:
+        ValueError: for an ``every`` that is not positive.
+    """
+
+    def __init__(self, logger: ScalarLogger, every: int = 1, prefix: str = "collect"):
+        if every < 1:
+            raise ValueError(f"expected every to be positive, got {every}")
+        self._logger = logger
+        self._every = every
+        self._prefix = prefix
+
+    def __repr__(self) -> str:
+        return one_line(self, type(self._logger).__name__, f"every={self._every}", self._prefix)
+
+    def collection_ended(self, batch: TensorDictBase | None, stats: Statistics) -> None:
+        """Write the statistics of every so many collections."""
+        if stats.lifetime.collections % self._every == 0:
+            log_stats(self._logger, stats, prefix=self._prefix)

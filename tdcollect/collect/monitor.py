@@ -1,42 +1,237 @@
-"""What a collector notes of its collections, for its statistics.
+"""Notes of a collector's collections, for its statistics and hooks.
 
 Nothing here runs in the loop on arrays, unless times were asked for.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import EnvBase
 
+from tdcollect import keys
+from tdcollect._upstream.collector import CollectorState
 from tdcollect.collect.arguments import check_positive_int
-from tdcollect.collect.fast.transforms import base_of
-from tdcollect.collect.hooks import AnyHooks, Watch, as_hooks
-from tdcollect.collect.record import Record, as_array, summed
-from tdcollect.collect.statistics import Bools, Collection, Statistics, Tally
+from tdcollect.collect.env_parts import base_of
+from tdcollect.collect.episodes import Block, Piece
+from tdcollect.collect.hooks import AnyHooks, as_hooks
+from tdcollect.collect.policies import Policy
+from tdcollect.collect.statistics import Bools, Collection, Floats, Ints, Statistics, Tally
+from tdcollect.collect.step_dict import Key, StepDict, under_next
+from tdcollect.collect.tensordict_env import SteppedEnv
+from tdcollect.collect.watch import Watch, marked_slots
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.progress import progress_bar
+
+Env = TypeVar("Env", bound=SteppedEnv)
+Function = TypeVar("Function", bound=Callable[..., Any])
+Lower = Callable[[StepDict], Policy]
+
+
+class CollectionLog:
+    """Notes of one collection: rewards, done flags, and times on request.
+
+    Args:
+        batch_size: the env's.
+        wanted: whether to note rewards and flags.
+        timers: whether to time the env and the policy.
+        watch: called with each step; None for no hooks.
+
+    Attributes:
+        batch: the batch collected; to be set.
+        env_seconds: time in the env's steps and resets; None without timers.
+        policy_seconds: time in calls of the policy; None without timers.
+    """
+
+    def __init__(
+        self, batch_size: torch.Size, wanted: bool, timers: bool, watch: Watch | None = None
+    ):
+        self.env_seconds = 0.0 if timers else None
+        self.policy_seconds = 0.0 if timers else None
+        self.batch: TensorDictBase | None = None
+        self.wanted = wanted
+        self.watch = watch
+        self._slots = batch_size.numel()
+        self._time_dim = len(batch_size)
+        self._timers = timers
+        # Of a collection on StepDicts, the entries of its batch.
+        self._reward_entries: list[torch.Tensor] = []
+        self._done_entry: torch.Tensor | None = None
+        self._failed_entry: torch.Tensor | None = None
+        self._ended: list[Piece] = []
+        # Of TorchRL's loop, one list of entries per step.
+        self._rewards: list[list[torch.Tensor]] = []
+        self._flags: list[list[torch.Tensor]] = []
+        self._failures: list[list[torch.Tensor]] = []
+
+    # ------------------------------------------------------------------------------------ times
+
+    def timed(self, name: str, function: Function) -> Function:
+        """The same function, its time added to an attribute of this log if times are asked for."""
+        if not self._timers:
+            return function
+
+        def timed(*args: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                setattr(self, name, getattr(self, name) + time.perf_counter() - start)
+
+        return cast(Function, timed)
+
+    def timed_parts(self, env: Env, lower: Lower) -> tuple[Env, Lower]:
+        """The env and the policy of a collection on StepDicts, timed if that is asked for."""
+        if not self._timers:
+            return env, lower
+        for name in ("advance", "begin"):
+            setattr(env, name, self.timed("env_seconds", getattr(env, name)))
+        return env, lambda step: cast(Policy, _TimedPolicy(lower(step), self))
+
+    # ------------------------------------------------------------------------------------ notes
+
+    def note_blocks(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Hand on the blocks of a collection by episodes, and note which episodes ended."""
+        for block in blocks:
+            self._ended += [piece for piece in block.pieces if piece.ended]
+            yield block
+
+    def note_entries(self, entries: dict[Key, torch.Tensor], reward_keys: Sequence[Key]) -> None:
+        """Note the rewards and flags of a collection on StepDicts.
+
+        Args:
+            entries: ``[*N, T, *feature]``; ``[F, *feature]`` if by episodes.
+            reward_keys: those of the env.
+        """
+        if self.wanted:
+            self._reward_entries = [entries[under_next(key)] for key in reward_keys]
+            self._done_entry = entries[keys.NEXT_DONE]
+            self._failed_entry = entries.get(under_next(keys.ENV_ERROR))
+
+    def note(self, given: tuple[TensorDictBase, TensorDictBase], env: EnvBase) -> None:
+        """Note a step of TorchRL's loop: the step taken, and the one to go on with."""
+        stepped, upcoming = given
+        following = stepped.get(keys.NEXT)
+        rewards = [following.get(key) for key in env.reward_keys]
+        flags = [following.get(key, None) for key in env.done_keys]
+        flags = [flag.reshape(self._slots, -1) for flag in flags if flag is not None]
+        failed = following.get(keys.ENV_ERROR, None)
+        if self.wanted:
+            self._rewards.append(rewards)
+            self._flags.append(flags)
+            if failed is not None:
+                self._failures.append([failed])
+        if self.watch is not None:
+            done = torch.cat(flags, -1).any(-1)
+            ended: list[int] = done.nonzero().reshape(-1).tolist()
+            broken = marked_slots(failed)
+            unbroken = [slot for slot in ended if slot not in broken]
+            self.watch.stepped(None, unbroken, lambda: stepped, rewards, broken)
+            if ended:
+                self.watch.started(ended, lambda: upcoming)
+
+    # ---------------------------------------------------------------------------- what was noted
+
+    def arrays(self) -> tuple[Floats, Bools]:
+        """Rewards and done flags ``[N, T]``; ``[1, F]`` if by episodes, one behind the other.
+
+        The reward of a slot is the sum over its reward entries and their features (the agents of
+        one, say); it is done where any flag of it is, which is where TorchRL's collector starts a
+        trajectory.
+        """
+        if self._done_entry is None:
+            reward, done = self._stacked(self._rewards), self._stacked(self._flags)
+        else:
+            slots = 1 if self.by_episodes else self._slots
+            steps = self._done_entry.shape[0 if self.by_episodes else self._time_dim]
+            rewards = [as_array(entry, slots, steps) for entry in self._reward_entries]
+            reward = rewards[0] if len(rewards) == 1 else np.concatenate(rewards, -1)
+            done = as_array(self._done_entry, slots, steps)
+        return summed(reward), done.any(-1)
+
+    def failed_steps(self) -> Bools | None:
+        """The steps that are marked as failed, ``[N, T]``; None where the env marks none."""
+        if self.by_episodes:
+            return None  # episodes that failed are left out
+        if self._failures:
+            return self._stacked(self._failures).any(-1)
+        if self._failed_entry is None:
+            return None
+        steps = self._failed_entry.shape[self._time_dim]
+        return as_array(self._failed_entry, self._slots, steps).any(-1)
+
+    @property
+    def by_episodes(self) -> bool:
+        """True if whole episodes were collected."""
+        return bool(self._ended)
+
+    @property
+    def slots(self) -> Ints:
+        """``[E]`` int64, of whole episodes in the order in which they started."""
+        order = sorted(self._ended, key=lambda piece: piece.start.index)
+        return np.array([piece.slot for piece in order], np.int64)
+
+    def _stacked(self, steps: Sequence[Sequence[torch.Tensor]]) -> Any:
+        """A list of entries ``[*N, *feature]`` for each of T steps, as an array ``[N, T, F]``."""
+        parts = [
+            torch.stack([value.reshape(self._slots, -1) for value in values], 1)
+            for values in zip(*steps, strict=True)
+        ]
+        if not parts:
+            return np.zeros((self._slots, 0, 0))
+        return torch.cat(parts, -1).detach().cpu().numpy()
+
+
+def as_array(entry: torch.Tensor, slots: int, steps: int) -> Any:
+    """An entry as an array ``[N, T, F]``."""
+    return entry.detach().cpu().numpy().reshape(slots, steps, -1)
+
+
+def summed(values: Any) -> Floats:
+    """The sum over the features of ``[N, T, F]``."""
+    if values.shape[-1] == 1:
+        return values[..., 0].astype(np.float64)
+    return values.sum(-1, dtype=np.float64)
+
+
+class _TimedPolicy:
+    """A policy on StepDicts, timed."""
+
+    def __init__(self, policy: Policy, log: CollectionLog):
+        self._policy = policy
+        self._call = log.timed("policy_seconds", policy)
+
+    def __call__(self, step: StepDict) -> None:
+        self._call(step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
 
 
 class Monitor:
-    """Keeps a collector's statistics, and tells its hooks.
+    """Keeps a collector's statistics, and calls its hooks.
 
     Args:
         statistics: whether to keep any.
         window: K, how many episodes to smooth over.
         timers: whether to time the env and the policy.
-        hooks: are told of what the collector does.
+        hooks: are called as the collector works.
 
     Attributes:
-        stats: what the user sees.
+        stats: ``collector.stats``.
         collected: whether anything was collected since all slots were reset.
 
     Raises:
-        TypeError: for hooks that are none.
+        TypeError: if an item is not a ``Hooks`` instance.
         ValueError: for a window that is not positive, and for timers without statistics.
     """
 
@@ -44,8 +239,8 @@ class Monitor:
         check_positive_int("stats_window", window)
         if timers and not statistics:
             raise ValueError(
-                "expected statistics=True with timers=True, got statistics=False: times are told "
-                "in collector.stats; leave one of the two out"
+                "expected statistics=True with timers=True, got statistics=False: they are part "
+                "of collector.stats; leave one of the two out"
             )
         self.stats = Statistics(window, statistics, self._counters)
         self._timers = timers
@@ -59,14 +254,14 @@ class Monitor:
         self.collected = False
 
     def attach(self, collector: TorchRLCollector) -> None:
-        """The collector, once it is made. It is not kept alive."""
+        """Attach to the collector, once it is made. It is not kept alive."""
         self._collector = weakref.ref(collector)
         self._batch_size = collector.env.batch_size
         self._tally = Tally(self._batch_size.numel())
         self._shaped = Tally(self._batch_size.numel())
         base = base_of(collector.env)
-        if isinstance(base, GymnasiumEnv) and base.stepper.restarts is not None:
-            self._restarts = base.stepper.restarts.count
+        if isinstance(base, GymnasiumEnv) and base.restarts is not None:
+            self._restarts = base.restarts
         if self._watch is not None:
             self._watch.attach(collector.env)
 
@@ -77,7 +272,7 @@ class Monitor:
         return TorchRLCollector.stats(collector)
 
     def drop(self, index: Any = None) -> None:
-        """Episodes in flight are cut short by a reset: of all slots, or of those of an index."""
+        """Drop the episodes in flight, cut short by a reset: of all slots, or of an index."""
         if index is None:
             self.collected = False
             self._tally.drop()
@@ -102,7 +297,7 @@ class Monitor:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`save_state` gave."""
+        """Load the result of :meth:`save_state`."""
         self.stats.load_state(state["stats"])
         for tally, values in zip((self._tally, self._shaped), state["tallies"], strict=True):
             vars(tally).update(values)
@@ -111,12 +306,12 @@ class Monitor:
         self._ended = self._unshaped = None
 
     def miss(self) -> None:
-        """The episodes in flight have steps that were not seen: they are not counted."""
+        """Leave out the episodes in flight, some of whose steps were not seen."""
         self._tally.miss()
         self._shaped.miss()
 
     def lose(self) -> None:
-        """The episodes in flight are not those of the sums: they are not counted."""
+        """Discard the running sums: they belong to other episodes than those in flight."""
         collected = self.collected
         self.drop()
         if collected:
@@ -124,51 +319,51 @@ class Monitor:
         self.collected = collected
 
     @contextmanager
-    def collection(self) -> Iterator[Record]:
-        """Around one collection, which tells the record what it collects."""
+    def collection(self) -> Iterator[CollectionLog]:
+        """Keep the log of one collection, and count it at its end."""
         watch = self._watch if self._watch is not None and self._watch.steps else None
-        record = Record(self._batch_size, self.stats.on, self._timers, watch)
+        log = CollectionLog(self._batch_size, self.stats.on, self._timers, watch)
         start = time.perf_counter()
         try:
-            yield record
+            yield log
         except BaseException:
             self.miss()
             raise
         finally:
             self.collected = True
         if self.stats.on:
-            self._count(record, start)
+            self._count(log, start)
         if self._watch is not None:
-            self._watch.collected(record.batch, self.stats)
+            self._watch.collected(log.batch, self.stats)
 
-    def _count(self, record: Record, start: float) -> None:
-        reward, done = record.arrays()
-        failed = record.failed()
-        if record.by_episodes:
-            episodes = Tally(1).feed(reward, done)._replace(slots=record.slots)
+    def _count(self, log: CollectionLog, start: float) -> None:
+        reward, done = log.arrays()
+        failed = log.failed_steps()
+        if log.by_episodes:
+            episodes = Tally(1).feed(reward, done)._replace(slots=log.slots)
         else:
             episodes = self._tally.feed(reward, done, failed)
         if self._unshaped is not None:
             self._shaped.miss()  # its batch was not shaped
-        self._unshaped = done, failed, record.by_episodes
+        self._unshaped = done, failed, log.by_episodes
         between = None if self._ended is None else start - self._ended
         now = self._ended = time.perf_counter()
-        times = (now - start, between, record.env_seconds, record.policy_seconds)
+        times = (now - start, between, log.env_seconds, log.policy_seconds)
         restarts = self._newly_restarted(failed)
         self.stats.add(Collection(done.size, *times, *episodes, restarts=restarts))
 
     def _newly_restarted(self, failed: Bools | None) -> int:
-        """Envs built anew since last asked."""
+        """The number of envs built anew since the last call."""
         base = base_of(self._collector().env)
         if not isinstance(base, GymnasiumEnv):  # tdcollect's envs inside of others, say
             return 0 if failed is None else int(failed.sum())
-        if base.stepper.restarts is None:
+        if base.restarts is None:
             return 0
-        before, self._restarts = self._restarts, base.stepper.restarts.count
+        before, self._restarts = self._restarts, base.restarts
         return self._restarts - before
 
     def shaped(self, reward: torch.Tensor) -> None:
-        """The rewards of the latest collection, shaped: ``[*N, T, *feature]``, or ``[F, ...]``."""
+        """Count shaped rewards of the latest collection: ``[*N, T, *feature]``, or ``[F, ...]``."""
         if self._unshaped is None:
             return
         (done, failed, by_episodes), self._unshaped = self._unshaped, None
@@ -184,3 +379,23 @@ class StatsAttribute:
 
     def __get__(self, collector: Any, owner: type) -> Any:
         return TorchRLCollector.stats if collector is None else collector._monitor.stats
+
+
+def with_progress(batches: Iterator[Any], collector: Any) -> Iterator[Any]:
+    """The batches, while a bar shows the frames collected and the latest mean return.
+
+    The bar closes with the iteration, however that ends.
+    """
+    parent, total = CollectorState(collector), collector.total_frames
+    total = None if math.isinf(total) else total
+    with (
+        closing(batches),  # type: ignore[type-var]
+        progress_bar(total, "frames", parent.frames) as bar,
+    ):
+        for batch in batches:
+            latest = collector.stats.latest if collector.stats.on else None
+            if latest is not None and latest.return_stats is not None:
+                bar.set_postfix({"return": f"{latest.return_stats.mean:.4g}"}, refresh=False)
+            bar.update(parent.frames - bar.n)
+            yield batch
+            del batch  # or it would take memory beside the next one

@@ -1,7 +1,7 @@
 """Replay buffers that cannot take a collector's batches are refused before anything is collected.
 
-TorchRL finds out when it writes the first batch or samples the first slice, and a buffer smaller
-than a batch overwrites a part of it without a word.
+TorchRL finds out when it writes the first batch or samples the first slice, and a replay buffer
+smaller than a batch overwrites a part of it without a word.
 """
 
 from __future__ import annotations
@@ -15,25 +15,38 @@ from torchrl.data import ImmutableDatasetWriter, RoundRobinWriter, SliceSampler
 from tdcollect.keys import TIME
 
 
+def check_replay_buffer_of(collector: Any) -> None:
+    """Check the replay buffer of a collector; see :func:`check_replay_buffer`."""
+    # A postproc changes the batch in ways that are not known yet.
+    if collector.replay_buffer is not None and collector.postproc is None:
+        check_replay_buffer(
+            collector.replay_buffer,
+            collector.env.batch_size,
+            collector.frames_per_batch,
+            extends=collector.extend_buffer,
+            trajectories=collector.trajs_per_batch is not None,
+        )
+
+
 def check_replay_buffer(
     buffer: Any,
     batch_size: torch.Size,
     steps: int,
     *,
-    whole_batches: bool = True,
+    extends: bool = True,
     trajectories: bool = False,
 ) -> None:
     """Refuse a replay buffer of the wrong kind, of too many or too few dimensions, or too small.
 
     Args:
-        buffer: of the user. The shape of what one with transforms stores is not known: it passes.
+        buffer: the replay buffer. One with transforms passes: the shape that it stores is unknown.
         batch_size: the env's, ``[N]`` or ``[]``.
         steps: T of a batch.
-        whole_batches: batches ``[N, T]`` are written, rather than single steps ``[N]``.
+        extends: batches ``[N, T]`` are written, rather than single steps ``[N]``.
         trajectories: trajectories ``[length]`` are written instead.
 
     Raises:
-        TypeError: for what is no replay buffer, or cannot be written to.
+        TypeError: if it is not a replay buffer, or cannot be written to.
         ValueError: for a storage that cannot hold a batch.
     """
     if not all(callable(getattr(buffer, name, None)) for name in ("add", "extend", "sample")):
@@ -52,26 +65,26 @@ def check_replay_buffer(
         return
     shape = [steps] if trajectories else [*batch_size, steps]
     letters = ["length"] if trajectories else [*"N" * len(batch_size), "T"]
-    what = f"{'trajectories' if trajectories else 'batches'} [{', '.join(letters)}]"
+    written = f"{'trajectories' if trajectories else 'batches'} [{', '.join(letters)}]"
     asks = f"{type(storage).__name__}(max_size, ndim={len(shape)})"
     if ndim > len(shape):
         raise ValueError(
-            f"expected a storage of at most {len(shape)} dimensions for {what}, whose last one is "
-            f"{TIME!r}, got ndim={ndim}; make it {asks}"
+            f"expected a storage of at most {len(shape)} dimensions for {written}, whose last one "
+            f"is {TIME!r}, got ndim={ndim}; make it {asks}"
         )
     if isinstance(getattr(buffer, "sampler", None), SliceSampler) and ndim < len(shape):
         raise ValueError(
             f"expected a storage of steps for a {type(buffer.sampler).__name__}, got ndim={ndim}, "
-            f"whose items are whole slots of {what}; make it {asks}"
+            f"whose items are whole slots of {written}; make it {asks}"
         )
-    if trajectories or not whole_batches or not isinstance(buffer.writer, RoundRobinWriter):
+    if trajectories or not extends or not isinstance(buffer.writer, RoundRobinWriter):
         return
     # A storage of several dimensions is a grid: room for all slots, as many times as is needed.
-    rows, room = (shape[0], capacity) if ndim == 1 else (steps, -(-capacity // batch_size.numel()))
-    if room < rows:
+    need, room = (shape[0], capacity) if ndim == 1 else (steps, -(-capacity // batch_size.numel()))
+    if room < need:
         least = math.prod(shape[:ndim])
         raise ValueError(
-            f"expected a replay buffer that holds a batch, {least} items of {what} with "
+            f"expected a replay buffer that holds a batch, {least} items of {written} with "
             f"{shape}, got max_size={capacity}: a part of each batch would be overwritten as it is "
             f"written; make max_size at least {least}, or frames_per_batch smaller"
         )

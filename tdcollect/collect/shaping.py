@@ -1,4 +1,4 @@
-"""Reward shaping: one call of the user's function for a whole batch."""
+"""Reward shaping: one call of the user's function per batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchrl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorDic
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
-from tdcollect.collect.fast.transforms import transforms_of
+from tdcollect.collect.env_parts import transforms_of
 from tdcollect.collect.step_dict import Key
 from tdcollect.envs.env_action import EnvAction
 
@@ -20,7 +20,7 @@ _BOOKKEEPING = (keys.STEP_COUNT, keys.EPISODE_REWARD, keys.IS_INIT)
 class RewardShaping(Protocol):
     """A function ``f(observation, action, reward, done)`` that gives the rewards to learn from.
 
-    It is called once a batch, without gradients, on all its steps: everything has the batch's size
+    It is called once per batch, without gradients, on all its steps: all have the batch's size
     in front, ``[N, T]``.
     """
 
@@ -46,10 +46,10 @@ class Shaper:
         function: of the user.
         env: whose batches are shaped.
         compact_obs: as the collector has it.
-        whole_batches: no step is given out before its batch is whole.
+        in_batches: steps are given out batch by batch.
 
     Raises:
-        TypeError: for what cannot be called.
+        TypeError: if the function cannot be called.
         ValueError: for an env with several rewards, or whose batches use the name already; where
             there is no batch with the following observations to be shaped.
     """
@@ -59,7 +59,7 @@ class Shaper:
         function: RewardShaping,
         env: EnvBase,
         compact_obs: bool = False,
-        whole_batches: bool = True,
+        in_batches: bool = True,
     ):
         if not callable(function):
             raise TypeError(
@@ -82,7 +82,7 @@ class Shaper:
                 "reward_shaping is given the observation that a step led to, which "
                 "compact_obs=True leaves out: expected one of the two"
             )
-        if not whole_batches:
+        if not in_batches:
             raise ValueError(
                 "reward_shaping is given whole batches, and extend_buffer=False writes steps one "
                 "by one: expected extend_buffer=True, the default"
@@ -129,7 +129,7 @@ def _goes_into(values: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _counted(transform: Transform) -> list[Key]:
-    """What a transform writes beside the observation: counts, returns, states, actions."""
+    """The entries that a transform writes beside the observation: counts, states, actions."""
     if isinstance(transform, EnvAction):
         return [kept for _, kept in transform.pairs]
     if isinstance(transform, PolicyVersion):

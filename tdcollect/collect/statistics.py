@@ -1,10 +1,10 @@
-"""What a collector tells of its collections: episodes, steps, returns, lengths, times."""
+"""Statistics of a collector's collections: episodes, steps, returns, lengths, times."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -214,7 +214,7 @@ class Window:
 
     @property
     def episodes(self) -> int:
-        """How many it holds."""
+        """The number of episodes that it holds."""
         return len(self._returns)
 
     @property
@@ -244,15 +244,15 @@ class Window:
 class Statistics:
     """Statistics of a collector: ``collector.stats``.
 
-    Of whole episodes only: an episode counts in the collection in which it ends, with the steps
+    Only whole episodes count: an episode counts in the collection in which it ends, with the steps
     that it had in collections before. Episodes that a reset cuts short are not counted.
 
-    Called, it gives what TorchRL's ``collector.stats()`` gives: a dict of counters.
+    A call gives the dict of counters of TorchRL's ``collector.stats()``.
 
     Args:
         window: K, how many episodes :attr:`window` holds.
         on: whether there are any; :attr:`latest`, :attr:`lifetime` and :attr:`window` raise if not.
-        progress: what a call gives.
+        progress: gives the parent's counters.
     """
 
     def __init__(self, window: int, on: bool, progress: Callable[[], dict[str, Any]]):
@@ -311,7 +311,7 @@ class Statistics:
         return {"lifetime": lifetime, "window": window, "latest": latest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`save_state` gave."""
+        """Load the result of :meth:`save_state`."""
         for name, value in state["lifetime"].items():
             if isinstance(value, Mapping):
                 vars(getattr(self._lifetime, name)).update(value)
@@ -365,14 +365,41 @@ class Tally:
         self._broken = np.zeros(slots, bool)
 
     def drop(self, slots: Any = slice(None)) -> None:
-        """Episodes in flight are cut short by a reset: of all slots, or of these."""
+        """Drop the episodes in flight, cut short by a reset: of all slots, or of these."""
         self._returns[slots] = 0
         self._lengths[slots] = 0
         self._broken[slots] = False
 
     def miss(self) -> None:
-        """Steps were lost: do not count the episodes in flight, which lack them."""
+        """Do not count the episodes in flight: steps of theirs were lost."""
         self._broken[:] = True
+
+    @property
+    def sums(self) -> tuple[Floats, Ints]:
+        """Returns and lengths of the episodes in flight so far, ``[N]`` each."""
+        return self._returns.copy(), self._lengths.copy()
+
+    @sums.setter
+    def sums(self, sums: tuple[Floats, Ints]) -> None:
+        self._returns, self._lengths = sums
+
+    def add(self, slots: Ints, rewards: Sequence[NDArray[Any]]) -> None:
+        """Add one step of some slots.
+
+        Args:
+            slots: ``[K]``.
+            rewards: the env's reward entries, of all slots: ``[*N, *feature]``.
+        """
+        self._lengths[slots] += 1
+        for reward in rewards:
+            values = reward.reshape(len(self._returns), -1)
+            self._returns[slots] += values.sum(-1, dtype=np.float64)[slots]
+
+    def take(self, slots: Ints) -> tuple[Floats, Ints]:
+        """The returns and lengths of the episodes of some slots, which end."""
+        ended = self._returns[slots], self._lengths[slots]
+        self.drop(slots)
+        return ended
 
     def feed(self, reward: Floats, done: Bools, failed: Bools | None = None) -> Episodes:
         """Add a batch.
@@ -398,15 +425,15 @@ class Tally:
         first[1:] = slots[1:] != slots[:-1]
         after = steps + 1
         before = np.where(first, -self._lengths[slots], np.roll(after, 1))
-        whole = ~(first & self._broken[slots])
+        complete = ~(first & self._broken[slots])
         if failed is not None:
-            whole &= ~failed[slots, steps]
+            complete &= ~failed[slots, steps]
         self._lengths += count
         last = np.roll(first, -1)  # the first of one slot follows the last of another
         self._lengths[slots[last]] = count - after[last]
         self._broken[slots] = False
         order = np.argsort(steps, kind="stable")
-        order = order[whole[order]]
+        order = order[complete[order]]
         return Episodes(
             slots[order],
             sums[segment[slots, steps]][order],
@@ -426,23 +453,23 @@ def _added(carried: Floats, values: Floats) -> Floats:
 
 
 def _segments(done: Bools) -> Ints:
-    """Numbers ``[N, T]`` from 0: one a run of steps of one slot that belong to one episode."""
+    """Indices ``[N, T]`` from 0, one per run of steps of one slot that belong to one episode."""
     starts = np.ones(done.shape, np.int64)
     starts[:, 1:] = done[:, :-1]
     return np.cumsum(starts).reshape(done.shape) - 1
 
 
 def _sums(values: Floats, done: Bools, segment: Ints, carried: Floats) -> tuple[Floats, Floats]:
-    """The sum of each segment, first step first, and what each slot carries on."""
+    """The sum of each segment, first step first, and the sums that slots carry on."""
     slots, steps = values.shape
     # The sum so far stands before a slot's first step: it is what the next step is added to.
-    column = np.empty((slots, steps + 1))
-    column[:, 0] = carried
-    column[:, 1:] = values
+    padded = np.empty((slots, steps + 1))
+    padded[:, 0] = carried
+    padded[:, 1:] = values
     into = np.empty((slots, steps + 1), np.int64)
     into[:, 0] = segment[:, 0]
     into[:, 1:] = segment
-    added = np.bincount(into.reshape(-1), weights=column.reshape(-1))  # one by one, in order
+    added = np.bincount(into.reshape(-1), weights=padded.reshape(-1))  # one by one, in order
     sums: Floats = added.astype(np.float64, copy=False)
     return sums, np.where(done[:, -1], 0.0, sums[segment[:, -1]])
 

@@ -1,4 +1,4 @@
-"""StepDict: one step of all slots as a flat dict of tensors, the loop's stand-in for a TensorDict.
+"""StepDict: one step of all slots as a flat dict of tensors, the loops' stand-in for a TensorDict.
 
 Keys are a name, or a tuple of names for a nested entry; values have the env's batch size in front.
 """
@@ -22,10 +22,10 @@ Key = str | tuple[str, ...]
 
 
 class StepDict(dict[Key, torch.Tensor]):
-    """A flat dict with the few TensorDict methods that TorchRL's own code is run with here.
+    """A flat dict with the few TensorDict methods that TorchRL's own code needs here.
 
     Attributes:
-        shape: the batch size, where some method asks for it; set by whoever runs that code.
+        shape: the batch size, where a method asks for it; set by whoever runs that code.
     """
 
     shape: torch.Size
@@ -51,12 +51,12 @@ class StepDict(dict[Key, torch.Tensor]):
         wanted = torch.Size(shape[0] if isinstance(shape[0], torch.Size) else shape)
         if wanted == (-1,):
             wanted = torch.Size([self.shape.numel()])
-        rows = StepDict(
+        reshaped = StepDict(
             (key, value.reshape(wanted + value.shape[len(self.shape) :]))
             for key, value in self.items()
         )
-        rows.shape = wanted
-        return rows
+        reshaped.shape = wanted
+        return reshaped
 
     def unsqueeze(self, dim: int) -> StepDict:
         """The same entries with one more batch dimension, the last."""
@@ -68,7 +68,7 @@ class NotTensors(TypeError):
     """A policy writes entries that are no dense tensors: strings, nested or lazily stacked ones.
 
     Attributes:
-        entries: those.
+        entries: their keys.
     """
 
     def __init__(self, message: str, entries: list[Key]):
@@ -76,9 +76,9 @@ class NotTensors(TypeError):
         self.entries = entries
 
 
-def check_tensors(rows: StepDict) -> None:
-    """Raise NotTensors for entries that cannot be stacked into the columns of a batch."""
-    odd = {key: type(value).__name__ for key, value in rows.items() if not is_plain(value)}
+def check_tensors(step: StepDict) -> None:
+    """Raise NotTensors for entries that cannot be stacked into a batch."""
+    odd = {key: type(value).__name__ for key, value in step.items() if not is_plain(value)}
     if odd:
         raise NotTensors(
             "expected the policy to write dense tensors, got "
@@ -95,7 +95,7 @@ def is_plain(value: Any) -> bool:
 
 
 def flat(tensordict: TensorDictBase) -> StepDict:
-    """The leaves of a TensorDict as rows, sharing their memory."""
+    """The leaves of a TensorDict, sharing their memory."""
     return StepDict(tensordict.items(True, True))
 
 
@@ -105,7 +105,7 @@ def not_taken_apart(cls: type) -> bool:
 
 
 def stacked_lazily(tensordict: TensorDictBase) -> bool:
-    """Tell whether some entries are rows that TensorDict has not stacked, and perhaps cannot."""
+    """Tell whether some entries are not stacked yet, and perhaps cannot be."""
     if is_non_tensor(tensordict):
         return False  # strings and the like are entries of their own
     return isinstance(tensordict, LazyStackedTensorDict) or any(
@@ -114,17 +114,17 @@ def stacked_lazily(tensordict: TensorDictBase) -> bool:
 
 
 def is_next(key: Key) -> bool:
-    """Whether the entry belongs to the following step."""
+    """Tell whether the entry belongs to the following step."""
     return key[0] == keys.NEXT
 
 
 def under_next(key: Key) -> Key:
-    """The entry's place in the following step."""
+    """The key of an entry in the following step."""
     return (keys.NEXT, key) if isinstance(key, str) else (keys.NEXT, *key)
 
 
 def from_next(key: Key) -> Key:
-    """The place of an entry of the following step once that step is the present one."""
+    """The key of an entry of the following step, once that step is the present one."""
     return key[1] if len(key) == 2 else tuple(key[1:])
 
 
@@ -133,8 +133,52 @@ def by_slot(value: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
     return value.flatten(0, len(batch_size) - 1) if batch_size else value.unsqueeze(0)
 
 
+def forgotten_entries(
+    step: StepDict, carried: list[Key], reads_first: set[Key], writes: set[Key]
+) -> list[Key]:
+    """Policy outputs that must be zeroed when an episode starts.
+
+    Those are outputs of the step before that the policy reads, or may leave unwritten. TorchRL
+    zeroes them where some slots, but not all, are reset; the loop by episodes, wherever one starts.
+
+    Args:
+        step: with the policy's outputs.
+        carried: the env's entries that a step hands on.
+        reads_first: the entries that the policy may read before it has written them.
+        writes: the entries that every call of the policy writes.
+    """
+    kept = {*carried, *keys.FLAGS, keys.TRAJ_IDS}
+    return [
+        key
+        for key in step
+        if key not in kept and not is_next(key) and (key in reads_first or key not in writes)
+    ]
+
+
+def next_step(
+    step: StepDict, source: StepDict, carried: list[Key], next_keys: list[Key]
+) -> StepDict:
+    """The next step: the env's entries, and those that the policy and the collector carry on.
+
+    The step's own flags stay as they are: no step starts in an episode that has ended.
+
+    Args:
+        step: the present one.
+        source: holds the env's entries.
+        carried: the env's entries that a step hands on.
+        next_keys: the policy's outputs that belong to the following step.
+    """
+    following = StepDict(step)
+    for key in next_keys:
+        del following[key]
+    for key in carried:
+        if key in source:
+            following[key] = source[key]
+    return following
+
+
 def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> None:
-    """Give a batch what TorchRL's has beyond its entries.
+    """Give a batch the parts of TorchRL's that are no entries.
 
     Args:
         template: has the nested TensorDicts, empty ones too, and their devices.
@@ -142,7 +186,7 @@ def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> 
         cast: give entries the template's dtypes (where a policy runs under autocast, say).
     """
     if isinstance(template, LazyStackedTensorDict):
-        return  # rows unlike each other are stacked as they are
+        return  # slots unlike each other are stacked as they are
     for name, part in template.items():
         inner = batch.get(name, None)
         if isinstance(part, TensorDictBase):

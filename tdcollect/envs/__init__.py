@@ -1,8 +1,7 @@
 """Environments: gymnasium and EnvPool slots on arrays, and the TorchRL env over them."""
 
 from tdcollect.envs.env_action import EnvAction
-from tdcollect.envs.errors import SlotError
-from tdcollect.envs.faults import RestartsExhausted
+from tdcollect.envs.errors import RestartsExhausted, SlotError
 from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.workers.launch import WorkerLost

@@ -1,8 +1,8 @@
 """The seam below TorchRL: slots that are reset and stepped on numpy arrays.
 
-A backend steps N gymnasium slots and writes what comes out straight into arrays that its caller
-owns. It knows nothing of TensorDict, so the same backend serves the ``EnvBase`` wrapper, which
-hands it fresh arrays, and the collector, which hands it rows of the batch.
+A backend steps N gymnasium slots and writes the results straight into arrays that its caller owns.
+It knows nothing of TensorDict, so the same backend serves the ``EnvBase`` wrapper, which hands it
+fresh arrays, and the collector, which hands it the arrays of many steps allocated together.
 """
 
 from __future__ import annotations
@@ -11,30 +11,22 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
+import gymnasium as gym
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from tdcollect import keys
-from tdcollect.envs.spaces import Array, SpaceCodec, observation_name
-from tdcollect.workers.worker import as_flag, as_reward, keeps
+from tdcollect.envs.spaces import SpaceCodec, observation_name
+from tdcollect.workers.values import Array, InfoEntry
 
 RESUMABLE = ("serial", "process")
 """Backends whose envs can be brought back, in another process too."""
 
 
-class InfoEntry(NamedTuple):
-    """An entry of gymnasium's info that is stored with the observations."""
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
 class SlotBuffers(NamedTuple):
-    """Where one step of N slots is written. All arrays belong to the caller.
+    """The arrays that one step of N slots is written to. All belong to the caller.
 
-    ``observation`` and ``info`` hold one array ``[N, *shape]`` an entry, ``reward`` is float32
+    ``observation`` and ``info`` hold one array ``[N, *shape]`` per entry, ``reward`` is float32
     ``[N]``, or float64 for a caller that needs it as the env gave it; ``terminated`` and
     ``truncated`` are bool ``[N]``.
     """
@@ -50,21 +42,21 @@ class Backend(abc.ABC):
     """N slots of one env.
 
     Attributes:
-        name: what ``make_env(backend=...)`` calls it.
+        name: the ``backend`` argument of ``make_env``.
         num_envs: N.
         observation: the entries of the observation space.
         action: the entries of the action space.
         info: the info entries that are written; set by :meth:`read_info`.
+        envs: the gymnasium envs, one per slot, where they are plain ones in this process.
         steps_ended_slots: whether a slot whose episode has ended may be stepped on, as a plain
-            gymnasium env may. Where False, the action would be lost and the step is refused.
+            gymnasium env may. If False, the action would be lost and the step is refused.
         steps_subset: whether some slots can be stepped while others wait.
-        resets_subset: whether some slots can be reset while the episodes of others go on. Where
+        resets_subset: whether some slots can be reset while the episodes of others go on. If
             False, a slot alone starts anew only after the env itself has ended its episode.
         seeds_subset: whether some slots can be reset with seeds while the episodes of others go on.
         rebuilds: whether a slot's env can be built anew.
-        resumable: whether envs note what it takes to bring them back; see :meth:`save_states`.
-        spec: what gymnasium knows of how a slot's env is made, wrappers included; None where
-            nothing is known.
+        resumable: whether the envs can be saved and brought back; see :meth:`save_states`.
+        spec: the gymnasium spec of a slot's env, wrappers included; None if nothing is known.
     """
 
     name: ClassVar[str]
@@ -72,6 +64,7 @@ class Backend(abc.ABC):
     observation: SpaceCodec
     action: SpaceCodec
     info: Sequence[InfoEntry] = ()
+    envs: Sequence[gym.Env[Any, Any]] = ()
     steps_ended_slots = False
     steps_subset = True
     resets_subset = True
@@ -103,13 +96,13 @@ class Backend(abc.ABC):
 
         Args:
             slots: the slots to reset, ascending.
-            seeds: one seed a slot in ``slots``, or None to go on with the env's own generator.
+            seeds: one seed per slot in ``slots``, or None to go on with the env's own generator.
             options: gymnasium's reset options, the same for every slot.
             out: receives observations and infos; its reward and flags are left alone.
 
         Raises:
-            ValueError: where seeds or options cannot be honoured.
-            SlotError: where the envs of some slots raised; the rows of the others are written.
+            ValueError: if seeds or options cannot be honoured.
+            SlotError: if the envs of some slots raised; the rows of the others are written.
         """
 
     @abc.abstractmethod
@@ -122,11 +115,11 @@ class Backend(abc.ABC):
             out: receives everything; at the end of an episode the true final observation.
 
         Raises:
-            SlotError: where the envs of some slots raised; the rows of the others are written.
+            SlotError: if the envs of some slots raised; the rows of the others are written.
         """
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
-        """What the env of a slot told beside its latest step; empty where that is not kept."""
+        """The infos of a slot's latest step; empty if they are not kept."""
         return {}
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
@@ -138,17 +131,17 @@ class Backend(abc.ABC):
         raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")
 
     def save_states(self) -> dict[int, dict[str, Any]]:
-        """What :meth:`load_states` takes, by slot: built-in and NumPy types only."""
+        """The states of the envs, by slot, for :meth:`load_states`: built-in and NumPy types."""
         why = f"the backend {self.name!r} cannot save its envs"
         if self.name in RESUMABLE:
             why = "it was made without make_env(resumable=True)"
         return {slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)}
 
     def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
-        """Bring the envs of some slots to where they were when they were saved.
+        """Bring the envs of some slots back to saved states.
 
         Returns:
-            Why they are not, by slot, for those that are not. They must be reset.
+            The reason by slot, for slots that could not be brought back. They must be reset.
         """
         here = Backend.save_states(self)
         return {
@@ -157,11 +150,11 @@ class Backend(abc.ABC):
         }
 
     def check_seeds(self, seeds: Sequence[int]) -> None:  # noqa: B027
-        """Raise ValueError for seeds that no reset of this backend could honour."""
+        """Raise ValueError if no reset of this backend could honour these seeds."""
 
     @abc.abstractmethod
     def sample_info(self) -> Mapping[str, Any]:
-        """Infos as one slot gives them, to learn shapes and dtypes from."""
+        """Infos of one slot, which show their shapes and dtypes."""
 
     def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
         """Choose the info entries to write.
@@ -171,8 +164,8 @@ class Backend(abc.ABC):
                 env; or a mapping from names to example values, which runs nothing.
 
         Raises:
-            KeyError: where the env's infos lack a name.
-            TypeError: where an info is not a number or an array of numbers.
+            KeyError: if the env's infos lack a name.
+            TypeError: if an info is not a number or an array of numbers.
         """
         examples = info_keys if isinstance(info_keys, Mapping) else self.sample_info()
         missing = [key for key in info_keys if key not in examples]
@@ -182,83 +175,12 @@ class Backend(abc.ABC):
                 f"step, which hold {sorted(examples)}; to read an info that appears later, pass "
                 "info_keys as a dict from its name to an example value"
             )
-        self.info = [_info_entry(key, examples[key]) for key in info_keys]
+        self.info = [InfoEntry.like(key, examples[key]) for key in info_keys]
 
     @abc.abstractmethod
     def render(self) -> list[Any]:
-        """What each slot renders."""
+        """The rendered frame of each slot."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Free what the slots hold."""
-
-
-FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
-BOOL = np.dtype(bool)
-
-
-def as_rewards(values: Any, count: int) -> Array:
-    """Rewards of ``count`` slots as floats ``[count]``.
-
-    Raises:
-        ValueError: where one is no real number, or their number another.
-    """
-    array = np.asarray(values)
-    if array.dtype in FLOATS and array.shape == (count,):
-        return array
-    return _all_of(np.array([as_reward(value) for value in values]), "rewards", count)
-
-
-def as_flags(name: str, values: Any, count: int) -> Array | bool:
-    """Flags of ``count`` slots as bools ``[count]``; False where none is set.
-
-    Raises:
-        ValueError: where one is no bool, or their number another.
-    """
-    if type(values) is tuple and values.count(False) == count:
-        return False  # at nearly all steps, and sooner told than the array is made
-    array = np.asarray(values)
-    if array.dtype is BOOL and array.shape == (count,):
-        return array
-    return _all_of(np.array([as_flag(name, value) for value in values]), name, count)
-
-
-def _all_of(array: Array, name: str, count: int) -> Array:
-    if len(array) != count:
-        raise ValueError(f"expected {count} {name}, one a slot, got {len(array)}; correct the env")
-    return array
-
-
-def _info_entry(key: str, example: Any) -> InfoEntry:
-    array = np.asarray(example)
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise TypeError(
-            f"expected info {key!r} to be a number or an array of numbers, got "
-            f"{type(example).__name__} {example!r}; leave it out of info_keys"
-        )
-    return InfoEntry(key, array.shape, array.dtype)
-
-
-def write_info(
-    entries: Sequence[InfoEntry], info: Mapping[str, Any], out: SlotBuffers, slot: int
-) -> None:
-    """Write one slot's infos; an info that the env did not give this time reads zero.
-
-    Raises:
-        ValueError: where an info has another shape than at first, or would lose by the cast.
-    """
-    for entry, array in zip(entries, out.info, strict=True):
-        value = np.asarray(info.get(entry.key, _ZERO))
-        fits = value is _ZERO or value.shape == entry.shape
-        if not (fits and keeps(value, entry.dtype)):
-            got = f"{value.dtype} of shape {value.shape}"
-            got = f"{value.dtype} {value}" if value.shape == entry.shape == () else got
-            raise ValueError(
-                f"expected info {entry.key!r} to be {entry.dtype} of shape {entry.shape}, as it "
-                f"was at first, got {got}; pass info_keys as a dict from names to examples that "
-                "say what to expect"
-            )
-        array[slot] = value
-
-
-_ZERO = np.zeros((), bool)
+        """Close the envs and free their resources."""

@@ -1,9 +1,9 @@
-"""What one step of N slots writes: the entries beside reward and flags, and memory for them."""
+"""Buffers that one step of N slots writes: their entries, and memory for them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +12,14 @@ from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
 from tdcollect.envs.backend import Backend, SlotBuffers
-from tdcollect.envs.spaces import Array, Path
+from tdcollect.envs.spaces import Path
+from tdcollect.workers.values import Array
 
 _ALIGNMENT = 64  # bytes
 
 
 class Bookkeeping(NamedTuple):
-    """What is recorded beside what the env says, under the names of TorchRL's transforms."""
+    """Options for entries beside the env's own, under the names of TorchRL's transforms."""
 
     step_count: bool = False
     episode_reward: bool = False
@@ -36,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class StepBuffers(NamedTuple):
-    """What one step or reset of N slots writes, in memory of its own.
+    """The arrays and tensors that one step or reset of N slots writes, in memory of their own.
 
     ``entries`` are arrays ``[N, *shape]``, in the order of the stepper's: ``raw`` holds those that
     the backend writes, ``bookkeeping`` those that the stepper writes. ``reward`` is float32
@@ -52,17 +53,28 @@ class StepBuffers(NamedTuple):
     done: Array
     tensors: Sequence[torch.Tensor]
 
+    @property
+    def state(self) -> list[Array]:
+        """The arrays ``[N, ...]`` that say where slots are: all but the reward."""
+        return [*self.entries, self.raw.terminated, self.raw.truncated, self.done]
+
+    def copy_state(self, arrays: Iterable[Array], slots: Sequence[int] | None = None) -> None:
+        """Copy the :attr:`state` of other buffers, of ``slots`` (None for all)."""
+        rows: Any = ... if slots is None else list(slots)
+        for target, array in zip(self.state, arrays, strict=True):
+            target[rows] = array[rows]
+
 
 def entries_of(backend: Backend, bookkeeping: Bookkeeping, marks: bool) -> list[Entry]:
-    """What buffers hold beside reward and flags: observations, infos, bookkeeping.
+    """The entries of buffers beside reward and flags: observations, infos, bookkeeping.
 
     Args:
         backend: the slots.
-        bookkeeping: what to record beside.
-        marks: whether failed steps are marked.
+        bookkeeping: the further entries.
+        marks: add an entry that marks failed steps.
 
     Raises:
-        ValueError: for entries that share a name.
+        ValueError: if two entries share a name.
     """
     entries = [
         *_observation_entries(backend),
@@ -94,39 +106,39 @@ def allocate_buffers(
     tensors = zip(
         *(torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in blocks), strict=True
     )
-    given = zeros((1,), np.float64) if exact else reward
-    scalars = zip(*(block[..., 0] for block in (given, *flags)), strict=True)
+    exactly = zeros((1,), np.float64) if exact else reward
+    scalars = zip(*(block[..., 0] for block in (exactly, *flags)), strict=True)
     rounded = reward[..., 0] if exact else [None] * count
-    first = len(backend.observation.leaves)
-    second = first + len(backend.info)
+    infos = len(backend.observation.leaves)
+    bookkeeping = infos + len(backend.info)
     return [
         StepBuffers(
-            SlotBuffers(row[:first], row[first:second], *scalar[:3]),
-            row[second:],
-            row,
+            SlotBuffers(step[:infos], step[infos:bookkeeping], *scalar[:3]),
+            step[bookkeeping:],
+            step,
             scalar[0] if stored is None else stored,
             scalar[3],
             tensor,
         )
-        for row, scalar, stored, tensor in zip(
+        for step, scalar, stored, tensor in zip(
             zip(*arrays, strict=True), scalars, rounded, tensors, strict=True
         )
     ]
 
 
 def _aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
-    """Zeros, each ``[i]`` of which begins where a tensor of torch's own would.
+    """Zeros of which each ``[i]`` is aligned as a tensor of torch's own would be.
 
-    A policy's products round by where their input begins, so it must not show whether rows are
-    those of the buffers or a copy of them.
+    A policy's products round by the alignment of their input. They must not depend on whether the
+    input lies in the buffers or in a copy.
     """
     count, *inner = shape
     size = math.prod(inner) * np.dtype(dtype).itemsize
     padded = -(-size // _ALIGNMENT) * _ALIGNMENT
     memory = np.zeros(count * padded + _ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % _ALIGNMENT
+    offset = -memory.ctypes.data % _ALIGNMENT
     strides = np.empty(inner, dtype).strides
-    return np.ndarray(shape, dtype, memory, first, (padded, *strides))
+    return np.ndarray(shape, dtype, memory, offset, (padded, *strides))
 
 
 def _observation_entries(backend: Backend) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""The action that an env is given, kept beside the policy's."""
+"""A transform that keeps the env's action beside the policy's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Key = str | tuple[str, ...]
 
 
 class EnvAction(Transform):
-    """Keep the action that the env was given, where transforms change the policy's.
+    """Keep the action that the env was given, after transforms changed the policy's.
 
     A transform that scales, clips or decodes actions (``ActionScaling``, ``ClipTransform``) leaves
-    the policy's own in the batch. This one, put before it, adds what the env got under
+    the policy's own in the batch. This one, put before it, adds the env's action under
     ``("next", "env_action")``, of the env's shape and dtype; in the next row it stands at the root,
     zero where an episode begins. Another action's name is prefixed likewise: ``("arm", "turn")``
     becomes ``("arm", "env_turn")``.
@@ -31,7 +31,7 @@ class EnvAction(Transform):
 
     @property
     def pairs(self) -> list[tuple[Key, Key]]:
-        """Each action of the env, and where it is kept."""
+        """The key of each action of the env, and the key under which it is kept."""
         if self._pairs is None:
             if self.parent is None:
                 raise RuntimeError("expected an env around this transform: put it in one first")

@@ -1,8 +1,8 @@
 """The ``envpool`` backend: EnvPool's C++ envs, in lock step.
 
 EnvPool declares NEXT_STEP, but a subset of its slots restarts at once with ``reset(env_ids)``, and
-the next step is then a real one. It takes seeds at construction only: asked for other seeds, the
-whole pool is built anew with them.
+the next step is then a real one. It takes seeds at construction only: for other seeds, the pool is
+built anew.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 
 from tdcollect._upstream.envpool import flat_pool
 from tdcollect.envs.backend import Backend, SlotBuffers
-from tdcollect.envs.spaces import Array
+from tdcollect.workers.values import Array
 
 _MAX_SEED = 2**31 - 1
 
 
 def check_task_id(task_id: str) -> Any:
-    """The envpool package, where it has an env of this id.
+    """The envpool package, which has an env of this id.
 
     Raises:
-        ModuleNotFoundError: where envpool is not installed.
+        ModuleNotFoundError: if envpool is not installed.
         ValueError: for an unknown id.
     """
     try:
@@ -47,12 +47,12 @@ class EnvPoolBackend(Backend):
     Args:
         task_id: an id of ``envpool.list_all_envs()``.
         num_envs: N.
-        seeds: one seed a slot; None draws them afresh.
+        seeds: one seed per slot; None draws them afresh.
         options: further arguments of ``envpool.make_gymnasium``.
-        categorical: integers rather than one-hot for discrete entries.
+        categorical: encode discrete entries as integers rather than one-hot.
 
     Raises:
-        ModuleNotFoundError: where envpool is not installed.
+        ModuleNotFoundError: if envpool is not installed.
         ValueError: for an unknown id, a multi-player or an asynchronous pool.
     """
 
@@ -87,7 +87,8 @@ class EnvPoolBackend(Backend):
         try:
             if self._pool.config.get("max_num_players", 1) != 1:
                 raise ValueError(
-                    f"{task_id} has several players a slot; expected a single-agent env"
+                    f"expected a single-agent env, got {task_id} with several players per slot; "
+                    "use another id"
                 )
             self._set_spaces(self._pool.observation_space, self._pool.action_space, categorical)
         except BaseException:
@@ -141,7 +142,7 @@ class EnvPoolBackend(Backend):
         ids = None
         if slots is not None:
             ids = np.asarray(slots, dtype=np.int32)
-            action = _rows(action, ids)
+            action = _of_slots(action, ids)
         self._pool.send(action, ids)
         state, rows = self._receive(out)
         truncated = state[self._at["trunc"]]
@@ -150,10 +151,10 @@ class EnvPoolBackend(Backend):
         out.truncated[rows] = truncated
 
     def _receive(self, out: SlotBuffers) -> tuple[list[Array], Any]:
-        """Write the observations and infos that the pool hands over next.
+        """Receive the pool's next results, and write their observations and infos.
 
         Returns:
-            All that it hands over, and which rows of the buffers these are.
+            All arrays of the results, and the slots that they belong to.
         """
         state: list[Array] = self._flat.receive()
         rows: Any = state[self._at["info:env_id"]]
@@ -188,7 +189,7 @@ class EnvPoolBackend(Backend):
         self._pool.close()
 
 
-def _rows(value: Any, rows: Array) -> Any:
+def _of_slots(value: Any, slots: Array) -> Any:
     if isinstance(value, dict):
-        return {name: _rows(item, rows) for name, item in value.items()}
-    return value[rows]
+        return {name: _of_slots(item, slots) for name, item in value.items()}
+    return value[slots]

@@ -17,13 +17,13 @@ from tdcollect.envs.backend import RESUMABLE, Backend
 from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.envpool_backend import EnvPoolBackend
 from tdcollect.envs.process import ProcessBackend
-from tdcollect.envs.resumable import Resumable
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.vector import VectorBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 from tdcollect.workers.launch import START_METHODS
+from tdcollect.workers.resumable import Resumable
 
 OnEnvError = Literal["raise", "restart"]
 
@@ -65,10 +65,10 @@ def make_env(
             in worker processes, several in each), ``"gymnasium"`` (a vector env, the default for
             one) or ``"envpool"``.
         env_kwargs: passed to ``gymnasium.make``, to the callable or to ``envpool.make_gymnasium``.
-        seed: for the first reset: an int, which gives slot i ``seed + i``, or one int a slot.
-        device: where entries are placed. None leaves them on the CPU and the TensorDicts without a
-            device, as ``GymEnv`` does.
-        categorical_action_encoding: integers rather than one-hot for discrete spaces.
+        seed: for the first reset: an int, which gives slot i ``seed + i``, or one int per slot.
+        device: of the entries. None leaves them on the CPU and the TensorDicts without a device, as
+            ``GymEnv`` does.
+        categorical_action_encoding: encode discrete spaces as integers rather than one-hot.
         info_keys: infos to store with the observations. Names, whose shapes and dtypes are read
             off one reset and one step; or a dict from names to example values. An info that the
             env leaves out reads zero.
@@ -79,28 +79,27 @@ def make_env(
         num_workers: of ``backend="process"``: how many processes share the slots; None for as many
             as there are cores to use, and no more than slots.
         timeout: of ``backend="process"``: seconds that an env may take for one call before it
-            counts as hanging and its worker is killed; None to wait for ever.
+            counts as hanging and its worker is killed; None to wait forever.
         start_method: of ``backend="process"``: ``"spawn"`` (the default), a fresh interpreter, to
             which the callable is sent with cloudpickle; or ``"fork"``, which takes any callable,
             but must not be used where this process has threads or a GPU at work.
-        check_finite: take observations and rewards that are NaN or infinite for failures of the
-            env.
-        on_env_error: what a failure leads to: ``"raise"`` an error that names slot, episode, step
+        check_finite: take NaN or infinite observations and rewards for failures of the env.
+        on_env_error: the response to a failure: ``"raise"`` an error that names slot, episode, step
             and seed, or ``"restart"``: the env is built anew, and the step that failed is a
             truncated row that ``("next", "env_error")`` marks (``docs/robustness.md``).
         max_restarts: of ``"restart"``: how many envs may be built anew, over all slots, before a
             failure raises after all; None for 100.
-        resumable: note what it takes to bring the envs back in another process, for the
-            collector's ``state_dict()``: how each episode began, and its actions. ``"history"``
-            keeps those of all episodes, for envs whose episodes depend on the ones before.
+        resumable: let the collector's ``state_dict()`` bring the envs back in another process. Each
+            env notes how its episode began, and the actions since. ``"history"`` keeps those of all
+            episodes, for envs whose episodes depend on the ones before.
 
     Returns:
         An ``EnvBase``.
 
     Raises:
-        TypeError, ValueError: for arguments that cannot be honoured, before any env is made; and
-            for spaces that no TensorDict can hold, or that differ between slots.
-        WorkerLost: where a worker process ends while it makes its envs.
+        TypeError, ValueError: if an argument cannot be honoured, before any env is made; or if a
+            TensorDict cannot hold the spaces, or they differ between slots.
+        WorkerLost: if a worker process ends while it makes its envs.
         gymnasium.error.Error: for an unknown id.
 
     Examples:
@@ -144,7 +143,13 @@ def make_env(
         try:
             if info_keys:
                 made.read_info(info_keys)
-            stepper = Stepper(made, bookkeeping, check_finite=check_finite, max_restarts=restarts)
+            stepper = Stepper(
+                made,
+                bookkeeping,
+                name=_name(env),
+                check_finite=check_finite,
+                max_restarts=restarts,
+            )
             if seeds is not None:
                 stepper.set_seeds(seeds)
         except BaseException:
@@ -159,7 +164,6 @@ def make_env(
         return GymnasiumEnv(
             stepper,
             batched=batched,
-            name=_name(env),
             device=device,
             env_kwargs=kwargs,
             remake=None if is_made else slots_with,
@@ -176,8 +180,8 @@ def _check_backend(env: Any, backend: str | None) -> str:
         raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, got {backend!r}")
     if isinstance(env, EnvBase):
         raise TypeError(
-            f"expected a gymnasium env, or what makes one, got the TorchRL env {env!r}; collect "
-            "from it as it is"
+            f"expected a gymnasium env, its id or a callable, got the TorchRL env {env!r}; collect "
+            "from it directly"
         )
     expected = {
         "serial": (str, gym.Env, Callable),
@@ -252,7 +256,7 @@ def _check_workers(
     timeout: float | None,
     start_method: str | None,
 ) -> dict[str, Any]:
-    """The options of the process backend, as its constructor takes them."""
+    """The options that were given for the process backend's constructor."""
     options = {"num_workers": num_workers, "timeout": timeout, "start_method": start_method}
     given = {name: value for name, value in options.items() if value is not None}
     if given and backend != "process":
@@ -280,7 +284,7 @@ def _check_workers(
 def _check_restarts(
     env: Any, backend: str, on_env_error: str, max_restarts: int | None
 ) -> int | None:
-    """How many envs may be built anew; None where failures raise."""
+    """The number of envs that may be built anew; None if failures raise."""
     if on_env_error not in ("raise", "restart"):
         raise ValueError(f"expected on_env_error to be 'raise' or 'restart', got {on_env_error!r}")
     if on_env_error == "raise":
@@ -323,10 +327,10 @@ def _factories(
     resumable: bool | str,
     elsewhere: bool = False,
 ) -> list[Callable[[], gym.Env[Any, Any]]]:
-    """What makes the env of each slot; ``elsewhere`` in a process that knows no ids of this one."""
+    """One callable per slot; ``elsewhere`` for a process that knows no ids of this one."""
     factory: Callable[[], gym.Env[Any, Any]]
     if isinstance(env, str):
-        # An unknown id is told before anything is made; gymnasium imports those of module:id.
+        # An unknown id raises before anything is made; gymnasium imports those of module:id.
         spec = None if ":" in env else gym.spec(env)
         factory = partial(gym.make, spec if elsewhere and spec else env, **kwargs)
     elif isinstance(env, gym.Env):

@@ -1,10 +1,10 @@
 """The ``process`` backend: gymnasium envs in worker processes, several in each.
 
-A step goes out as a few bytes a worker, which awaits them awake for a moment, and then asleep;
-actions, observations, rewards, flags and infos lie in shared memory. What an env gives is written
-there as the ``serial`` backend would write it; where it does not fit (another shape or dtype than
-its space says) it comes pickled, and is written, or refused, by the very code that ``serial`` runs.
-So the data are the same.
+A step is a message of a few bytes to each worker, which awaits it awake for a moment, and then
+asleep. Actions, observations, rewards, flags and infos lie in shared memory, where workers write
+them as the ``serial`` backend would. A value that does not fit there (its shape or dtype differs
+from the space) comes pickled, and the code of ``serial`` writes or refuses it. So the data are the
+same.
 """
 
 from __future__ import annotations
@@ -13,31 +13,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
-from tdcollect.envs import resumable
-from tdcollect.envs.backend import Backend, SlotBuffers, write_info
+from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.nesting import fields_of, flatten, nest, row
-from tdcollect.envs.serial import EnvFactory
-from tdcollect.envs.spaces import Array
 from tdcollect.workers.launch import WorkerProcess
+from tdcollect.workers.memory import Field, Shared, SharedArrays, fields_of, layout, map_arrays
 from tdcollect.workers.pool import WorkerPool, usable_cores
-from tdcollect.workers.worker import (
-    RESET,
-    STEP,
-    Arrays,
-    Field,
-    Shared,
-    check_spaces,
-    layout,
-    map_arrays,
-    packed,
-)
-
-# Workers are sent its code: to import it, they would import tdcollect, and torch.
-cloudpickle.register_pickle_by_value(resumable)
+from tdcollect.workers.protocol import RESET, STEP, packed
+from tdcollect.workers.slots import EnvFactory, check_spaces
+from tdcollect.workers.values import Array, flatten, nest, slot_of, write_info
 
 
 class ProcessBackend(Backend):
@@ -48,9 +33,9 @@ class ProcessBackend(Backend):
     until they are built anew; the other workers go on.
 
     Args:
-        factories: one callable a slot, each returning a new ``gymnasium.Env``. It is called in a
+        factories: one callable per slot, each returning a new ``gymnasium.Env``. It is called in a
             worker, to which it is sent with cloudpickle.
-        categorical: integers rather than one-hot for discrete entries.
+        categorical: encode discrete entries as integers rather than one-hot.
         num_workers: how many processes; None for as many as this process may use cores, and no
             more than slots.
         timeout: seconds that an env may take for one call before it counts as hanging and its
@@ -58,10 +43,9 @@ class ProcessBackend(Backend):
         start_method: ``"spawn"`` (a fresh interpreter) or ``"fork"``.
 
     Raises:
-        ValueError: where the envs' spaces differ.
-        TypeError: where a factory cannot be sent, or returns something else than a
-            ``gymnasium.Env``.
-        WorkerLost: where a worker ends while it makes its envs.
+        ValueError: if the envs' spaces differ.
+        TypeError: if a factory cannot be sent, or does not return a ``gymnasium.Env``.
+        WorkerLost: if a worker ends while it makes its envs.
     """
 
     name = "process"
@@ -107,7 +91,7 @@ class ProcessBackend(Backend):
         action_fields = [Field(array.shape[1:], array.dtype.str) for array in actions]
         self._shared = Shared(self.num_envs, tree, fields, action_tree, action_fields)
         self._file = self._pool.new_file(layout(self.num_envs, self._shared.fields)[1])
-        arrays = Arrays(self._shared, self._file)
+        arrays = SharedArrays(self._shared, self._file)
         self._reward, self._terminated, self._truncated = arrays.outcome
         self._observation = nest(tree, arrays.observation)
         self._actions = arrays.action
@@ -116,8 +100,7 @@ class ProcessBackend(Backend):
         self._map(self._pool.processes)
 
     def _map(self, processes: Sequence[WorkerProcess]) -> None:
-        plain = self._shared.plain()
-        self._pool.call("share", plain, descriptor=self._file, processes=processes)
+        self._pool.call("share", self._shared, descriptor=self._file, processes=processes)
 
     def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
         super().read_info(info_keys)
@@ -127,8 +110,7 @@ class ProcessBackend(Backend):
         self._map_infos(self._pool.processes)
 
     def _map_infos(self, processes: Sequence[WorkerProcess]) -> None:
-        infos = [(info.key, info.shape, info.dtype.str) for info in self.info]
-        arguments = (self.num_envs, infos)
+        arguments = (self.num_envs, self.info)
         self._pool.call("share_infos", *arguments, descriptor=self._info_file, processes=processes)
 
     def reset(
@@ -146,8 +128,8 @@ class ProcessBackend(Backend):
             if mine:
                 own_seeds = None if seeds is None else [given[slot] for slot in mine]
                 payloads[process] = packed((mine, own_seeds, options))
-        failed, odd = self._pool.ask("reset", RESET, payloads)
-        failed.update(self._write([slot for slot in slots if slot not in failed], odd, out))
+        failed, misfits = self._pool.ask("reset", RESET, payloads)
+        failed.update(self._write([slot for slot in slots if slot not in failed], misfits, out))
         if failed:
             raise SlotError("reset", {slot: failed[slot] for slot in slots if slot in failed})
 
@@ -168,14 +150,14 @@ class ProcessBackend(Backend):
                 for p in shares
             }
             payloads = {p: packed((mine, sent[p])) for p, mine in shares.items() if mine}
-        failed, odd = self._pool.ask("step", STEP, payloads)
+        failed, misfits = self._pool.ask("step", STEP, payloads)
         if failed:
             failed = {slot: failed[slot] for slot in stepped if slot in failed}
             stepped = [slot for slot in stepped if slot not in failed]
-        misfits = self._write(stepped, odd, out)
-        if misfits:
-            failed = dict(sorted({**failed, **misfits}.items()))
-            stepped = [slot for slot in stepped if slot not in misfits]
+        refused = self._write(stepped, misfits, out)
+        if refused:
+            failed = dict(sorted({**failed, **refused}.items()))
+            stepped = [slot for slot in stepped if slot not in refused]
         self._stepped = stepped
         rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
         out.reward[rows] = self._reward[rows]
@@ -185,35 +167,35 @@ class ProcessBackend(Backend):
             raise SlotError("step", failed)
 
     def _write(
-        self, slots: Sequence[int], odd: Mapping[int, Any], out: SlotBuffers
+        self, slots: Sequence[int], misfits: Mapping[int, Any], out: SlotBuffers
     ) -> dict[int, Exception]:
         """Write the observations and infos of some slots, from shared memory or as they came.
 
         Returns:
-            What is wrong with those that are not what their space says, by slot.
+            The errors by slot, of values that their space does not allow.
         """
-        if len(slots) < self.num_envs or odd:
-            return self._write_singly(slots, odd, out)
+        if len(slots) < self.num_envs or misfits:
+            return self._write_singly(slots, misfits, out)
         try:
             self.observation.write(self._observation, out.observation)
         except ValueError:
-            return self._write_singly(slots, odd, out)
+            return self._write_singly(slots, misfits, out)
         for array, values in zip(out.info, self._infos, strict=True):
             array[...] = values
         return {}
 
     def _write_singly(
-        self, slots: Sequence[int], odd: Mapping[int, Any], out: SlotBuffers
+        self, slots: Sequence[int], misfits: Mapping[int, Any], out: SlotBuffers
     ) -> dict[int, Exception]:
         failed: dict[int, Exception] = {}
         for slot in slots:
             try:
-                if slot in odd:
-                    observation, info = odd[slot]
+                if slot in misfits:
+                    observation, info = misfits[slot]
                     self.observation.write_slot(observation, out.observation, slot)
-                    write_info(self.info, info, out, slot)
+                    write_info(self.info, info, out.info, slot)
                 else:
-                    observation = row(self._observation, slot)
+                    observation = slot_of(self._observation, slot)
                     self.observation.write_slot(observation, out.observation, slot)
                     for array, values in zip(out.info, self._infos, strict=True):
                         array[slot] = values[slot]
@@ -253,7 +235,7 @@ class ProcessBackend(Backend):
             self._map([process])
             if self.info:
                 self._map_infos([process])
-        except BaseException:  # half made, it is of no use
+        except BaseException:  # half made, it cannot be used
             self._pool.lose(process, "was ended, as its envs could not be made")
             raise
 
@@ -284,7 +266,7 @@ class ProcessBackend(Backend):
         return info
 
     def render(self) -> list[Any]:
-        return [buffers for frames in self._pool.call("render") for buffers in frames]
+        return [frame for frames in self._pool.call("render") for frame in frames]
 
     def close(self) -> None:
         """Close the envs and end the workers; a second call does nothing.
@@ -301,7 +283,7 @@ class ProcessBackend(Backend):
 
 
 def _check_alike(process: WorkerProcess, given: Any, expected: tuple[Any, Any]) -> None:
-    """Raise where a worker found other spaces than expected."""
+    """Raise ValueError if a worker's envs have other spaces than expected."""
     first, differing = given
     for slot, found in ((process.slots.start, first), *differing):
         check_spaces(slot, expected, found)

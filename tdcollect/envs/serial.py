@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from tdcollect.envs.backend import Backend, SlotBuffers, as_flags, as_rewards, write_info
+from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.spaces import Array
-from tdcollect.workers.worker import as_flag, as_reward, check_env, check_spaces
+from tdcollect.workers.slots import EnvFactory, EnvSlots, check_spaces
+from tdcollect.workers.values import Array, as_flag, as_flags, as_reward, as_rewards, write_info
 
 _SMALL = 4096  # bytes
-
-EnvFactory = Callable[[], "gym.Env[Any, Any]"]
 
 
 class SerialBackend(Backend):
     """N gymnasium envs in this process.
 
     Args:
-        factories: one callable a slot, each returning a new ``gymnasium.Env``.
-        categorical: integers rather than one-hot for discrete entries.
+        factories: one callable per slot, each returning a new ``gymnasium.Env``.
+        categorical: encode discrete entries as integers rather than one-hot.
 
     Raises:
-        ValueError: where the envs' spaces differ, or two slots are given one env.
-        TypeError: where a factory returns something else than a ``gymnasium.Env``.
+        ValueError: if the envs' spaces differ, or two slots are given one env.
+        TypeError: if a factory does not return a ``gymnasium.Env``.
     """
 
     name = "serial"
@@ -37,15 +33,14 @@ class SerialBackend(Backend):
 
     def __init__(self, factories: Sequence[EnvFactory], categorical: bool = False):
         self.num_envs = len(factories)
-        self._factories = list(factories)
         self._latest: tuple[Sequence[int], Sequence[Mapping[str, Any]]] = ((), ())
-        self.envs: list[gym.Env[Any, Any]] = []
+        self._envs = EnvSlots(list(factories))
+        self.envs = self._envs.envs
         try:
-            for slot, factory in enumerate(factories):
-                self._add(slot, factory())
-            first = self.envs[0]
-            self.spec = first.spec
-            self._set_spaces(first.observation_space, first.action_space, categorical)
+            for slot, spaces in self._envs.make():
+                check_spaces(slot, self._envs.spaces, spaces)
+            self.spec = self.envs[0].spec
+            self._set_spaces(*self._envs.spaces, categorical)
         except BaseException:
             self.close()
             raise
@@ -56,16 +51,6 @@ class SerialBackend(Backend):
         self._small_shape = (self.num_envs, *leaf.shape) if small else None
         self._leaf = leaf
 
-    def _add(self, slot: int, env: Any) -> None:
-        check_env(slot, env, dict(enumerate(self.envs)))
-        self.envs.append(env)
-        first = self.envs[0]
-        check_spaces(
-            slot,
-            (first.observation_space, first.action_space),
-            (env.observation_space, env.action_space),
-        )
-
     def reset(
         self,
         slots: Sequence[int],
@@ -74,13 +59,13 @@ class SerialBackend(Backend):
         out: SlotBuffers,
     ) -> None:
         failed: dict[int, Exception] = {}
-        for row, slot in enumerate(slots):
-            seed = None if seeds is None else seeds[row]
+        for i, slot in enumerate(slots):
+            seed = None if seeds is None else seeds[i]
             try:
                 observation, info = self.envs[slot].reset(seed=seed, options=options)
                 self.observation.write_slot(observation, out.observation, slot)
                 if self.info:
-                    write_info(self.info, info, out, slot)
+                    write_info(self.info, info, out.info, slot)
             except Exception as error:
                 failed[slot] = error
         if failed:
@@ -103,7 +88,7 @@ class SerialBackend(Backend):
         if results:
             try:
                 self._write(results, stepped, out)
-            except Exception:  # one by one, it shows whose result is at fault
+            except Exception:  # written singly, they show whose result is at fault
                 failed.update(self._write_singly(results, stepped, out))
         if failed:
             raise SlotError("step", dict(sorted(failed.items())))
@@ -119,12 +104,12 @@ class SerialBackend(Backend):
         self._latest = (stepped, infos)
         if self.info:
             for slot, info in zip(stepped, infos, strict=True):
-                write_info(self.info, info, out, slot)
+                write_info(self.info, info, out.info, slot)
 
     def _write_singly(
         self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers
     ) -> dict[int, Exception]:
-        """Write what fits; returns what is wrong with the others, by slot."""
+        """Write the results that fit their spaces; returns the errors of the others, by slot."""
         failed: dict[int, Exception] = {}
         for slot, result in zip(stepped, results, strict=True):
             try:
@@ -133,11 +118,11 @@ class SerialBackend(Backend):
                 out.reward[slot] = as_reward(reward)
                 out.terminated[slot] = as_flag("terminated", terminated)
                 out.truncated[slot] = as_flag("truncated", truncated)
-                write_info(self.info, info, out, slot)
+                write_info(self.info, info, out.info, slot)
             except Exception as error:
                 failed[slot] = error
-        whole = [i for i, slot in enumerate(stepped) if slot not in failed]
-        self._latest = [stepped[i] for i in whole], [results[i][4] for i in whole]
+        written = [i for i, slot in enumerate(stepped) if slot not in failed]
+        self._latest = [stepped[i] for i in written], [results[i][4] for i in written]
         return failed
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -145,20 +130,7 @@ class SerialBackend(Backend):
         return infos[stepped.index(slot)] if slot in stepped else {}
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
-        spaces = self.observation.space, self.action.space
-        for slot in slots:
-            old = self.envs[slot]
-            with suppress(Exception):  # closing it may fail as it did
-                old.close()
-            env = self._factories[slot]()
-            if env is old:
-                raise RuntimeError(
-                    f"cannot build the env of slot {slot} anew: it was given as one env; pass its "
-                    "id or a callable that makes a new one at each call"
-                )
-            check_env(slot, env, dict(enumerate(self.envs)))
-            check_spaces(slot, spaces, (env.observation_space, env.action_space))
-            self.envs[slot] = env
+        self._envs.rebuild(slots)
         return list(slots)
 
     def _write_observations(
@@ -167,7 +139,7 @@ class SerialBackend(Backend):
         if self._small_shape is not None and len(slots) == self.num_envs:
             try:
                 stacked = np.array(observations)
-            except ValueError:  # unlike shapes: writing them one by one says which is wrong
+            except ValueError:  # unlike shapes: writing them singly says which is wrong
                 stacked = np.empty(0)
             fits = stacked.dtype is self._leaf.exact or self._leaf.takes(stacked)
             if fits and stacked.shape == self._small_shape:
@@ -177,25 +149,16 @@ class SerialBackend(Backend):
             self.observation.write_slot(observation, out.observation, slot)
 
     def save_states(self) -> dict[int, dict[str, Any]]:
-        if not self.resumable:
-            return super().save_states()
-        return {slot: env.save_state() for slot, env in enumerate(self.envs)}  # type: ignore[attr-defined]
+        return self._envs.save_states() if self.resumable else super().save_states()
 
     def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
-        if not self.resumable:
-            return super().load_states(states)
-        found = {slot: self.envs[slot].load_state(state) for slot, state in states.items()}  # type: ignore[attr-defined]
-        return {slot: why for slot, why in found.items() if why is not None}
+        return self._envs.load_states(states) if self.resumable else super().load_states(states)
 
     def sample_info(self) -> Mapping[str, Any]:
-        env = self.envs[0]
-        info = dict(env.reset()[1])
-        info.update(env.step(env.action_space.sample())[4])
-        return info
+        return self._envs.sample_info()
 
     def render(self) -> list[Any]:
-        return [env.render() for env in self.envs]
+        return self._envs.render()
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        self._envs.close()

@@ -1,8 +1,8 @@
 """Slots with their bookkeeping, on arrays: the one place where a step of interaction happens.
 
-The ``EnvBase`` wrapper and the collector both drive an env through a :class:`Stepper`. It adds to a
-backend what TorchRL's StepCounter, RewardSum and InitTracker add, a time limit, the seeds that
-wait for their reset, the checks, and what becomes of a slot whose env fails.
+The ``EnvBase`` wrapper and the collector both drive an env through a :class:`Stepper`. To a backend
+it adds the entries of TorchRL's StepCounter, RewardSum and InitTracker, a time limit, waiting
+seeds, checks, and restarts of envs that fail.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.buffers import Bookkeeping, StepBuffers, allocate_buffers, entries_of
-from tdcollect.envs.errors import SlotError
-from tdcollect.envs.faults import Restarts, not_finite
-from tdcollect.envs.spaces import Array
-from tdcollect.envs.whereabouts import Whereabouts
+from tdcollect.envs.counters import EpisodeCounters
+from tdcollect.envs.errors import RestartBudget, SlotError, not_finite
+from tdcollect.envs.waiting_seeds import WaitingSeeds
+from tdcollect.workers.values import Array
 
 
 class Stepper:
@@ -25,15 +25,19 @@ class Stepper:
 
     Args:
         backend: the slots.
-        bookkeeping: what to record beside.
-        check_finite: take observations and rewards that are NaN or infinite for a failure.
-        max_restarts: how many envs that fail are built anew, in all; None to raise instead.
+        bookkeeping: the further entries to write.
+        name: the env's name in messages.
+        check_finite: take NaN or infinite observations and rewards for failures of the env.
+        max_restarts: number of envs that may be built anew after failures; None to raise instead.
 
     Attributes:
-        entries: what the buffers hold beside reward and flags: observations, infos, bookkeeping.
-        broken: what went wrong in the slots whose episodes the latest step broke off, their envs
-            built anew, by slot.
-        restarts: the envs that were built anew as they failed; None where failures raise.
+        entries: the entries beside reward and flags: observations, infos, bookkeeping.
+        latest: the buffers of the latest step or reset, which hold the present state of all slots;
+            None before the first reset.
+        broken: the failures of the latest step, by slot, after which the envs were built anew and
+            the episodes broken off.
+        restarts: the envs that were built anew after failures; None where failures raise.
+        is_closed: whether :meth:`close` was called.
 
     Raises:
         ValueError: for a time limit on slots that cannot be reset singly, for restarts of a backend
@@ -45,6 +49,7 @@ class Stepper:
         backend: Backend,
         bookkeeping: Bookkeeping = Bookkeeping(),
         *,
+        name: str = "the env",
         check_finite: bool = False,
         max_restarts: int | None = None,
     ):
@@ -59,20 +64,23 @@ class Stepper:
                 "slots anew; use backend='serial' or 'process'"
             )
         self.backend = backend
-        self.restarts = None if max_restarts is None else Restarts(max_restarts)
+        self.name = name
+        self.is_closed = False
+        self.latest: StepBuffers | None = None
+        self.restarts = None if max_restarts is None else RestartBudget(max_restarts)
         self.broken: Mapping[int, Exception] = {}
         self.num_envs = backend.num_envs
         self.bookkeeping = bookkeeping
         self.entries = entries_of(backend, bookkeeping, self.restarts is not None)
         self._every_slot = range(self.num_envs)
-        self._at = Whereabouts(self.num_envs)
+        self._counters = EpisodeCounters(self.num_envs)
         self._finite = check_finite
-        # Whose envs were built anew with another's that failed, amid their own episodes.
+        # Slots whose envs were built anew together with one that failed, amid their own episodes.
         self._fallen: dict[int, Exception] = {}
         self._returns = np.zeros(self.num_envs, np.float32)
         self._must_reset = np.ones(self.num_envs, bool)
         self._unstarted = set(self._every_slot)
-        self._seeds: dict[int, int] = {}
+        self._seeds = WaitingSeeds()
 
     def allocate(
         self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
@@ -83,20 +91,18 @@ class Stepper:
             count: how many.
             batched: tensors of batch size ``[N]``; False for ``[]``, where N is 1.
             pinned: in page-locked memory, from which copies to a GPU need not be waited for.
-            exact: the backend writes rewards in float64; those of the tensors are made from them.
+            exact: the backend writes rewards in float64; the tensors hold their rounding.
         """
         return allocate_buffers(self.backend, self.entries, count, batched, pinned, exact)
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
-        """Keep one seed a slot for that slot's next reset.
+        """Keep one seed per slot for that slot's next reset.
 
         Raises:
-            ValueError: where the backend can never honour them.
+            ValueError: if no reset of the backend could honour them.
         """
         self.backend.check_seeds(seeds)
-        self._seeds = dict(enumerate(seeds))
-        if self.restarts is not None:
-            self.restarts.seeded(range(self.num_envs))
+        self._seeds.ask(seeds)
 
     def reset(
         self,
@@ -105,46 +111,65 @@ class Stepper:
         seeds: Sequence[int] | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
-        """Start an episode in each of ``slots`` (None for all); write the rows of those only.
+        """Start an episode in each of ``slots`` (None for all).
 
         Args:
             slots: ascending.
-            out: its reward and flags are left alone.
-            seeds: one a slot in ``slots``; None for those of :meth:`set_seeds` that were not used
+            out: receives the rows of these slots, flags set to False; the rows of the others show
+                their present state. Its reward is left alone.
+            seeds: one per slot in ``slots``; None for those of :meth:`set_seeds` that were not used
                 yet, or the env's own generators.
             options: gymnasium's reset options.
 
         Raises:
-            SlotError: where the envs of some slots failed; the others are reset.
-            RestartsExhausted: where too many had failed before.
+            RuntimeError: if the stepper is closed.
+            SlotError: if the envs of some slots failed; the others are reset.
+            RestartsExhausted: if a failure exceeds ``max_restarts``.
         """
+        self.check_open("reset")
+        if slots is not None:
+            self._hold_present(out)
+        for flag in (out.raw.terminated, out.raw.truncated, out.done):
+            flag[... if slots is None else slots] = False
         slots = self._every_slot if slots is None else slots
-        if not slots:
-            return
-        failed = self._reset_backend(slots, seeds, options, out.raw)
-        while failed is not None and self.restarts is not None:
-            again = sorted(failed.causes)
-            self._restart(failed, again)
-            if seeds is not None:
-                given = dict(zip(slots, seeds, strict=True))
-                failed = self._reset_backend(again, [given[s] for s in again], options, out.raw)
-            else:
-                failed = self._reset_backend(again, None, options, out.raw)
+        failed = self._restarted_reset(slots, seeds, options, out.raw) if slots else None
         rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
-        used = self._seeds if seeds is None else dict(zip(slots, seeds, strict=True))
-        self._at.started(rows, {slot: used[slot] for slot in rows if slot in used} if used else {})
-        for slot in slots:
-            self._seeds.pop(slot, None)
+        used = self._seeds.of(slots, seeds)
+        self._counters.started(rows, {slot: used[slot] for slot in rows if slot in used})
+        self._seeds.drop(slots)
+        for slot in slots if self._fallen else ():
             self._fallen.pop(slot, None)
-        if self.restarts is not None:
-            self.restarts.seeded(slots)
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
         self._must_reset[rows] = False
         self._unstarted.difference_update(rows)
         self._write_bookkeeping(rows, True, out)
+        self.latest = out
         if failed is not None:
             raise failed
+
+    def _restarted_reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int] | None,
+        options: dict[str, Any] | None,
+        out: SlotBuffers,
+    ) -> SlotError | None:
+        """Reset slots, and again those whose envs failed and were built anew.
+
+        Returns:
+            The failures to raise; None if there are none left.
+        """
+        failed = self._reset_backend(slots, seeds, options, out)
+        while failed is not None and self.restarts is not None:
+            again = sorted(failed.causes)
+            self._restart(failed, again)
+            if seeds is None:
+                failed = self._reset_backend(again, None, options, out)
+            else:
+                given = dict(zip(slots, seeds, strict=True))
+                failed = self._reset_backend(again, [given[s] for s in again], options, out)
+        return failed
 
     def _reset_backend(
         self,
@@ -153,9 +178,9 @@ class Stepper:
         options: dict[str, Any] | None,
         out: SlotBuffers,
     ) -> SlotError | None:
-        """Reset slots; returns what failed, told with its place."""
+        """Reset slots; returns the failures, with episode and seed."""
         failed: SlotError | None = None
-        for group, group_seeds in self._by_seeding(slots, seeds):
+        for group, group_seeds in self._seeds.groups(slots, seeds):
             if group_seeds is not None:
                 self.backend.check_seeds(group_seeds)
             try:
@@ -166,102 +191,105 @@ class Stepper:
             failed = not_finite("reset", self.backend, slots, out, failed)
         if failed is None:
             return None
-        asked = self._seeds if seeds is None else dict(zip(slots, seeds, strict=True))
-        return failed.at(self._at.told("reset", failed.causes, asked))
-
-    def _by_seeding(
-        self, slots: Sequence[int], seeds: Sequence[int] | None
-    ) -> list[tuple[Sequence[int], Sequence[int] | None]]:
-        """Slots apart by whether a seed waits for them."""
-        if seeds is not None or not self._seeds:
-            return [(slots, seeds)]
-        seeded = [slot for slot in slots if slot in self._seeds]
-        free = [slot for slot in slots if slot not in self._seeds]
-        groups: list[tuple[Sequence[int], Sequence[int] | None]] = []
-        if seeded:
-            groups.append((seeded, [self._seeds[slot] for slot in seeded]))
-        if free:
-            groups.append((free, None))
-        return groups
+        asked = self._seeds.of(slots, seeds)
+        return failed.at(self._counters.places("reset", failed.causes, asked))
 
     def step(
         self,
         actions: Sequence[Array],
         slots: Sequence[int] | None,
         out: StepBuffers,
-        shown: StepBuffers | None = None,
+        *,
+        restart: bool = True,
     ) -> None:
-        """Step ``slots`` (None for all) and write their rows; others are left alone.
+        """Step ``slots`` (None for all).
 
         Args:
             actions: ``[N, *shape]`` each, in the order of the action entries.
             slots: ascending.
-            out: receives observations (at an episode's end the true final one), reward and flags.
-            shown: what the slots show before the step, which restarts ask for.
+            out: receives the rows of these slots: observations (at an episode's end the true final
+                one), reward and flags. The rows of the others show their present state.
+            restart: False raises SlotError also where ``max_restarts`` would have envs built anew.
 
         Raises:
-            RuntimeError: before the first reset, or where an action would be lost.
-            SlotError: where the envs of some slots failed; the others are stepped.
-            RestartsExhausted: where too many had failed before; the others are stepped.
+            RuntimeError: if the stepper is closed, before the first reset, or if an action would
+                be lost.
+            SlotError: if the envs of some slots failed; the others are stepped.
+            RestartsExhausted: if a failure exceeds ``max_restarts``; the others are stepped.
         """
         self._check_step(slots)
-        buffers = out.raw
-        failed = self._step_backend(actions, slots, out)
+        if slots is not None:
+            self._hold_present(out)
+        buffers, failed, stepped = out.raw, None, slots
+        if self._fallen:
+            stepped, failed = self._without_fallen(slots)
+        try:
+            self.backend.step(actions, stepped, buffers)
+        except SlotError as error:
+            failed = error if failed is None else failed.joined(error)
+        if out.reward is not buffers.reward:
+            out.reward[...] = buffers.reward
+        if self._finite:
+            checked = self._every_slot if stepped is None else stepped
+            failed = not_finite("step", self.backend, checked, buffers, failed, out.reward)
         if self.broken:
             self.broken = {}
         if failed is not None:
-            if self.restarts is not None and shown is not None:
-                self._break_off(failed, out, shown)
-                self.broken, failed = failed.causes, None
-            else:
-                stepped = self._every_slot if slots is None else slots
-                slots = [slot for slot in stepped if slot not in failed.causes]
-                self._must_reset[list(failed.causes)] = True
+            slots, failed = self._failed_step(failed, slots, out, restart)
         rows: Any = ... if slots is None else list(slots)
-        self._at.stepped(slots)
+        self._counters.stepped(slots)
         if self.bookkeeping.max_episode_steps is not None:
             limit = self.bookkeeping.max_episode_steps
-            buffers.truncated[rows] |= self._at.lengths()[rows] >= limit
+            buffers.truncated[rows] |= self._counters.lengths()[rows] >= limit
         if self.bookkeeping.episode_reward:
             self._returns[rows] += out.reward[rows]
         np.logical_or(buffers.terminated, buffers.truncated, out=out.done)
         self._must_reset[rows] = out.done[rows]
         if out.bookkeeping:
             self._write_bookkeeping(rows, False, out)
+        self.latest = out
         if failed is not None:
             raise failed
 
-    def _step_backend(
-        self, actions: Sequence[Array], slots: Sequence[int] | None, out: StepBuffers
-    ) -> SlotError | None:
-        """Step slots; returns what failed, told with its place."""
-        failed: SlotError | None = None
-        if self._fallen:
-            asked = self._every_slot if slots is None else slots
-            slots = [slot for slot in asked if slot not in self._fallen]
-            if len(slots) < len(asked):
-                fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
-                failed = SlotError("step", fallen)
-        try:
-            self.backend.step(actions, slots, out.raw)
-        except SlotError as error:
-            failed = error if failed is None else failed.joined(error)
-        if out.reward is not out.raw.reward:
-            out.reward[...] = out.raw.reward
-        if self._finite:
-            asked = self._every_slot if slots is None else slots
-            failed = not_finite("step", self.backend, asked, out.raw, failed, out.reward)
-        if failed is None:
-            return None
-        return failed.at(self._at.told("step", failed.causes, {}))
+    def _without_fallen(self, slots: Sequence[int] | None) -> tuple[list[int], SlotError | None]:
+        """Of ``slots``, those that can be stepped, and the failures of the fallen."""
+        asked = self._every_slot if slots is None else slots
+        fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
+        rest = [slot for slot in asked if slot not in fallen]
+        return rest, SlotError("step", fallen) if fallen else None
 
-    def _break_off(self, failed: SlotError, out: StepBuffers, shown: StepBuffers) -> None:
-        """End the episodes of slots whose envs failed, where they are, and build these anew."""
+    def _failed_step(
+        self, failed: SlotError, slots: Sequence[int] | None, out: StepBuffers, restart: bool
+    ) -> tuple[Sequence[int] | None, SlotError | None]:
+        """Deal with the failures of a step.
+
+        Returns:
+            The slots that have taken the step, and the error to raise at its end. If envs were
+            built anew, all slots have, and there is no error.
+        """
+        failed = failed.at(self._counters.places("step", failed.causes, {}))
+        if restart and self.restarts is not None:
+            self._break_off(failed, out)
+            self.broken = failed.causes
+            return slots, None
+        self._must_reset[list(failed.causes)] = True
+        asked = self._every_slot if slots is None else slots
+        return [slot for slot in asked if slot not in failed.causes], failed
+
+    def _hold_present(self, out: StepBuffers) -> None:
+        """Write the present state of all slots, for those that a call leaves alone."""
+        if self.latest is not None:
+            out.copy_state(self.latest.state)
+
+    def _break_off(self, failed: SlotError, out: StepBuffers) -> None:
+        """Truncate the episodes of slots whose envs failed, and build these anew."""
+        assert self.latest is not None  # a step follows a reset
+        latest = self.latest.raw
         self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])
         rows = list(failed.causes)
         for array, present in zip(
             (*out.raw.observation, *out.raw.info),
-            (*shown.raw.observation, *shown.raw.info),
+            (*latest.observation, *latest.info),
             strict=True,
         ):
             array[rows] = present[rows]
@@ -273,7 +301,7 @@ class Stepper:
         self._unstarted.update(rows)
 
     def _restart(self, failed: SlotError, slots: list[int]) -> None:
-        """Build envs that failed anew, as often as it takes and is allowed."""
+        """Build envs that failed anew, until that succeeds or the budget is spent."""
         assert self.restarts is not None
         while slots:
             self.restarts.allow(len(slots), failed)
@@ -284,13 +312,13 @@ class Stepper:
                 failed = SlotError("rebuild", dict.fromkeys(slots, error))
                 continue
             self.restarts.count += len(built)
-            self.restarts.seed(built, self._seeds, self._at.seeds)
+            self._seeds.derive(built, self._counters.seeds)
             return
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
         """Make the envs of ``slots`` anew; each must be reset before it is stepped.
 
-        Envs that were lost together with these are made anew, too. Where one of them is amid an
+        Envs that were lost together with these are made anew, too. If one of them is amid an
         episode, its next step fails.
 
         Returns:
@@ -308,32 +336,38 @@ class Stepper:
         return built
 
     def save_state(self) -> dict[str, Any]:
-        """Where the slots are in their episodes: counts, sums and waiting seeds."""
+        """The present state of all slots, with counts, sums and waiting seeds."""
         return {
-            "at": self._at.save_state(),
+            "counters": self._counters.save_state(),
             "returns": self._returns.copy(),
             "must_reset": self._must_reset.copy(),
             "unstarted": sorted(self._unstarted),
-            "seeds": dict(self._seeds),
-            "restarts": None if self.restarts is None else self.restarts.save_state(),
+            "seeds": self._seeds.save_state(),
+            "restarts": None if self.restarts is None else self.restarts.count,
+            "latest": None if self.latest is None else [a.copy() for a in self.latest.state],
         }
 
     def load_state(self, state: dict[str, Any], slots: Sequence[int]) -> None:
-        """Take over what :meth:`save_state` gave for ``slots``, whose envs are there already."""
+        """Restore the part of a :meth:`save_state` that concerns ``slots``, once their envs are."""
+        if not slots or state["latest"] is None:
+            return
         rows = list(slots)
-        self._at.load_state(state["at"], rows)
+        self._counters.load_state(state["counters"], rows)
         self._returns[rows] = state["returns"][rows]
         self._must_reset[rows] = state["must_reset"][rows]
         self._unstarted.difference_update(rows)
         self._unstarted.update(set(rows).intersection(state["unstarted"]))
-        waiting = {slot: seed for slot, seed in state["seeds"].items() if slot in rows}
-        self._seeds = {s: seed for s, seed in self._seeds.items() if s not in rows} | waiting
+        self._seeds.load_state(state["seeds"], rows)
         if self.restarts is not None and state["restarts"] is not None:
-            self.restarts.load_state(state["restarts"], rows)
+            self.restarts.count = state["restarts"]
+        (out,) = self.allocate(1)
+        self._hold_present(out)
+        out.copy_state(state["latest"], rows)
+        self.latest = out
 
     def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepBuffers) -> None:
         values = (
-            (self.bookkeeping.step_count, self._at.lengths),
+            (self.bookkeeping.step_count, self._counters.lengths),
             (self.bookkeeping.episode_reward, lambda: self._returns),
         )
         arrays = iter(out.bookkeeping)
@@ -348,7 +382,13 @@ class Stepper:
             if self.broken and not is_init:
                 marks[list(self.broken)] = True
 
+    def check_open(self, verb: str) -> None:
+        """Raise RuntimeError if the stepper is closed."""
+        if self.is_closed:
+            raise RuntimeError(f"cannot {verb} {self.name}: the env is closed; make a new one")
+
     def _check_step(self, slots: Sequence[int] | None) -> None:
+        self.check_open("step")
         if self._unstarted and (slots is None or self._unstarted.intersection(slots)):
             raise RuntimeError("expected reset() before the first step(); call env.reset()")
         if slots is not None and not self.backend.steps_subset:
@@ -367,4 +407,5 @@ class Stepper:
 
     def close(self) -> None:
         """Close the backend."""
+        self.is_closed = True
         self.backend.close()

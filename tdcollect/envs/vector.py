@@ -1,7 +1,6 @@
 """The ``gymnasium`` backend: a ``gymnasium.vector.VectorEnv`` as it is.
 
-gymnasium's three autoreset modes all keep the contract that no row stands for a reset, each in
-its own way:
+In each of gymnasium's autoreset modes every row is a real step, none a reset:
 
 - DISABLED: ended slots are reset singly, with ``options["reset_mask"]``.
 - NEXT_STEP: the same, right after the step that ended the episode and so before the vector env
@@ -21,20 +20,20 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from tdcollect.envs.backend import (
+from tdcollect.envs.backend import Backend, SlotBuffers
+from tdcollect.envs.errors import SlotError
+from tdcollect.envs.vector_wrappers import check_wrappers, share_no_options
+from tdcollect.workers.values import (
     BOOL,
     FLOATS,
-    Backend,
-    SlotBuffers,
+    Array,
+    as_flag,
     as_flags,
+    as_reward,
     as_rewards,
+    slot_of,
     write_info,
 )
-from tdcollect.envs.errors import SlotError
-from tdcollect.envs.nesting import row
-from tdcollect.envs.spaces import Array
-from tdcollect.envs.vector_wrappers import check_wrappers, share_no_options
-from tdcollect.workers.worker import as_flag, as_reward
 
 _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
 
@@ -44,10 +43,10 @@ class VectorBackend(Backend):
 
     Args:
         env: the vector env; it is owned from now on, and closed with the backend.
-        categorical: integers rather than one-hot for discrete entries.
+        categorical: encode discrete entries as integers rather than one-hot.
 
     Raises:
-        ValueError: where the vector env cannot keep the contract.
+        ValueError: if some row of the vector env would be a reset, or an action would be lost.
     """
 
     name = "gymnasium"
@@ -125,15 +124,15 @@ class VectorBackend(Backend):
             self._fresh.pop(slot, None)
 
         def write(slot: int) -> None:
-            self.observation.write_slot(row(observation, slot), out.observation, slot)
+            self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
             self._write_info(info, out, slot)
 
         _singly("reset", slots, write)
 
     def _show_fresh(self, slots: Sequence[int], out: SlotBuffers) -> Sequence[int]:
-        """Write the episodes that the vector env began by itself; return the slots still to reset.
+        """Write the episodes that the vector env began by itself; returns the slots still to reset.
 
-        A reset of all slots at once is left whole where the vector env knows no other.
+        Where the vector env can only reset all slots at once, all of them are still to reset.
         """
         waiting = [slot for slot in slots if slot not in self._fresh]
         if waiting and not self.resets_subset:
@@ -159,10 +158,10 @@ class VectorBackend(Backend):
             out.reward[...] = reward
             out.terminated[...] = terminated
             out.truncated[...] = truncated
-        except (ValueError, TypeError):  # one by one, it shows whose result is at fault
+        except (ValueError, TypeError):  # written singly, they show whose result is at fault
 
             def write(slot: int) -> None:
-                self.observation.write_slot(row(observation, slot), out.observation, slot)
+                self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
                 out.reward[slot] = as_reward(reward[slot])
                 out.terminated[slot] = as_flag("terminated", terminated[slot])
                 out.truncated[slot] = as_flag("truncated", truncated[slot])
@@ -179,7 +178,7 @@ class VectorBackend(Backend):
                 _singly("step", ended, lambda slot: self._end(slot, final, final_info, out))
 
     def _are_plain(self, reward: Any, terminated: Any, truncated: Any) -> bool:
-        """Tell whether these are what nearly every vector env gives, which needs no closer look."""
+        """Tell whether these have the usual types, which need no closer look."""
         return (
             type(reward) is type(terminated) is type(truncated) is np.ndarray
             and reward.dtype in FLOATS
@@ -188,17 +187,17 @@ class VectorBackend(Backend):
         )
 
     def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
-        """Keep what began the slot's next episode, and show how this one ended."""
+        """Keep the first observation of the slot's next episode, and write this one's final one."""
         self._fresh[slot] = (
             [array[slot].copy() for array in out.observation],
             [array[slot].copy() for array in out.info],
         )
-        self.observation.write_slot(row(final, slot), out.observation, slot)
+        self.observation.write_slot(slot_of(final, slot), out.observation, slot)
         if self.info:
             self._write_info(info, out, slot)
 
     def _final(self, info: Mapping[str, Any], name: str) -> Any:
-        """The part of a step's infos about the episodes that it ended."""
+        """The entry of a step's infos about the episodes that it ended."""
         if name not in info:
             raise ValueError(
                 f"expected info[{name!r}] of {self.env} at a step that ends an episode, as "
@@ -223,7 +222,7 @@ class VectorBackend(Backend):
             given = info.get(f"_{entry.key}")
             if entry.key in info and (given is None or given[slot]):
                 here[entry.key] = info[entry.key][slot]
-        write_info(self.info, here, out, slot)
+        write_info(self.info, here, out.info, slot)
 
     def sample_info(self) -> Mapping[str, Any]:
         info = dict(self.env.reset()[1])
@@ -242,7 +241,7 @@ class VectorBackend(Backend):
 
 
 def _singly(verb: str, slots: Sequence[int], write: Callable[[int], None]) -> None:
-    """Write slot by slot; raise SlotError for those whose results are not to be written."""
+    """Write slot by slot; raises SlotError for the slots whose results are refused."""
     failed: dict[int, Exception] = {}
     for slot in slots:
         try:
@@ -264,7 +263,7 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def _compact(seeds: Sequence[int] | None) -> int | list[int] | None:
-    """Consecutive seeds as their first, which also vector envs of one generator accept."""
+    """Consecutive seeds as the first of them, which vector envs of one generator accept, too."""
     if seeds is None:
         return None
     first = seeds[0]

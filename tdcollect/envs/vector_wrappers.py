@@ -65,7 +65,7 @@ def share_no_options(env: VectorEnv[Any, Any, Any]) -> None:
             layer.env = _OwnOptions(layer.env)
 
 
-class _OwnOptions(VectorWrapper[Any, Any, Any, Any, Any]):
+class _OwnOptions(VectorWrapper):  # without type arguments: gymnasium takes them from 1.4 on
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         return self.env.reset(seed=seed, options=None if options is None else dict(options))
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.envs.buffers import StepBuffers
-from tdcollect.envs.errors import SlotError
-from tdcollect.envs.spaces import Array, Path, compose, key_of
+from tdcollect.envs.spaces import SpaceCodec, compose, key_of
+from tdcollect.envs.spaces import nested as nested
 from tdcollect.envs.stepper import Stepper
 from tdcollect.seeding import slot_seeds
+from tdcollect.workers.values import Array
 
 
 class GymnasiumEnv(EnvBase):
@@ -30,10 +34,9 @@ class GymnasiumEnv(EnvBase):
     Args:
         stepper: the slots.
         batched: ``batch_size=[N]``; False for one slot with ``batch_size=[]``.
-        name: what to call the env in messages.
-        device: where entries are placed; None, as in ``GymEnv``, for the CPU without saying so.
-        env_kwargs: what each slot's env was made with.
-        remake: makes the slots from other such arguments; None where that cannot be done.
+        device: of the entries; None, as in ``GymEnv``, for the CPU and no device of TensorDicts.
+        env_kwargs: the arguments that each slot's env was made with.
+        remake: makes the slots from other such arguments; None if that cannot be done.
     """
 
     def __init__(
@@ -41,7 +44,6 @@ class GymnasiumEnv(EnvBase):
         stepper: Stepper,
         *,
         batched: bool,
-        name: str,
         device: torch.device | str | int | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         remake: Callable[[Mapping[str, Any]], Stepper] | None = None,
@@ -49,7 +51,6 @@ class GymnasiumEnv(EnvBase):
         batch_size = torch.Size([stepper.num_envs] if batched else [])
         super().__init__(device=device, batch_size=batch_size)
         self.stepper = stepper
-        self.name = name
         self._env_kwargs = dict(env_kwargs or {})
         self._remake = remake
         self._make_specs()
@@ -58,14 +59,101 @@ class GymnasiumEnv(EnvBase):
             (key_of(path), torch.Size([*batch_size, *leaf.shape]))
             for path, leaf in zip(action.paths, action.leaves, strict=True)
         ]
-        self._latest: StepBuffers | None = None
         self._exact = False
         self.is_closed = False
+
+    @property
+    def name(self) -> str:
+        """The env's name in messages."""
+        return self.stepper.name
+
+    @property
+    def backend_name(self) -> str:
+        """The ``backend`` argument of :func:`tdcollect.make_env`."""
+        return self.stepper.backend.name
 
     @property
     def num_envs(self) -> int:
         """N; 1 for an unbatched env."""
         return self.stepper.num_envs
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """The gymnasium observation space of one slot."""
+        return self.stepper.backend.observation.space
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """The gymnasium action space of one slot."""
+        return self.stepper.backend.action.space
+
+    @property
+    def observation_codec(self) -> SpaceCodec:
+        """The codec between values of the observation space and entries."""
+        return self.stepper.backend.observation
+
+    @property
+    def action_codec(self) -> SpaceCodec:
+        """The codec between values of the action space and entries."""
+        return self.stepper.backend.action
+
+    @property
+    def env_spec(self) -> EnvSpec | None:
+        """The gymnasium spec of a slot's env, wrappers included; None if nothing is known."""
+        return self.stepper.backend.spec
+
+    @property
+    def slot_envs(self) -> Sequence[gym.Env[Any, Any]]:
+        """The gymnasium envs, one per slot; empty unless they live in this process, singly."""
+        return self.stepper.backend.envs
+
+    @property
+    def steps_singly(self) -> bool:
+        """Tell whether some slots can be stepped while others wait."""
+        return self.stepper.backend.steps_subset
+
+    @property
+    def resets_singly(self) -> bool:
+        """Tell whether some slots can be reset while the episodes of others go on."""
+        return self.stepper.backend.resets_subset
+
+    @property
+    def seeds_singly(self) -> bool:
+        """Tell whether some slots can be reset with seeds while the episodes of others go on."""
+        return self.stepper.backend.seeds_subset
+
+    @property
+    def rebuilds_singly(self) -> bool:
+        """Tell whether :meth:`rebuild_slots` can make the envs of single slots anew."""
+        return self.stepper.backend.rebuilds
+
+    @property
+    def resumable(self) -> bool:
+        """Tell whether the envs were made with ``resumable``, to be brought back elsewhere."""
+        return self.stepper.backend.resumable
+
+    @property
+    def restarts(self) -> int | None:
+        """The envs built anew after failures so far; None where failures raise."""
+        budget = self.stepper.restarts
+        return None if budget is None else budget.count
+
+    @property
+    def broken_episodes(self) -> Mapping[int, Exception]:
+        """The failures of the latest step that broke off an episode, by slot."""
+        return self.stepper.broken
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        """The infos of a slot's latest step; empty if it took no part in the latest one."""
+        return self.stepper.backend.latest_info(slot)
+
+    def rebuild_slots(self, slots: Sequence[int]) -> list[int]:
+        """Make the envs of ``slots`` anew; each must be reset before it is stepped.
+
+        Returns:
+            The slots built anew, ascending: also those that were lost together with these.
+        """
+        return self.stepper.rebuild(slots)
 
     def _make_specs(self) -> None:
         batch, entries = self.batch_size, self.stepper.entries
@@ -88,13 +176,13 @@ class GymnasiumEnv(EnvBase):
         Args:
             count: how many.
             pinned: in page-locked memory, from which copies to a GPU need not be waited for.
-            exact: with rewards in float64, beside those of the tensors.
+            exact: with rewards in float64 as well.
         """
         return self.stepper.allocate(count, bool(self.batch_size), pinned, exact)
 
     def exact_reward(self, buffers: StepBuffers | None = None) -> torch.Tensor:
-        """The reward ``[N, 1]`` as the env gave it, float64, of an exact buffers or the latest."""
-        buffers = self._latest if buffers is None else buffers
+        """The rewards ``[N, 1]`` as the envs gave them, float64, of exact buffers or the latest."""
+        buffers = self.stepper.latest if buffers is None else buffers
         assert buffers is not None
         return torch.from_numpy(buffers.raw.reward).view(*self.batch_size, 1)
 
@@ -107,82 +195,21 @@ class GymnasiumEnv(EnvBase):
         finally:
             self._exact = False
 
-    def step_arrays(
-        self,
-        source: Mapping[Any, torch.Tensor] | TensorDictBase,
-        buffers: StepBuffers,
-        slots: list[int] | None = None,
-    ) -> None:
-        """Step on arrays: the one step that the wrapper and the collector share.
-
-        Args:
-            source: holds the action entries, of the env's batch size.
-            buffers: is written. StepDict of slots that are not stepped show their present state.
-            slots: the slots to step; None for all.
-        """
-        self._check_open("step")
-        actions = self.read_actions(source)
-        if slots is not None:
-            self._hold_waiting_rows(buffers)
-        try:
-            self.stepper.step(actions, slots, buffers, self._latest)
-        except SlotError:
-            self._latest = buffers
-            raise
-        self.__dict__["_latest"] = buffers  # past the checks of nn.Module, which cost more
-
-    def reset_arrays(
-        self,
-        buffers: StepBuffers,
-        slots: Sequence[int] | None,
-        seeds: Sequence[int] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
-        """Reset ``slots`` (None for all) on arrays.
-
-        Args:
-            buffers: is written. StepDict of slots that are not reset show their present state.
-            slots: ascending.
-            seeds: one a slot in ``slots``.
-            options: gymnasium's reset options.
-        """
-        self._check_open("reset")
-        if slots is not None:
-            self._hold_waiting_rows(buffers)
-            for flag in (buffers.raw.terminated, buffers.raw.truncated, buffers.done):
-                flag[slots] = False
-        try:
-            self.stepper.reset(slots, buffers, seeds, options)
-        except SlotError:
-            self._latest = buffers
-            raise
-        self.__dict__["_latest"] = buffers
-
-    def _hold_waiting_rows(self, buffers: StepBuffers) -> None:
-        """Show the present state of slots that a call leaves alone."""
-        latest = self._latest
-        if latest is not None:
-            held = (buffers.raw.terminated, buffers.raw.truncated, buffers.done)
-            shown = (latest.raw.terminated, latest.raw.truncated, latest.done)
-            for array, present in zip(
-                (*buffers.entries, *held), (*latest.entries, *shown), strict=True
-            ):
-                array[...] = present
-
     def _pack(self, buffers: StepBuffers) -> TensorDict:
         paths = [entry.path for entry in self.stepper.entries]
         flags = (keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE)
         packed = nested(zip((*paths, *flags), buffers.tensors, strict=True), self.batch_size)
         return packed if self.device is None else packed.to(self.device)
 
-    def _rows(self, tensor: torch.Tensor) -> Array:
+    def _to_array(self, tensor: torch.Tensor) -> Array:
         """A tensor of the env's batch size as an array ``[N, ...]`` on the CPU."""
         array: Array = tensor.numpy(force=True)
         return array if self.batch_size else array[None]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         (buffers,) = self.allocate(1, exact=self._exact)
-        self.step_arrays(tensordict, buffers, self._slots(tensordict, keys.STEP))
+        slots = self._slots(tensordict, keys.STEP)
+        self.stepper.step(self.read_actions(tensordict), slots, buffers)
         return self._pack(buffers)
 
     def _reset(
@@ -196,17 +223,17 @@ class GymnasiumEnv(EnvBase):
 
         Args:
             tensordict: may hold a bool mask ``"_reset"`` of shape ``[N, 1]`` or ``[N]``.
-            seed: an int, which seeds slot i with ``seed + i``, or one int a slot that is reset.
+            seed: an int, which seeds slot i with ``seed + i``, or one int per slot that is reset.
             options: gymnasium's reset options, for each slot that is reset.
 
         Raises:
-            ValueError: for seeds that the backend cannot honour.
+            ValueError: if the backend cannot honour the seeds.
         """
         slots = self._slots(tensordict, keys.RESET)
         targets = range(self.num_envs) if slots is None else slots
         seeds = None if seed is None else slot_seeds(seed, targets)
         (buffers,) = self.allocate(1)
-        self.reset_arrays(buffers, slots, seeds, options)
+        self.stepper.reset(slots, buffers, seeds, options)
         return self._pack(buffers).exclude(keys.REWARD)
 
     def _slots(self, tensordict: TensorDictBase | None, key: str) -> list[int] | None:
@@ -214,7 +241,7 @@ class GymnasiumEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get(key, None)
         if mask is None or mask.all():
             return None
-        marked: list[int] = np.flatnonzero(self._rows(mask).reshape(self.num_envs)).tolist()
+        marked: list[int] = np.flatnonzero(self._to_array(mask).reshape(self.num_envs)).tolist()
         return marked
 
     def read_actions(self, source: Mapping[Any, torch.Tensor] | TensorDictBase) -> list[Array]:
@@ -229,8 +256,8 @@ class GymnasiumEnv(EnvBase):
             Arrays ``[N, *shape]`` on the CPU.
 
         Raises:
-            KeyError: where an action entry is missing.
-            ValueError: where one has another shape than the action spec says.
+            KeyError: if an action entry is missing.
+            ValueError: if the shape of one differs from the action spec.
         """
         return [self._read_action(source, key, shape) for key, shape in self._actions]
 
@@ -250,11 +277,7 @@ class GymnasiumEnv(EnvBase):
                 f"expected {key!r} of shape {list(shape)}, as the action spec says, got "
                 f"{list(action.shape)}; compare the policy's output with env.action_spec"
             )
-        return self._rows(action)
-
-    def _check_open(self, verb: str) -> None:
-        if self.is_closed:
-            raise RuntimeError(f"cannot {verb} {self.name}: the env is closed; make a new one")
+        return self._to_array(action)
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed slot i with ``seed + i`` at its next reset."""
@@ -266,21 +289,21 @@ class GymnasiumEnv(EnvBase):
 
         Transforms around this env, and collectors over it, stay as they are; the next thing to call
         is ``reset`` (:meth:`tdcollect.Collector.rebuild_env` does both). Seeds do not carry over:
-        ``set_seed`` gives new ones. Where it raises, the old envs go on.
+        ``set_seed`` gives new ones. If it raises, the old envs go on.
 
         Args:
             **env_kwargs: put over the ``env_kwargs`` of :func:`tdcollect.make_env`; none, for envs
                 like the old.
 
         Raises:
-            TypeError: where the env was made of envs made already.
-            ValueError: where the new envs have other spaces.
+            TypeError: if :func:`tdcollect.make_env` was given envs that were made already.
+            ValueError: if the new envs have other spaces.
 
         Examples:
             >>> env = make_env("MountainCarContinuous-v0", 4, env_kwargs={"goal_velocity": 0.0})
             >>> env.rebuild(goal_velocity=0.02)
         """
-        self._check_open("rebuild")
+        self.stepper.check_open("rebuild")
         if self._remake is None:
             raise TypeError(
                 f"cannot make {self.name} anew: make_env was given an env that is made already; "
@@ -295,28 +318,26 @@ class GymnasiumEnv(EnvBase):
             raise
         made.restarts = self.stepper.restarts  # one count for the env's life
         old, self.stepper = self.stepper, made
-        self._env_kwargs, self._latest = settings, None
+        self._env_kwargs = settings
         old.close()
 
     def save_slots(self) -> dict[str, Any]:
-        """The slots, their envs included, as far as these can be saved.
+        """The state of the slots, and of their envs as far as these can be saved.
 
         Returns:
-            What :meth:`load_slots` takes, made of built-in and NumPy types.
+            A state for :meth:`load_slots`, made of built-in and NumPy types.
         """
-        latest = self._latest
         return {
             "entries": self._described(),
             "envs": self.stepper.backend.save_states(),
             "stepper": self.stepper.save_state(),
-            "latest": None if latest is None else [array.copy() for array in _arrays(latest)],
         }
 
     def _described(self) -> list[Any]:
         return [["/".join(e.path), list(e.shape), e.dtype.str] for e in self.stepper.entries]
 
     def check_slots(self, state: dict[str, Any]) -> None:
-        """Raise ValueError for a state of :meth:`save_slots` with other slots or entries."""
+        """Raise ValueError if a state of :meth:`save_slots` has other slots or entries."""
         found = self._described(), self.num_envs
         saved = state["entries"], len(state["envs"])
         if found != saved:
@@ -326,32 +347,26 @@ class GymnasiumEnv(EnvBase):
             )
 
     def load_slots(self, state: dict[str, Any]) -> dict[int, str]:
-        """Bring slots to where they were when they were saved.
+        """Bring slots back to a saved state.
 
         Args:
-            state: what :meth:`save_slots` gave, of an env that shows the same entries.
+            state: of :meth:`save_slots`, of an env with the same entries.
 
         Returns:
-            Why they are not there, by slot, for those that are not. They must be reset.
+            The reason by slot, for slots that could not be brought back. They must be reset.
 
         Raises:
-            ValueError: for the state of an env with other slots or entries.
+            ValueError: if the state has other slots or entries.
         """
-        self._check_open("load")
+        self.stepper.check_open("load")
         self.check_slots(state)
         failed = self.stepper.backend.load_states(state["envs"])
         slots = [slot for slot in range(self.num_envs) if slot not in failed]
-        if slots and state["latest"] is not None:
-            self.stepper.load_state(state["stepper"], slots)
-            (buffers,) = self.allocate(1)
-            self._hold_waiting_rows(buffers)
-            for array, rows in zip(_arrays(buffers), state["latest"], strict=True):
-                array[slots] = rows[slots]
-            self._latest = buffers
+        self.stepper.load_state(state["stepper"], slots)
         return failed
 
     def render(self) -> Any:
-        """What the backend renders: a list of frames, one a slot; one buffers if unbatched."""
+        """The rendered frames: a list with one per slot; a single frame if unbatched."""
         frames = self.stepper.backend.render()
         return frames if self.batch_size else frames[0]
 
@@ -369,7 +384,7 @@ class GymnasiumEnv(EnvBase):
 
 
 def _check_alike(old: Stepper, new: Stepper) -> None:
-    """Raise where slots made anew would not fit the specs that stand."""
+    """Raise ValueError if slots made anew do not fit the specs of the old ones."""
     pairs = {
         "observation space": (old.backend.observation.space, new.backend.observation.space),
         "action space": (old.backend.action.space, new.backend.action.space),
@@ -381,26 +396,3 @@ def _check_alike(old: Stepper, new: Stepper) -> None:
                 f"expected envs with the {name} {expected}, as before, got {got}: policies and "
                 "batches are made for it; call make_env for another env"
             )
-
-
-def _arrays(buffers: StepBuffers) -> list[Array]:
-    """The arrays ``[N, ...]`` that show where slots are; not the reward, which nobody reads."""
-    return [*buffers.entries, buffers.raw.terminated, buffers.raw.truncated, buffers.done]
-
-
-def nested(
-    entries: Iterable[tuple[str | Path, torch.Tensor]],
-    batch_size: Iterable[int],
-    device: torch.device | None = None,
-) -> TensorDict:
-    """Entries, each with its name or path, as a TensorDict that shares their memory."""
-    source: dict[str, Any] = {}
-    for key, value in entries:
-        if isinstance(key, str):
-            source[key] = value
-        else:
-            parent = source
-            for name in key[:-1]:
-                parent = parent.setdefault(name, {})
-            parent[key[-1]] = value
-    return TensorDict(source, batch_size=tuple(batch_size), device=device)

@@ -1,33 +1,37 @@
-"""One episode of an evaluation, run again."""
+"""One episode of an evaluation, run again, and filmed if asked."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
+import gymnasium as gym
+import numpy as np
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType
 
 from tdcollect import keys
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.film import filmed
-from tdcollect.evaluation.manifest import describe
-from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.ledger.manifest import describe
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.settings import EvaluationSettings
 
 
 class Replayed(NamedTuple):
     """An episode that ran again.
 
     Attributes:
-        record: of this run.
+        record: the record of this run.
         data: its steps ``[L]``.
-        manifest: how it was run this time.
+        manifest: the manifest of this run.
     """
 
     record: Episode
@@ -41,24 +45,23 @@ Replay = Callable[[int, "str | os.PathLike[str] | None"], Replayed]
 def replayer(
     env: str | Callable[..., Any] | EnvBase,
     policy: Any,
-    env_kwargs: dict[str, Any] | None,
-    settings: Mapping[str, Any],
+    settings_of: Callable[[int], EvaluationSettings],
 ) -> Replay:
-    """What runs an episode again, given its index and where a video of it goes, if anywhere.
+    """Return a function that runs an episode again, given its index and where its video goes.
 
     Args:
         env: as :func:`tdcollect.evaluate` takes it; and the policy.
         policy: likewise.
-        env_kwargs: for the env's constructor.
-        settings: the other arguments of :class:`tdcollect.EvaluationCollector`.
+        settings_of: returns the settings of one episode, given its index.
     """
 
     def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
+        settings = settings_of(index)
         with (
-            filmed(env, env_kwargs, video) as shown,
-            EvaluationCollector(shown, policy, [index], env_kwargs=env_kwargs, **settings) as again,
+            filmed(env, settings.env_kwargs, video) as filmed_env,
+            EvaluationCollector.from_settings(filmed_env, policy, settings) as again,
         ):
-            manifest = describe(again, env_kwargs or {})
+            manifest = describe(again)
             (finished,) = again.run(keep_trajectories=True)
         if finished.data is None:
             raise RuntimeError(
@@ -71,12 +74,12 @@ def replayer(
 
 
 def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
-    """Compare a record with that of the same episode run again, entry by entry.
+    """Compare a record with that of the same episode run again, key by key.
 
-    How often its env raised is not compared: that is of the run, and not of the episode.
+    Restarts are not compared: they belong to the run, not to the episode.
 
     Returns:
-        The differences, a phrase each.
+        The differences, one phrase each.
     """
     record = replace(again.record, restarts=recorded.restarts)
     if format == 1:  # in which returns are sums of rewards in float32
@@ -90,15 +93,82 @@ def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
     ]
 
 
-def settings_of(manifest: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, Any]:
-    """The settings that an evaluation's episodes were run with, from what it wrote."""
-    return {
-        "seed": manifest["seeds"]["root"],
-        "env_seeds": {episode.index: episode.env_seed for episode in episodes}.__getitem__,
-        "max_episode_steps": manifest["max_episode_steps"],
-        "inference_batch_size": manifest["inference_batch_size"],
-        # Protocol 1 had neither: it ran with the threads and in the modes that it found.
-        "inference_threads": manifest.get("inference_threads", torch.get_num_threads()),
-        "eval_mode": manifest["policy"].get("mode") == "eval",
-        "exploration_type": ExplorationType[manifest["policy"]["exploration"].upper()],
-    }
+_VIDEOS = (".mp4", ".mkv", ".mov")
+
+
+class _Filming(gym.Wrapper[Any, Any, Any, Any]):
+    """Renders at the start and after each step, and keeps the pictures of the last episode."""
+
+    def __init__(self, env: gym.Env[Any, Any]):
+        super().__init__(env)
+        self.pictures: list[Any] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        result = super().reset(**kwargs)
+        self.pictures = [self.env.render()]
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self.pictures.append(self.env.render())
+        return result
+
+
+@contextmanager
+def filmed(
+    env: Any, env_kwargs: dict[str, Any] | None, video: str | os.PathLike[str] | None
+) -> Iterator[Any]:
+    """Yield a callable that makes an env whose last episode is written as a video on exit.
+
+    Args:
+        env: a gymnasium id, or a callable that makes a ``gymnasium.Env``.
+        env_kwargs: for the env's constructor.
+        video: the file; None for no video: the env is then yielded as it is.
+
+    Raises:
+        TypeError: for an env that is made already.
+        ValueError: for an env that does not render to arrays, or an unknown kind of video file.
+    """
+    if video is None:
+        yield env
+        return
+    path = Path(video)
+    if path.suffix.lower() not in _VIDEOS or path.is_dir():
+        raise ValueError(f"expected a video file, {' or '.join(_VIDEOS)}, got {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writing = extra_module("imageio_ffmpeg", "a video")
+    if not isinstance(env, str) and not callable(env):
+        raise TypeError(
+            f"expected a gymnasium id or a callable to make an env to film, got {env}; it is made "
+            "already"
+        )
+    films: list[_Filming] = []
+
+    def make(**kwargs: Any) -> gym.Env[Any, Any]:
+        make: Callable[..., Any] = env
+        if isinstance(env, str):
+            make = partial(gym.make, env)
+            kwargs = {"render_mode": "rgb_array", **kwargs}
+        made = make(**kwargs)
+        if not isinstance(made, gym.Env) or made.render_mode != "rgb_array":
+            made.close()
+            raise ValueError(
+                f"expected an env with render_mode='rgb_array' to film, got {made}; have it made "
+                "so (env_kwargs)"
+            )
+        films.append(_Filming(made))
+        return films[-1]
+
+    yield make
+    film = films[-1]
+    pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in film.pictures]
+    height, width = pictures[0].shape[:2]
+    rate = float(film.metadata.get("render_fps", 30))
+    # Video players need even heights and widths.
+    writer = writing.write_frames(
+        str(path), (width, height), fps=rate, macro_block_size=2, ffmpeg_log_level="error"
+    )
+    writer.send(None)
+    for picture in pictures:
+        writer.send(picture)
+    writer.close()

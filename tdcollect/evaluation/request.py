@@ -1,4 +1,4 @@
-"""What an evaluation was asked to run, by names and paths: enough to run it in another process."""
+"""Requests: env and policy by names and paths, to be made again in another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect.envs.make import make_env
-from tdcollect.evaluation.named import has_module, is_named, load_named, with_file
+from tdcollect.evaluation.imports import has_module, is_named, load_named, with_file
 from tdcollect.files import write_atomically
 
 REQUEST = "request.json"
@@ -25,19 +25,20 @@ RANDOM, SB3 = "random", "sb3"  # policies that need no factory
 
 @dataclass(frozen=True)
 class Request:
-    """An env and a policy, named.
+    """An env and a policy, by name.
 
     Attributes:
-        env: a gymnasium id, or ``module:callable`` for what makes a ``gymnasium.Env`` or an
-            ``EnvBase``.
+        env: a gymnasium id, or ``module:callable`` of a function that makes a ``gymnasium.Env``
+            or an ``EnvBase``.
         policy: ``module:factory``, ``"random"``, or ``"sb3"`` for a model file of
             Stable-Baselines3.
         checkpoint: a file with the policy's ``state_dict``, or the model file.
         vecnormalize: a file of Stable-Baselines3's ``VecNormalize``, for its observations.
         env_kwargs: for the env's constructor.
         backend: of :func:`tdcollect.make_env`.
-        device: where the policy runs.
-        directory: modules are looked for here first, and relative paths start here.
+        device: the device that the policy runs on.
+        directory: the directory that modules are looked for in first, and that relative paths
+            start from.
     """
 
     env: str
@@ -50,21 +51,20 @@ class Request:
     directory: str = "."
 
     def make(self, look: bool = True) -> tuple[str | Callable[..., Any], Any]:
-        """What to give :func:`tdcollect.evaluate`: the env, and the policy.
+        """Return the env and the policy as :func:`tdcollect.evaluate` takes them.
 
         This runs the code that is named.
 
-        A factory is called with an env, made for it and closed afterwards, if it has a parameter
-        without default, and with nothing otherwise. Weights that it draws start from
-        ``torch.manual_seed(0)``.
+        A factory with a parameter without default is called with an env, made for it and closed
+        afterwards; any other is called without arguments. ``torch.manual_seed(0)`` comes first.
 
         Args:
-            look: look for modules in ``directory``; else only where Python looks.
+            look: look for modules in ``directory``; else only on Python's path.
 
         Raises:
             ValueError: for a request that cannot be met.
-            FileNotFoundError, ModuleNotFoundError, AttributeError: where something that is named
-                is not there.
+            FileNotFoundError, ModuleNotFoundError, AttributeError: if something that is named
+                does not exist.
         """
         here = Path(self.directory)
         env = load_named(self.env, here, look) if is_named(self.env) else self.env
@@ -83,11 +83,11 @@ class Request:
             )
         torch.manual_seed(0)
         if _wants_env(factory):
-            shown = self._an_env(env)
+            one = self._one_slot(env)
             try:
-                policy = factory(shown)
+                policy = factory(one)
             finally:
-                shown.close()
+                one.close()
         else:
             policy = factory()
         if not callable(policy):
@@ -103,24 +103,24 @@ class Request:
             raise ValueError("--policy sb3 needs the model's file: --checkpoint model.zip")
         here = Path(self.directory)
         normalization = None if self.vecnormalize is None else here / self.vecnormalize
-        shown = self._an_env(env)
+        one = self._one_slot(env)
         try:
-            return load_policy(here / self.checkpoint, shown, normalization=normalization)
+            return load_policy(here / self.checkpoint, one, normalization=normalization)
         finally:
-            shown.close()
+            one.close()
 
-    def _an_env(self, env: Any) -> EnvBase:
-        """One slot of the env."""
+    def _one_slot(self, env: Any) -> EnvBase:
+        """Make the env with one slot."""
         if not callable(env):
             return make_env(env, env_kwargs=self.env_kwargs, backend=self.backend)
         made = env(**self.env_kwargs)
         return made if isinstance(made, EnvBase) else make_env(made)
 
     def write(self, directory: str | os.PathLike[str]) -> None:
-        """Keep the request beside the evaluation's files.
+        """Write the request beside the evaluation's files.
 
-        Paths are relative, so that a tree of folders can be moved as a whole; a path that has no
-        folder in common with the directory is absolute.
+        Paths are relative, so that a tree of folders can be moved; a path that has no folder in
+        common with the directory is absolute.
         """
         kept = self._with_paths(
             lambda path: _near(path, self.directory) if os.path.isabs(path) else path
@@ -131,7 +131,7 @@ class Request:
 
     @classmethod
     def read(cls, directory: str | os.PathLike[str]) -> Request | None:
-        """The request that a directory keeps, None where it keeps none. Nothing of it is run.
+        """Read the request that a directory keeps; None if it keeps none. Nothing of it is run.
 
         Raises:
             ValueError: for a file that holds something else.
@@ -152,12 +152,12 @@ class Request:
     def command(
         self, index: int | str, directory: str | os.PathLike[str], start: str | os.PathLike[str]
     ) -> str:
-        """The shell command that runs an episode again, with all names.
+        """Return the shell command that runs an episode again, with all names.
 
         Args:
-            index: the episode's.
-            directory: of the evaluation.
-            start: where the command will be typed; its paths are relative to this.
+            index: the episode's index.
+            directory: the directory of the evaluation.
+            start: the directory that the command will be typed in; its paths are relative to this.
         """
         seen = self._with_paths(lambda path: _relative(os.path.join(self.directory, path), start))
         options = {
@@ -183,7 +183,7 @@ class Request:
         return command
 
     def _with_paths(self, change: Callable[[str], str]) -> Request:
-        """The request with each of its paths changed, but that of the directory."""
+        """Return the request with each of its paths changed, except the directory."""
         return replace(
             self,
             env=with_file(self.env, change),
@@ -194,7 +194,7 @@ class Request:
 
 
 def _checked(value: Any) -> Mapping[str, Any]:
-    """The entries of a request, each of its type."""
+    """Return the entries of a request, with their types checked."""
     if not isinstance(value, dict):
         raise TypeError(f"it is no JSON object but {type(value).__name__}")
     known = {entry.name for entry in fields(Request)}
@@ -218,13 +218,13 @@ def _checked(value: Any) -> Mapping[str, Any]:
 
 
 def _relative(path: str | os.PathLike[str], start: str | os.PathLike[str]) -> str:
-    """The path as seen from a folder; links are followed, as `..` would not lead back."""
+    """Return the path relative to a folder; links are followed, as `..` would not lead back."""
     seen = os.path.relpath(os.path.realpath(path), os.path.realpath(start))
     return f"./{seen}" if seen.startswith("-") else seen
 
 
 def _near(path: str | os.PathLike[str], start: str | os.PathLike[str]) -> str:
-    """The path as seen from a folder, absolute where they have no folder in common."""
+    """Return the path relative to a folder; absolute if they have no folder in common."""
     ends = [os.path.realpath(path), os.path.realpath(start)]
     common = os.path.commonpath(ends)
     return ends[0] if common == os.path.dirname(common) else _relative(path, start)
@@ -239,7 +239,7 @@ def _wants_env(factory: Callable[..., Any]) -> bool:
 
 
 def _load(policy: Any, file: Path) -> None:
-    """Load weights, and nothing that runs code."""
+    """Load weights, without running code from the file."""
     if not isinstance(policy, nn.Module):
         raise TypeError(
             f"expected a torch module to load {file} into, got {type(policy).__name__}; have the "

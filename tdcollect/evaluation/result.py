@@ -1,4 +1,4 @@
-"""What an evaluation gives."""
+"""The result of an evaluation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
 from tdcollect.display import one_line
-from tdcollect.evaluation.comparable import differences
-from tdcollect.evaluation.reading import (
+from tdcollect.evaluation.ledger.manifest import differences, settings_of
+from tdcollect.evaluation.ledger.reading import (
     number_of_episodes,
     read_data,
     read_directory,
     trajectory_path,
 )
-from tdcollect.evaluation.records import FORMAT, Episode, ledger_digest
-from tdcollect.evaluation.replay import Replay, Replayed, replayer, settings_of, unequal
-from tdcollect.evaluation.statistics import Summary, summarize
+from tdcollect.evaluation.ledger.records import FORMAT, Episode, ledger_digest
+from tdcollect.evaluation.replay import Replay, Replayed, replayer, unequal
+from tdcollect.evaluation.reports.statistics import Summary, summarize
 
-# Of a manifest: what may change what an episode is. The env's id changes where it is filmed.
+# Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
     "env",
     "policy",
@@ -40,19 +40,22 @@ _MATTERS = (
 
 
 class EvaluationResult:
-    """The ledger of an evaluation, with what can be asked of it.
+    """The ledger of an evaluation: its records, statistics, data and replays.
 
     Args:
-        manifest: how it was made.
+        manifest: the manifest of the evaluation.
         episodes: its records.
-        directory: where its files are, if anywhere.
+        directory: the directory of its files, if it has one.
         trajectories: the data of episodes that are held in memory, by index.
         replay: runs one episode again.
+        errors: the last error of failed episodes, by index.
 
     Attributes:
-        manifest: how it was made.
+        manifest: the manifest of the evaluation.
         episodes: its records, by index.
-        directory: where its files are, or None.
+        directory: the directory of its files, or None.
+        errors: the last error of each episode that failed in this run, by index, as text. No file
+            keeps them: a result that was loaded has none.
     """
 
     def __init__(
@@ -62,11 +65,13 @@ class EvaluationResult:
         directory: str | os.PathLike[str] | None = None,
         trajectories: Mapping[int, TensorDict] | None = None,
         replay: Replay | None = None,
+        errors: Mapping[int, str] | None = None,
     ):
         self.manifest = dict(manifest)
         self.episodes = sorted(episodes, key=lambda episode: episode.index)
         self.directory = None if directory is None else Path(directory)
         self._trajectories = dict(trajectories or {})
+        self.errors = dict(errors or {})
         self._replay = replay
 
     @classmethod
@@ -80,10 +85,10 @@ class EvaluationResult:
         backend: str | None = None,
         device: torch.device | str | None = None,
     ) -> EvaluationResult:
-        """The result that a directory holds; it may be unfinished.
+        """Read the result that a directory holds; it may be unfinished.
 
-        With an env, it can replay its episodes: with this policy, None for random actions, and
-        the settings that are in the directory.
+        Given an env, it can replay its episodes, with this policy (None for random actions) and
+        the settings of the manifest.
 
         Args:
             directory: the ``output_dir`` of the evaluation.
@@ -91,27 +96,29 @@ class EvaluationResult:
             policy: whose episodes these are.
             env_kwargs: for the env's constructor.
             backend: of :func:`tdcollect.make_env`.
-            device: where the policy runs.
+            device: the device that the policy runs on.
 
         Raises:
-            FileNotFoundError: where the directory is none of an evaluation.
+            FileNotFoundError: if the directory holds no evaluation.
         """
         manifest, episodes = read_directory(directory)
-        replay = None
+        result = cls(manifest, episodes, directory)
         if env is not None:
-            settings = {**settings_of(manifest, episodes), "backend": backend, "device": device}
-            replay = replayer(env, policy, env_kwargs, settings)
-        return cls(manifest, episodes, directory, replay=replay)
+            how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
+            result._replay = replayer(
+                env, policy, lambda index: settings_of(manifest, result.record(index), **how)
+            )
+        return result
 
     @property
     def missing(self) -> list[int]:
-        """The numbers of the episodes that are not in the ledger: it is unfinished."""
+        """The indices of the episodes that the ledger lacks; empty if it is complete."""
         if len(self.episodes) == number_of_episodes(self.manifest):
             return []
-        numbers = self.manifest["episodes"]
+        episodes = self.manifest["episodes"]
         there = {episode.index for episode in self.episodes}
-        asked = range(numbers) if isinstance(numbers, int) else numbers
-        return [number for number in asked if number not in there]
+        asked = range(episodes) if isinstance(episodes, int) else episodes
+        return [index for index in asked if index not in there]
 
     @property
     def digest(self) -> str:
@@ -133,10 +140,10 @@ class EvaluationResult:
         return summarize(self.episodes, **settings)
 
     def record(self, index: int) -> Episode:
-        """The record of an episode.
+        """Return the record of an episode.
 
         Raises:
-            KeyError: for an episode that is not in the ledger.
+            KeyError: if the ledger has no such episode.
         """
         at = bisect_left(self.episodes, index, key=lambda episode: episode.index)
         if at == len(self.episodes) or self.episodes[at].index != index:
@@ -144,14 +151,14 @@ class EvaluationResult:
         return self.episodes[at]
 
     def trajectory(self, index: int) -> TensorDict:
-        """The data ``[L]`` of an episode that was kept.
+        """Return the data ``[L]`` that were kept of an episode.
 
-        Those in a directory are mapped from its files. No code in them runs, whoever wrote them;
-        what is written to them stays in memory.
+        Data in a directory are mapped from its files. No code in them runs, whoever wrote them;
+        writes to the tensors stay in memory.
 
         Raises:
-            KeyError: where they were not.
-            ValueError: for files that hold other data than the ledger tells of, or anything but
+            KeyError: if they were not kept.
+            ValueError: for files whose data are not those of the record, or that hold anything but
                 plain tensors.
         """
         if index in self._trajectories:
@@ -165,24 +172,24 @@ class EvaluationResult:
         return read_data(self.directory, record, self.manifest)
 
     def replay(self, index: int, video: str | os.PathLike[str] | None = None) -> TensorDict:
-        """Run an episode again, and check that all its record says holds, to the bit.
+        """Run an episode again, and check it against its record, to the bit.
 
         Args:
-            index: its number.
-            video: write a video of it here (``.mp4``); the env must be able to render to arrays.
+            index: the episode's index.
+            video: write a video of it to this file (``.mp4``); the env must render to arrays.
 
         Returns:
             Its data ``[L]``.
 
         Raises:
-            KeyError: for an episode that is not in the ledger.
-            RuntimeError: where the episode differs from its record, or where there is no policy to
-                run, as in a result that was loaded.
+            KeyError: if the ledger has no such episode.
+            RuntimeError: if the episode differs from its record, or if there is no policy to run,
+                as in a result that was loaded without one.
         """
         return self.replayed(index, video).data
 
     def replayed(self, index: int, video: str | os.PathLike[str] | None = None) -> Replayed:
-        """Run an episode again as :meth:`replay` does; gives its new record and manifest too."""
+        """Run an episode again as :meth:`replay` does; return its new record and manifest too."""
         recorded = self.record(index)
         if self._replay is None:
             raise RuntimeError(
@@ -198,21 +205,21 @@ class EvaluationResult:
     def _unequal(
         self, unlike: Sequence[str], recorded: Episode, again: Replayed, filmed: bool
     ) -> str:
-        """Tell why an episode differs from its record, as far as the manifests say."""
-        told = f"episode {recorded.index} is not what the ledger says: {'; '.join(unlike)}. "
+        """Say why an episode differs from its record, as far as the manifests tell."""
+        differs = f"episode {recorded.index} is not what the ledger says: {'; '.join(unlike)}. "
         if recorded.digest == again.record.digest:
-            return told + "Its data are the same to the bit: the ledger was altered"
+            return differs + "Its data are the same to the bit: the ledger was altered"
         then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
         now = {key: again.manifest[key] for key in _MATTERS[filmed:]}
         changed = differences(then, json.loads(json.dumps(now)))
         if self.manifest["format"] == 1:  # which does not hold all that is held now
             changed = [entry for entry in changed if entry[1] is not None]
         why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
-        return told + f"What has changed: {why or 'something that the manifest does not hold'}"
+        return differs + f"What has changed: {why or 'something that the manifest does not hold'}"
 
     def __repr__(self) -> str:
         returns = self.returns
         failed = len(self.episodes) - len(returns)
         mean = f"{returns.mean():.6g}" if len(returns) else "none"
-        told = (f"{len(self.episodes)} episodes", f"{failed} failed", f"mean return {mean}")
-        return one_line(self, self.manifest["env"]["id"], *told, f"digest {self.digest[:16]}")
+        counts = (f"{len(self.episodes)} episodes", f"{failed} failed", f"mean return {mean}")
+        return one_line(self, self.manifest["env"]["id"], *counts, f"digest {self.digest[:16]}")

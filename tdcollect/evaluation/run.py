@@ -1,4 +1,4 @@
-"""Run numbered test episodes to a result and its files."""
+"""Run test episodes to a result and its files."""
 
 from __future__ import annotations
 
@@ -6,76 +6,75 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType
 
-from tdcollect.evaluation.arguments import Seeds
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.data import Finished
-from tdcollect.evaluation.directory import Directory, check_directory
-from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.manifest import describe
-from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.ledger.directory import Directory, check_directory
+from tdcollect.evaluation.ledger.manifest import describe
+from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.replay import replayer
-from tdcollect.evaluation.report import write_report
+from tdcollect.evaluation.reports.report import write_report
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.settings import (
+    EvaluationSettings,
+    SettingsArguments,
+    takes_settings,
+)
 from tdcollect.progress import progress_bar
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@takes_settings
 def evaluate(
     env: str | Callable[..., Any] | EnvBase,
     policy: Any = None,
     episodes: int | Sequence[int] = 100,
     seed: int = 0,
     *,
-    env_seeds: Seeds | None = None,
-    num_envs: int | None = None,
-    backend: str | None = None,
-    env_kwargs: dict[str, Any] | None = None,
-    exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
-    max_episode_steps: int | None = None,
-    inference_batch_size: int = 16,
-    inference_threads: int = 1,
-    eval_mode: bool = True,
-    device: torch.device | str | None = None,
-    on_env_error: str = "restart",
-    max_restarts: int = 2,
-    fresh_envs: bool | None = None,
     keep_trajectories: bool = False,
     output_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
     request: Request | None = None,
+    **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
-    """Run numbered test episodes, the same to the bit however they are run.
+    """Run test episodes by index, the same to the bit however they are run.
 
-    With ``output_dir``, the ledger grows there while episodes end. Run again with the same
-    arguments, it resumes the evaluation found there, or finds it done. See
-    :class:`tdcollect.EvaluationCollector` for the arguments up to ``fresh_envs``.
+    With ``output_dir``, the ledger grows there as episodes end. Run again with the same arguments,
+    it resumes the evaluation found there, or finds it done.
 
     Args:
+        env: see :class:`tdcollect.EvaluationCollector`, as for the policy.
+        policy: any policy that a collector takes; None for random actions.
+        episodes: the number of episodes, or their indices.
+        seed: the root seed.
         keep_trajectories: keep the data of episodes: in memory, or under ``output_dir`` as
-            memory-mapped TensorDicts. Refused where episodes have ended there without.
+            memory-mapped TensorDicts. Refused if episodes have ended there without.
         output_dir: the directory for the ledger, the statistics and the report.
-        progress: show a progress bar, on a terminal and in a notebook, where tqdm is installed;
+        progress: show a progress bar, on a terminal and in a notebook, if tqdm is installed;
             elsewhere a line every 30 seconds.
-        request: env and policy by name, as the command line takes them, a
-            :class:`tdcollect.evaluation.request.Request`. They are kept in ``output_dir``, and
-            the report then has the commands that run episodes again.
+        request: env and policy by name, as the command line takes them. They are kept in
+            ``output_dir``, and the report then has the commands that run episodes again.
+        settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
         The result; ``result.summary()`` gives statistics, ``result.replay(i)`` runs an episode
         again.
 
     Raises:
-        TypeError, ValueError: for arguments that cannot be honoured, before an env is made; and
-            for a directory of another evaluation, naming the difference.
-        NotReproducibleError: for an env or a policy that does not give the same episode for the
+        TypeError, ValueError: if an argument cannot be honoured, before an env is made; and for
+            a directory of another evaluation, naming the difference.
+        NotReproducibleError: if the env or the policy does not give the same episode for the
             same seeds.
 
     Examples:
@@ -85,50 +84,31 @@ def evaluate(
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
     if request is not None and output_dir is None:
-        raise ValueError("request is kept in a directory; give it: output_dir=")
+        raise ValueError("expected an output_dir, in which request is kept, got None; pass one")
     if output_dir is not None:
         check_directory(Path(output_dir))
         _check_report_extras()
-    given: dict[str, Any] = {
-        "seed": seed,
-        "env_seeds": env_seeds,
-        "backend": backend,
-        "exploration_type": exploration_type,
-        "max_episode_steps": max_episode_steps,
-        "inference_batch_size": inference_batch_size,
-        "inference_threads": inference_threads,
-        "eval_mode": eval_mode,
-        "device": device,
-        "on_env_error": on_env_error,
-        "max_restarts": max_restarts,
-        "fresh_envs": fresh_envs,
-    }
+    asked = EvaluationSettings(episodes, seed, **settings)
 
     with ExitStack() as stack:
-        running = stack.enter_context(
-            EvaluationCollector(
-                env, policy, episodes, num_envs=num_envs, env_kwargs=env_kwargs, **given
-            )
-        )
-        manifest = describe(running, env_kwargs or {})
-        done: list[Episode] = []
+        running = stack.enter_context(EvaluationCollector.from_settings(env, policy, asked))
+        manifest = describe(running)
+        ended: list[Episode] = []
         directory = None
         if output_dir is not None:
             directory = Directory(output_dir, manifest)
             stack.callback(directory.close)
-            done = list(directory.episodes)
+            ended = list(directory.episodes)
             if keep_trajectories:
-                directory.check_kept(done)
+                directory.check_kept(ended)
         trajectories: dict[int, TensorDict] = {}
-        ended = {episode.index for episode in done}
-        running.episode_indices = [
-            number for number in running.episode_indices if number not in ended
-        ]
+        there = {episode.index for episode in ended}
+        running.episode_indices = [i for i in running.episode_indices if i not in there]
         started, left = time.time(), len(running.episode_indices)
         run = running.run(keep_trajectories)
         try:
-            for record, data in _shown(run, left) if progress and left else run:
-                done.append(record)
+            for record, data in _with_progress(run, left) if progress and left else run:
+                ended.append(record)
                 if directory is not None:
                     directory.add(record, data)
                 elif data is not None:
@@ -137,8 +117,8 @@ def evaluate(
             if directory is not None:
                 directory.give_up(error)
             raise
-        replay = replayer(env, policy, env_kwargs, given)
-        result = EvaluationResult(manifest, done, output_dir, trajectories, replay)
+        replay = replayer(env, policy, lambda index: replace(asked, episodes=[index]))
+        result = EvaluationResult(manifest, ended, output_dir, trajectories, replay, running.errors)
         if directory is not None:
             summary = result.summary()
             directory.finish(result.episodes)
@@ -152,16 +132,16 @@ def evaluate(
         return result
 
 
-def _shown(run: Generator[Finished, None, None], total: int) -> Iterator[Finished]:
-    """The episodes, while how many have ended is shown."""
+def _with_progress(run: Generator[Finished, None, None], total: int) -> Iterator[Finished]:
+    """Yield the finished episodes, with a progress bar."""
     with closing(run), progress_bar(total, "test episodes", leave=False) as bar:
         for finished in run:
             bar.update(1)
             yield finished
-            del finished  # or its data would take memory beside the next one's
+            del finished  # else its data would stay in memory beside the next one's
 
 
 def _check_report_extras() -> None:
-    """Tell what is missing for the report before anything runs."""
+    """Raise for packages that the report lacks, before anything runs."""
     for name in ("scipy", "matplotlib"):
         extra_module(name, "evaluate(output_dir=...)")

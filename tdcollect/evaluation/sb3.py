@@ -18,11 +18,11 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from tdcollect.collect.fast.transforms import base_of
+from tdcollect.collect.env_parts import base_of
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.extras import extra_module
-from tdcollect.evaluation.masks import ACTION_MASKS, check_masks
+from tdcollect.evaluation.episodes.actions import ACTION_MASKS, check_masks
+from tdcollect.evaluation.imports import extra_module
 
 
 def load_policy(
@@ -31,7 +31,7 @@ def load_policy(
     *,
     normalization: str | os.PathLike[str] | Any = None,
 ) -> SB3Policy:
-    """A model of Stable-Baselines3 as a policy for :func:`tdcollect.evaluate`.
+    """Return a model of Stable-Baselines3 as a policy for :func:`tdcollect.evaluate`.
 
     Its actions are those of ``model.predict(observation, deterministic=...)``: deterministic for
     every exploration type but ``RANDOM``.
@@ -46,7 +46,7 @@ def load_policy(
 
     Raises:
         ModuleNotFoundError: without Stable-Baselines3.
-        FileNotFoundError: where there is no such file.
+        FileNotFoundError: if there is no such file.
         ValueError: for a model of other spaces than the env's, or one that keeps a hidden state;
             for a model that takes masks, and an env without ``action_masks()`` or not of backend
             ``"serial"``.
@@ -85,11 +85,11 @@ class SB3Policy(TensorDictModuleBase):
         policy: of a model.
         env: whose spaces and keys.
         normalization: ``VecNormalize``, or None.
-        epsilon: the share of random actions where it explores.
+        epsilon: the share of random actions if it explores.
 
     Attributes:
         mask_size: the number of choices that masks tell apart; None for a model without masks.
-            An evaluation then shows the env's masks under ``"action_masks"``.
+            An evaluation then adds the env's masks under ``"action_masks"``.
     """
 
     def __init__(self, policy: Any, env: EnvBase, normalization: Any = None, epsilon: float = 0.0):
@@ -143,7 +143,7 @@ class SB3Policy(TensorDictModuleBase):
         return tensordict
 
     def _explored(self, action: Any) -> Any:
-        """DQN's and QRDQN's: random actions instead, each with a chance of epsilon."""
+        """Replace each action by a random one with a chance of epsilon, as DQN and QRDQN do."""
         rows = (len(action),)
         instead = torch.rand(rows) < self._epsilon
         drawn = torch.randint(int(self._action.space.n), rows)  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ class SB3Policy(TensorDictModuleBase):
 
 
 def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
-    """The policy of a model's file, and the settings of its algorithm."""
+    """Read the policy of a model's file, and the settings of its algorithm."""
     from stable_baselines3.common.policies import ActorCriticPolicy
     from stable_baselines3.common.save_util import load_from_zip_file
 
@@ -190,7 +190,7 @@ def _epsilon(settings: Mapping[str, Any]) -> float:
 
 
 def _mask_size(policy: Any) -> int | None:
-    """The number of choices in a policy's masks; None where its ``predict`` takes none."""
+    """Return the number of choices in a policy's masks; None if its ``predict`` takes none."""
     if ACTION_MASKS not in inspect.signature(policy.predict).parameters:
         return None
     space = policy.action_space
@@ -202,7 +202,7 @@ def _mask_size(policy: Any) -> int | None:
 
 
 def _statistics(normalization: Any) -> dict[str, torch.Tensor]:
-    """The numbers that observations are normalized with, as tensors."""
+    """Return the statistics that observations are normalized with, as tensors."""
     if normalization is None or not normalization.norm_obs:
         return {}
     of = normalization.obs_rms
@@ -225,9 +225,9 @@ def _check_spaces(policy: Any, observation: Any, action: Any) -> None:
             "expected a policy that acts on the observation alone, got a recurrent one "
             f"({type(policy).__name__})"
         )
-    shown = _form(observation)
+    given = _form(observation)
     wanted = _form(policy.observation_space)
-    if wanted not in (shown, _form(observation, VecTransposeImage.transpose_space)):
+    if wanted not in (given, _form(observation, VecTransposeImage.transpose_space)):
         raise ValueError(
             f"expected the observation space that the model was trained on, "
             f"{policy.observation_space}, got an env with {observation}; evaluate it on the env, "
@@ -241,9 +241,9 @@ def _check_spaces(policy: Any, observation: Any, action: Any) -> None:
 
 
 def _form(space: Any, transpose: Any = None) -> Any:
-    """What a model is bound to in an observation space; bounds are not, normalizing moves them.
+    """Return the shapes that a model needs of an observation space; normalizing moves bounds.
 
-    With ``transpose``, images have their channels in front, where ``predict`` puts them.
+    With ``transpose``, images have their channels first, as ``predict`` transposes them.
     """
     from stable_baselines3.common.preprocessing import is_image_space
 

@@ -1,7 +1,6 @@
-"""All checks of an evaluation that need no run of it, gathered.
+"""All checks of an evaluation that need no run of it.
 
-Readers stop at the first thing that is wrong; here all is listed, and what follows from the ledger
-is computed again.
+Readers stop at the first problem; here all are listed, and the statistics are computed again.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tdcollect.display import one_line
-from tdcollect.evaluation.reading import (
+from tdcollect.display import count_text, one_line
+from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
     RESULTS,
@@ -29,22 +28,21 @@ from tdcollect.evaluation.reading import (
     sha256,
     trajectory_path,
 )
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.resampling import MOST_RESAMPLES
-from tdcollect.evaluation.statistics import summarize
-from tdcollect.evaluation.tables import count_text
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.intervals import MOST_RESAMPLES
+from tdcollect.evaluation.reports.statistics import summarize
 from tdcollect.text import visible
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The checks of an evaluation's directory; printing it shows what they found.
+    """The checks of an evaluation's directory; print it to see the problems.
 
     Attributes:
-        directory: of the evaluation.
-        episodes: how many records could be read.
-        kept: for how many of them data were kept, and checked.
-        problems: what is wrong, in the order of the files.
+        directory: the directory of the evaluation.
+        episodes: the number of records that could be read.
+        kept: the number of episodes whose data were kept, and checked.
+        problems: the problems, in the order of the files.
     """
 
     directory: Path
@@ -64,7 +62,7 @@ class Verification:
         return "\n".join(map(visible, lines))
 
     def to_dict(self) -> dict[str, Any]:
-        """The checks as plain dicts, lists, strings and numbers, for JSON."""
+        """Return the checks as plain dicts, lists, strings and numbers, for JSON."""
         return {
             "directory": str(self.directory),
             "episodes": self.episodes,
@@ -80,15 +78,15 @@ class Verification:
 
 
 def verify(path: str | os.PathLike[str]) -> Verification:
-    """Check all that can be checked of an evaluation without running it.
+    """Check an evaluation as far as possible without running it.
 
-    An evaluation that is unfinished, or was refused, has that as a problem.
+    An evaluation that is unfinished or was refused has that as a problem.
 
     Args:
-        path: its directory.
+        path: the directory of the evaluation.
 
     Raises:
-        FileNotFoundError: where there is no evaluation.
+        FileNotFoundError: if the directory holds no evaluation.
     """
     root = Path(path)
     problems: list[Problem] = []
@@ -113,17 +111,17 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 def _derived(
     root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
 ) -> Iterator[Problem]:
-    """Hold what a finished evaluation says of its records against them."""
+    """Check the statistics and files of a finished evaluation against its records."""
     file = root / RESULTS
     if manifest["format"] == 1:
         return
-    told = read_object(file)
-    files = told.get("files")
+    results = read_object(file)
+    files = results.get("files")
     if not isinstance(files, dict):
         yield Problem(file, f"files is {files!r}, and not the digest of each file of the report")
         files = {}
     try:
-        settings = {name: told[name] for name in ("confidence", "resamples", "seed")}
+        settings = {name: results[name] for name in ("confidence", "resamples", "seed")}
         if settings["resamples"] > MOST_RESAMPLES:  # would take any time and memory
             raise ValueError(f"resamples is {settings['resamples']}, above {MOST_RESAMPLES}")
         expected = json.loads(json.dumps(summarize(episodes, **settings).to_dict()))
@@ -131,8 +129,8 @@ def _derived(
         yield Problem(file, f"its statistics cannot be computed again ({error})")
         return
     for name, value in expected.items():
-        if not _alike(value, told.get(name)):
-            yield Problem(file, f"{name} is {told.get(name)!r}, and by the ledger {value!r}")
+        if not _alike(value, results.get(name)):
+            yield Problem(file, f"{name} is {results.get(name)!r}, and by the ledger {value!r}")
     for name, digest in files.items():
         of = root / name
         if not of.resolve().is_relative_to(root.resolve()):
@@ -144,7 +142,7 @@ def _derived(
 def _kept(
     root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
 ) -> tuple[int, list[Problem]]:
-    """Hold data that were kept against their records; how many there are, and what is wrong."""
+    """Check data that were kept against their records; return their number, and the problems."""
     if manifest["format"] == 1 or not (root / TRAJECTORIES).is_dir():
         return 0, []
     records = {trajectory_path(root, e.index).name: e for e in episodes if e.completed}
@@ -163,10 +161,10 @@ def _kept(
     return kept, problems
 
 
-def _alike(value: Any, told: Any) -> bool:
-    """Tell whether two values of a summary are the same, but for how a machine rounds."""
-    if isinstance(value, Mapping) and isinstance(told, Mapping):
-        return value.keys() == told.keys() and all(_alike(value[k], told[k]) for k in value)
-    if isinstance(value, float) and isinstance(told, float):
-        return abs(value - told) <= 1e-9 * max(abs(value), abs(told)) or value == told
-    return type(value) is type(told) and bool(value == told)
+def _alike(value: Any, other: Any) -> bool:
+    """Tell whether two values of a summary are the same, except for rounding."""
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return value.keys() == other.keys() and all(_alike(value[k], other[k]) for k in value)
+    if isinstance(value, float) and isinstance(other, float):
+        return abs(value - other) <= 1e-9 * max(abs(value), abs(other)) or value == other
+    return type(value) is type(other) and bool(value == other)

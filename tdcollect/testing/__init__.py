@@ -1,36 +1,36 @@
-"""Fixtures that catch collection bugs, and conformance checks, for users' projects too.
+"""Fixtures that catch collection bugs, and env checks, for users' projects too.
 
-- :class:`CountingEnv` and its kin show their step, episode and slot as the observation;
+- :class:`CountingEnv` and :class:`TorchCountingEnv` observe their step, episode and slot;
   :class:`CountingPolicy` must predict them; :func:`check_counting_batch` checks a batch of both.
 - :func:`check_env` checks any env, rule by rule.
-- :func:`diagnose` tells whether an env is fit for collecting and testing, and if not, where and
-  why.
+- :func:`diagnose` checks whether an env is fit for collecting and testing, and reports the place
+  and likely cause of each fault.
 """
 
+from tdcollect.checks.difference import Divergence
+from tdcollect.checks.report import Finding, Report
 from tdcollect.testing.batch import check_counting_batch
 from tdcollect.testing.conformance import check_env
 from tdcollect.testing.counting import (
     CountingEnv,
+    CountingPolicy,
     CountingRules,
+    StatelessCountingPolicy,
     counting_env,
     make_counting_envs,
 )
-from tdcollect.testing.doctor import Diagnosis, Divergence, Verdict, diagnose
-from tdcollect.testing.policy import CountingPolicy, StatelessCountingPolicy
-from tdcollect.testing.report import Finding, Report
+from tdcollect.testing.doctor import diagnose
 from tdcollect.testing.torch_counting import TorchCountingEnv
 
 __all__ = [
     "CountingEnv",
     "CountingPolicy",
     "CountingRules",
-    "Diagnosis",
     "Divergence",
     "Finding",
     "Report",
     "StatelessCountingPolicy",
     "TorchCountingEnv",
-    "Verdict",
     "check_counting_batch",
     "check_env",
     "counting_env",

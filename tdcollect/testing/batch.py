@@ -9,8 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from tdcollect import keys
-from tdcollect.testing.counting import CountingRules, next_episode
-from tdcollect.testing.policy import HIDDEN
+from tdcollect.testing.counting import HIDDEN, CountingRules, next_episode
 
 Key: TypeAlias = str | tuple[str, ...]
 
@@ -30,29 +29,29 @@ def check_counting_batch(
     max_episode_steps: int | None = None,
     require: Sequence[Key] = (),
 ) -> None:
-    """Check every row of a batch of the counting env against the truth that its observation tells.
+    """Check every row of a batch of the counting env against the truth in its observations.
 
-    Checked: observations count and go on from row to row; each ``next`` observation is the true
-    successor, at an episode's end the true final one; no row stands for a reset; rewards and flags
-    are those of the step; actions are predicted; and, where the batch has them, ``traj_ids``,
-    ``is_init``, ``step_count``, ``episode_reward`` and the hidden state of
-    :class:`CountingPolicy`. Where the batch has marks of failed steps (``("next", "env_error")``),
-    these rows repeat their observation, with reward 0, and truncate; any episode may follow.
+    Observations must count and continue from row to row. Each ``next`` observation must be the true
+    successor, or at an episode's end the true final observation. No row may stand for a reset.
+    Rewards and flags must be those of the step, and actions must be predicted. ``traj_ids``,
+    ``is_init``, ``step_count``, ``episode_reward`` and the hidden state of :class:`CountingPolicy`
+    are checked if the batch has them. Rows marked as failed (``("next", "env_error")``) must repeat
+    their observation, have reward 0 and truncate; any episode may follow them.
 
     Args:
-        batch: ``[N, T]``; ``[T]`` of an unbatched env; or more batch dims before the T.
-        rules: those of the env.
+        batch: ``[N, T]``; ``[T]`` of an unbatched env; or with more batch dims before T.
+        rules: the rules of the env.
         num_envs: N, for a flat batch ``[N * T]`` in which each slot's T rows are contiguous.
-        slots: the slot of each of the N rows; ``0 .. N-1`` by default.
+        slots: the N slots of the batch; ``0 .. N-1`` by default.
         previous: the batch before, which this one must continue.
-        predicted: whether the actions must be the right ones.
-        max_episode_steps: of the wrapper around the env: longer episodes are truncated after
-            this many steps.
-        require: entries that may be missing otherwise, ``keys.TRAJ_IDS`` for instance.
+        predicted: whether the actions must be right.
+        max_episode_steps: the time limit of the wrapper around the env: longer episodes must be
+            truncated after this many steps.
+        require: optional entries that must be there, ``keys.TRAJ_IDS`` for instance.
 
     Raises:
-        AssertionError: naming the rule that is broken, and the slot, the column, the entry, what
-            was expected there and what it is. Column -1 is the last of ``previous``.
+        AssertionError: with the broken rule, the slot, the step of the batch, the entry, the
+            expected value and the value found. Step -1 is the last step of ``previous``.
     """
     rows = _Rows(batch, rules, num_envs, slots, max_episode_steps)
     _check_entries(rows, require)
@@ -75,7 +74,7 @@ def check_counting_batch(
 
 
 class _Rows:
-    """A batch as ``[N, T]``, with the truth that its observations tell (int64 ``[N, T]`` each)."""
+    """A batch as ``[N, T]``, with the counters in its observations (int64 ``[N, T]`` each)."""
 
     def __init__(
         self,
@@ -92,7 +91,9 @@ class _Rows:
         self.present = set(self.batch.keys(True, True))
         n, t = self.shape = tuple(self.batch.shape)
         if slots is not None and len(slots) != n:
-            raise ValueError(f"expected one slot for each of {n} rows, got {list(slots)}")
+            raise ValueError(
+                f"expected {n} slots, one for each first index of the batch, got {list(slots)}"
+            )
         observation = self[keys.OBSERVATION]
         self.step, self.episode, self.shown_slot = observation.long().unbind(-1)
         numbers = torch.tensor(range(n) if slots is None else slots, device=observation.device)
@@ -121,7 +122,7 @@ class _Rows:
         return self.batch[key]
 
     def observation(self, step: torch.Tensor, episode: torch.Tensor) -> torch.Tensor:
-        """What the env shows at a step of an episode, ``[N, T, 3]``."""
+        """Return the env's observation at a step of an episode, ``[N, T, 3]``."""
         return torch.stack([step, episode, self.slot], -1)
 
     def check(
@@ -131,23 +132,23 @@ class _Rows:
         expected: Any,
         got: torch.Tensor,
         where: torch.Tensor | None = None,
-        first_column: int = 0,
+        first_step: int = 0,
     ) -> None:
-        """Fail where ``got`` is not as expected.
+        """Fail if ``got`` differs from ``expected``.
 
         Args:
-            rule: the sentence that holds otherwise.
+            rule: the sentence that must hold.
             key: the entry.
             expected: a tensor of the shape of ``got``, ``[N, T, ...]``, or a number.
-            got: what the batch holds.
-            where: bool ``[N, T]``: the rows that the rule is about.
-            first_column: the column of the batch that is ``got``'s first.
+            got: the batch's values.
+            where: bool ``[N, T]``: the rows that the rule applies to; None for all.
+            first_step: the step of the batch that ``got`` starts at.
         """
         expected = torch.as_tensor(expected, device=got.device).expand(got.shape)
         wrong = (got != expected).flatten(2).any(-1) if got.ndim > 2 else got != expected
         if where is not None:
             wrong = wrong & where
-        self.refuse(rule, key, wrong, expected, got, first_column)
+        self.refuse(rule, key, wrong, expected, got, first_step)
 
     def refuse(
         self,
@@ -156,33 +157,33 @@ class _Rows:
         wrong: torch.Tensor,
         expected: torch.Tensor | str,
         got: torch.Tensor,
-        first_column: int = 0,
+        first_step: int = 0,
     ) -> None:
-        """Fail if any row is wrong (bool ``[N, T]``), with the earliest column that is."""
+        """Fail if any row is wrong (bool ``[N, T]``), naming the earliest one."""
         if not wrong.any():
             return
-        column = int(wrong.any(0).nonzero()[0])
-        row = int(wrong[:, column].nonzero()[0])
-        wanted = expected if isinstance(expected, str) else _show(expected[row, column])
+        step = int(wrong.any(0).nonzero()[0])
+        slot = int(wrong[:, step].nonzero()[0])
+        wanted = expected if isinstance(expected, str) else _show(expected[slot, step])
         others = int(wrong.sum()) - 1
         raise AssertionError(
-            f"{rule}: slot {int(self.slot[row, 0])}, column {column + first_column}, entry "
-            f"{key!r}: expected {wanted}, got {_show(got[row, column])}"
+            f"{rule}: slot {int(self.slot[slot, 0])}, step {step + first_step}, entry "
+            f"{key!r}: expected {wanted}, got {_show(got[slot, step])}"
             + (f" (and {others} more rows)" if others else "")
         )
 
 
 def _show(value: torch.Tensor) -> Any:
-    """A value for a message: whole numbers without their ``.0``, single ones without brackets."""
+    """Format a value for a message: integers without ``.0``, single values without brackets."""
     numbers: Any = value.tolist()
     if isinstance(numbers, list) and len(numbers) == 1:
         numbers = numbers[0]
     if isinstance(numbers, list):
-        return [_whole(number) for number in numbers]
-    return _whole(numbers)
+        return [_as_int(number) for number in numbers]
+    return _as_int(numbers)
 
 
-def _whole(number: Any) -> Any:
+def _as_int(number: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -214,7 +215,7 @@ def _check_entries(rows: _Rows, require: Sequence[Key]) -> None:
 
 
 def _check_slots(rows: _Rows) -> None:
-    rule = "a slot keeps to its own row"
+    rule = "a slot keeps to its own place"
     rows.check(rule, keys.OBSERVATION, rows.slot, rows.shown_slot)
 
 
@@ -242,13 +243,13 @@ def _check_order(rows: _Rows) -> None:
     last = rows.last[:, :-1]
     expected = _of_any_episode(_successors(rows)[:, :-1], got, rows.failed[:, :-1])
     rule = "an episode starts at step 0, with the number after the one that ended"
-    rows.check(rule, keys.OBSERVATION, expected, got, where=last, first_column=1)
+    rows.check(rule, keys.OBSERVATION, expected, got, where=last, first_step=1)
     rule = "a row begins where the row before it ended"
-    rows.check(rule, keys.OBSERVATION, expected, got, first_column=1)
+    rows.check(rule, keys.OBSERVATION, expected, got, first_step=1)
 
 
 def _successors(rows: _Rows) -> torch.Tensor:
-    """The observation of the row after each row, ``[N, T, 3]``."""
+    """Return the observation of the row after each row, ``[N, T, 3]``."""
     step = torch.where(rows.last, 0, rows.step + 1)
     episode = torch.where(rows.last, next_episode(rows.episode), rows.episode)
     return rows.observation(step, episode)
@@ -257,7 +258,7 @@ def _successors(rows: _Rows) -> torch.Tensor:
 def _of_any_episode(
     expected: torch.Tensor, got: torch.Tensor, failed: torch.Tensor
 ) -> torch.Tensor:
-    """What is expected after failed steps: an env built anew is at whatever episode it shows."""
+    """Return ``expected``, but accept any episode after a failed step: the env was rebuilt."""
     shown = torch.stack([expected[..., 0], got[..., 1].to(expected.dtype), expected[..., 2]], -1)
     return torch.where(failed.unsqueeze(-1), shown, expected)
 
@@ -311,15 +312,15 @@ def _check_traj_ids(rows: _Rows, before: _Rows | None) -> None:
         first = -1
     within = step[:, 1:] > 0
     rule = "traj_ids stay the same within an episode"
-    rows.check(rule, keys.TRAJ_IDS, ids[:, :-1], ids[:, 1:], within, first_column=first + 1)
+    rows.check(rule, keys.TRAJ_IDS, ids[:, :-1], ids[:, 1:], within, first_step=first + 1)
     same = ~within & (ids[:, 1:] == ids[:, :-1])
     rule = "traj_ids change where an episode starts"
-    rows.refuse(rule, keys.TRAJ_IDS, same, "another id", ids[:, 1:], first_column=first + 1)
+    rows.refuse(rule, keys.TRAJ_IDS, same, "another id", ids[:, 1:], first_step=first + 1)
     _check_unique(rows, seen)
 
 
 def _check_unique(rows: _Rows, seen: torch.Tensor) -> None:
-    """The ids of episodes that start here are new, and no two of them the same."""
+    """Check that the ids of episodes that start in this batch are new, and differ."""
     ids = rows[keys.TRAJ_IDS]
     # An episode that went on from before the batch has its id in its first row only.
     starts = rows.step == 0
@@ -333,7 +334,7 @@ def _check_unique(rows: _Rows, seen: torch.Tensor) -> None:
 
 
 def _check_counters(rows: _Rows) -> None:
-    """Entries that follow from the step count, where the batch has them."""
+    """Check the entries that follow from the step count, if the batch has them."""
     rules: dict[Key, tuple[str, Any]] = {
         keys.IS_INIT: ("is_init marks an episode's first row, and no other", rows.step == 0),
         (keys.NEXT, keys.IS_INIT): ("next is_init is False: a step ends in no first row", False),
@@ -357,7 +358,7 @@ def _check_returns(rows: _Rows) -> None:
     rows.check(rule, keys.EPISODE_REWARD, 0, before, where=starts)
     rule = "episode_reward goes on from row to row"
     rows.check(
-        rule, keys.EPISODE_REWARD, after[:, :-1], before[:, 1:], ~starts[:, 1:], first_column=1
+        rule, keys.EPISODE_REWARD, after[:, :-1], before[:, 1:], ~starts[:, 1:], first_step=1
     )
     rule = "next episode_reward adds the row's reward"
     rows.check(rule, key, before + rows[keys.NEXT, keys.REWARD], after)

@@ -1,8 +1,8 @@
-"""``check_env``: the rules that an env must keep for its batches to be right."""
+"""``check_env``: checks that an env keeps the rules that collection relies on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -11,100 +11,74 @@ import torch
 from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase
 
+from tdcollect.checks.player import GymnasiumPlayer, TorchRLPlayer
+from tdcollect.checks.registry import run_checks, select
+from tdcollect.checks.report import Report
 from tdcollect.envs import make_env
-from tdcollect.testing import gymnasium_probe, gymnasium_rules, torchrl_probe, torchrl_rules
-from tdcollect.testing.report import Broken, Finding, NotChecked, Report
+from tdcollect.testing import gymnasium_checks, torchrl_checks
 
 AnyEnv: TypeAlias = gym.Env[Any, Any] | VectorEnv[Any, Any, Any] | EnvBase
-AnyProbe: TypeAlias = gymnasium_probe.Probe | torchrl_probe.Probe
 
 
 def check_env(
     env: str | Callable[[], AnyEnv] | AnyEnv,
     *,
     policy: Callable[[Any], Any] | None = None,
-    steps: int = 1000,
+    max_episode_steps: int = 1000,
     seed: int = 0,
     skip: Collection[str] = (),
 ) -> Report:
-    """Check an env against the rules that collection relies on.
+    """Check that an env keeps the rules that collection relies on.
 
-    A gymnasium env is checked as gymnasium has it, an ``EnvBase`` as TorchRL has it; a gymnasium
+    A gymnasium env is checked by gymnasium's interface, an ``EnvBase`` by TorchRL's; a gymnasium
     vector env is wrapped by :func:`tdcollect.make_env` and checked as an ``EnvBase``.
 
     Args:
-        env: a gymnasium id, or a callable that makes an env: some rules compare envs newly made.
-            Or an env, which is closed in the end, and of which these rules see less.
-        policy: acts instead of the env's random actions: a function from an observation to an
-            action for a gymnasium env, a TensorDict policy for an ``EnvBase``.
-        steps: the most steps that an episode is played for.
+        env: a gymnasium id, or a callable that makes an env, so that new envs can be compared. Or
+            an env, about which some checks find less; it is closed in the end.
+        policy: acts instead of random actions: a function from an observation to an action for a
+            gymnasium env, a TensorDict policy for an ``EnvBase``.
+        max_episode_steps: the most steps that an episode is played for.
         seed: the first of the seeds that are tried.
-        skip: rules to leave out, by their sentences: "another seed gives another episode" for an
-            env without chance, for instance.
+        skip: names of checks to leave out, which are their rules: "another seed gives another
+            episode" for an env without chance, for instance.
 
     Returns:
-        A report of each rule, to be printed or to ``raise_if_failed()``.
+        A report with one finding per check; print it, or call ``raise_if_failed()``.
 
     Raises:
-        TypeError: for anything but an env or what makes one.
-        ValueError: for a sentence in ``skip`` that is no rule of this kind of env, or for
-            ``steps`` that are not positive.
+        TypeError: if ``env`` is neither an env nor makes one.
+        ValueError: for a name in ``skip`` that is no check of this kind of env, or if
+            ``max_episode_steps`` is not positive.
 
     Examples:
         >>> print(check_env("CartPole-v1"))
         >>> check_env(lambda: MyEnv(size=5)).raise_if_failed()
     """
-    if steps < 1:
-        raise ValueError(f"expected steps to be positive, got {steps}")
+    if max_episode_steps < 1:
+        raise ValueError(f"expected max_episode_steps to be positive, got {max_episode_steps}")
     made, make = _make(env)
-    rules: Mapping[str, Callable[[Any], str]]
-    probe: AnyProbe
+    player: GymnasiumPlayer | TorchRLPlayer
     if isinstance(made, gym.Env):
-        rules = gymnasium_rules.RULES
-        probe = gymnasium_probe.Probe(made, make, policy, steps, seed)
+        group = gymnasium_checks.GROUP
+        player = GymnasiumPlayer(made, make, policy, max_episode_steps, seed)
     else:
-        rules = torchrl_rules.RULES
-        probe = torchrl_probe.Probe(made, make, policy, steps, seed)
-    unknown = [sentence for sentence in skip if sentence not in rules]
-    if unknown:
-        probe.close()
-        raise ValueError(f"expected the rules to skip to be of {list(rules)}, got {unknown}")
-    # What the env draws from torch's global generator must not show outside.
+        group = torchrl_checks.GROUP
+        player = TorchRLPlayer(made, make, policy, max_episode_steps, seed)
+    try:
+        checks = select(group, skip=skip)
+    except ValueError:
+        player.close()
+        raise
+    # The env's draws from torch's global generator must not show outside.
     with torch.random.fork_rng():
-        findings = _try_rules(rules, probe, skip)
-    probe.close()
+        findings = run_checks(checks.values(), player, skip)
+    player.close()
     return Report(_name(env, made), findings)
 
 
-def _try_rules(
-    rules: Mapping[str, Callable[[Any], str]], probe: AnyProbe, skip: Collection[str]
-) -> tuple[Finding, ...]:
-    findings: list[Finding] = []
-    for sentence, rule in rules.items():
-        if sentence in skip:
-            findings.append(Finding(sentence, None, "skipped as asked"))
-        elif findings and findings[0].passed is False:
-            # The first rule plays the episodes that the others look at.
-            findings.append(Finding(sentence, None, "no episode to look at"))
-        else:
-            findings.append(_try_rule(sentence, rule, probe))
-    return tuple(findings)
-
-
-def _try_rule(sentence: str, rule: Callable[[Any], str], probe: AnyProbe) -> Finding:
-    try:
-        return Finding(sentence, True, rule(probe))
-    except NotChecked as reason:
-        return Finding(sentence, None, str(reason))
-    except Broken as evidence:
-        return Finding(sentence, False, str(evidence))
-    except Exception as error:
-        text = " ".join(str(error).split())
-        return Finding(sentence, False, f"{type(error).__name__}: {text}"[:300])
-
-
 def _make(env: Any) -> tuple[gym.Env[Any, Any] | EnvBase, Callable[[], Any] | None]:
-    """An env to check, and what makes another one like it (None where nothing does)."""
+    """Return an env to check, and a callable that makes another one; None if nothing does."""
     if isinstance(env, VectorEnv):
         return make_env(env), None
     if isinstance(env, (gym.Env, EnvBase)):

@@ -1,7 +1,7 @@
-"""The counting env: its observation is its step counter, with its episode and its slot.
+"""The counting env, whose observation is its step, episode and slot, and policies that predict it.
 
-A batch of such an env says of itself where each row came from, so that nothing that a collector
-can do wrong goes unseen: a row that is lost, doubled, shifted, or swapped with another slot's.
+A batch of this env shows where each row came from. So each fault of a collector shows: a row that
+is lost, doubled, shifted, or swapped with another slot's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torchrl.data import Unbounded
+from torchrl.envs import TensorDictPrimer
 
 from tdcollect import keys
+from tdcollect.display import one_line
 from tdcollect.envs import GymnasiumEnv, make_env
 
 Number = TypeVar("Number", int, torch.Tensor)
@@ -26,21 +31,25 @@ WrongAction = Literal["raise", "record"]
 
 ALTERNATE = "alternate"
 WRONG_ACTIONS = "wrong_actions"
-"""Info of :class:`CountingEnv`: how many wrong actions it was given in its life."""
+"""Info of :class:`CountingEnv`: the number of wrong actions since the env was made."""
 
+HIDDEN = "counting_hidden"
+"""Entry of the recurrent policy's hidden state, float32 ``[N, 1]``: the step count, if correct."""
 _EPISODES = 2**20
 _MOST = 2**24  # float32 holds every whole number up to here
 
 
 @dataclass(frozen=True)
 class CountingRules:
-    """What counting envs, the policies that predict them and the checks of their batches share.
+    """Lengths, ends, actions and rewards of the counting env.
+
+    Its envs, its policies and the check of its batches share these rules.
 
     Args:
-        lengths: steps an episode: an int; a sequence, which episode ``e`` of slot ``i`` enters at
-            ``(e + i) % len(lengths)``, so that slots end at different times; or a function of the
-            episode's number.
-        ends: ``"terminated"``, ``"truncated"``, or ``"alternate"``: episodes of even number
+        lengths: the steps of an episode: an int; a sequence, in which episode ``e`` of slot ``i``
+            has the entry ``(e + i) % len(lengths)``, so that slots end at different times; or a
+            function of the episode's index.
+        ends: ``"terminated"``, ``"truncated"``, or ``"alternate"``: episodes of even index
             terminate and the others are truncated.
         num_actions: the action of a step that starts at step count ``s`` must be
             ``s % num_actions``.
@@ -68,14 +77,14 @@ class CountingRules:
             object.__setattr__(self, "lengths", lengths)
 
     def length(self, slot: int, episode: int) -> int:
-        """Steps of an episode."""
+        """Return the number of steps of an episode."""
         if callable(self.lengths):
             return self.lengths(episode)
         assert isinstance(self.lengths, tuple)
         return self.lengths[(slot + episode) % len(self.lengths)]
 
     def length_of(self, slot: torch.Tensor, episode: torch.Tensor) -> torch.Tensor:
-        """Steps of many episodes: int64, of the shape of ``slot`` and ``episode``."""
+        """Return the lengths of many episodes: int64, of the shape of ``slot`` and ``episode``."""
         if callable(self.lengths):
             numbers, index = episode.unique(return_inverse=True)
             table = torch.tensor([self.lengths(e) for e in numbers.tolist()], device=episode.device)
@@ -85,18 +94,18 @@ class CountingRules:
         return table[(slot + episode) % len(self.lengths)]
 
     def terminates(self, episode: Number) -> Any:
-        """Whether an episode ends by ``terminated`` (else by ``truncated``): bool, elementwise."""
+        """Return whether an episode terminates, rather than being truncated; elementwise."""
         even = episode % 2 == 0
         return (even & (self.ends == ALTERNATE)) | (self.ends == keys.TERMINATED)
 
     def action(self, step: Number) -> Number:
-        """The action of the step that starts at step count ``step``; elementwise."""
+        """Return the action of the step that starts at step count ``step``; elementwise."""
         return step % self.num_actions
 
     def reward(self, slot: Number, episode: Number, step: Number) -> Number:
-        """The reward of the step that *reaches* step count ``step``; elementwise.
+        """Return the reward of the step that *reaches* step count ``step``; elementwise.
 
-        Its decimals read ``sss ee tt``: slot, episode, step. Whole, and exact in float32.
+        Its decimals read ``sss ee tt``: slot, episode, step. It is an integer, exact in float32.
         """
         return 10_000 * (slot % 1000) + 100 * (episode % 100) + step % 100
 
@@ -108,13 +117,13 @@ class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
     reset and goes up by one at each; ``reset(seed=s)`` makes it ``s % 2**20``, so that the seed
     fixes the episode and the episode shows the seed.
 
-    It is strict: a step after an episode's end raises, and so does a wrong action unless it is to
-    be recorded. Its info holds ``"wrong_actions"``, the number of them in the env's life.
+    It is strict: a step after an episode's end raises, and so does a wrong action, unless
+    ``wrong_action="record"``. Its info holds ``"wrong_actions"``, counted since the env was made.
 
     Args:
-        slot: the number that it shows as its slot.
+        slot: the slot in its observation.
         rules: lengths and ends of its episodes, and its actions.
-        wrong_action: ``"raise"``, or ``"record"`` to only count them.
+        wrong_action: ``"raise"``, or ``"record"`` to only count wrong actions.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
@@ -180,12 +189,12 @@ class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
 
 
 def first_episode(seed: int) -> int:
-    """Number of the episode that ``reset(seed=seed)`` starts."""
+    """Return the index of the episode that ``reset(seed=seed)`` starts."""
     return seed % _EPISODES
 
 
 def next_episode(episode: Number) -> Number:
-    """Number of the episode after ``episode``; elementwise."""
+    """Return the index of the episode after ``episode``; elementwise."""
     return (episode + 1) % _EPISODES
 
 
@@ -201,7 +210,7 @@ def make_counting_envs(
     *,
     wrong_action: WrongAction = "raise",
 ) -> list[Callable[[], CountingEnv]]:
-    """One factory a slot, for ``SyncVectorEnv`` or ``AsyncVectorEnv``.
+    """Return one factory per slot, for ``SyncVectorEnv`` or ``AsyncVectorEnv``.
 
     The factories pickle where ``rules.lengths`` does, so that worker processes can be spawned.
     """
@@ -220,14 +229,14 @@ def counting_env(
     context: str | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
-    """A tdcollect env of counting envs; row i of its batches is slot i.
+    """Make a tdcollect env of counting envs; index i of its batches is slot i.
 
     Args:
         num_envs: the number of slots N; None for one slot with ``batch_size=[]``.
         backend: ``"serial"``, or ``"sync"`` or ``"async"`` for gymnasium's vector envs.
         autoreset_mode: of the vector env.
         rules: lengths and ends of the episodes, and the actions.
-        wrong_action: ``"raise"``, or ``"record"`` to only count them.
+        wrong_action: ``"raise"``, or ``"record"`` to only count wrong actions.
         context: how ``"async"`` starts its processes: ``"spawn"``, ``"fork"`` or ``"forkserver"``.
         **kwargs: passed to :func:`tdcollect.make_env`.
     """
@@ -250,3 +259,75 @@ def counting_env(
     else:
         vector_env = AsyncVectorEnv(factories, autoreset_mode=autoreset_mode, context=context)
     return make_env(vector_env, **kwargs)
+
+
+class CountingPolicy(TensorDictModuleBase):
+    """A recurrent policy that predicts the counting env from its hidden state alone.
+
+    It never reads the observation. It reads its hidden state at the root, sets it to zero where
+    ``"is_init"`` is True, acts by it, and writes it plus one under ``"next"``, as TorchRL's
+    recurrent modules do. A hidden state that is lost, carried over an episode's end, reset too
+    often or handed to another slot therefore shows as a wrong action.
+
+    The env needs ``"is_init"`` (``InitTracker``, or ``make_env(is_init=True)``) and the primer that
+    :meth:`make_tensordict_primer` makes. tdcollect's collector adds both, and TorchRL's does with
+    ``auto_register_policy_transforms=True``.
+
+    Args:
+        rules: the rules of the env.
+        categorical_action_encoding: actions int64 ``[N]`` rather than one-hot ``[N, num_actions]``.
+    """
+
+    def __init__(
+        self, rules: CountingRules = CountingRules(), *, categorical_action_encoding: bool = False
+    ):
+        super().__init__()
+        self.in_keys = [HIDDEN, keys.IS_INIT]
+        self.out_keys = [keys.ACTION, (keys.NEXT, HIDDEN)]
+        self.rules = rules
+        self.categorical = categorical_action_encoding
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        hidden = tensordict[HIDDEN].masked_fill(tensordict[keys.IS_INIT], 0)
+        action = _encode(hidden.squeeze(-1).long(), self.rules, self.categorical)
+        tensordict[keys.ACTION] = action
+        tensordict[keys.NEXT, HIDDEN] = hidden + 1
+        return tensordict
+
+    def __repr__(self) -> str:
+        return one_line(self, repr(self.rules), f"categorical={self.categorical}")
+
+    def make_tensordict_primer(self) -> TensorDictPrimer:
+        """Return the transform that sets the hidden state to zero at each reset."""
+        return TensorDictPrimer({HIDDEN: Unbounded(shape=(1,))}, expand_specs=True)
+
+
+class StatelessCountingPolicy(TensorDictModuleBase):
+    """A policy that predicts the counting env from its observation.
+
+    Args:
+        rules: the rules of the env.
+        categorical_action_encoding: actions int64 ``[N]`` rather than one-hot ``[N, num_actions]``.
+    """
+
+    def __init__(
+        self, rules: CountingRules = CountingRules(), *, categorical_action_encoding: bool = False
+    ):
+        super().__init__()
+        self.in_keys = [keys.OBSERVATION]
+        self.out_keys = [keys.ACTION]
+        self.rules = rules
+        self.categorical = categorical_action_encoding
+
+    def __repr__(self) -> str:
+        return one_line(self, repr(self.rules), f"categorical={self.categorical}")
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        step = tensordict[keys.OBSERVATION][..., 0].long()
+        tensordict[keys.ACTION] = _encode(step, self.rules, self.categorical)
+        return tensordict
+
+
+def _encode(step: torch.Tensor, rules: CountingRules, categorical: bool) -> torch.Tensor:
+    action = rules.action(step)
+    return action if categorical else torch.nn.functional.one_hot(action, rules.num_actions)

@@ -31,9 +31,10 @@ class TorchCountingEnv(EnvBase):
     Args:
         batch_size: ``[N]``, ``[]`` or any other.
         rules: lengths and ends of the episodes, and the actions.
-        wrong_action: ``"raise"``, or ``"record"`` to only count them in ``wrong_actions``.
+        wrong_action: ``"raise"``, or ``"record"`` to only count wrong actions in
+            ``wrong_actions``.
         categorical_action_encoding: actions int64 ``[N]`` rather than one-hot ``[N, num_actions]``.
-        device: where the env computes.
+        device: the device that the env computes on.
     """
 
     slot: torch.Tensor
@@ -119,7 +120,7 @@ class TorchCountingEnv(EnvBase):
         return self._pack({keys.REWARD: reward.float().unsqueeze(-1)})
 
     def _mask(self, tensordict: TensorDictBase | None, key: str) -> torch.Tensor:
-        """The slots that a mask entry marks, bool of the env's batch size."""
+        """Return the slots that a mask entry marks: bool, of the env's batch size."""
         mask = None if tensordict is None else tensordict.get(key, None)
         if mask is None:
             return torch.ones_like(self.terminated)
@@ -149,7 +150,7 @@ class TorchCountingEnv(EnvBase):
                 )
 
     def _pack(self, source: dict[str, torch.Tensor]) -> TensorDictBase:
-        """The present state, in tensors that nothing else holds."""
+        """Return the current state in new tensors."""
         observation = torch.stack([self.count, self.episode, self.slot], -1).float()
         terminated, truncated = self.terminated.unsqueeze(-1), self.truncated.unsqueeze(-1)
         source[keys.OBSERVATION] = observation

@@ -1,1 +1,5 @@
-"""Worker processes that hold gymnasium envs. Nothing here imports torch."""
+"""Worker processes that hold gymnasium envs, and what they share with the other backends.
+
+Nothing here imports torch: a worker starts without it. ``envs`` imports from here, never the other
+way round.
+"""

@@ -10,59 +10,58 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import spawn
+from pathlib import Path
 from typing import Any
 
-from tdcollect.workers import worker as worker_module
-from tdcollect.workers.worker import CALL, Connection, packed
+import numpy as np
+
+import tdcollect
+from tdcollect.workers import worker
+from tdcollect.workers.protocol import CALL, Connection, packed
 
 START_METHODS = ("spawn", "fork")
 GRACE = 5.0
 """Seconds that a worker has for closing its envs."""
 
+# The package comes from where it is here, wherever a relative sys.path leads by now.
 _BOOT = """
-import json, runpy, sys
-sys.path[:] = json.loads(sys.argv[1])
-runpy.run_path(sys.argv[2], run_name="__main__")
+import json, socket, sys
+path, root, end, lifeline = sys.argv[1:]
+sys.path[:0] = [root]
+import tdcollect
+sys.path[:] = json.loads(path)
+from tdcollect.workers.worker import main
+main(socket.socket(fileno=int(end)), int(lifeline))
 """
+_ROOT = str(Path(tdcollect.__file__).absolute().parent.parent)
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class WorkerLost(RuntimeError):
-    """A worker process ended, or was ended as it did not answer; its slots' envs are gone."""
-
-
-def shared_file(size: int) -> int:
-    """The descriptor of a file of zeros, in memory, that no name leads to."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("tdcollect")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.truncate(descriptor, max(size, 1))
-    return descriptor
+    """A worker process ended, or was killed as it hung; the envs of its slots are gone."""
 
 
 class WorkerProcess:
     """One worker process.
 
     Args:
-        index: its number among the workers.
+        index: its place among the workers.
         slots: the slots whose envs it holds.
         method: ``"spawn"`` (a fresh interpreter) or ``"fork"``.
-        factories: one callable a slot.
-        control: the memory in which it says what it is doing.
+        factories: one callable per slot.
+        control: memory in which it notes the slot at work and its calls; two int64 per worker.
 
     Attributes:
-        lost: how it was lost; None while it can be asked.
+        lost: the reason that it was lost for; None while it can be asked.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class WorkerProcess:
         self.slots = slots
         self.lost: str | None = None
         self._control = control
-        self._number = 0
+        self._sequence = 0
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         self.connection = Connection(ours)
@@ -103,14 +102,14 @@ class WorkerProcess:
 
     @property
     def at_work(self) -> tuple[int, int]:
-        """The slot it last began to call, and how many calls it has begun."""
+        """The slot of its latest call of an env, and the number of calls begun."""
         return self._control[2 * self.index], self._control[2 * self.index + 1]
 
     def ask(self, kind: int, payload: bytes = b"", descriptor: int = -1) -> bool:
-        """Send a command; False where the worker has gone."""
-        self._number = (self._number + 1) % 256
+        """Send a command; False if the worker has gone."""
+        self._sequence = (self._sequence + 1) % 256
         try:
-            self.connection.send(kind, self._number, payload, descriptor)
+            self.connection.send(kind, self._sequence, payload, descriptor)
         except OSError:
             return False
         return True
@@ -120,37 +119,37 @@ class WorkerProcess:
         return self.ask(CALL, packed((name, descriptor >= 0, arguments)), descriptor)
 
     def answer(self) -> bytes | None:
-        """The answer to the latest command; None where one to an earlier command came.
+        """The answer to the latest command; None if one to an earlier command came.
 
-        That is of a call that was interrupted, and of use to nobody.
+        The earlier command was interrupted; nothing waits for its answer.
 
         Raises:
-            EOFError: where the worker has gone.
+            EOFError: if the worker has gone.
         """
         try:
-            _, number, payload = self.connection.receive()
+            _, sequence, payload = self.connection.receive()
         except OSError as error:
             raise EOFError from error
-        return payload if number == self._number else None
+        return payload if sequence == self._sequence else None
 
     def lose(self, reason: str | None = None) -> str:
-        """End the process, if it has not ended; return what happened to it.
+        """End the process, if it has not ended; returns the reason that it was lost for.
 
         Args:
-            reason: why it is ended; None where it ended by itself.
+            reason: the reason to end it; None if it ended by itself.
         """
         if self.lost is None:
             slot, calls = self.at_work
             code = self.end(kill=reason is not None)
             where = f" while slot {slot} was at work" if calls else ""
-            self.lost = f"the worker of {named(self.slots)} {reason or _told(code)}{where}"
+            self.lost = f"the worker of {named(self.slots)} {reason or _ending(code)}{where}"
         return self.lost
 
     def end(self, kill: bool = True) -> int | None:
         """End the process and reap it; return its exit code.
 
         Args:
-            kill: at once; else it sees its socket close, closes its envs and has a moment to end.
+            kill: end it at once; else its socket closes, and it has a moment to close its envs.
         """
         self.connection.close()
         code = None
@@ -163,7 +162,7 @@ class WorkerProcess:
         return code
 
     def abandon(self) -> None:
-        """Close what leads to the process, and leave it alone."""
+        """Close the socket and the pipe to the process, and leave it alone."""
         _alive.discard(self)
         self.connection.close()
         if self._lifeline >= 0:
@@ -176,7 +175,7 @@ def named(slots: Sequence[int]) -> str:
     return f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
 
 
-def _told(code: int | None) -> str:
+def _ending(code: int | None) -> str:
     if code is not None and code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"
@@ -204,7 +203,7 @@ class _Spawned:
     """A worker in a fresh interpreter."""
 
     def __init__(self, end: socket.socket, lifeline: int):
-        # One thread each, unless told otherwise: there are as many workers as cores.
+        # One thread each, unless the environment says otherwise: workers may use all cores.
         threads = {name: "1" for name in _THREADS if name not in os.environ}
         path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
         executable = spawn.get_executable()
@@ -212,7 +211,7 @@ class _Spawned:
             executable = os.fsdecode(executable)
         descriptors = (end.fileno(), lifeline)
         self._process = subprocess.Popen(
-            [executable, "-c", _BOOT, path, worker_module.__file__, *map(str, descriptors)],
+            [executable, "-c", _BOOT, path, _ROOT, *map(str, descriptors)],
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **threads},
@@ -234,7 +233,7 @@ class _Forked:
     """A worker in a fork of this process."""
 
     def __init__(self, end: socket.socket, lifeline: int, factories: Sequence[Callable[[], Any]]):
-        sys.stdout.flush()  # else both would print what is buffered
+        sys.stdout.flush()  # else both would print the buffered text
         sys.stderr.flush()
         self._code: int | None = None
         self.pid = os.fork()
@@ -269,11 +268,11 @@ class _Forked:
 
 
 def _run_fork(end: socket.socket, lifeline: int, factories: Sequence[Callable[[], Any]]) -> None:
-    """Be a worker, and never return into what the parent was doing."""
+    """Run a worker, and never return into the code of the parent."""
     code = 1
     try:
         _make_own()
-        worker_module.main(end, lifeline, factories)
+        worker.main(end, lifeline, factories)
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
@@ -287,13 +286,10 @@ def _run_fork(end: socket.socket, lifeline: int, factories: Sequence[Callable[[]
 
 
 def _make_own() -> None:
-    """What a fresh interpreter would have of its own: random numbers, and one thread."""
-    import random
-
-    import numpy as np
-    import torch
-
+    """Set up what a fresh interpreter has of its own: random states, and one thread."""
     random.seed()
     np.random.seed()  # noqa: NPY002 (the global state is the one that forks share)
-    torch.default_generator.seed()
-    torch.set_num_threads(1)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+        torch.set_num_threads(1)

@@ -13,14 +13,9 @@ from typing import Any
 
 import cloudpickle
 
-from tdcollect.workers.launch import (
-    GRACE,
-    WorkerLost,
-    WorkerProcess,
-    named,
-    shared_file,
-)
-from tdcollect.workers.worker import CALL, Failure, InterruptsHeld, packed, soon
+from tdcollect.workers.launch import GRACE, WorkerLost, WorkerProcess, named
+from tdcollect.workers.memory import shared_file
+from tdcollect.workers.protocol import CALL, Failure, InterruptsHeld, packed, poll_awake
 
 _START_SECONDS = 60.0
 """An interpreter and its envs have at least so long to start, whatever the timeout."""
@@ -30,21 +25,21 @@ _WORKER_AWAKE, _PARENT_AWAKE = 1e-3, 2e-4
 
 
 class RemoteTraceback(Exception):
-    """Where an exception was raised in a worker, as text."""
+    """The traceback of an exception in a worker, as text."""
 
 
 class WorkerPool:
     """Worker processes that share out N slots, each with a run of them.
 
     Args:
-        factories: one callable a slot.
+        factories: one callable per slot.
         num_workers: how many processes.
-        timeout: seconds that an env may take for one call; None to wait for ever.
+        timeout: seconds that an env may take for one call; None to wait forever.
         method: ``"spawn"`` or ``"fork"``.
 
     Attributes:
         processes: the workers, in the order of their slots.
-        seeds: with what each slot was last reset, for messages.
+        seeds: the seed of each slot's latest reset, for messages.
     """
 
     def __init__(
@@ -64,7 +59,7 @@ class WorkerPool:
         runs = [range(*pair) for pair in itertools.pairwise(bounds)]
         self._poll = select.poll()
         self._files: list[int] = []
-        # Also where nobody closes the env: when it is forgotten, and when the program ends.
+        # Also if nobody closes the env: when it is garbage collected, and when the program ends.
         self.end = weakref.finalize(self, _end_all, self.processes, self._files)
         self._control_file = self.new_file(16 * num_workers)
         self._control = memoryview(mmap.mmap(self._control_file, 0)).cast("q")
@@ -78,7 +73,7 @@ class WorkerPool:
             raise
 
     def new_file(self, size: int) -> int:
-        """Memory to share, freed when the crew ends: its descriptor."""
+        """The descriptor of a file to share, which is freed when the pool ends."""
         self._files.append(shared_file(size))
         return self._files[-1]
 
@@ -107,7 +102,7 @@ class WorkerPool:
         return process
 
     def relaunch(self, lost: WorkerProcess) -> WorkerProcess:
-        """A new worker in the place of one that was lost."""
+        """Start a new worker in the place of one that was lost."""
         pickled = self._pickled(lost.slots)
         self._control[2 * lost.index + 1] = 0
         with InterruptsHeld():
@@ -116,11 +111,11 @@ class WorkerPool:
         return process
 
     def started(self, processes: Sequence[WorkerProcess]) -> list[Any]:
-        """What each worker says once it has made its envs.
+        """The answer of each worker once it has made its envs.
 
         Raises:
-            WorkerLost: where one is lost.
-            Exception: what the first env that failed raised.
+            WorkerLost: if one is lost.
+            Exception: the exception of the first env that failed.
         """
         timeout = None if self.timeout is None else max(self.timeout, _START_SECONDS)
         answers = self._wait("make", processes, timeout)
@@ -135,11 +130,11 @@ class WorkerPool:
         descriptor: int = -1,
         processes: Sequence[WorkerProcess] | None = None,
     ) -> list[Any]:
-        """What a method of the workers returns, worker by worker.
+        """Call a method of the workers by name; returns their results, worker by worker.
 
         Raises:
-            WorkerLost: where one is lost.
-            Exception: what the first env that failed raised.
+            WorkerLost: if one is lost.
+            Exception: the exception of the first env that failed.
         """
         asked = self.processes if processes is None else processes
         for process in asked:
@@ -154,35 +149,36 @@ class WorkerPool:
         """Have workers step or reset.
 
         Returns:
-            What failed, by slot; and what did not fit the shared memory, by slot.
+            The failures, by slot; and observations and infos that did not fit the shared memory, by
+            slot.
         """
         for process, payload in payloads.items():
             if not process.lost and not process.ask(kind, payload):
                 self.lose(process)
         answers = self._wait(verb, payloads, self.timeout)
         failed: dict[int, Exception] = {}
-        odd: dict[int, Any] = {}
+        misfits: dict[int, Any] = {}
         for process in payloads:
             answer = answers.get(process)
             if answer is None:
                 failed.update((slot, _lost(process, slot)) for slot in process.slots)
             elif answer:
-                failures, misfits = pickle.loads(answer)
+                failures, others = pickle.loads(answer)
                 failed.update((slot, self._raised(slot, f)) for slot, f in failures.items())
-                odd.update(misfits)
-        return failed, odd
+                misfits.update(others)
+        return failed, misfits
 
     def _wait(
         self, verb: str, asked: Iterable[WorkerProcess], timeout: float | None
     ) -> dict[WorkerProcess, bytes]:
-        """The answers of the workers that were asked; one that is lost gives none."""
+        """Wait for the answers of workers; one that is lost gives none."""
         waiting = {process.connection.fileno(): process for process in asked if not process.lost}
         answers: dict[WorkerProcess, bytes] = {}
         limit = None if timeout is None else timeout * 1000
         seen = {process: process.at_work for process in waiting.values()} if limit else {}
         awake = _PARENT_AWAKE if self._one_core_each else 0.0
         while waiting:
-            events = soon(self._poll, awake) or self._poll.poll(limit)
+            events = poll_awake(self._poll, awake) or self._poll.poll(limit)
             for descriptor, _ in events:
                 process = waiting.get(descriptor) or self._process_of(descriptor)
                 try:
@@ -203,7 +199,7 @@ class WorkerPool:
         return answers
 
     def _process_of(self, descriptor: int) -> WorkerProcess:
-        """A worker that was not asked, yet speaks: it ends, or its answer comes late."""
+        """The worker of a descriptor that was not asked: it ends, or its answer comes late."""
         (process,) = (
             p for p in self.processes if not p.lost and p.connection.fileno() == descriptor
         )
@@ -224,7 +220,7 @@ class WorkerPool:
         return result
 
     def _raised(self, slot: int, failure: Failure) -> Exception:
-        """What an env raised in a worker; its cause is the traceback there."""
+        """The exception of an env in a worker; its cause is the traceback there."""
         pickled, summary, trace = failure
         try:
             error = pickle.loads(pickled) if pickled is not None else None
@@ -243,7 +239,7 @@ class WorkerPool:
         """Close the envs and end the workers; a second call does nothing.
 
         Raises:
-            Exception: what the first env that failed to close raised, once all have ended.
+            Exception: the exception of the first env that failed to close, once all have ended.
         """
         if not self.end.alive:
             return
@@ -258,7 +254,7 @@ class WorkerPool:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

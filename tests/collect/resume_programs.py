@@ -29,7 +29,7 @@ from torchrl.modules import GRUModule, NormalParamExtractor, ProbabilisticActor,
 from torchrl.modules.distributions import OneHotCategorical
 
 from tdcollect import Collector, load_checkpoint, make_env, save_checkpoint
-from tdcollect.collect.fast.transforms import base_of
+from tdcollect.collect.env_parts import base_of
 
 SAVED_AFTER, MORE = 4, 6
 
@@ -216,8 +216,7 @@ def collected(made: Collector, buffer: TensorDictReplayBuffer, count: int) -> di
 
 
 def _restarts(made: Collector) -> int | None:
-    restarts = base_of(made.env).stepper.restarts
-    return None if restarts is None else restarts.count
+    return base_of(made.env).restarts
 
 
 def _flat(batch: dict[str, Any]) -> Any:

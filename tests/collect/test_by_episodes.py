@@ -439,8 +439,8 @@ def test_any_env_gives_whole_episodes(env: str) -> None:
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        ("mock-nested", r"one 'done' flag a slot, got the flags .*; collect by frames, and split"),
-        ("mock-agents", r"one 'done' flag a slot"),
+        ("mock-nested", r"one 'done' flag per slot, got the flags .*; collect by frames, and"),
+        ("mock-agents", r"one 'done' flag per slot"),
         ("mock-strings", r"tensors of fixed shapes, got other ones in \['string'\]"),
         ("mock-dynamic", r"tensors of fixed shapes, got other ones in \['observation'\]"),
     ],

@@ -157,7 +157,7 @@ def test_a_batch_by_frames_is_not_changed_by_later_ones() -> None:
 
 @pytest.mark.behaviour(4)
 def test_frames_are_rounded_up_to_the_slots_with_a_warning() -> None:
-    told = r"^7 frames are no multiple of the 3 slots: collecting 9, 3 a slot$"
+    told = r"^7 frames are no multiple of the 3 slots: collecting 9, 3 per slot$"
     with pytest.warns(UserWarning, match=told):
         assert counting().collect(frames=7).shape == (SLOTS, 3)
 
@@ -387,7 +387,7 @@ def test_what_follows_an_env_that_raised_starts_afresh() -> None:
         SlotError, match=r"in step\(\) of slot 1, episode [01], step [34]: ValueError: out of fuel"
     ):
         collector.collect(frames=30)
-    if collector._array_env.__class__ is str:
+    if collector._runner.plan().env is None:
         collector.reset()  # on TorchRL's own loop, it is for the user to do
     batch = collector.collect(frames=30)
     assert_same(batch["observation"][..., 0] + 1, batch["next", "observation"][..., 0])

@@ -341,7 +341,7 @@ def test_going_over_to_torchrls_loop(change: Callable[[Any], None], options: Any
 def test_an_entry_that_comes_late_is_left_out(
     chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tdcollect.collect.fast.loop._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tdcollect.collect.batch_builder._CHUNK_BYTES", chunk_bytes)
     calls = 0
 
     def policy(tensordict: Any) -> Any:
@@ -356,7 +356,7 @@ def test_an_entry_that_comes_late_is_left_out(
 
 
 def test_an_entry_that_goes_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.collect.fast.loop._CHUNK_BYTES", 1)
+    monkeypatch.setattr("tdcollect.collect.batch_builder._CHUNK_BYTES", 1)
     calls = 0
 
     def policy(tensordict: Any) -> Any:

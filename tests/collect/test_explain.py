@@ -52,21 +52,21 @@ def test_an_actor_on_a_gymnasium_env_runs_on_arrays_throughout() -> None:
     assert how(explanation, "env") == ["steps on arrays"]
     assert how(explanation, "policy") == [
         "called straight",
-        "computed straight, checked once a batch",
+        "computed straight, checked once per batch",
     ]
     assert how(explanation, "batch") == ["no copy"]
 
 
-def test_known_transforms_run_on_rows() -> None:
+def test_known_transforms_run_on_arrays() -> None:
     norm = ObservationNorm(loc=0.0, scale=1.0, in_keys=["observation"])
     env = TransformedEnv(cartpole(), Compose(norm, RewardSum(), StepCounter(max_steps=9)))
-    assert how(explain(env, actor()), "transform") == ["on rows"] * 3
+    assert how(explain(env, actor()), "transform") == ["on arrays"] * 3
 
 
 def test_an_unknown_transform_is_named() -> None:
     env = TransformedEnv(cartpole(), CatFrames(N=2, dim=-1, in_keys=["observation"]))
     (line,) = how(explain(env), "env")
-    assert "as TorchRL does: the transform CatFrames is not known to run on rows" in line
+    assert "as TorchRL does: the transform CatFrames is not known to run on arrays" in line
 
 
 def test_another_kind_of_env_is_named() -> None:
@@ -90,13 +90,13 @@ def test_an_overridden_forward_is_called_as_it_is() -> None:
     assert line == "on a TensorDict: has a forward of its own"
 
 
-def test_values_and_exploration_run_their_own_code_on_rows() -> None:
+def test_values_and_exploration_run_their_own_code_on_arrays() -> None:
     env = cartpole()
     value = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action_value"])
     policy = TensorDictSequential(
         value, QValueModule(action_space="one_hot"), EGreedyModule(spec=env.action_spec)
     )
-    own = "its own code, on rows"
+    own = "its own code, on arrays"
     assert how(explain(env, policy), "policy") == ["called straight", own, own]
 
 

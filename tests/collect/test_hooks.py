@@ -298,7 +298,7 @@ def test_what_is_not_overridden_is_not_called(monkeypatch: pytest.MonkeyPatch) -
 
     from tdcollect.collect.fast.loop import collect_frames
 
-    monkeypatch.setattr("tdcollect.collect.base.collect_frames", spy)
+    monkeypatch.setattr("tdcollect.collect.path.collect_frames", spy)
 
     class AtTheEnd(Hooks):
         def collection_ended(self, batch: Any, stats: Any) -> None:
@@ -374,7 +374,7 @@ def test_after_an_error_the_loop_goes_on_from_the_step_told_of() -> None:
 
 
 def test_after_an_error_in_torchrls_loop_slots_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.collect.base.RUN_ON_ARRAYS", False)
+    monkeypatch.setattr("tdcollect.collect.path.RUN_ON_ARRAYS", False)
     env = cartpole(step_count=True)
     collector = Collector(env, lean, frames_per_batch=3 * 4, hooks=Fails("stepped"))
     with pytest.raises(RuntimeError, match=r"Fails\.stepped"):

@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
 
 from tdcollect import Collector, make_env
-from tdcollect.collect.fast.samplers import Noise, sampler
+from tdcollect.collect.fast.samplers import GlobalNoise, sampler
 
 from .oracle import UPSTREAM, batches, check_same
 
@@ -99,7 +99,7 @@ def test_modes_of_logits_that_are_almost_alike(
     logits[0, 0], logits[1, 1], logits[2, 0] = torch.tensor([np.nan, np.inf, -np.inf])
     kind = OneHotCategorical if one_hot else distributions.Categorical
     module = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=kind)
-    draw = sampler(module, Noise(), InteractionType.MODE)
+    draw = sampler(module, GlobalNoise(), InteractionType.MODE)
     assert draw is not None
     for rows in (logits, logits[3:]):  # one row that is not clear sends all to the normalizer
         expected = kind(logits=rows).mode

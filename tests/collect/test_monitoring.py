@@ -251,8 +251,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 100.0
-        monkeypatch.setattr("tdcollect.collect.render.time.monotonic", lambda: self.now)
-        monkeypatch.setattr("tdcollect.collect.render.time.sleep", self.sleep)
+        monkeypatch.setattr("tdcollect.collect.hooks.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("tdcollect.collect.hooks.time.sleep", self.sleep)
 
     def sleep(self, seconds: float) -> None:
         assert seconds > 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from torchrl.modules import GRUModule, OneHotCategorical, ProbabilisticActor
 
 import tdcollect
 from tdcollect.collect.fast.devices import Placement
+from tdcollect.collect.runner import Runner
 
 AWAY = torch.device("cuda", 0)
 NO_CUDA = "no CUDA device on this machine"
@@ -72,11 +74,11 @@ def batches(place: Placement | None, count: int = 2, steps: int = 40) -> list[An
     env = TransformedEnv(
         tdcollect.make_env("CartPole-v1", 3, seed=0), Compose(RewardSum(), InitTracker())
     )
-    placed = type("Placed", (tdcollect.Collector,), {"_place": place})
-    collector = placed(env, actor(), frames_per_batch=3 * steps)
+    collector = tdcollect.Collector(env, actor(), frames_per_batch=3 * steps)
     torch.manual_seed(1)
     iterator = iter(collector)
-    return [next(iterator) for _ in range(count)]
+    with mock.patch.object(Runner, "place", place):
+        return [next(iterator) for _ in range(count)]
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,7 +130,7 @@ def test_policy_outputs_stay_where_they_are_unless_stored_elsewhere() -> None:
 def test_no_placement_where_all_is_on_the_cpu() -> None:
     env = tdcollect.make_env("CartPole-v1", 2, device="cpu")
     collector = tdcollect.Collector(env, actor(), frames_per_batch=8, device="cpu")
-    assert collector._place is None
+    assert collector._runner.place is None
 
 
 @pytest.mark.behaviour(23)
@@ -146,8 +148,8 @@ def test_whole_episodes_are_the_same_where_the_policy_is_elsewhere(
 ) -> None:
     expected = whole_episodes()
     place = Played(storing)
-    monkeypatch.setattr(tdcollect.Collector, "_place", place)
-    monkeypatch.setattr("tdcollect.collect.gather._on", lambda indices, _: indices)
+    monkeypatch.setattr(Runner, "place", place)
+    monkeypatch.setattr("tdcollect.collect.by_count._on", lambda indices, _: indices)
     batch = whole_episodes()
     for key, value in expected.items(True, True):
         assert torch.equal(value, batch[key].as_subclass(torch.Tensor)), key

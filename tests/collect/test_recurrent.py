@@ -22,7 +22,7 @@ from torchrl.modules import GRUModule, LSTMModule, OrnsteinUhlenbeckProcessModul
 
 import tdcollect
 from tdcollect.testing import CountingPolicy, CountingRules, counting_env
-from tdcollect.testing.policy import HIDDEN
+from tdcollect.testing.counting import HIDDEN
 
 from . import policies
 from .envs import ENVS
@@ -208,7 +208,7 @@ def test_recurrent_modules_run_as_a_plain_loop_does(kind: str, arrays: bool) -> 
     policy = greedy(env, memory)
     collector = tdcollect.Collector(env, policy, frames_per_batch=20 * slots)
     if arrays:
-        assert "its own code, on rows" in str(collector.explain())
+        assert "its own code, on arrays" in str(collector.explain())
     collector.set_seed(3)
     stream = iter(collector)
     data = torch.cat([next(stream) for _ in range(3)], -1)

@@ -13,6 +13,7 @@ from torchrl.data import (
     ListStorage,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    RoundRobinWriter,
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
@@ -20,6 +21,7 @@ from torchrl.data import (
 
 import tdcollect
 from tdcollect import Collector
+from tdcollect.collect.replay_buffer import check_replay_buffer
 from tdcollect.testing import CountingRules, StatelessCountingPolicy, counting_env
 
 from .oracle import UPSTREAM
@@ -210,3 +212,42 @@ def test_a_buffer_that_can(case: str) -> None:
     buffer = make()
     fill(buffer, 3, batches=3, **options)
     assert len(buffer)
+
+
+class Storage:
+    """A storage of someone else's, which may not say how large it is."""
+
+    def __init__(self, **said: int):
+        vars(self).update(said)
+
+
+class Buffer:
+    """A replay buffer of someone else's; it is asked for its storage, and not filled."""
+
+    def __init__(self, transform: Any = None, **said: int):
+        self.storage, self.transform = Storage(**said), transform
+        self.writer = RoundRobinWriter()
+
+    def add(self, data: Any) -> None:
+        pass
+
+    extend = sample = add
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        pytest.param(Buffer(max_size=1), id="no-ndim"),
+        pytest.param(Buffer(ndim=9), id="no-capacity"),
+        pytest.param(Buffer(ndim=9, max_size=1, transform=[len]), id="transforms"),
+    ],
+)
+def test_a_buffer_of_which_one_thing_is_unknown_passes(buffer: Any) -> None:
+    check_replay_buffer(buffer, torch.Size([3]), 10)
+
+
+def test_a_buffer_of_which_all_is_known_is_checked() -> None:
+    with pytest.raises(ValueError, match="expected a storage of at most 2 dimensions"):
+        check_replay_buffer(Buffer(ndim=9, max_size=1), torch.Size([3]), 10)
+    with pytest.raises(ValueError, match="expected a replay buffer that holds a batch"):
+        check_replay_buffer(Buffer(ndim=1, max_size=1), torch.Size([3]), 10)

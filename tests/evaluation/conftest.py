@@ -60,6 +60,16 @@ def falling():
     return Falling(gym.make("CartPole-v1"))
 
 
+class Unrewarded(gym.Wrapper):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float("nan"), *rest
+
+
+def unrewarded():
+    return Unrewarded(gym.make("CartPole-v1", max_episode_steps=5))
+
+
 def breaks():
     raise ZeroDivisionError("in the factory\nof the user")
 

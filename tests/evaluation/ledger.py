@@ -6,8 +6,8 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.records import Episode, ledger_digest
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.ledger.records import Episode, ledger_digest
 
 
 def records(env: Any, policy: Any, episodes: Any = 20, **settings: Any) -> list[Episode]:

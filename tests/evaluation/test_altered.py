@@ -20,8 +20,8 @@ import torch
 
 import tdcollect
 from tdcollect.cli import main
-from tdcollect.evaluation import directory as files
-from tdcollect.evaluation.records import Episode, ledger_digest
+from tdcollect.evaluation.ledger import directory as files
+from tdcollect.evaluation.ledger.records import Episode, ledger_digest
 
 from .envs import Walk
 from .ledgers import manifest, unfinished
@@ -402,7 +402,7 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "pipe": (
         lambda run: ((run / "episodes.jsonl").unlink(), os.mkfifo(run / "episodes.jsonl")),
-        r"episodes\.jsonl: it is no file",
+        r"episodes\.jsonl: it is not a file",
     ),
     "manifest": (
         lambda run: (run / "manifest.json").write_text("{"),
@@ -509,7 +509,9 @@ def test_a_directory_of_another_program_is_left_as_it_is(tmp_path: Path) -> None
     (deep / ".download.part").write_text("precious")
     (tmp_path / ".episodes.jsonl.1.part").write_text("precious")
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match="expected out to be empty, or the directory of an eval"):
+    with pytest.raises(
+        ValueError, match="expected output_dir to be empty, or the directory of an eval"
+    ):
         again(tmp_path)
     assert contents(tmp_path) == before
 

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from tdcollect import Collector, make_env
-from tdcollect.evaluation.errors import NotReproducibleError
-from tdcollect.evaluation.isolation import GlobalRandomness
+from tdcollect.evaluation.episodes.isolation import GlobalRandomness, NotReproducibleError
 from tdcollect.threads import busy_threads, collecting, evaluating
 
 from .envs import GlobalNumpy, Walk

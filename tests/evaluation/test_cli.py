@@ -22,7 +22,7 @@ import torch
 import tdcollect
 from tdcollect.cli import _line, main
 from tdcollect.cli.commands import program
-from tdcollect.evaluation.named import is_named
+from tdcollect.evaluation.imports import is_named
 from tdcollect.files import write_atomically
 
 from .ledgers import unfinished
@@ -153,6 +153,24 @@ def test_failed_episodes_are_told_and_counted(typed) -> None:
     assert status == 1
     assert told["failed"] > 0
     assert f"tdcollect: {told['failed']} of 5 episodes failed" in err
+    assert err.count("RuntimeError: the env fell over\n") == told["failed"]
+    (first, *_) = (
+        e.index for e in tdcollect.EvaluationResult.load("run").episodes if not e.completed
+    )
+    assert f"\ntdcollect: episode {first}: RuntimeError: the env fell over\n" in err
+
+
+def test_json_has_null_where_a_number_is_not_finite(typed) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    command = "evaluate @:unrewarded --policy random --episodes 2 --json --output-dir run"
+    told = json.loads(typed(command)[1], parse_constant=refuse)
+    assert (told["returns"]["mean"], told["returns"]["not_finite"]) == (None, 2)
+    status, out, _ = typed("replay run 1 --env @:unrewarded --policy random --json")
+    assert status == 0
+    told = json.loads(out, parse_constant=refuse)
+    assert (told["return"], told["length"], told["same"]) == (None, 5, True)
 
 
 @pytest.mark.parametrize(("flag", "mode"), [("", "eval"), ("--no-eval-mode", "train")])
@@ -208,7 +226,7 @@ def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
         ("compare @.py one", "expected the directory of an evaluation, got policies"),
         (
             "evaluate CartPole-v1 --policy random --output-dir @.py",
-            "expected out to be a directory, got",
+            "expected output_dir to be a directory, got",
         ),
         ("evaluate CartPole-v1 --policy random --output-dir @.py/run", ".py/run: Not a directory"),
         ("evaluate CartPole-v1 --policy .:lean", "expected module:name or path/to/file.py:name"),
@@ -484,7 +502,7 @@ def test_missing_click_is_named(monkeypatch, capsys) -> None:
     [
         (
             "evaluate CartPole-v1 --policy random --output-dir run",
-            "; the same command goes on from here",
+            "; the same command resumes the evaluation",
         ),
         ("evaluate CartPole-v1 --policy random", ""),
         ("compare one two", ""),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tdcollect import env_seed
-from tdcollect.evaluation.comparison import Comparison, compare, episodes_needed
-from tdcollect.evaluation.intervals import Interval
+from tdcollect.evaluation.reports.comparison import Comparison, compare, episodes_needed
+from tdcollect.evaluation.reports.intervals import Interval
 
 from .ledgers import ENV, run
 
@@ -320,7 +320,7 @@ def test_policies_are_called_by_their_class_and_numbered_where_it_is_one() -> No
 
 @pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "c"]])
 def test_names_are_distinct_and_one_an_evaluation(names: list[str]) -> None:
-    with pytest.raises(ValueError, match="expected 2 distinct names, one an evaluation, got"):
+    with pytest.raises(ValueError, match="expected 2 distinct names, one per evaluation, got"):
         compare(run([1.0]), run([1.0]), names=names)
 
 

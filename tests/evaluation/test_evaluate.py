@@ -18,7 +18,7 @@ from torchrl.envs import ExplorationType
 from torchrl.modules import LSTMModule
 
 from tdcollect import evaluate
-from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.seeding import env_seed, policy_seed
 

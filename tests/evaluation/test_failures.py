@@ -15,8 +15,8 @@ from torchrl.envs import transforms as T
 
 from tdcollect import evaluate, make_env
 from tdcollect.envs.errors import SlotError
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.records import Episode
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.ledger.records import Episode
 
 from .envs import Failing, TenOrTwoHundred
 from .ledger import records
@@ -83,6 +83,13 @@ def test_retries_are_bounded() -> None:
     assert Failing.failures == dict.fromkeys(BROKEN, 1)
 
 
+def test_what_fails_at_first_is_no_error_of_the_result() -> None:
+    env = partial(Failing, BROKEN, 1)
+    result = evaluate(env, categorical(), 20, env_seeds=SEEDS, num_envs=4, progress=False)
+    assert sum(record.restarts for record in result.episodes) == 3
+    assert result.errors == {}
+
+
 def test_worker_processes_try_again_too() -> None:
     found = by_index(partial(Failing, BROKEN), 4, backend="process")
     assert {SEEDS[i] for i, record in found.items() if not record.completed} == set(BROKEN)
@@ -114,6 +121,8 @@ def test_failures_are_in_the_result_and_its_statistics() -> None:
     assert len(result.episodes) == 20
     assert len(result.returns) == len(result.lengths) == 17
     assert "3 failed" in repr(result)
+    told = {index: f"RuntimeError: broken by seed {SEEDS[index]}" for index in (3, 4, 17)}
+    assert result.errors == told
     with pytest.raises(RuntimeError, match=r"episode 3 again, at every try: \w+: broken by seed"):
         result.replay(3)
 

@@ -17,7 +17,8 @@ import torch
 
 import tdcollect
 from tdcollect.cli import main
-from tdcollect.evaluation import directory as files
+from tdcollect.evaluation.ledger import directory as files
+from tdcollect.evaluation.ledger.reading import read_manifest
 
 from ..forkserver import forkserver, start
 from .ledgers import manifest, unfinished
@@ -197,3 +198,16 @@ def test_the_function_goes_on_where_the_command_was(tmp_path: Path) -> None:
     again = tdcollect.evaluate("CartPole-v1", act, 12, progress=False, output_dir=tmp_path / "half")
     assert again.digest == whole.digest
     assert contents(tmp_path / "half") == contents(tmp_path / "whole")
+
+
+def test_a_directory_that_is_opened_reads_its_manifest_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = manifest(episodes=3)
+    files.Directory(tmp_path, described).close()
+    read = []
+    monkeypatch.setattr(
+        files, "read_manifest", lambda path: read.append(path) or read_manifest(path)
+    )
+    files.Directory(tmp_path, described).close()
+    assert read == [tmp_path]

@@ -17,8 +17,8 @@ from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector, make_env
-from tdcollect.evaluation.inference import Inference
-from tdcollect.evaluation.records import ledger_digest
+from tdcollect.evaluation.episodes.inference import Inference
+from tdcollect.evaluation.ledger.records import ledger_digest
 
 from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
 from .envs import Pictures, Walk
@@ -328,7 +328,7 @@ def test_blocks_may_end_at_any_step(monkeypatch) -> None:
             return super().step(action)
 
     def first_of(seconds: float) -> tuple[int, Any]:
-        monkeypatch.setattr("tdcollect.evaluation.collector._SECONDS", seconds)
+        monkeypatch.setattr("tdcollect.evaluation.episodes.collector._SECONDS", seconds)
         with EvaluationCollector(Counted, recurrent(GRUModule), 12, num_envs=3, **RANDOM) as run:
             ended = run.run()
             before = len(steps)

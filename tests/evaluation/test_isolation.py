@@ -16,8 +16,8 @@ from torchrl.envs import transforms as T
 from torchrl.modules import LSTMModule
 
 from tdcollect import Collector, make_env
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.records import ledger_digest
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.ledger.records import ledger_digest
 
 from .envs import Failing, Walk
 from .ledger import digest, records

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from tdcollect import EvaluationCollector, make_env
-from tdcollect.evaluation.manifest import describe
+from tdcollect.evaluation.ledger.manifest import describe
 
 
 def halved(reward: Any) -> float:
@@ -27,7 +27,7 @@ def wrapped() -> Any:
 
 def manifest(env: Any, **options: Any) -> dict[str, Any]:
     with EvaluationCollector(env, None, 3, **options) as collector:
-        return describe(collector, {})
+        return describe(collector)
 
 
 def test_wrappers_and_limits_are_named_from_the_outside_in() -> None:
@@ -61,8 +61,7 @@ def test_arguments_are_told_without_addresses() -> None:
 
 
 def describe_with(env_kwargs: dict[str, Any]) -> Any:
-    with EvaluationCollector("CartPole-v1", None, 1) as collector:
-        return describe(collector, env_kwargs)["env"]["kwargs"]
+    return manifest(lambda **_: gym.make("CartPole-v1"), env_kwargs=env_kwargs)["env"]["kwargs"]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tdcollect import EvaluationResult, evaluate
-from tdcollect.evaluation.arguments import seed_schedule
-from tdcollect.evaluation.figures import cumulative_mean
-from tdcollect.evaluation.records import Episode, ledger_digest
-from tdcollect.evaluation.report import write_report
-from tdcollect.evaluation.statistics import summarize
+from tdcollect.evaluation import EvaluationSettings
+from tdcollect.evaluation.ledger.records import Episode, ledger_digest
+from tdcollect.evaluation.reports.figures import cumulative_mean
+from tdcollect.evaluation.reports.report import write_report
+from tdcollect.evaluation.reports.statistics import summarize
 from tdcollect.files import write_atomically
 
 from .ledgers import ledger, manifest
@@ -46,7 +46,7 @@ def test_a_record_has_no_dict_of_its_own() -> None:
 
 @pytest.mark.parametrize("seeds", [None, lambda number: number % 7])
 def test_seeds_that_were_asked_for_are_not_held_for_ever(seeds: Any) -> None:
-    episode_seeds = seed_schedule(0, seeds, range(5))
+    episode_seeds = EvaluationSettings(5, env_seeds=seeds).seed_schedule()
     assert episode_seeds(3) == episode_seeds(3)
     assert episode_seeds.cache_info().hits == 1
     assert episode_seeds.cache_info().maxsize < 100_000
@@ -72,7 +72,7 @@ def test_the_cumulative_mean_of_many_episodes_is_that_of_a_line_through_some_of_
     drawn = []
 
     def pictures(most: int) -> bytes:
-        monkeypatch.setattr("tdcollect.evaluation.figures.MOST_POINTS", most)
+        monkeypatch.setattr("tdcollect.evaluation.reports.figures.MOST_POINTS", most)
         return cumulative_mean(values, title="t", confidence=0.95)
 
     monkeypatch.setattr(

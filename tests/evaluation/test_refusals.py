@@ -19,8 +19,8 @@ from torchrl.envs import EnvBase, ExplorationType, GymEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect import make_env
-from tdcollect.evaluation.collector import EvaluationCollector
-from tdcollect.evaluation.errors import NotReproducibleError
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
 from .envs import (
     GlobalNumpy,
@@ -336,15 +336,15 @@ def test_two_runs_at_a_time_are_refused() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "episodes-negative": ({"episodes": -1}, "expected episodes to be a count, or numbers"),
-    "episodes-float": ({"episodes": [1.5]}, "expected episodes to be a count, or numbers"),
+    "episodes-negative": ({"episodes": -1}, "expected episodes to be a count, or indices"),
+    "episodes-float": ({"episodes": [1.5]}, "expected episodes to be a count, or indices"),
     "episodes-twice": ({"episodes": [1, 1]}, "do not recur"),
     "episodes-huge": ({"episodes": [2**63]}, "below 2\\*\\*63"),
     "episodes-too-many": ({"episodes": 2**63}, "below 2\\*\\*63"),
     "episodes-bool": ({"episodes": True}, "expected episodes to be a count"),
     "seed": ({"seed": -1}, "expected a root seed that is an int and not negative, got -1"),
     "seed-kind": ({"seed": 0.5}, "expected a root seed"),
-    "seeds-few": ({"env_seeds": [1, 2]}, "expected a seed for each .* up to number 4, got 2 seeds"),
+    "seeds-few": ({"env_seeds": [1, 2]}, "expected a seed for each .* up to index 4, got 2 seeds"),
     "seeds-kind": ({"env_seeds": 5}, "expected env_seeds to be one int per episode, or a function"),
     "seeds-negative": ({"env_seeds": [0, 1, -1, 3, 4]}, "got -1 for episode 2"),
     "seeds-twice": (
@@ -391,7 +391,7 @@ def test_settings_of_an_env_that_is_made_are_refused(given: dict[str, Any]) -> N
     if given == {"num_envs": 4}:
         made: list[EnvBase] = []
         make = lambda: made.append(make_env(Walk, 2)) or made[-1]  # noqa: E731
-        with pytest.raises(ValueError, match="the callable makes an env whose slots are settled"):
+        with pytest.raises(ValueError, match="the callable makes an env whose slots are fixed"):
             EvaluationCollector(make, None, **given)
         assert made[0].is_closed
 

@@ -21,7 +21,7 @@ from tdcollect.evaluation import (
     write_comparison_report,
     write_report,
 )
-from tdcollect.evaluation.figures import _edges, _running
+from tdcollect.evaluation.reports.figures import _edges, _running
 
 from ..forkserver import run as in_fork
 from .ledgers import ledger, manifest, run

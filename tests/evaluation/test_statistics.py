@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tdcollect.evaluation.intervals import (
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.intervals import (
     Interval,
     check_settings,
     interquartile_mean_interval,
     mean_interval,
 )
-from tdcollect.evaluation.records import Episode
-from tdcollect.evaluation.statistics import Summary, summarize
+from tdcollect.evaluation.reports.statistics import Summary, summarize
 
 from .ledgers import ledger
 
@@ -120,7 +120,7 @@ def test_global_random_state_is_neither_used_nor_changed() -> None:
 def test_more_values_than_one_batch_of_resamples_give_the_same_interval(monkeypatch) -> None:
     values = np.array(RETURNS)
     whole = mean_interval(values, 0.95, 1000, np.random.default_rng(0))
-    monkeypatch.setattr("tdcollect.evaluation.resampling.BATCH_VALUES", 700)
+    monkeypatch.setattr("tdcollect.evaluation.reports.intervals.BATCH_VALUES", 700)
     assert mean_interval(values, 0.95, 1000, np.random.default_rng(0)) == whole
 
 
@@ -251,7 +251,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float], said: str
 
 
 def test_two_records_of_one_index_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected one record an index, got two of index 0"):
+    with pytest.raises(ValueError, match="expected one record per index, got two of index 0"):
         summarize(ledger([1.0]) * 2)
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from tdcollect.evaluation.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 
 from .envs import Pictures, Walk
 from .ledger import digest, records

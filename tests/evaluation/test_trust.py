@@ -16,8 +16,8 @@ import torch
 
 import tdcollect
 from tdcollect.cli import commands, main
-from tdcollect.evaluation.reading import sha256
-from tdcollect.evaluation.request import Request
+from tdcollect.evaluation import Request
+from tdcollect.evaluation.ledger.reading import sha256
 from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.plain import unpack
 from tdcollect.text import visible
@@ -309,7 +309,9 @@ def test_a_request_with_absolute_paths_is_read(here, typed) -> None:
 def test_an_evaluation_by_python_can_be_named(here, typed, monkeypatch) -> None:
     with pytest.raises(TypeError, match="expected request to be a Request, got str"):
         tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", request="random")
-    with pytest.raises(ValueError, match="request is kept in a directory; give it: output_dir="):
+    with pytest.raises(
+        ValueError, match="expected an output_dir, in which request is kept, got None"
+    ):
         tdcollect.evaluate("CartPole-v1", None, 1, request=Request("CartPole-v1", "random"))
     request = Request("CartPole-v1", "random", directory=str(here))
     tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", progress=False, request=request)

@@ -1,8 +1,8 @@
-"""Devices: what crosses between the env, the policy and the batch crosses once.
+"""Devices: each tensor crosses once between the env, the policy and the batch.
 
-gymnasium's arrays live on the CPU. With a policy on another device, an observation goes up once
-(from pinned memory, without waiting), actions come down once, and nothing else waits. Whatever is
-up already is what the batch is made of.
+gymnasium's arrays live on the CPU. With a policy on another device, an observation is copied there
+once (from pinned memory, without waiting), actions come back once, and nothing else waits. The
+batch is made of the copies that are on its device already.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from tensordict import TensorDictBase
 
 from tdcollect import keys
-from tdcollect.collect.fast.policy import Program
+from tdcollect.collect.policies import Policy
 from tdcollect.collect.step_dict import Key, StepDict, flat, is_next
 
 _CPU = torch.device("cpu")
 
 
 class Placement:
-    """Where the policy runs and where the batch is kept, for an env on the CPU's arrays.
+    """Moves tensors between an env on the CPU, the policy's device and the batch's.
 
     Args:
         policy: the device of the policy; None for the env's.
@@ -45,20 +45,20 @@ class Placement:
 
     @property
     def pinned(self) -> bool:
-        """Whether rows should be written into pinned memory."""
+        """True if buffers should lie in pinned memory."""
         return self.policy.type == "cuda"
 
     def enter(self, carrier: TensorDictBase, carried: Iterable[Key]) -> StepDict:
-        """TorchRL's row as the loop has it: the env's entries and trajectory ids on the CPU."""
-        rows = flat(carrier)
+        """TorchRL's step for the loop: the env's entries and trajectory ids on the CPU."""
+        step = flat(carrier)
         for key in (*carried, *keys.FLAGS, keys.TRAJ_IDS):
-            if key in rows:
-                rows[key] = rows[key].cpu()
-        return rows
+            if key in step:
+                step[key] = step[key].cpu()
+        return step
 
-    def leave(self, rows: StepDict, carried: Iterable[Key]) -> StepDict:
-        """The loop's row as TorchRL has it."""
-        placed = StepDict(rows)
+    def leave(self, step: StepDict, carried: Iterable[Key]) -> StepDict:
+        """The loop's step for TorchRL: its entries on TorchRL's devices."""
+        placed = StepDict(step)
         for key in (*carried, *keys.FLAGS):
             if key in placed and self.env is not None:
                 placed[key] = self.copy(placed[key], self.env)
@@ -66,14 +66,14 @@ class Placement:
             placed[keys.TRAJ_IDS] = self.copy(placed[keys.TRAJ_IDS], self.storing)
         return placed
 
-    def run(self, program: Program, rows: StepDict) -> None:
-        """Run the policy on its device; its outputs, which stay there, join the rows."""
-        given = StepDict((key, self._send(rows[key])) for key in program.reads_first if key in rows)
+    def run(self, policy: Policy, step: StepDict) -> None:
+        """Run the policy on its device; its outputs, which stay there, join the step."""
+        given = StepDict((key, self._send(step[key])) for key in policy.reads_first if key in step)
         before = dict(given)
-        program(given)
+        policy(given)
         for key, value in given.items():
             if before.get(key) is not value:
-                rows[key] = value
+                step[key] = value
 
     def _send(self, value: torch.Tensor) -> torch.Tensor:
         if value.device == self.policy:
@@ -87,16 +87,16 @@ class Placement:
         """One crossing. It waits only where the CPU is going to read."""
         return value.to(device, non_blocking=device.type == "cuda")
 
-    def gather(
+    def bring(
         self, key: Key, values: list[torch.Tensor], carried: Iterable[Key]
     ) -> list[torch.Tensor]:
-        """The rows of one entry, on the device where the batch keeps it."""
+        """The values of one entry, one per step, on the device where the batch keeps it."""
         target = self._target(key, carried)
         if target is None or all(value.device == target for value in values):
             return values
         if target != self.policy:
             return self._together(values, target)
-        # What the policy was given is up already; the rest (the ends of episodes) goes together.
+        # The policy's inputs are there already; the rest (the ends of episodes) goes together.
         missing = [v for v in values if v.device != target and id(v) not in self._sent]
         if missing:
             for value, copy in zip(missing, self._together(missing, target), strict=True):
@@ -113,5 +113,5 @@ class Placement:
         return self.env if of_env else None
 
     def forget(self) -> None:
-        """Let go of copies that no later row can ask for."""
+        """Let go of copies that no later step can ask for."""
         self._sent.clear()

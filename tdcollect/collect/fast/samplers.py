@@ -2,7 +2,7 @@
 
 Each sampler does the operations of its distribution's own class, in the same order and with the
 same random numbers, so the results are the same to the bit. It leaves out building the object, and
-the checks of ``torch.multinomial``, which :meth:`Sampler.check` makes up for once a batch. Where
+the checks of ``torch.multinomial``, which :meth:`Sampler.check` makes up for once per batch. Where
 torch is asked to validate the arguments of distributions, the classes themselves are used.
 """
 
@@ -20,13 +20,14 @@ from torchrl.modules import IndependentNormal, OneHotCategorical, TanhNormal
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
 from tdcollect._upstream.torch import validates_arguments
+from tdcollect.collect.policies import Noise
 
 _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
-_FEW_ROWS = 64
+_FEW_SLOTS = 64
 
 
-class Noise:
-    """Where samplers take their random numbers from: torch's global generator."""
+class GlobalNoise:
+    """Random numbers of torch's global generator; a :class:`~tdcollect.collect.policies.Noise`."""
 
     def exponential(self, like: Tensor) -> Tensor:
         """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
@@ -42,7 +43,7 @@ class Sampler(abc.ABC):
 
     Args:
         module: the module; its parameters are those of ``dist_keys``, in that order.
-        noise: where random numbers come from.
+        noise: the source of random numbers.
     """
 
     def __init__(self, module: ProbabilisticTensorDictModule, noise: Noise):
@@ -54,7 +55,7 @@ class Sampler(abc.ABC):
         """A sample and, if the module gives one, its log-probability."""
 
     def check(self) -> None:  # noqa: B027
-        """Raise where a draw since the last check had parameters that its class refuses."""
+        """Raise if a draw since the last check had parameters that its class refuses."""
 
 
 class _Categorical(Sampler):
@@ -68,7 +69,7 @@ class _Categorical(Sampler):
         self._normalizers.append(normalizer)
         logits = logits - normalizer
         probs = torch.softmax(logits, dim=-1)
-        # What torch.multinomial does for one draw a row, without its checks.
+        # As torch.multinomial draws one sample per row, without its checks.
         index = (probs / self._noise.exponential(probs)).argmax(dim=-1, keepdim=True)
         log_prob = logits.gather(-1, index).squeeze(-1) if self._scores else None
         if self._one_hot:
@@ -113,7 +114,7 @@ def _clearly_largest(logits: Tensor) -> Tensor | None:
     is at most ``log(K)`` above the largest. The normalizer takes most of a mode's time; it is not
     needed where the two largest are further apart in every row.
     """
-    if logits.ndim != 2 or logits.shape[1] < 2 or len(logits) > _FEW_ROWS or logits.is_cuda:
+    if logits.ndim != 2 or logits.shape[1] < 2 or len(logits) > _FEW_SLOTS or logits.is_cuda:
         return None
     values, index = logits.topk(2)
     apart = 64 * torch.finfo(logits.dtype).eps
@@ -190,7 +191,7 @@ _SafeTanh = type(TanhNormal(torch.zeros(1), torch.ones(1)).transforms[0])
 
 
 def _safe_tanh(value: Tensor) -> Tensor:
-    """What TorchRL's SafeTanhTransform computes, without an autograd function around it."""
+    """TorchRL's SafeTanhTransform, without an autograd function around it."""
     bound = 1.0 - torch.finfo(value.dtype).resolution
     return value.tanh().clamp(-bound, bound)
 

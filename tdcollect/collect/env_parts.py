@@ -1,0 +1,125 @@
+"""An env taken apart: the env itself, its transforms, and what these make of its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import transforms as T
+from torchrl.envs.llm.transforms import PolicyVersion
+
+from tdcollect import keys
+from tdcollect._upstream.torchrl import STEPPING_METHODS, call_of
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.envs.env_action import EnvAction
+from tdcollect.envs.wrapper import GymnasiumEnv
+
+ELEMENTWISE = (
+    T.BinarizeReward,
+    T.CatTensors,
+    T.CenterCrop,
+    T.ClipTransform,
+    T.DTypeCastTransform,
+    T.DoubleToFloat,
+    T.FlattenObservation,
+    T.GrayScale,
+    T.ObservationNorm,
+    T.PermuteTransform,
+    T.Resize,
+    T.RewardClipping,
+    T.RewardScaling,
+    T.SignTransform,
+    T.SqueezeTransform,
+    T.ToTensorImage,
+    T.UnsqueezeTransform,
+)
+"""Stateless transforms, which treat every row by itself."""
+
+_SCALAR = (
+    T.BinarizeReward,
+    T.ClipTransform,
+    T.ObservationNorm,
+    T.RewardClipping,
+    T.RewardScaling,
+    T.SignTransform,
+)
+"""Transforms that compute one number from another, in any float dtype."""
+
+_LEAVE_REWARD = (
+    *ELEMENTWISE,
+    EnvAction,
+    PolicyVersion,
+    T.ActionDiscretizer,
+    T.ActionMask,
+    T.ActionScaling,
+    T.CatFrames,
+    T.InitTracker,
+    T.RewardSum,
+    T.StepCounter,
+    T.TargetReturn,
+    T.TensorDictPrimer,
+    T.TimeMaxPool,
+    T.VecNorm,
+    T.VecNormV2,
+)
+"""Transforms that leave the reward alone unless it is among their ``out_keys``."""
+
+
+def base_of(env: EnvBase) -> EnvBase:
+    """The env itself, without its transforms."""
+    return env.base_env if isinstance(env, TransformedEnv) else env
+
+
+def transforms_of(env: EnvBase) -> list[T.Transform]:
+    """The transforms of an env, innermost first; a ``Compose`` is taken apart."""
+    return _parts(env.transform) if type(env) is TransformedEnv else []
+
+
+def _parts(transform: T.Transform) -> list[T.Transform]:
+    if type(transform) is T.Compose:
+        return [part for child in transform for part in _parts(child)]
+    return [transform]
+
+
+def replaced_methods(*envs: EnvBase) -> list[str]:
+    """The stepping methods that the user has replaced on these env objects."""
+    return [name for env in envs for name in STEPPING_METHODS if name in env.__dict__]
+
+
+class ExactReward:
+    """The reward after the transforms, computed in float64.
+
+    Args:
+        transforms: those that change the reward, innermost first.
+    """
+
+    def __init__(self, transforms: Sequence[T.Transform]):
+        self._calls = [call_of(transform) for transform in transforms]
+
+    def __call__(self, reward: torch.Tensor) -> torch.Tensor:
+        """Transform float64 rewards."""
+        step = StepDict({keys.REWARD: reward})
+        for call in self._calls:
+            call(step)
+        return step[keys.REWARD]
+
+
+def exact_reward_of(env: EnvBase) -> ExactReward | None:
+    """Carries the rewards of an env through its transforms in float64.
+
+    None where a transform may cast or is not known, and where only the env itself knows what
+    becomes of its rewards.
+    """
+    base = env.base_env if type(env) is TransformedEnv else env
+    if type(base) is not GymnasiumEnv or replaced_methods(env, base):
+        return None
+    changing = []
+    for transform in transforms_of(env):
+        kind = type(transform)
+        alone = list(transform.in_keys) == list(transform.out_keys) == [keys.REWARD]
+        if kind in _SCALAR and alone:
+            changing.append(transform)
+        elif kind not in _LEAVE_REWARD or keys.REWARD in transform.out_keys:
+            return None
+    return ExactReward(changing)

@@ -1,0 +1,176 @@
+"""The one fork: the parts that run on arrays, those that run as TorchRL does, and why.
+
+No other module outside of ``fast`` imports from that folder. Where it is missing, everything is
+stepped as TorchRL does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torchrl.envs import EnvBase
+
+from tdcollect.collect.env_parts import ExactReward, base_of, transforms_of
+from tdcollect.collect.policies import Noise, Policy, TensorDictPolicy
+from tdcollect.collect.step_dict import Key, StepDict
+from tdcollect.collect.tensordict_env import SteppedEnv, TensorDictEnv
+from tdcollect.display import html_table, one_line
+from tdcollect.envs.wrapper import GymnasiumEnv
+
+if TYPE_CHECKING:
+    from tdcollect.collect.fast.array_env import ArrayEnv
+    from tdcollect.collect.fast.devices import Placement
+
+_SPEC = find_spec("tdcollect.collect.fast")
+HAS_FAST_PATH = _SPEC is not None and _SPEC.origin is not None
+"""Whether the folder ``fast`` is there."""
+
+RUN_ON_ARRAYS = True
+"""Whether collectors may run on arrays; their batches are the same either way."""
+
+if HAS_FAST_PATH:
+    from tdcollect.collect.fast.array_env import array_env
+    from tdcollect.collect.fast.devices import Placement
+    from tdcollect.collect.fast.loop import collect_frames as collect_frames  # for the runner
+    from tdcollect.collect.fast.policy import Program
+    from tdcollect.collect.fast.transforms import NotOnArrays
+
+_NO_FAST_PATH = "tdcollect.collect.fast is missing"
+
+
+class Plan(NamedTuple):
+    """The way in which an env is stepped.
+
+    Attributes:
+        env: the env on arrays; None where it is stepped through TensorDicts.
+        reason: why it is not on arrays; empty where it is.
+    """
+
+    env: ArrayEnv | None
+    reason: str = ""
+
+
+def plan_for(env: EnvBase, exact: ExactReward | None = None) -> Plan:
+    """Decide how an env is stepped.
+
+    Args:
+        env: with its transforms.
+        exact: carries float64 rewards through the transforms; None to do without.
+    """
+    if not HAS_FAST_PATH:
+        return Plan(None, _NO_FAST_PATH)
+    try:
+        return Plan(array_env(env, exact))
+    except NotOnArrays as reason:
+        return Plan(None, str(reason))
+
+
+def stepped_env(env: EnvBase, exact: ExactReward | None = None) -> SteppedEnv:
+    """The env for the loop by episodes: on arrays where it can be, else through TensorDicts.
+
+    Raises:
+        ValueError: for an env that cannot be collected by episodes.
+    """
+    return plan_for(env, exact).env or TensorDictEnv(env, exact)
+
+
+def lowered(
+    policy: Callable[..., Any],
+    given: StepDict,
+    batch_size: torch.Size,
+    device: torch.device | None,
+    *,
+    select: Sequence[Key] | None = None,
+    checked: bool = False,
+    noise: Noise | None = None,
+    as_it_is: str | None = None,
+) -> Policy:
+    """A policy on StepDicts: taken apart where that is known, else called as it is.
+
+    Args:
+        policy: the callable that a collector would call on a TensorDict.
+        given: the entries that the first call finds.
+        batch_size: the env's.
+        device: the device of TensorDicts made on the way, if any.
+        select: the outputs of a compiled policy; None for others.
+        checked: draw with the distributions themselves, which check at every call.
+        noise: a source of random numbers for draws that need no distribution object; None for
+            torch's global generator.
+        as_it_is: why the policy must be called as it is; None to take it apart.
+    """
+    if HAS_FAST_PATH:
+        return Program(policy, given, batch_size, device, select, checked, noise, as_it_is)
+    return TensorDictPolicy(policy, given, batch_size, device, as_it_is or _NO_FAST_PATH, select)
+
+
+def placement(
+    policy: torch.device | None, env: torch.device | None, storing: torch.device | None
+) -> Placement | None:
+    """Moves tensors between devices; None where all is on the CPU, or the policy does it itself."""
+    if not HAS_FAST_PATH or all(d is None or d.type == "cpu" for d in (policy, env, storing)):
+        return None
+    return Placement(policy, env, storing)
+
+
+class Part(NamedTuple):
+    """One part of the loop: its name, how it runs, and why not faster where it could not."""
+
+    name: str
+    what: str
+    how: str
+
+
+class Explanation(tuple[Part, ...]):
+    """The parts of a collection; prints as a table."""
+
+    def __repr__(self) -> str:
+        return one_line(self, *(f"{part.name}: {part.how}" for part in self))
+
+    def _repr_html_(self) -> str:
+        return html_table(["part", "what", "how"], self)
+
+    def __str__(self) -> str:
+        name_width = max(len(part.name) for part in self)
+        what_width = max(len(part.what) for part in self)
+        return "\n".join(
+            f"{part.name:<{name_width}}  {part.what:<{what_width}}  {part.how}" for part in self
+        )
+
+
+def explanation(
+    env: EnvBase, plan: Plan, policy: Policy, place: Placement | None, return_same_td: bool
+) -> Explanation:
+    """The parts of a collection.
+
+    Args:
+        env: the env with its transforms.
+        plan: how it is stepped.
+        policy: on StepDicts.
+        place: moves tensors between devices; None where nothing does.
+        return_same_td: the collector's option.
+    """
+    how = "as TorchRL does" if plan.env is None else "on arrays"
+    stepped = f"{how}: {plan.reason}" if plan.env is None else "steps on arrays"
+    parts = [Part("env", short(base_of(env)), stepped)]
+    parts += [Part("transform", short(transform), how) for transform in transforms_of(env)]
+    parts += [Part("policy", what, called) for what, called in policy.described]
+    if plan.env is None:
+        parts.append(Part("batch", "stacked from TensorDicts, then copied", how))
+        return Explanation(parts)
+    if place is not None:
+        parts.append(Part("devices", repr(place), "each tensor crosses once"))
+    if return_same_td:
+        parts.append(Part("batch", "copied into one TensorDict", "return_same_td=True"))
+    else:
+        parts.append(Part("batch", "stacked once", "no copy"))
+    return Explanation(parts)
+
+
+def short(thing: Any) -> str:
+    """The name of a part."""
+    if isinstance(thing, GymnasiumEnv):
+        return f"{type(thing).__name__}({thing.name}, {thing.backend_name})"
+    return getattr(thing, "__name__", type(thing).__name__)

@@ -1,0 +1,387 @@
+"""The runner: steps a collector's env, on arrays or in TorchRL's loop, and makes batches."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import GymWrapper
+from torchrl.envs.utils import exploration_type, set_exploration_type
+
+from tdcollect import keys
+from tdcollect._upstream.collector import CollectorState
+from tdcollect.collect import path
+from tdcollect.collect.by_count import whole_episodes
+from tdcollect.collect.env_parts import base_of
+from tdcollect.collect.monitor import CollectionLog
+from tdcollect.collect.path import Plan, lowered
+from tdcollect.collect.policies import Policy
+from tdcollect.collect.step_dict import (
+    Key,
+    NotTensors,
+    StepDict,
+    flat,
+    shaped_like,
+    stacked_lazily,
+)
+from tdcollect.collect.tensordict_env import TensorDictEnv
+from tdcollect.collect.torchrl_loop import TorchRLLoop
+from tdcollect.envs.wrapper import GymnasiumEnv, nested
+from tdcollect.seeding import slot_seeds
+
+if TYPE_CHECKING:
+    from tdcollect.collect.fast.devices import Placement
+
+
+class Runner:
+    """Steps the env of a collector, and keeps the position of its slots.
+
+    The position is the step that the collector carries, which TorchRL's loop moves too, and
+    whether the envs are where that step says. Everything that a loop needs beside is read off the
+    collector when a batch begins: its user may have changed it since the last.
+
+    Args:
+        collector: is not kept alive.
+
+    Attributes:
+        stale: whether the carried step does not say where the envs are: they must be reset before
+            anything else is collected.
+        owns_batch: whether the latest batch of iteration has memory of its own; TorchRL's loop
+            stacks into memory that its next batch reuses.
+    """
+
+    def __init__(self, collector: Any):
+        self._ref = weakref.ref(collector)
+        self._loop = TorchRLLoop(collector, self.lose_position)
+        self._not_tensors: Sequence[Key] = ()  # policy outputs that are no dense tensors
+        self._has_acted = False  # the carried step has the policy's outputs already
+        self.stale = False
+        self.owns_batch = False
+
+    @property
+    def _collector(self) -> Any:
+        return self._ref()
+
+    @property
+    def _parent(self) -> CollectorState:
+        """The private state of the collector's parent."""
+        return CollectorState(self._collector)
+
+    def check_open(self, to_go_on: bool = False) -> None:
+        """Raise RuntimeError for a collector that is shut down, or has yielded all its frames."""
+        collector = self._collector
+        if collector.closed:
+            raise RuntimeError(
+                "the collector is shut down, as an exception while iterating also does; make a new "
+                "one to collect"
+            )
+        if to_go_on and self._parent.frames >= collector.total_frames:
+            raise RuntimeError(
+                f"the collector has yielded its total_frames={collector.total_frames} and closed "
+                "its env; make a new one, without total_frames, to collect"
+            )
+
+    # ------------------------------------------------------------------------------- the position
+
+    def lose_position(self) -> None:
+        """The envs have gone on from the carried step."""
+        self.stale = True
+
+    def set_position(self, carrier: TensorDictBase | None = None, stale: bool = False) -> None:
+        """The envs are at a step: this one, or the carried one (None)."""
+        if carrier is not None:
+            self._parent.carrier = carrier
+        self.stale = stale
+
+    def restart(
+        self,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        static_seed: bool = False,
+    ) -> Any:
+        """Reset every slot; the seed for the next env."""
+        collector, following = self._collector, None
+        given: dict[str, Any] = {} if options is None else {"options": options}
+        if seed is not None:
+            following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
+            if self._seeds_too_early:
+                given["seed"] = seed
+        collector.reset(**given)
+        return following
+
+    def rebuild_env(self, env_kwargs: dict[str, Any]) -> None:
+        """Make the envs anew, and restart."""
+        self.check_open(to_go_on=True)
+        base = base_of(self._collector.env)
+        if not isinstance(base, GymnasiumEnv):
+            raise TypeError(
+                f"expected an env of tdcollect.make_env, got a {type(base).__name__}; make a new "
+                "collector over a new env"
+            )
+        base.rebuild(**env_kwargs)
+        self._collector.reset()
+
+    @property
+    def _seeds_too_early(self) -> bool:
+        """True if the env's ``set_seed`` has drawn the seeded episode when a reset comes."""
+        return isinstance(base_of(self._collector.env), GymWrapper)
+
+    # -------------------------------------------------------------------------------- the fork
+
+    def plan(self, iterating: bool = False) -> Plan:
+        """Decide whether the env is stepped on arrays.
+
+        Args:
+            iterating: for iteration, whose batches TorchRL may have to end or to store itself.
+        """
+        collector = self._collector
+        if iterating and collector.interruptor is not None:
+            return Plan(None, "an interruptor may end a batch early")
+        if iterating and collector.replay_buffer is not None and not collector.extend_buffer:
+            return Plan(
+                None, "every step goes to the replay buffer by itself (extend_buffer=False)"
+            )
+        if self._not_tensors:
+            entries = self._not_tensors
+            return Plan(None, f"the policy writes entries that are no dense tensors, {entries}")
+        if not path.RUN_ON_ARRAYS:
+            return Plan(None, "RUN_ON_ARRAYS is off")
+        return path.plan_for(collector.env)
+
+    def explain(self) -> path.Explanation:
+        """The parts of iteration, and how they run; nothing is run."""
+        collector, plan = self._collector, self.plan(iterating=True)
+        with set_exploration_type(collector.exploration_type):
+            if self.stacked_lazily:
+                policy = self._lower(StepDict(), as_it_is="the env's entries are stacked lazily")
+            else:
+                policy = self._lower(flat(self._parent.carrier), checked=plan.env is None)
+        same = collector.return_same_td
+        return path.explanation(collector.env, plan, policy, self.place, same)
+
+    # ------------------------------------------------------------------------------- the loops
+
+    def iterate(self, log: CollectionLog) -> TensorDictBase | None:
+        """Collect one batch ``[N, T]`` of iteration; None where steps go to the replay buffer."""
+        collector = self._collector
+        if self.stale:
+            collector.reset()
+        if collector.reset_at_each_iter:
+            collector._monitor.drop()
+        plan = self.plan(iterating=True)
+        self.owns_batch = plan.env is not None and not self._parent.acts_randomly()
+        if not self.owns_batch:
+            return self._as_torchrl(log)
+        self._allot_buffer(shrunk=not collector.return_same_td)
+        if collector.pre_collect_hook is not None:
+            collector.pre_collect_hook()
+        if collector.reset_at_each_iter:
+            self._parent.carrier.update(collector.env.reset())
+            self._parent.start_new_trajectories()
+        with set_exploration_type(collector.exploration_type):
+            batch = self._on_arrays(plan, self._lower, collector.frames_per_batch, log)
+        if batch is None:
+            self.owns_batch = False
+            self._loop.warn_of_lost(self._not_tensors)
+            return self._as_torchrl(log, pre_collect_hook=None, reset_at_each_iter=False)
+        if collector.return_same_td and self._parent.preallocates:
+            return self._parent.preallocated.update_(batch)
+        return batch
+
+    def frames(
+        self, steps: int, log: CollectionLog, random: bool, gradients: bool
+    ) -> TensorDictBase:
+        """Go on for ``steps`` steps of every slot: ``[N, steps]``."""
+        collector = self._collector
+        if self.stale:
+            collector.reset()
+        lower = self._lowering(random, gradients)
+        batch = self._on_arrays(self.plan(), lower, steps, log, gradients)
+        if batch is None:
+            with self._parent.without_preallocation():
+                batch = self._as_torchrl(
+                    log,
+                    restore=False,
+                    frames_per_batch=steps,
+                    exploration_type=exploration_type(),
+                    init_random_frames=math.inf if random else 0,
+                    reset_at_each_iter=False,
+                    pre_collect_hook=None,
+                    interruptor=None,
+                )
+            assert batch is not None
+            if self._parent.preallocates:
+                shaped_like(self._parent.preallocated, batch, cast=True)
+        if gradients:
+            self._parent.carrier = self._parent.carrier.detach()
+        return batch
+
+    def episodes(
+        self,
+        count: int,
+        log: CollectionLog,
+        seed: int | None,
+        options: dict[str, Any] | None,
+        random: bool,
+        gradients: bool,
+        max_episode_steps: int | None,
+    ) -> TensorDictBase:
+        """Collect whole episodes from a fresh start: ``[sum of lengths]``."""
+        collector = self._collector
+        env, lower = log.timed_parts(
+            self.plan().env or TensorDictEnv(collector.env), self._lowering(random, gradients)
+        )
+        first_seeds = None
+        if seed is not None:
+            TorchRLCollector.set_seed(collector, seed)
+            if self._seeds_too_early:
+                first_seeds = slot_seeds(seed, range(collector.n_env))
+        collector._monitor.drop()
+        self.lose_position()
+        entries = whole_episodes(
+            env,
+            lower,
+            count,
+            self._parent.trajectory_ids.get_traj_and_increment,
+            max_episode_steps=max_episode_steps,
+            left_out=self._left_out,
+            place=self.place,
+            first_seeds=first_seeds,
+            options=options,
+            gradients=gradients,
+            noted=log.note_blocks,
+            watch=log.watch,
+        )
+        log.note_entries(entries, collector.env.reward_keys)
+        return self._assemble(entries, (len(entries[keys.NEXT_DONE]),))
+
+    def _on_arrays(
+        self,
+        plan: Plan,
+        lower: Callable[[StepDict], Policy],
+        steps: int,
+        log: CollectionLog,
+        gradients: bool = False,
+    ) -> TensorDictBase | None:
+        """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``.
+
+        None where the env is not on arrays, or the policy turns out to write something else than
+        tensors: it has then been called for the first step, and its outputs are in the carried
+        step, with which TorchRL's loop is to begin.
+        """
+        if plan.env is None:
+            return None
+        collector, parent = self._collector, self._parent
+        env, lower = log.timed_parts(plan.env, lower)
+        if log.watch is not None:
+            log.watch.begin(parent.carrier)
+        new_ids = parent.trajectory_ids.get_traj_and_increment if collector.track_traj_ids else None
+        try:
+            entries = path.collect_frames(
+                env,
+                lower,
+                parent.carrier,
+                steps,
+                new_ids,
+                self._left_out,
+                self.place,
+                self.set_position,
+                in_one_piece=gradients,
+                watch=None if log.watch is None else log.watch.step_taken,
+            )
+        except NotTensors as found:
+            self._not_tensors, self._has_acted = found.entries, True
+            return None
+        log.note_entries(entries, collector.env.reward_keys)
+        batch = self._assemble(entries, (*collector.env.batch_size, steps))
+        return parent.truncate_last_step(batch)
+
+    def _as_torchrl(
+        self, log: CollectionLog, restore: bool = True, **settings: Any
+    ) -> TensorDictBase | None:
+        """Collect a batch in TorchRL's loop, with other settings of the collector for it."""
+        collector = self._collector
+        if restore:
+            self._allot_buffer(shrunk=False)
+        has_acted, self._has_acted = self._has_acted, False
+        lower = None
+        if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
+            lower = partial(self._lower, checked=True, policy=self._parent.wrapped_policy)
+        return self._loop.rollout(log, lower, has_acted, **settings)
+
+    def _allot_buffer(self, shrunk: bool) -> None:
+        """Give the parent's preallocated batch memory of its own, or the memory of one step."""
+        parent = self._parent
+        buffer = parent.preallocated if parent.preallocates else None
+        if buffer is None or buffer.is_contiguous() is not shrunk:
+            return
+        if shrunk:
+            one = buffer[..., :1].clone()
+            parent.preallocated = one.expand(buffer.shape).refine_names(..., keys.TIME)
+        else:
+            parent.preallocated = buffer.clone()
+
+    # ------------------------------------------------------------------------------- its parts
+
+    @property
+    def place(self) -> Placement | None:
+        """Moves tensors between devices; None where all is on the CPU."""
+        collector = self._collector
+        return path.placement(
+            collector.policy_device, collector.env.device, collector.storing_device
+        )
+
+    @property
+    def _left_out(self) -> frozenset[Key]:
+        left_out = frozenset(self._parent.left_out_of_next)
+        return left_out if self._collector.track_traj_ids else left_out | {keys.TRAJ_IDS}
+
+    @property
+    def stacked_lazily(self) -> bool:
+        """True if entries of the carried step may not be one tensor each."""
+        carrier = self._parent.carrier
+        return type(carrier) is not TensorDict or stacked_lazily(carrier)
+
+    def _lowering(self, random: bool, gradients: bool) -> Callable[[StepDict], Policy]:
+        # Gradients are those of the distributions' own classes.
+        policy = self._collector.env.rand_action if random else None
+        return partial(self._lower, checked=gradients, policy=policy)
+
+    def _lower(
+        self,
+        step: StepDict,
+        checked: bool = False,
+        policy: Callable[..., Any] | None = None,
+        as_it_is: str | None = None,
+    ) -> Policy:
+        """The policy, or another in its place, on StepDicts."""
+        collector, parent = self._collector, self._parent
+        compiled = collector.compiled_policy or collector.cudagraphed_policy
+        cast = parent.casts_to_policy_device and collector.policy_device is not None
+        return lowered(
+            policy or parent.wrapped_policy,
+            step,
+            collector.env.batch_size,
+            collector.policy_device if cast else parent.carrier.device,
+            select=parent.policy_output_keys if compiled and policy is None else None,
+            checked=checked,
+            as_it_is=as_it_is,
+        )
+
+    def _assemble(self, entries: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
+        """The entries of a batch as the TensorDict that the parent makes of them."""
+        collector, parent = self._collector, self._parent
+        buffered = parent.preallocates
+        # Has the devices and empty entries of the parent's batch, and the dtypes of its buffers.
+        template = parent.preallocated if buffered else parent.carrier
+        batch = nested(entries.items(), shape, collector.storing_device or template.device)
+        shaped_like(template, batch, cast=buffered)
+        if buffered or collector.replay_buffer is None or parent.ignores_replay_buffer:
+            batch.refine_names(..., keys.TIME)
+        return batch

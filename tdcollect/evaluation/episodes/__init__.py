@@ -1,0 +1,1 @@
+"""Running test episodes: the collector, its policy calls, random streams and checks."""

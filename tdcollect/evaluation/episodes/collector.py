@@ -1,0 +1,400 @@
+"""The collector of test episodes, which are the same to the bit however they are run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.transforms import VecNormV2
+
+from tdcollect._upstream.torchrl import append_policy_transforms
+from tdcollect.collect.construction import needs_state
+from tdcollect.collect.env_parts import base_of, exact_reward_of, transforms_of
+from tdcollect.collect.episodes import EpisodeLoop, Start
+from tdcollect.collect.path import stepped_env
+from tdcollect.collect.step_dict import Key, StepDict
+from tdcollect.collect.tensordict_env import SteppedEnv
+from tdcollect.display import one_line
+from tdcollect.envs.make import make_env
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.actions import ActionCheck, with_masks
+from tdcollect.evaluation.episodes.data import Assembly, Finished
+from tdcollect.evaluation.episodes.inference import Inference, as_policy, at_batch_size
+from tdcollect.evaluation.episodes.isolation import (
+    GlobalRandomness,
+    NotReproducibleError,
+    check_alone,
+    in_eval_mode,
+    isolated,
+    mode_of,
+    with_threads,
+)
+from tdcollect.evaluation.episodes.probe import probe_env
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.settings import (
+    EvaluationSettings,
+    SettingsArguments,
+    takes_settings,
+)
+from tdcollect.threads import evaluating
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Steps between two checks: this often, finished episodes are yielded and reach the journal.
+_STEPS = 128
+_SECONDS = 1.0  # or this much time, with slow envs
+_BLOCK_BYTES = 2**25  # or about this much memory, with large observations
+
+
+class EvaluationCollector:
+    """Runs test episodes by index; iterate to get each as a TensorDict ``[L]``.
+
+    Episode i resets its env with ``env_seed(seed, i)``, and the policy draws all its random
+    numbers from a stream that starts from ``policy_seed(seed, i)``. Its data are the same to the
+    bit for any number of slots, any backend that seeds, and whatever other episodes run. Slots
+    take the next episode as they become free; all episodes run to their end.
+
+    Nothing outside changes: global random states, exploration type, train or eval mode, and
+    running statistics of transforms are as before, also between two episodes.
+
+    Args:
+        env: a gymnasium id; a callable that makes a ``gymnasium.Env`` or an ``EnvBase``; or an env
+            of :func:`tdcollect.make_env`, bare or under TorchRL transforms. An env that is given
+            is reset and used, and left unseeded; one that is made here is closed at the end.
+        policy: any policy that a collector takes; None for random actions.
+        episodes: the number of episodes, or their indices.
+        seed: the root seed.
+        in_order: yield episodes in the order of their indices, rather than of their ending.
+        settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
+
+    Attributes:
+        settings: the settings, checked.
+        episodes: the records of the episodes that have ended, in the order of their ending.
+        episode_indices: the indices of the episodes to run.
+        episode_seeds: returns the seeds of env and policy in an episode, given its index.
+        env: the env with its transforms; ``base`` is the one under them.
+        policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
+            in; None for a policy that is not a module.
+        error: the last exception that the env raised, if any.
+        errors: the last error of each failed episode, by index, as text.
+
+    Raises:
+        TypeError, ValueError: if an argument cannot be honoured, before an env is made; while
+            iterating, if an action does not fit the env's action spec.
+        RuntimeError: if another thread collects or draws random numbers meanwhile.
+        NotReproducibleError: while iterating, if the env or the policy does not give the same
+            episode for the same seeds.
+
+    Examples:
+        >>> for episode in EvaluationCollector("CartPole-v1", policy, episodes=10, seed=0):
+        ...     print(episode["next", "reward"].sum())
+    """
+
+    @takes_settings
+    def __init__(
+        self,
+        env: str | Callable[..., Any] | EnvBase,
+        policy: Any = None,
+        episodes: int | Sequence[int] = 100,
+        seed: int = 0,
+        *,
+        in_order: bool = False,
+        **settings: Unpack[SettingsArguments],
+    ):
+        self._open(env, policy, EvaluationSettings(episodes, seed, **settings), in_order)
+
+    @classmethod
+    def from_settings(
+        cls,
+        env: str | Callable[..., Any] | EnvBase,
+        policy: Any,
+        settings: EvaluationSettings,
+        in_order: bool = False,
+    ) -> EvaluationCollector:
+        """Return a collector of the episodes that the settings ask for."""
+        collector = cls.__new__(cls)
+        collector._open(env, policy, settings, in_order)
+        return collector
+
+    def _open(self, env: Any, policy: Any, settings: EvaluationSettings, in_order: bool) -> None:
+        self.settings = settings
+        self.episode_indices = settings.episode_indices
+        self.episode_seeds = settings.seed_schedule()
+        self._in_order = in_order
+        self._made = not isinstance(env, EnvBase)
+        with evaluating():
+            pass  # no env is made beside a collection
+        self.env = _made_env(env, settings)
+        try:
+            self.base = base_of(self.env)
+            if not isinstance(self.base, GymnasiumEnv):
+                raise TypeError(
+                    f"expected an env of tdcollect.make_env, bare or under transforms, got one "
+                    f"over {type(self.base).__name__}; its slots cannot be seeded one by one"
+                )
+            _check_transforms(self.env)
+            self._check_open()
+            if needs_state(policy):
+                # Transforms are appended in place: to an env of ours, not to the one given.
+                own = TransformedEnv(self.env, auto_unwrap=True)
+                self.env = append_policy_transforms(own, policy)
+            self.env = with_masks(self.env, policy)
+            self.policy = policy
+            with self._apart():
+                self._policy = as_policy(policy, self.env, settings.inference_batch_size)
+                self.policy_mode = mode_of(policy)
+            self.device = _device_of(policy, settings.device)
+            self._check_fresh_envs()
+        except BaseException:
+            self.close()
+            raise
+        self.episodes: list[Episode] = []
+        self.error: Exception | None = None
+        self.errors: dict[int, str] = {}
+
+    def _check_fresh_envs(self) -> None:
+        backend = self.base.stepper.backend
+        if self.settings.fresh_envs and not backend.rebuilds:
+            raise ValueError(
+                f"expected fresh_envs=None or False: the backend {backend.name!r} cannot build "
+                "single slots anew; use backend='serial'"
+            )
+
+    def _check_open(self) -> None:
+        if self.base.is_closed:
+            raise RuntimeError(f"the env {self.base.name} is closed; make a new one to evaluate")
+
+    def __len__(self) -> int:
+        return len(self.episode_indices)
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        for finished in self.run(keep_trajectories=True):
+            if finished.data is not None:
+                yield finished.data
+
+    def run(self, keep_trajectories: bool = False) -> Generator[Finished, None, None]:
+        """Run all episodes; yields the record of each, and its data if they are kept.
+
+        Args:
+            keep_trajectories: keep the data of each episode until it is yielded.
+        """
+        self._check_open()
+        episodes: list[Episode] = []
+        self.episodes = episodes
+        self.errors = {}
+        with evaluating():
+            check_alone()
+        steps = self._run(keep_trajectories)
+        waiting: dict[int, Finished] = {}
+        due = iter(self.episode_indices)
+        following = next(due, None)
+        try:
+            while True:
+                if self.episodes is not episodes:
+                    raise RuntimeError(
+                        "another run of this collector has begun since, on the same env; make a "
+                        "collector with an env of its own for each"
+                    )
+                with self._apart() as randomness:
+                    ended = next(steps, None)
+                    randomness.check(f"the env {self.base.name} or the policy, at some step,")
+                if ended is None:
+                    return
+                for finished in ended:
+                    self.episodes.append(finished.record)
+                    if not self._in_order:
+                        yield finished
+                        continue
+                    waiting[finished.record.index] = finished
+                    while following in waiting:
+                        yield waiting.pop(following)
+                        following = next(due, None)
+        finally:
+            steps.close()
+            self._unseed()
+
+    @contextmanager
+    def _apart(self) -> Iterator[GlobalRandomness]:
+        settings = self.settings
+        with (
+            evaluating(),
+            with_threads(settings.inference_threads),
+            in_eval_mode(self.policy if settings.eval_mode else None),
+            isolated(self.env, settings.exploration_type) as randomness,
+            at_batch_size(self.policy, self.env, settings.inference_batch_size),
+        ):
+            yield randomness
+
+    def _run(self, keep_trajectories: bool) -> Generator[list[Finished], None, None]:
+        """Run all episodes; yields lists of those that have ended."""
+        if not self.episode_indices:
+            return
+        fresh_envs = probe_env(self.base, self.settings.fresh_envs)
+        env = stepped_env(self.env, exact_reward_of(self.env))
+        slots = env.batch_size.numel()
+        inference = Inference(
+            self._policy,
+            self.settings.inference_batch_size,
+            slots,
+            bool(env.batch_size),
+            self.device,
+        )
+        assembly = Assembly(self.env, self.episode_seeds, keep_trajectories)
+        actions = ActionCheck(self.env)
+        max_restarts = self.settings.restarts
+        failures: list[Finished] = []
+        remembered: list[Key] | None = None
+
+        def act(rows: StepDict, active: list[int]) -> None:
+            nonlocal remembered
+            if remembered is None:
+                remembered = self._first_call(inference, rows, env, actions)
+                if keep_trajectories and inference.left_out:
+                    warnings.warn(
+                        f"the policy's entries {inference.left_out} are no dense tensors, and are "
+                        "not kept with the data of episodes; encode them as numbers to keep them",
+                        stacklevel=2,
+                    )
+            inference(rows, active)
+
+        def start(slot: int, start: Start) -> None:
+            inference.start(slot, self.episode_seeds(start.index)[1])
+
+        def failed(start: Start, error: Exception) -> Start | None:
+            self.error = error
+            tries = assembly.restarts.get(start.index, 0)
+            if max_restarts is not None and tries < max_restarts:
+                assembly.restarts[start.index] = tries + 1
+                return start
+            self.errors[start.index] = f"{type(error).__name__}: {error}"
+            failures.append(assembly.failed(start.index))
+            return None
+
+        loop = EpisodeLoop(
+            env,
+            act,
+            lambda rows: remembered or [],
+            (Start(index, self.episode_seeds(index)[0], index) for index in self.episode_indices),
+            steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
+            seconds=_SECONDS,
+            max_episode_steps=self.settings.max_episode_steps,
+            rebuild=fresh_envs,
+            started=start,
+            replace=None if max_restarts is None else failed,
+        )
+        for block in loop:
+            inference.check()
+            actions.block(block)
+            yield [*assembly.feed(block), *failures]
+            failures.clear()
+        yield failures
+
+    def _first_call(
+        self, inference: Inference, rows: StepDict, env: SteppedEnv, actions: ActionCheck
+    ) -> list[Key]:
+        """Probe the policy before it acts; add the entries that it carries from step to step."""
+        randomness = GlobalRandomness()
+        outputs = inference.probe(rows)
+        randomness.check("the policy")
+        actions.first(outputs)
+        seen = StepDict({**rows, **outputs})
+        remembered = inference.remembered(seen, env.carried)
+        for key in remembered:
+            if key not in rows:
+                like = outputs[key]
+                shape = (*self.env.batch_size, *like.shape[1:])
+                rows[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        return remembered
+
+    def _unseed(self) -> None:
+        """Have the env's next episodes start from fresh entropy."""
+        stepper = self.base.stepper
+        if not self.base.is_closed:
+            fresh = np.random.SeedSequence().generate_state(stepper.num_envs, np.uint32) >> 1
+            stepper.set_seeds([int(seed) for seed in fresh])
+
+    def close(self) -> None:
+        """Close the env if it was made here; a second call does nothing."""
+        if self._made and not self.env.is_closed:
+            self.env.close()
+
+    def __enter__(self) -> EvaluationCollector:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
+        slots = f"{self.env.batch_size.numel()} slots"
+        return one_line(
+            self, f"{len(self.episode_indices)} episodes of {self.base.name}", *state, slots
+        )
+
+
+def _made_env(env: Any, settings: EvaluationSettings) -> EnvBase:
+    """Return the env; one that is made here has at most one slot per episode."""
+    env_kwargs = settings.env_kwargs
+    names = ("num_envs", "backend", "env_kwargs")
+    given = [name for name in names if getattr(settings, name) is not None]
+    if isinstance(env, EnvBase):
+        if given:
+            raise ValueError(f"the env {env} is made already: expected no {', '.join(given)}")
+        return env
+    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not (
+        isinstance(env, str) or callable(env)
+    ):
+        raise TypeError(
+            "expected a gymnasium id, a callable that makes an env, or an env of "
+            f"tdcollect.make_env, got {env!r}; a gymnasium env that is made already goes through "
+            "tdcollect.make_env(env)"
+        )
+    if not isinstance(env, str):
+        made = env(**(env_kwargs or {}))
+        if isinstance(made, EnvBase):
+            given = [name for name in given if name != "env_kwargs"]
+            if given:
+                made.close()
+                raise ValueError(
+                    f"the callable makes an env whose slots are fixed, {made}: expected no "
+                    f"{', '.join(given)}"
+                )
+            return made
+        if hasattr(made, "close"):
+            made.close()  # made only to see its type
+    num_envs = 16 if settings.num_envs is None else settings.num_envs
+    slots = min(num_envs, max(len(settings.episode_indices), 1))
+    return make_env(env, num_envs=slots, backend=settings.backend, env_kwargs=env_kwargs)
+
+
+def _check_transforms(env: EnvBase) -> None:
+    """Refuse transforms that make an episode's data depend on its slot or its neighbours."""
+    for transform in transforms_of(env):
+        by_slot = isinstance(transform, VecNormV2) and not transform.reduce_batch_dims
+        if by_slot and env.batch_size:
+            raise NotReproducibleError(
+                "the transform VecNormV2 keeps statistics of each slot apart, so that an episode "
+                "would depend on where it runs; make it with reduce_batch_dims=True"
+            )
+        if next(transform.parameters(), None) is not None:
+            raise NotReproducibleError(
+                f"the transform {type(transform).__name__} runs a network, at a batch size that is "
+                "the number of slots: another number would round differently. Move the network "
+                "into the policy"
+            )
+
+
+def _device_of(policy: Any, device: torch.device | str | None) -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))

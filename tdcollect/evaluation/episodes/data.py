@@ -1,0 +1,258 @@
+"""Finished episodes out of blocks of steps: their records, digests and, if kept, their data."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torchrl.envs import EnvBase
+
+from tdcollect import keys
+from tdcollect.collect.episodes import Block, Piece
+from tdcollect.collect.step_dict import Key, under_next
+from tdcollect.envs.wrapper import nested
+from tdcollect.evaluation.ledger.records import COMPLETED, FAILED, Episode
+
+_FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
+_REWARD = (keys.NEXT, keys.REWARD)
+_EXACT = (keys.NEXT, keys.EXACT_REWARD)
+_SUCCESS = ("is_success", "success")
+
+
+def _path(key: Key) -> str:
+    return key if isinstance(key, str) else "/".join(key)
+
+
+_MEASURED = [_path(key) for key in ((keys.NEXT, keys.REWARD), *_FLAGS)]
+
+
+class Finished(NamedTuple):
+    """An episode that has ended.
+
+    Attributes:
+        record: its line in the ledger.
+        data: its steps ``[L]``; None if they are not kept or the episode failed.
+    """
+
+    record: Episode
+    data: TensorDict | None
+
+
+@dataclass
+class _Unfinished:
+    """An episode that is running: its digests so far, rewards and data."""
+
+    hashes: list[Any]
+    rewards: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    parts: list[dict[Key, torch.Tensor]] = field(default_factory=list)
+
+
+class Assembly:
+    """Joins the pieces of episodes.
+
+    Args:
+        env: the env with its transforms.
+        seeds: returns an episode's env seed and policy seed, given its index.
+        keep: keep the episodes' data.
+
+    Attributes:
+        restarts: the number of restarts of each episode, by index.
+    """
+
+    def __init__(self, env: EnvBase, seeds: Any, keep: bool):
+        self._dims = len(env.batch_size)
+        self._seeds = seeds
+        self._keep = keep
+        self._digested = _digested(
+            sorted(env.observation_spec.keys(True, True), key=_path),
+            sorted(env.action_keys, key=_path),
+        )
+        self._held: dict[int, _Unfinished] = {}
+        self.restarts: dict[int, int] = {}
+
+    def feed(self, block: Block) -> Iterator[Finished]:
+        """Add a block; yields the episodes that end in it, in the order of their ending."""
+        # If the env raised at once, the block has no entries, only pieces without steps.
+        digested = self._digested if block.entries else []
+        entries = dict(block.entries)
+        exact = entries.pop(_EXACT, None)
+        arrays = {key: _array(entries[key]) for key, _ in digested}
+        last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
+        rewards = arrays.get(_REWARD) if exact is None else _array(exact)
+        for piece in block.pieces:
+            if piece.error is not None:
+                self._held.pop(piece.start.index, None)
+                continue
+            held = self._held.get(piece.start.index)
+            if held is None:
+                held = self._held[piece.start.index] = _Unfinished(
+                    [_hash(key, self._of(array, piece)) for key, array in arrays.items()]
+                )
+            for digest, array in zip(held.hashes, arrays.values(), strict=True):
+                digest.update(np.ascontiguousarray(self._of(array, piece)))
+            reward = self._of(rewards, piece).reshape(-1)
+            held.rewards.append(np.array(reward, np.float64))
+            if self._keep:
+                held.parts.append(
+                    {key: self._of(entry, piece).clone() for key, entry in entries.items()}
+                )
+            if piece.ended:
+                for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
+                    if on:
+                        digest.update(np.ascontiguousarray(self._of(last[key], piece)[-1]))
+                yield self._finish(piece, arrays)
+
+    def _of(self, entry: Any, piece: Piece) -> Any:
+        """Return the rows of a piece, out of an entry ``[*batch, t, ...]``."""
+        if self._dims == 0:
+            return entry[piece.begin : piece.stop]
+        slots = entry.reshape(-1, *entry.shape[self._dims :])
+        return slots[piece.slot, piece.begin : piece.stop]
+
+    def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
+        index = piece.start.index
+        held = self._held.pop(index)
+        terminated, truncated = (bool(self._of(arrays[flag], piece)[-1, 0]) for flag in _FLAGS)
+        env_seed, policy_seed = self._seeds(index)
+        record = Episode(
+            index=index,
+            env_seed=env_seed,
+            policy_seed=policy_seed,
+            status=COMPLETED,
+            restarts=self.restarts.get(index, 0),
+            episode_return=exact_sum(np.concatenate(held.rewards)),
+            length=sum(map(len, held.rewards)),
+            terminated=terminated,
+            truncated=truncated,
+            success=_success(piece.info, index, env_seed),
+            digest=_joined(held.hashes),
+        )
+        return Finished(record, self._data(held.parts) if self._keep else None)
+
+    def failed(self, index: int) -> Finished:
+        """Return the record of an episode that is given up."""
+        self._held.pop(index, None)
+        env_seed, policy_seed = self._seeds(index)
+        restarts = self.restarts.get(index, 0)
+        return Finished(Episode(index, env_seed, policy_seed, FAILED, restarts), None)
+
+    def _data(self, parts: Sequence[Mapping[Key, torch.Tensor]]) -> TensorDict:
+        entries = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        data = nested(entries.items(), [len(entries[keys.NEXT_DONE])])
+        data.refine_names(keys.TIME)
+        return data
+
+
+def digested_entries(env: EnvBase) -> dict[str, list[str]]:
+    """Return the names of a digest's entries besides reward and flags, for the manifest."""
+    return {
+        "observation": sorted(map(_path, env.observation_spec.keys(True, True))),
+        "action": sorted(map(_path, env.action_keys)),
+    }
+
+
+def disagreements(
+    record: Episode, data: TensorDict, entries: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Compare the data ``[L]`` of an episode with its record.
+
+    The return is compared up to rounding: the data hold rewards in float32.
+
+    Args:
+        record: the episode's line in the ledger.
+        data: its steps.
+        entries: as :func:`digested_entries` named them.
+
+    Returns:
+        The differences, one phrase each; empty if the data are those of the record.
+    """
+    of = {_path(key): key for key in data.keys(True, True)}
+    observed, acted = entries["observation"], entries["action"]
+    wanted = [*observed, *(f"{keys.NEXT}/{name}" for name in observed), *acted, *_MEASURED]
+    missing = [name for name in wanted if name not in of]
+    if missing or not len(data):
+        return [f"the data lack {', '.join(missing) or 'steps'}"]
+    digested = _digested([of[name] for name in observed], [of[name] for name in acted])
+    rewards = data[keys.NEXT, keys.REWARD].double().flatten()
+    terminated, truncated = (bool(data[flag][-1]) for flag in _FLAGS)
+    total = math.fsum(rewards.tolist()) if bool(rewards.isfinite().all()) else math.nan
+    rounding = 1e-6 * float(rewards.abs().sum())
+    recorded = record.episode_return
+    found: list[tuple[str, Any, Any]] = [
+        ("length", record.length, len(data)),
+        ("terminated", record.terminated, terminated),
+        ("truncated", record.truncated, truncated),
+        ("digest", record.digest, _data_digest(data, digested)),
+    ]
+    if recorded is not None and abs(recorded - total) > rounding:
+        found.append(("return", recorded, total))
+    texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
+    for key in (of[name] for name in observed):  # each row leads to the one after it
+        here, after = _array(data[key])[1:], _array(data[under_next(key)])[:-1]
+        if here.tobytes() != after.tobytes():
+            texts.append(f"{_path(key)} is not the one that the row before led to")
+    return texts
+
+
+def _data_digest(data: TensorDict, digested: Sequence[tuple[Key, bool]]) -> str:
+    """Return the digest of an episode, as :class:`Assembly` computes it from pieces."""
+    hashes = []
+    for key, on in digested:
+        rows = _array(data[key])
+        digest = _hash(key, rows)
+        digest.update(np.ascontiguousarray(rows))
+        if on:
+            digest.update(np.ascontiguousarray(_array(data[under_next(key)])[-1]))
+        hashes.append(digest)
+    return _joined(hashes)
+
+
+def _digested(observed: Sequence[Key], acted: Sequence[Key]) -> list[tuple[Key, bool]]:
+    """Return each entry of a digest, and whether the value after the last step belongs to it."""
+    return [
+        *((key, True) for key in observed),
+        *((key, False) for key in (*acted, (keys.NEXT, keys.REWARD), *_FLAGS)),
+    ]
+
+
+def _joined(hashes: Sequence[Any]) -> str:
+    return hashlib.sha256(b"".join(h.digest() for h in hashes)).hexdigest()
+
+
+def exact_sum(rewards: np.ndarray[Any, Any]) -> float:
+    """Return the sum of float64 values, rounded once; infinite or NaN if it has no other."""
+    odd = rewards[~np.isfinite(rewards)]
+    if odd.size:
+        return sum(odd.tolist())
+    try:
+        return math.fsum(rewards.tolist())
+    except OverflowError:  # maybe of a partial sum only
+        return math.fsum((rewards * 2.0**-64).tolist()) * 2.0**64
+
+
+def _success(info: Mapping[str, Any], index: int, seed: int) -> bool | None:
+    for name in _SUCCESS:
+        if info.get(name) is not None:
+            given = np.asarray(info[name])
+            if given.size and given.dtype.kind in "biuf" and np.isin(given, (0, 1)).all():
+                return bool(given.all())
+            raise ValueError(
+                f"expected the info {name!r} at the end of episode {index} (seed {seed}) to be "
+                f"True or False, got {type(info[name]).__name__} {info[name]!r}; correct the env"
+            )
+    return None
+
+
+def _array(entry: torch.Tensor) -> np.ndarray[Any, Any]:
+    return entry.cpu().numpy()
+
+
+def _hash(key: Key, rows: np.ndarray[Any, Any]) -> Any:
+    """Return a hash that starts from an entry's name, dtype and shape."""
+    return hashlib.sha256(f"{_path(key)} {rows.dtype.str} {rows.shape[1:]}\n".encode())

@@ -1,0 +1,199 @@
+"""The check before an evaluation that a seed decides what an env does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from tdcollect.checks.difference import first_divergence
+from tdcollect.checks.player import Row, SlotPlayer
+from tdcollect.envs.errors import SlotError
+from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.spaces import Array
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.actions import ACTION_MASKS, read_mask
+from tdcollect.evaluation.episodes.isolation import GlobalRandomness, NotReproducibleError
+
+_STEPS = 64
+_SEEDS = ((0, 1, 2, 3), (4, 5, 6, 7))
+"""The second four are run only if the env raises on each of the first."""
+_ENOUGH = 4
+"""Steps that two runs must have been compared over if every pair of runs was cut short."""
+
+
+def probe_env(env: GymnasiumEnv, fresh_envs: bool | None = None) -> bool:
+    """Run a few seeds in slot 0, alone and then, in reverse order, beside slot 1; compare the runs.
+
+    If the env raises, its runs are compared up to there. Agreement then says little, so at least
+    two runs must have come to their end, or far enough.
+
+    Args:
+        env: its slots are reset, and stepped with actions drawn from the action spec.
+        fresh_envs: True if episodes will run on new envs; None to find out.
+
+    Returns:
+        True if episodes must run on new envs: the env carries something from one episode into the
+        next, so that its seed decides an episode only on a new env.
+
+    Raises:
+        NotReproducibleError: if a seed decides nothing even on new envs, or none can be made; if
+            the env raises too early to tell; or if it draws from global random numbers.
+
+    Warns:
+        UserWarning: if the env raised in some run of each seed, so that less was compared.
+    """
+    player = SlotPlayer(env, _Actions(env).at, _STEPS)
+    found: NotReproducibleError | str | None = None
+    randomness = GlobalRandomness()
+    if not fresh_envs:
+        found = _fault(env, "episodes", lambda seed, slots: _run(player, seed, slots))
+    differs = isinstance(found, NotReproducibleError)
+    if fresh_envs or (fresh_envs is None and differs and env.rebuilds_singly):
+        fresh_envs = True
+        found = _fault(
+            env, "episodes on new envs", lambda seed, slots: _run_on_new_envs(player, seed, slots)
+        )
+    randomness.check(f"the env {env.name}")
+    if isinstance(found, NotReproducibleError):
+        raise found
+    if found is not None:
+        warnings.warn(found, stacklevel=2)
+    return bool(fresh_envs)
+
+
+class _Run(NamedTuple):
+    """The rows of slot 0, of its reset and each step, and the error that cut them short."""
+
+    rows: list[Row]
+    error: SlotError | None
+
+
+class _Actions:
+    """Random actions, the same each time, in each slot and in each process.
+
+    If envs in this process have sb3-contrib's ``action_masks()``, invalid actions are replaced by
+    valid ones: such an env may refuse them.
+    """
+
+    def __init__(self, env: GymnasiumEnv):
+        spec = env.full_action_spec_unbatched
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            drawn = [spec.rand() for _ in range(_STEPS)]
+        self._drawn = [env.read_actions(td.expand(*env.batch_size).clone()) for td in drawn]
+        self._backend = env.stepper.backend
+        space = self._backend.action.space
+        self._are_masked = (
+            isinstance(self._backend, SerialBackend)
+            and isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
+            and all(one.has_wrapper_attr(ACTION_MASKS) for one in self._backend.envs)
+        )
+
+    def at(self, step: int, seed: int, slots: Sequence[int]) -> list[Array]:
+        """Return the env's actions of a step for ``slots``; each seed begins elsewhere."""
+        drawn = self._drawn[(step + 7 * seed) % _STEPS]
+        if not self._are_masked:
+            return drawn
+        actions, codec = [array.copy() for array in drawn], self._backend.action
+        values = codec.read_slots(drawn)
+        for slot in slots:
+            env = self._backend.envs[slot]
+            mask = read_mask(env, slot, int(_sizes(codec.space).sum()))
+            codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
+        return actions
+
+
+def _sizes(space: Any) -> Any:
+    """Return the number of choices of each part of a discrete action."""
+    return np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+
+
+def _allowed(space: Any, value: Any, mask: Any) -> Any:
+    """Return an action with each choice that its mask forbids replaced by an allowed one."""
+    start = np.broadcast_to(np.asarray(space.start), np.shape(value))
+    chosen = np.ravel(value - start)
+    parts = np.split(mask, np.cumsum(_sizes(space))[:-1])
+    for i, part in enumerate(parts):
+        if part.any() and not part[chosen[i]]:
+            allowed = np.flatnonzero(part)
+            chosen[i] = allowed[chosen[i] % len(allowed)]
+    return chosen.reshape(np.shape(value)) + start
+
+
+def _run_on_new_envs(player: SlotPlayer, seed: int, slots: int) -> _Run:
+    env = player.env
+    env.rebuild_slots(list(range(min(slots, env.num_envs))))
+    return _run(player, seed, slots)
+
+
+def _run(player: SlotPlayer, seed: int, slots: int) -> _Run:
+    """Play slot 0 beside ``slots - 1`` others; rebuild the envs that raise."""
+    rows: list[Row] = []
+    stepper = player.env.stepper
+    try:
+        for row in player.rows(player.env, seed, slots):
+            rows.append(row)  # one by one: those before an error are kept
+    except SlotError as error:
+        if not stepper.backend.rebuilds:
+            raise
+        stepper.rebuild(list(error.causes))
+        return _Run(rows, error)
+    return _Run(rows, None)
+
+
+def _fault(
+    env: GymnasiumEnv, what: str, run: Callable[[int, int], _Run]
+) -> NotReproducibleError | str | None:
+    """Return the error if runs on one seed differ or end too early; a warning if they end early."""
+    furthest, raised = -1, None
+    for seeds in _SEEDS:
+        first = {seed: run(seed, 1) for seed in seeds}
+        again = {seed: run(seed, 2) for seed in reversed(seeds)}
+        found = _difference(first, again)
+        if found is not None:
+            return NotReproducibleError(
+                f"{what} of {env.name} with the same seed and actions differ from {found} "
+                "on: the env draws random numbers that reset(seed=) does not reach, or keeps "
+                "something from one episode to the next, or shares something with the envs of "
+                "other slots. Have it draw from env.np_random alone, and reset all that it keeps"
+            )
+        for seed in seeds:
+            pair = first[seed], again[seed]
+            errors = [one.error for one in pair if one.error is not None]
+            if not errors:
+                return None
+            raised = raised or errors[0]
+            furthest = max(furthest, min(len(one.rows) for one in pair) - 1)
+    tried = (
+        f"{env.name} raised in {what} of each of the seeds {_SEEDS[0][0]} to {_SEEDS[-1][-1]} "
+        "with random actions, which are run before an evaluation to check that a seed decides "
+        f"what the env does: {raised}"
+    )
+    if furthest >= _ENOUGH:
+        return f"{tried}. No more than {furthest} steps could be compared; they agree"
+    got = "not even a reset" if furthest < 0 else f"no more than {furthest} steps after the reset"
+    return NotReproducibleError(
+        f"{tried}. {got.capitalize()} could be compared, and expected {_ENOUGH} steps or an entire "
+        "episode: correct the env, which must take any action of its action space, or have "
+        "action_masks()"
+    )
+
+
+def _difference(first: Mapping[int, _Run], again: Mapping[int, _Run]) -> str | None:
+    """Return the place of the first difference of two runs of the same episodes, or None."""
+    for seed, one in first.items():
+        rows, others = one.rows, again[seed].rows
+        if one.error or again[seed].error:  # compared as far as neither raised
+            common = min(len(rows), len(others))
+            rows, others = rows[:common], others[:common]
+        found = first_divergence(seed, [rows], [others], exact=True)
+        if found is not None and found.entry == "length":
+            return f"step {found.step + 1} (seed {seed}), where one ends,"
+        if found is not None:
+            return f"step {found.step} (seed {seed}, {found.mismatch})"
+    return None

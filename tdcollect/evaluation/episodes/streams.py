@@ -1,0 +1,182 @@
+"""Random numbers of a policy, drawn row by row from the streams of the episodes.
+
+Each row of a batch belongs to an episode, which has its own generator. A random operation on the
+batch runs once per row, with that row's generator, so an episode's draws do not depend on the
+episodes that run beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tdcollect._upstream.torch import TorchDispatchMode, schema_of
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+class Stream:
+    """The random numbers of one episode, on any device.
+
+    Args:
+        seed: the generators' seed, in ``[0, 2**64)``.
+    """
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def on(self, device: torch.device) -> torch.Generator:
+        """The generator on a device."""
+        generator = self._generators.get(device)
+        if generator is None:
+            generator = self._generators[device] = torch.Generator(device)
+            generator.manual_seed(self._seed)
+        return generator
+
+
+class Streams:
+    """One stream per row of the batch that the policy runs on.
+
+    Args:
+        rows: the size of the batch.
+    """
+
+    def __init__(self, rows: int):
+        self.rows = rows
+        self.current: Sequence[Stream | None] = [None] * rows
+        self._unused = Stream(0)  # for rows of no episode
+
+    def of_row(self, row: int, device: torch.device) -> torch.Generator:
+        """The generator that a row draws from."""
+        return (self.current[row] or self._unused).on(device)
+
+
+class RowNoise:
+    """Draws for the samplers of a policy, each row from its own stream; a ``Noise``.
+
+    Args:
+        streams: the rows' streams.
+    """
+
+    def __init__(self, streams: Streams):
+        self._streams = streams
+
+    def exponential(self, like: torch.Tensor) -> torch.Tensor:
+        """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
+        drawn = torch.ones_like(like)
+        for row, stream in zip(drawn.unbind(0), self._streams.current, strict=True):
+            if stream is not None:
+                row.exponential_(1, generator=stream.on(like.device))
+        return drawn
+
+    def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
+        """Draws from the standard normal distribution, of the shape and dtype given."""
+        drawn = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        for row, stream in zip(drawn.unbind(0), self._streams.current, strict=True):
+            if stream is not None:
+                row.normal_(generator=stream.on(like.device))
+        return drawn
+
+
+class DrawByRow(TorchDispatchMode):
+    """Runs every random operation row by row.
+
+    Args:
+        streams: the rows' streams.
+
+    Attributes:
+        draws: the number of operations that it has run so.
+
+    Raises:
+        NotReproducibleError: if the draws of an operation cannot be assigned to rows.
+    """
+
+    def __init__(self, streams: Streams):
+        super().__init__()
+        self._streams = streams
+        self.draws = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _RANDOM not in func.tags:
+            return func(*args, **kwargs)
+        self.draws += 1
+        schema = schema_of(func)
+        names = [argument.name for argument in schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        split = self._split(func, given)
+        takes_generator = "generator" in names
+        results = []
+        for row in range(self._streams.rows):
+            mine = {**given, **{name: parts[row] for name, parts in split.items()}}
+            generator = self._streams.of_row(row, _device(given))
+            if takes_generator:
+                mine["generator"] = generator
+            results.append(_call(func, schema, mine, None if takes_generator else generator))
+        written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        if written:
+            return given[written[0]]
+        if isinstance(results[0], tuple):
+            return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
+        return torch.cat(results)
+
+    def _split(self, func: Any, given: dict[str, Any]) -> dict[str, list[Any]]:
+        """Split the arguments that have the batch as their first dimension into rows.
+
+        A multiple of the batch size is a batch that was flattened, several elements per row.
+        """
+        rows = self._streams.rows
+        tensors = {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}
+        most = max((value.ndim for value in tensors.values()), default=0)
+        split: dict[str, list[Any]] = {
+            name: list(value.split(len(value) // rows))
+            for name, value in tensors.items()
+            if value.ndim == most > 0 and len(value) > 0 and len(value) % rows == 0
+        }
+        size = given.get("size")
+        if size and size[0] and size[0] % rows == 0:
+            split["size"] = [[size[0] // rows, *size[1:]]] * rows
+        if not split:
+            shapes = [list(value.shape) for value in tensors.values()]
+            shape = list(size) if size is not None else next(iter(shapes), "unknown")
+            raise NotReproducibleError(
+                f"the policy draws random numbers of shape {shape} ({func}), which cannot be told "
+                f"row from row: expected a batch of {rows} rows in front, one per test episode. "
+                "Draw for each row of the observations, or evaluate a policy without this draw"
+            )
+        return split
+
+
+def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Generator | None) -> Any:
+    args = [given[a.name] for a in schema.arguments if a.name in given and not a.kwarg_only]
+    kwargs = {a.name: given[a.name] for a in schema.arguments if a.name in given and a.kwarg_only}
+    if generator is None:
+        return func(*args, **kwargs)
+    # The operation takes no generator: set the default one to this one's state meanwhile.
+    default = _default(generator.device)
+    before = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        return func(*args, **kwargs)
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(before)
+
+
+def _default(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
+
+def _device(given: dict[str, Any]) -> torch.device:
+    for value in given.values():
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device(given.get("device") or "cpu")

@@ -1,0 +1,137 @@
+"""Imports of objects that a user names, and of packages of extras."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def is_named(text: str) -> bool:
+    """Tell whether a text is ``module:name``; gymnasium ids like ``ale_py:ALE/Pong-v5`` are not."""
+    module, colon, name = text.rpartition(":")
+    return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
+
+
+def with_file(text: str, change: Callable[[str], str]) -> str:
+    """Return the name with the path of its file changed, if it has one."""
+    where, _, name = text.rpartition(":")
+    return f"{change(where)}:{name}" if where.endswith(".py") else text
+
+
+def has_module(text: str, directory: Path) -> bool:
+    """Tell whether a text names a module that lies in this directory."""
+    where = text.rpartition(":")[0]
+    if not where or where.endswith(".py"):
+        return False
+    top = directory / where.partition(".")[0]
+    return top.is_dir() or top.with_name(f"{top.name}.py").is_file()
+
+
+def load_named(text: str, directory: Path, look: bool = True) -> Any:
+    """Import the object that a text names.
+
+    Args:
+        text: ``module:name`` or ``path/to/file.py:name``; the name may have dots in it.
+        directory: the directory that relative paths start from.
+        look: look for modules in the directory first; else only on Python's path.
+
+    Raises:
+        ValueError: for a text of another form.
+        FileNotFoundError, ModuleNotFoundError, AttributeError: if there is no such object.
+    """
+    where, _, name = text.rpartition(":")
+    if not is_named(text) or not (where.endswith(".py") or all(where.split("."))):
+        raise ValueError(
+            f"expected module:name or path/to/file.py:name, got {text!r} (for example "
+            "examples/policies.py:lean)"
+        )
+    found: Any = _module_of_file(directory / where) if where.endswith(".py") else None
+    if found is None:
+        found = _module(where, directory if look else None)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise AttributeError(f"expected {where} to have {name!r}, which it has not")
+        found = getattr(found, part)
+    return found
+
+
+def _module(name: str, directory: Path | None) -> ModuleType:
+    if directory is not None:
+        _look_in(directory)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; what it imports is not
+        place = "" if directory is None else f"in {directory} or "
+        raise ModuleNotFoundError(
+            f"there is no module {name} {place}where Python looks; name a module, or a file by its "
+            "path with .py at the end",
+            name=error.name,
+        ) from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a Python file, got {path}, which is none")
+    imported = sys.modules.get(path.stem)
+    if imported is not None:
+        if getattr(imported, "__file__", None) == str(path):
+            return imported
+        raise ValueError(
+            f"the name of {path} is that of a module which is imported already ({path.stem}); "
+            "give the file another name"
+        )
+    _look_in(path.parent)  # for the modules beside it, as Python does for a script
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module
+
+
+def _look_in(directory: Path) -> None:
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+
+
+_WANTED = {
+    "pandas": "pandas",
+    "imageio_ffmpeg": "'tdcollect[video]'",
+    "stable_baselines3": "stable-baselines3",
+}
+
+
+def extra_module(name: str, what: str) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        name: the module, such as ``"scipy.stats"``.
+        what: the feature that needs it, as the first words of the error.
+
+    Raises:
+        ModuleNotFoundError: if the package is not installed, with the command that installs it.
+    """
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        wanted = _WANTED.get(package, "'tdcollect[evaluate]'")
+        raise ModuleNotFoundError(
+            f"{what} needs the {package} package: pip install {wanted}", name=package
+        ) from error

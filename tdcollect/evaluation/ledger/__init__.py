@@ -1,0 +1,1 @@
+"""The files of an evaluation: written, read and held against each other."""

@@ -1,0 +1,226 @@
+"""Writing the directory of an evaluation: a journal first, the ledger and its report last.
+
+``manifest.json`` is written first: it marks a directory as an evaluation's, and a directory
+without it is left alone. ``episodes.jsonl`` gets one line per episode as they end, and is sorted by
+index at the end. ``results.json`` is written last, and marks the evaluation as finished. Whenever a
+process dies, the same command resumes after the last complete line, and the files are byte for
+byte those of a run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDict
+
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.ledger.manifest import differences
+from tdcollect.evaluation.ledger.reading import (
+    EPISODES,
+    MANIFEST,
+    REFUSED,
+    RESULTS,
+    RUN,
+    TRAJECTORIES,
+    complete_lines,
+    read_json,
+    read_manifest,
+    read_records,
+    sha256,
+    trajectory_path,
+)
+from tdcollect.evaluation.ledger.records import FORMAT, Episode
+from tdcollect.evaluation.ledger.trajectory_files import write_trajectory
+from tdcollect.files import write_atomically
+
+_HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it
+
+
+class Directory:
+    """The directory of one evaluation, open for writing by one process.
+
+    Args:
+        path: the directory; made if it is missing.
+        manifest: the manifest of the evaluation.
+
+    Attributes:
+        episodes: the records found there.
+
+    Raises:
+        ValueError: for a directory of another evaluation, naming the differences, and for one
+            that holds something else, which is left as it is.
+        RuntimeError: if another process writes to it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], manifest: Mapping[str, Any]):
+        self.path = Path(path)
+        self._made = not self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as opened:
+            self._claim(opened)
+            there = check_directory(self.path)
+            if there is None:
+                write_atomically(self.path / MANIFEST, _json(manifest))
+                there = json.loads(_json(manifest))
+            else:
+                self._check_manifest(there, manifest)
+            self.episodes = read_records(self.path, there)
+            # From here on it is known to be this evaluation's.
+            self._sweep()
+            self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
+            size = sum(map(len, complete_lines(self.path / EPISODES)))
+            if self._journal.tell() > size:  # a process died as it wrote a line
+                self._journal.truncate(size)
+                self._journal.seek(size)
+            self._opened = opened.pop_all()
+
+    def _claim(self, opened: ExitStack) -> None:
+        """Lock the directory itself, as its files are replaced while it is in use."""
+        import fcntl  # not on Windows, where nothing but this needs it
+
+        handle = os.open(self.path, os.O_RDONLY)
+        opened.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RuntimeError(f"another process is writing to {self.path}; wait for it") from error
+
+    def _check_manifest(self, there: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """Refuse to go on from the manifest found there if it is of another evaluation."""
+        if there["format"] != FORMAT:
+            raise ValueError(
+                f"{self.path} holds an evaluation of format {there['format']}, which an older "
+                "tdcollect wrote: it can be read and not continued; choose another directory"
+            )
+        found = differences(there, json.loads(_json(manifest)))
+        if found:
+            texts = "; ".join(f"{path} is {a!r} there and {b!r} here" for path, a, b in found)
+            raise ValueError(
+                f"{self.path} holds another evaluation: {texts}. Choose another directory, or "
+                "remove this one to start anew"
+            )
+
+    def _sweep(self, data: bool = False) -> None:
+        """Remove half-written data; with ``data``, all data of episodes."""
+        for part in (self.path / TRAJECTORIES).glob("*" if data else "*.part"):
+            if part.name.removesuffix(".part").isdecimal():
+                shutil.rmtree(part)
+
+    def check_kept(self, episodes: Iterable[Episode]) -> None:
+        """Refuse to keep data if some episodes have ended without.
+
+        Raises:
+            ValueError: naming the first such episode.
+        """
+        lacking = [
+            episode.index
+            for episode in episodes
+            if episode.completed and not trajectory_path(self.path, episode.index).exists()
+        ]
+        if lacking:
+            raise ValueError(
+                f"expected the data of the episodes that {self.path} holds, got {len(lacking)} "
+                f"without (episode {lacking[0]} first): data are kept as an episode runs. Evaluate "
+                "into another directory, or replay single episodes"
+            )
+
+    def add(self, episode: Episode, data: TensorDict | None = None) -> None:
+        """Write an episode: its data first, then its line."""
+        if data is not None:
+            target = trajectory_path(self.path, episode.index)
+            part = target.with_name(target.name + ".part")
+            if target.exists():  # its line was never written
+                shutil.rmtree(target)
+            write_trajectory(part, data)
+            part.rename(target)
+        self._journal.write(episode.to_json().encode() + b"\n")
+        self._journal.flush()
+
+    def finish(self, episodes: Sequence[Episode]) -> None:
+        """Sort the ledger by index."""
+        ordered = sorted(episodes, key=lambda episode: episode.index)
+        lines = (episode.to_json().encode() + b"\n" for episode in ordered)
+        write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))
+
+    def write_results(self, results: Mapping[str, Any], files: Sequence[Path]) -> None:
+        """Write the statistics and the digests of the other files, which finishes the evaluation.
+
+        Args:
+            results: the statistics.
+            files: the files of the report.
+        """
+        digests = {
+            "ledger": sha256(self.path / EPISODES),
+            "manifest": sha256(self.path / MANIFEST),
+            "files": {str(file.relative_to(self.path)): sha256(file) for file in files},
+        }
+        write_atomically(self.path / RESULTS, _json({**digests, **results}))
+
+    def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
+        """Append the times of this run to the one file that holds times."""
+        file = self.path / RUN
+        advice = "remove the file: all others are written"
+        runs = read_json(file, list, advice) if file.exists() else []
+        seconds = round(time.time() - started, 3)
+        began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))
+        runs.append({"began": began, "seconds": seconds, "episodes": ran, **how})
+        write_atomically(file, _json(runs))
+
+    def give_up(self, error: BaseException) -> None:
+        """Remove the files if no episode has ended; else mark a refused evaluation as refused.
+
+        A refused evaluation is not taken for an unfinished one, and the directory is free again
+        once env or policy are corrected.
+        """
+        if not self._journal.tell():
+            self._sweep(data=True)
+            for name in (EPISODES, MANIFEST):
+                (self.path / name).unlink()
+            with suppress(OSError):  # it was there before, and may hold what is not ours
+                (self.path / TRAJECTORIES).rmdir()
+            with suppress(OSError):
+                if self._made:
+                    self.path.rmdir()
+        elif isinstance(error, NotReproducibleError):
+            write_atomically(self.path / REFUSED, _json({"reason": str(error)}))
+
+    def close(self) -> None:
+        """Release the directory."""
+        self._opened.close()
+
+
+def check_directory(path: Path) -> dict[str, Any] | None:
+    """Refuse a path that neither is nor can become the directory of an evaluation.
+
+    Returns:
+        The manifest found there, or None.
+
+    Raises:
+        ValueError: for a file, and for a directory that holds something else.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"expected output_dir to be a directory, got the file {path}")
+    if not path.is_dir():
+        return None
+    if (path / MANIFEST).exists():
+        return read_manifest(path)
+    for entry in path.iterdir():
+        part = _HALF_WRITTEN.fullmatch(entry.name)
+        if part is None or part["file"] != MANIFEST:  # a process died as it wrote the first file
+            raise ValueError(
+                f"expected output_dir to be empty, or the directory of an evaluation, got {path}, "
+                "which holds other files; choose another"
+            )
+    return None
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

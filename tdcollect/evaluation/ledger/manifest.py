@@ -1,0 +1,230 @@
+"""The manifest: what decides the episodes of an evaluation, as JSON."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torchrl.envs.utils import ExplorationType
+
+from tdcollect.collect.env_parts import transforms_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.data import digested_entries
+from tdcollect.evaluation.ledger.records import FORMAT, Episode
+from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.seeding import EVALUATION_PROTOCOL
+from tdcollect.text import visible
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.episodes.collector import EvaluationCollector
+
+RANDOM = "random actions"
+"""The ``policy.class`` of an evaluation without a policy."""
+
+_PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
+_ENV_PACKAGES = ("ale-py", "box2d", "envpool", "mujoco")  # listed if installed
+
+
+def describe(collector: EvaluationCollector) -> dict[str, Any]:
+    """Return the manifest of an evaluation that has not begun.
+
+    It does not depend on the number of slots, the backend, the time or the directory.
+    """
+    settings = collector.settings
+    indices = list(settings.episode_indices)
+    seeds: dict[str, Any] = {"root": settings.seed}
+    if settings.env_seeds is not None:
+        seeds["env"] = [collector.episode_seeds(index)[0] for index in indices]
+    return {
+        "format": FORMAT,
+        "protocol": EVALUATION_PROTOCOL,
+        "env": {
+            "id": collector.base.name,
+            "kwargs": _texts(settings.env_kwargs or {}),
+            "wrappers": list(_wrappers(collector.base)),
+            "transforms": [_transform(t) for t in transforms_of(collector.env)],
+            "observation_space": repr(collector.base.observation_space),
+            "action_space": repr(collector.base.action_space),
+        },
+        "entries": digested_entries(collector.env),
+        "episodes": len(indices) if indices == list(range(len(indices))) else indices,
+        "seeds": seeds,
+        "max_episode_steps": settings.max_episode_steps,
+        "policy": {
+            "class": _class(collector.policy),
+            "structure": structure_digest(collector.policy),
+            "digest": weights_digest(collector.policy),
+            "exploration": settings.exploration_type.name.lower(),
+            "mode": collector.policy_mode,
+        },
+        "inference_batch_size": settings.inference_batch_size,
+        "inference_threads": settings.inference_threads,
+        "device": collector.device.type,
+        "versions": dict(_versions()),
+        "platform": {
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cpu": torch.backends.cpu.get_cpu_capability(),
+        },
+        "git": _git(),
+    }
+
+
+def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> EvaluationSettings:
+    """Return the settings that run one episode of an evaluation again.
+
+    Args:
+        manifest: the manifest of the evaluation.
+        episode: the episode's record.
+        how: the settings that a manifest does not hold: ``env_kwargs``, ``backend``, ``device``.
+    """
+    return EvaluationSettings(
+        [episode.index],
+        manifest["seeds"]["root"],
+        env_seeds={episode.index: episode.env_seed},
+        exploration_type=ExplorationType[manifest["policy"]["exploration"].upper()],
+        max_episode_steps=manifest["max_episode_steps"],
+        inference_batch_size=manifest["inference_batch_size"],
+        # Protocol 1 had neither: it ran with the threads and in the modes that it found.
+        inference_threads=manifest.get("inference_threads", torch.get_num_threads()),
+        eval_mode=manifest["policy"].get("mode") == "eval",
+        **how,
+    )
+
+
+def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
+    """Return the entry at a path like ``policy.class``, or None."""
+    value: Any = manifest
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the differences of two manifests: the path of each entry, and its two values."""
+    return [
+        found
+        for key in sorted({*first, *second})
+        for found in leaf_differences(visible(str(key)), first.get(key), second.get(key))
+    ]
+
+
+def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the paths at which two JSON values differ, with both values."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in sorted({*a, *b}):
+            yield from leaf_differences(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
+    elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
+        yield path, a, b
+
+
+def weights_digest(policy: Any) -> str | None:
+    """Return the SHA-256 of a policy's parameters and buffers; None if it has none."""
+    state = policy.state_dict() if isinstance(policy, nn.Module) else {}
+    if not state:
+        return None
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        if isinstance(value, torch.Tensor):
+            rows = value.detach().cpu().contiguous()
+            digest.update(f"{name} {rows.dtype} {tuple(rows.shape)}\n".encode())
+            digest.update(rows.flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(f"{name} {value!r}\n".encode())
+    return digest.hexdigest()
+
+
+def structure_digest(policy: Any) -> str | None:
+    """Return the SHA-256 of a policy's structure: its modules and the functions they call.
+
+    Layers of torch count with their settings, other modules and functions with their names. None
+    for a policy that is not a module.
+    """
+    if not isinstance(policy, nn.Module):
+        return None
+    digest = hashlib.sha256()
+    for name, module in policy.named_modules():
+        settings = module.extra_repr() if type(module).__module__.startswith("torch.nn.") else ""
+        called = vars(module).get("module")  # a TensorDictModule around a function
+        of = "" if called is None else _class(called)
+        digest.update(f"{name} {_class(module)} {settings} {of}\n".encode())
+    return digest.hexdigest()
+
+
+def _class(policy: Any) -> str:
+    if policy is None:
+        return RANDOM
+    named = policy if hasattr(policy, "__qualname__") else type(policy)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _wrappers(env: GymnasiumEnv) -> Iterator[str]:
+    """Yield gymnasium's wrappers, outermost first, then the env's entry point."""
+    spec = env.env_spec
+    if spec is None:
+        return
+    for wrapper in reversed(spec.additional_wrappers):
+        yield f"{wrapper.name}({_texts(wrapper.kwargs or {})})"
+    if spec.max_episode_steps is not None:
+        yield f"TimeLimit({spec.max_episode_steps})"
+    yield spec.entry_point if isinstance(spec.entry_point, str) else _class(spec.entry_point)
+
+
+def _texts(kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Return arguments as text that is the same in another process, without addresses."""
+    return {
+        name: repr(value) if _is_plain(value) else _class(value)
+        for name, value in sorted(kwargs.items())
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(part) for part in (*value.keys(), *value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (str, int, float, bool, np.generic))
+
+
+def _transform(transform: Any) -> str:
+    digest = weights_digest(transform)
+    name = type(transform).__name__
+    return name if digest is None else f"{name}({digest[:16]})"
+
+
+@functools.cache  # reading them takes longer than a short episode
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in (*_PACKAGES, *_ENV_PACKAGES):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git() -> dict[str, Any] | None:
+    """Return the commit that is checked out here, and whether tracked files differ from it."""
+    command = "git --no-optional-locks status --porcelain=v2 --branch --no-ahead-behind -uno"
+    try:
+        asked = subprocess.run(
+            command.split(), capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = asked.stdout.splitlines()
+    headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
+    if headers["branch.oid"] == "(initial)":
+        return None
+    return {
+        "commit": headers["branch.oid"],
+        "dirty": not all(line.startswith("# ") for line in lines),
+    }

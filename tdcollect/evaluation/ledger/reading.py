@@ -1,0 +1,358 @@
+"""Reading the files of an evaluation, each checked against the others.
+
+A directory may come from somebody else. Nothing in it is run, and files that contradict each other
+are refused: a record's seeds follow from the manifest, the digests of ledger and manifest are in
+``results.json``, and those of data that were kept are in the ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tensordict import TensorDict
+from torchrl.envs.utils import ExplorationType
+
+from tdcollect.display import count_text, one_line
+from tdcollect.evaluation.episodes.data import disagreements
+from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_count, is_digest
+from tdcollect.evaluation.ledger.trajectory_files import read_trajectory
+from tdcollect.seeding import env_seed, policy_seed
+
+MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
+REFUSED = "refused.json"
+TRAJECTORIES = "trajectories"
+
+_MOST_EPISODES = 10**9
+_EXPLORATIONS = [name.lower() for name in ExplorationType.__members__]
+
+
+class Problem(NamedTuple):
+    """A problem in a file of an evaluation.
+
+    Attributes:
+        file: the file.
+        text: the problem.
+        line: the line, from 1; None if the problem is not in a single line.
+    """
+
+    file: Path
+    text: str
+    line: int | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self))
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"line {self.line} of {self.file}"
+        return f"{where}: {self.text}"
+
+
+def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Episode]]:
+    """Read the manifest and the records of an evaluation, which may be unfinished.
+
+    Returns:
+        The manifest, with the present names of entries; and the records, by index.
+
+    Raises:
+        FileNotFoundError: if the directory holds no evaluation.
+        ValueError: for the first problem, with its file and line.
+    """
+    root = Path(path)
+    manifest = read_manifest(root)
+    return manifest, read_records(root, manifest)
+
+
+def read_records(root: Path, manifest: Mapping[str, Any]) -> list[Episode]:
+    """Read the records of an evaluation, by index.
+
+    Raises:
+        ValueError: for the first problem, with its file and line.
+    """
+
+    def refuse(problem: Problem) -> None:
+        raise ValueError(str(problem))
+
+    return sorted(read_ledger(root, manifest, refuse), key=lambda episode: episode.index)
+
+
+def read_manifest(root: Path) -> dict[str, Any]:
+    """Read the manifest of an evaluation; entries of older formats get their present names.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: for another kind of file, an incomplete one, or one of a later format.
+    """
+    file = root / MANIFEST
+    if not file.is_file():
+        raise FileNotFoundError(f"expected the directory of an evaluation, got {root}")
+    found = read_object(file)
+    if not isinstance(found.get("protocol"), int) or "episodes" not in found:
+        raise ValueError(
+            f"expected the manifest of an evaluation, got {file}, which is something else's; name "
+            "another directory"
+        )
+    version = found.get("format", 1)
+    if not isinstance(version, int) or not 1 <= version <= FORMAT:
+        raise ValueError(
+            f"expected a format from 1 to {FORMAT}, got {version!r} in {file}: a later tdcollect "
+            "wrote it; read it with that one"
+        )
+    if version == 1:
+        names = {"max_steps": "max_episode_steps"}
+        found = {names.get(name, name): value for name, value in found.items()} | {"format": 1}
+    for name, accepts in _MANIFEST.items():
+        value: Any = found
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if not accepts(value) and (version > 1 or name not in _SINCE_2):
+            raise ValueError(
+                f"expected {file} as tdcollect writes it, got {name} {value!r}; ask for the file "
+                "as it was, or evaluate again in another directory"
+            )
+    given = found["seeds"].get("env")
+    if given is None:
+        return found
+    count = number_of_episodes(found)
+    if len(given) != count or (version > 1 and len({*given}) < count):
+        raise ValueError(
+            f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
+            f" got {len(given)} seeds, {len({*given})} of them distinct; ask for the file as it "
+            "was, or evaluate again in another directory"
+        )
+    return found
+
+
+def is_finished(root: Path) -> bool:
+    """Tell whether an evaluation is finished, so that its ledger has a digest."""
+    return (root / RESULTS).exists()
+
+
+def number_of_episodes(manifest: Mapping[str, Any]) -> int:
+    """Return the number of episodes that a manifest asks for."""
+    asked = manifest["episodes"]
+    return asked if isinstance(asked, int) else len(asked)
+
+
+def trajectory_path(root: Path, index: int) -> Path:
+    """Return the path of the data of an episode."""
+    return root / TRAJECTORIES / f"{index:06d}"
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while part := opened.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    advice = "ask for the file as it was, or remove the directory and evaluate again"
+    found: dict[str, Any] = read_json(file, dict, advice)
+    return found
+
+
+def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]], advice: str) -> Any:
+    """Read a file that holds one JSON value of a kind.
+
+    Raises:
+        ValueError: for anything else, with what to do.
+    """
+    expected = f"expected {file} to hold a JSON {'object' if kind is dict else 'list'}, got"
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{expected} something else ({error}); {advice}") from error
+    if not isinstance(found, kind):
+        raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
+            f"{expected} {type(found).__name__}; {advice}"
+        )
+    return found
+
+
+def complete_lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a journal, except a last one that its writer did not end."""
+    if file.exists():
+        with file.open("rb") as opened:
+            yield from (line for line in opened if line.endswith(b"\n"))
+
+
+def read_ledger(
+    root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
+) -> list[Episode]:
+    """Read the valid records, in the order of their lines; report all problems."""
+    file = root / EPISODES
+    for name in (EPISODES, RESULTS, REFUSED):  # a pipe has no end, nor has a link to /dev/zero
+        if (root / name).exists() and not (root / name).is_file():
+            report(Problem(root / name, "it is not a file; ask for the directory as it was"))
+            return []
+    if (root / REFUSED).exists():
+        report(Problem(root / REFUSED, _refusal(root / REFUSED)))
+    finished = is_finished(root)
+    advice = (
+        "ask for the directory as it was, or evaluate again in another one"
+        if finished
+        else "remove the line, and the same command runs the episode again"
+    )
+    episode_seeds = _seeds(manifest)
+    episodes: dict[int, Episode] = {}
+    valid = True
+    for line_number, line in enumerate(complete_lines(file), 1):
+        wrong = None
+        try:
+            record = Episode.from_json(line.decode(), manifest["format"])
+        except ValueError as error:
+            wrong = str(error)
+        else:
+            seeds = episode_seeds(record.index)
+            if seeds is None:
+                wrong = f"the manifest asks for no episode {record.index}"
+            elif record.index in episodes:
+                wrong = f"episode {record.index} has a record already"
+            elif seeds != (record.env_seed, record.policy_seed):
+                wrong = (
+                    f"expected the seeds {seeds[0]} and {seeds[1]} of episode {record.index}, as "
+                    f"the manifest says, got {record.env_seed} and {record.policy_seed}"
+                )
+        if wrong is None:
+            episodes[record.index] = record
+        else:
+            valid = False
+            report(Problem(file, f"{wrong}; {advice}", line_number))
+    if finished and valid:
+        _check_results(root, manifest, report)
+    return list(episodes.values())
+
+
+def _refusal(file: Path) -> str:
+    try:
+        why = read_object(file).get("reason")
+    except ValueError as error:
+        return str(error)
+    return f"the evaluation was refused: {why}; remove the directory to start anew"
+
+
+def _check_results(
+    root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
+) -> None:
+    """Check the files of a finished evaluation against their digests."""
+    file = root / RESULTS
+    try:
+        results = read_object(file)
+    except ValueError as error:
+        report(Problem(file, str(error)))
+        return
+    files = {"ledger": EPISODES} if manifest["format"] == 1 else _DIGESTED
+    for name, of in files.items():
+        now = sha256(root / of) if (root / of).exists() else "none, as it is missing"
+        if results.get(name) != now:
+            report(
+                Problem(
+                    root / of,
+                    f"its digest is {now}, and {results.get(name)} in {RESULTS}: one of the two "
+                    "files was altered; ask for the directory as it was, or evaluate again in "
+                    "another one",
+                )
+            )
+
+
+def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> TensorDict:
+    """Read the data ``[L]`` that were kept of an episode, and check them against its record.
+
+    Raises:
+        ValueError: if the data are not those of the record, or cannot be read.
+    """
+    data = read_trajectory(trajectory_path(root, record.index))
+    if manifest["format"] == 1:  # which does not say what was digested
+        return data
+    try:
+        found = disagreements(record, data, manifest["entries"])
+    except (TypeError, RuntimeError) as error:  # of a dtype or a shape that no episode has
+        found = [str(error)]
+    if found:
+        raise ValueError(
+            f"the data kept of episode {record.index} are not those of its record: "
+            f"{'; '.join(found)}. Run the episode again instead: replay({record.index})"
+        )
+    return data
+
+
+def _seeds(manifest: Mapping[str, Any]) -> Callable[[int], tuple[int, int] | None]:
+    """Return a function from index to seeds; None for episodes that are not asked for."""
+    asked, root = manifest["episodes"], manifest["seeds"]["root"]
+    given = manifest["seeds"].get("env")
+    positions: Mapping[int, int] = {}
+    if not isinstance(asked, int):
+        positions = {index: position for position, index in enumerate(asked)}
+
+    def seeds(index: int) -> tuple[int, int] | None:
+        if (index >= asked) if isinstance(asked, int) else (index not in positions):
+            return None
+        own = env_seed(root, index) if given is None else given[positions.get(index, index)]
+        return own, policy_seed(root, index)
+
+    return seeds
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_positive(value: Any) -> bool:
+    return is_count(value) and value > 0
+
+
+def _is_list_of_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_count, value))
+
+
+def _is_asked(value: Any) -> bool:
+    if isinstance(value, list):
+        return _is_list_of_counts(value) and len({*value}) == len(value)
+    return is_count(value) and value <= _MOST_EPISODES
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+# The check of each entry of a manifest.
+_MANIFEST: dict[str, Callable[[Any], bool]] = {
+    "env": _is_object,
+    "env.id": _is_text,
+    "episodes": _is_asked,
+    "seeds": _is_object,
+    "seeds.root": is_count,
+    "seeds.env": lambda value: value is None or _is_list_of_counts(value),
+    "max_episode_steps": lambda value: value is None or is_count(value),
+    "policy": _is_object,
+    "policy.class": _is_text,
+    "policy.digest": lambda value: value is None or is_digest(value),
+    "policy.exploration": lambda value: value in _EXPLORATIONS,
+    "policy.mode": lambda value: value in (None, "eval", "train", "mixed"),
+    "inference_batch_size": _is_positive,
+    "inference_threads": _is_positive,
+    "device": _is_text,
+    "versions": _is_object,
+    "platform": _is_object,
+    "git": lambda value: value is None or _is_object(value),
+    "entries.observation": _is_names,
+    "entries.action": _is_names,
+}
+_SINCE_2 = ("entries.observation", "entries.action", "inference_threads", "policy.mode")
+_DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

@@ -1,0 +1,161 @@
+"""The ledger of an evaluation: one record per episode."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import Any
+
+from tdcollect.display import one_line
+
+COMPLETED = "completed"
+FAILED = "failed"
+
+FORMAT = 2
+"""Version of the files of an evaluation. Older ones are read, never continued."""
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions of them
+class Episode:
+    """The record of one test episode in the ledger.
+
+    Attributes:
+        index: its index in the evaluation, from 0.
+        env_seed: the seed that its env was reset with.
+        policy_seed: the seed of the policy's random numbers.
+        status: ``"completed"``, or ``"failed"`` if the env raised at every try.
+        restarts: the number of times that it was started again because the env raised.
+        episode_return: the sum of its rewards after transforms, carried in float64 and rounded
+            once; None if it failed.
+        length: its number of steps; None if it failed.
+        terminated: True if its last step is terminal; None if it failed.
+        truncated: True if it was cut off at its last step, by a time limit for example.
+        success: ``is_success`` or ``success`` of its last info; None if it has neither.
+        digest: SHA-256 of its observations, actions, rewards and flags as they are stored (rewards
+            in float32); None if it failed.
+    """
+
+    index: int
+    env_seed: int
+    policy_seed: int
+    status: str = COMPLETED
+    restarts: int = 0
+    episode_return: float | None = None
+    length: int | None = None
+    terminated: bool | None = None
+    truncated: bool | None = None
+    success: bool | None = None
+    digest: str | None = None
+
+    @property
+    def completed(self) -> bool:
+        """True if the episode ran to its end."""
+        return self.status == COMPLETED
+
+    def __repr__(self) -> str:
+        outcome = f"return {self.episode_return}, {self.length} steps"
+        if not self.completed:
+            outcome = f"{self.restarts} restarts"
+        return one_line(
+            self,
+            str(self.index),
+            f"{self.status}, {outcome}",
+            f"digest {(self.digest or 'none')[:16]}",
+        )
+
+    def to_json(self, format: int = FORMAT) -> str:
+        """Return the record as one line, keys in a fixed order; floats read back to the same bits.
+
+        Args:
+            format: the format version of the ledger.
+        """
+        keys = _KEYS[format]
+        return json.dumps({key: getattr(self, name) for name, key in keys.items()})
+
+    @classmethod
+    def from_json(cls, line: str, format: int = FORMAT) -> Episode:
+        """Read a line that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: for anything else, with the key that is wrong.
+        """
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"expected the record of an episode, got no JSON ({error})") from error
+        keys = _KEYS[format]
+        if not isinstance(found, dict) or found.keys() != set(keys.values()):
+            raise ValueError(
+                f"expected the record of an episode, with the keys {', '.join(keys.values())}, "
+                f"got {_shortened(line)}"
+            )
+        record = cls(**{name: found[key] for name, key in keys.items()})
+        for name, (accepts, expected) in _CHECKS[record.status == FAILED].items():
+            value = getattr(record, name)
+            if not accepts(value):
+                raise ValueError(f"expected {keys[name]} to be {expected}, got {_shortened(value)}")
+        return record
+
+
+def ledger_digest(episodes: Iterable[Episode], format: int = FORMAT) -> str:
+    """Return the SHA-256 of the records in the order of their index."""
+    digest = hashlib.sha256()
+    for episode in sorted(episodes, key=lambda episode: episode.index):
+        digest.update(episode.to_json(format).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _keys(**changed: str) -> dict[str, str]:
+    """Return the key of each attribute in the ledger's lines."""
+    names = [field.name for field in fields(Episode)]
+    return {name: changed.get(name, name) for name in names}
+
+
+_RETURN = {"episode_return": "return"}  # a keyword of Python's
+_KEYS = {1: _keys(restarts="retries", **_RETURN), 2: _keys(**_RETURN)}
+KEYS = _KEYS[FORMAT]
+"""The key of each attribute of an :class:`Episode` in a ledger's lines."""
+
+
+def is_count(value: Any) -> bool:
+    """Tell whether a value is an int that is not negative."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def is_digest(value: Any) -> bool:
+    """Tell whether a value is a SHA-256 in hexadecimal."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+_COUNT = (is_count, "an int, and not negative")
+_BOOL = (lambda value: isinstance(value, bool), "true or false")
+_NONE = (lambda value: value is None, "null in an episode that failed")
+_ALWAYS = {
+    "index": _COUNT,
+    "env_seed": _COUNT,
+    "policy_seed": _COUNT,
+    "status": (lambda value: value in (COMPLETED, FAILED), f"{COMPLETED!r} or {FAILED!r}"),
+    "restarts": _COUNT,
+}
+_MEASURED = {
+    "episode_return": (lambda value: isinstance(value, float), "a float"),
+    "length": (lambda value: is_count(value) and value > 0, "a positive int"),
+    "terminated": _BOOL,
+    "truncated": _BOOL,
+    "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "digest": (is_digest, "a SHA-256 in hexadecimal"),
+}
+# The check of each attribute, by whether the episode failed.
+_CHECKS: dict[bool, dict[str, Any]] = {
+    False: {**_ALWAYS, **_MEASURED},
+    True: {**_ALWAYS, **dict.fromkeys(_MEASURED, _NONE)},
+}

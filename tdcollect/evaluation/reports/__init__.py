@@ -1,0 +1,1 @@
+"""Statistics of ledgers, comparisons of them, and their reports."""

@@ -1,0 +1,386 @@
+"""Comparison of policies, episode by episode, on the same episodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tdcollect.display import (
+    count_text,
+    html_table,
+    number_text,
+    one_line,
+    percent_text,
+    text_table,
+)
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.ledger.manifest import manifest_entry
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.comparable import (
+    Evaluation,
+    check_same_episodes,
+    remarks,
+)
+from tdcollect.evaluation.reports.intervals import (
+    check_settings,
+    exact_mean,
+    flips_are_exact,
+    generator,
+    sign_flip_p_value,
+)
+from tdcollect.evaluation.reports.statistics import Quantity, describe, in_order, mean_text
+from tdcollect.text import visible
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The return of one policy minus that of the baseline, episode by episode.
+
+    Attributes:
+        name: the policy.
+        baseline: the policy that it is compared with.
+        episodes: the indices of the episodes that both completed.
+        values: for each of these, the policy's return minus the baseline's.
+        failed: the number of episodes that failed with the policy alone. Like the next two, they
+            have no difference, and do not count below.
+        baseline_failed: the number of episodes that failed with the baseline alone.
+        both_failed: the number of episodes that failed with both.
+        mean: mean return of the policy over ``episodes``; None if there are
+            none.
+        baseline_mean: mean return of the baseline over them.
+        difference: the statistics of ``values``, with their intervals.
+        won: the number of episodes with a higher return of the policy.
+        tied: the number of episodes with equal returns.
+        lost: the number of episodes with a higher return of the baseline.
+        p_value: of the sign-flip permutation test of a mean difference of zero, two-sided.
+        adjusted_p_value: the same by Holm's correction over all policies compared.
+        exact: True if all sign flips were tried, rather than ``resamples`` random ones.
+        confidence: of the intervals; the significance is one minus it.
+    """
+
+    name: str
+    baseline: str
+    episodes: tuple[int, ...]
+    values: tuple[float, ...]
+    failed: int
+    baseline_failed: int
+    both_failed: int
+    mean: float | None
+    baseline_mean: float | None
+    difference: Quantity
+    won: int
+    tied: int
+    lost: int
+    p_value: float | None
+    adjusted_p_value: float | None
+    exact: bool
+    confidence: float
+
+    def __repr__(self) -> str:
+        names = f"{self.name} minus {self.baseline}"
+        counts = (count_text(len(self.values), "episode"), mean_text(self.difference))
+        return one_line(self, names, *counts, f"p-value {_p_text(self.p_value)}")
+
+    def episodes_needed(self, difference: float, power: float = 0.8) -> int:
+        """Return the number of episodes that would show a mean difference this large.
+
+        See :func:`episodes_needed`; with the standard deviation of these differences.
+        """
+        if self.difference.std is None:
+            raise ValueError(
+                "expected at least two episodes that both policies completed, to know how the "
+                f"differences vary, got {len(self.values)}"
+            )
+        return episodes_needed(difference, self.difference.std, power, self.confidence)
+
+    def detectable(self, power: float = 0.8) -> float | None:
+        """Return the mean difference that this many episodes would show with this power.
+
+        This is :func:`episodes_needed` solved for the difference; None for fewer than three
+        episodes.
+        """
+        factor, correction = _sample_size_terms(power, self.confidence)
+        if self.difference.std is None or len(self.values) <= correction:
+            return None
+        return self.difference.std * math.sqrt(factor / (len(self.values) - correction))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Policies compared with the first of them; print it to see a table.
+
+    Attributes:
+        names: the policies, the baseline first.
+        env: the name of the env.
+        episodes: the number of episodes of each evaluation.
+        differences: one for each policy after the first.
+        remarks: other differences of the evaluations, one sentence each.
+        confidence: of every interval.
+        resamples: bootstrap resamples, and random sign flips.
+        seed: the seed of the generators.
+    """
+
+    names: tuple[str, ...]
+    env: str
+    episodes: int
+    differences: tuple[Difference, ...]
+    remarks: tuple[str, ...]
+    confidence: float
+    resamples: int
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain dicts, lists, numbers and None, for JSON.
+
+        The differences of single episodes are left out: the ledgers hold the returns.
+        """
+        short = [replace(d, episodes=(), values=()) for d in self.differences]
+        fields = asdict(replace(self, differences=tuple(short)))
+        for entry, difference in zip(fields["differences"], self.differences, strict=True):
+            del entry["episodes"], entry["values"]
+            entry["detectable"] = difference.detectable()
+        return fields | {name: list(fields[name]) for name in ("names", "differences", "remarks")}
+
+    def __repr__(self) -> str:
+        return one_line(self, self._head(), *(mean_text(d.difference) for d in self.differences))
+
+    def __str__(self) -> str:
+        table = text_table(self.rows(), header=["", *self.names[1:]])
+        return "\n".join([visible(self._head()), "", table, "", *map(visible, self.notes())])
+
+    def _repr_html_(self) -> str:
+        header = ["", *self.names[1:]]
+        return html_table(header, self.rows(), before=[self._head()], after=self.notes())
+
+    def _head(self) -> str:
+        return (
+            f"{self.env}: {', '.join(self.names[1:])} minus {self.names[0]} on the same "
+            f"{count_text(self.episodes, 'episode')}"
+        )
+
+    def rows(self) -> list[list[str]]:
+        """Return the table's rows: a label, then a cell per difference."""
+        percent = percent_text(self.confidence)
+
+        def row(label: str, cell: Any) -> list[str]:
+            return [label, *(cell(difference) for difference in self.differences)]
+
+        rows = [
+            row("episodes compared", lambda d: str(len(d.values))),
+            row("mean return", lambda d: number_text(d.mean)),
+            row(f"mean return of {self.names[0]}", lambda d: number_text(d.baseline_mean)),
+            row("mean difference", lambda d: number_text(d.difference.mean)),
+            row(f"  {percent} interval", lambda d: str(d.difference.mean_interval or "-")),
+            row("standard deviation", lambda d: number_text(d.difference.std)),
+            row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
+            row("p-value", lambda d: _p_text(d.p_value)),
+        ]
+        if len(self.differences) > 1:
+            rows.append(row("  Holm's correction", lambda d: _p_text(d.adjusted_p_value)))
+        rows.append(row("detectable difference", lambda d: number_text(d.detectable())))
+        if any(d.failed or d.baseline_failed or d.both_failed for d in self.differences):
+            rows.append(row("failed, no difference", _failed_text))
+        return rows
+
+    def notes(self) -> list[str]:
+        """Return the notes to the table, one sentence each."""
+        alpha = 1 - self.confidence
+        notes = [
+            "p-value: sign-flip permutation test of the mean difference, two-sided. Detectable: "
+            f"with power 80% at significance {number_text(alpha)}."
+        ]
+        for d in self.differences:
+            if d.failed or d.baseline_failed or d.both_failed:
+                notes.append(
+                    f"{d.name}: of {count_text(self.episodes, 'episode')}, {_failed_text(d)} "
+                    "failed: these have no difference and are not in the numbers."
+                )
+            if d.difference.not_finite:
+                notes.append(
+                    f"{d.name}: {d.difference.not_finite} differences are NaN or infinite: no "
+                    "statistics."
+                )
+            smallest = 2 * 0.5 ** len(d.values)
+            if d.p_value is not None and smallest > alpha:
+                notes.append(
+                    f"{d.name}: with {count_text(len(d.values), 'episode')} no p-value is below "
+                    f"{number_text(smallest)}."
+                )
+        return [*notes, *self.remarks]
+
+
+def compare(
+    first: Evaluation,
+    second: Evaluation,
+    *more: Evaluation,
+    names: Sequence[str] | None = None,
+    confidence: float = 0.95,
+    resamples: int | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Compare policies with the first of them, on the same episodes.
+
+    An episode's start and random numbers affect all policies alike. The difference of two returns
+    of one episode cancels that, and separates policies that two means do not.
+    ``docs/statistics.md`` has the formulas.
+
+    Args:
+        first: the baseline.
+        second: the evaluation to compare with it.
+        more: further ones; each is compared with the baseline.
+        names: the policies' names, in this order; by default those of their classes.
+        confidence: of every interval, between 0 and 1.
+        resamples: the number of bootstrap resamples, and of sign flips, unless there are fewer. By
+            default 10,000, and fewer for more than 2,000 episodes, down to 1,000.
+        seed: the seed of the generators.
+
+    Raises:
+        ValueError: if protocol, env, step limit, or an episode's env seed differ, with each
+            difference; if a number is out of range; if names are not distinct, one per evaluation.
+        ModuleNotFoundError: without scipy, which the extra ``evaluate`` brings.
+    """
+    resamples = check_settings(confidence, resamples, seed, len(first.episodes))
+    evaluations = [first, second, *more]
+    called = _names(evaluations, names)
+    ledgers = [in_order(evaluation.episodes) for evaluation in evaluations]
+    for name, evaluation in zip(called[1:], evaluations[1:], strict=True):
+        check_same_episodes(first, evaluation, called[0], name)
+    differences = [
+        _difference(ledgers[0], ledger, called[0], name, confidence, resamples, seed, place)
+        for place, (name, ledger) in enumerate(zip(called[1:], ledgers[1:], strict=True))
+    ]
+    return Comparison(
+        names=tuple(called),
+        env=str(manifest_entry(first.manifest, "env.id") or "env"),
+        episodes=len(ledgers[0]),
+        differences=_holm(differences),
+        remarks=tuple(
+            remark
+            for name, evaluation in zip(called[1:], evaluations[1:], strict=True)
+            for remark in remarks(first, evaluation, called[0], name)
+        ),
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def episodes_needed(
+    difference: float, std: float, power: float = 0.8, confidence: float = 0.95
+) -> int:
+    """Return the number of episodes that show a mean difference, by a two-sided paired test.
+
+    ``n = (z(1 - a/2) + z(power))^2 (std / difference)^2 + z(1 - a/2)^2 / 2``, rounded up, with
+    ``a = 1 - confidence`` and ``z`` the normal quantile: Guenther, Sample Size Formulas for Normal
+    Theory T Tests, The American Statistician 35(4), 1981.
+
+    Args:
+        difference: the mean difference that matters, in units of return; its sign does not matter.
+        std: the standard deviation of the paired differences, in units of return.
+        power: the chance that the test finds a difference as large as this.
+        confidence: one minus the significance of the test.
+
+    Raises:
+        ValueError: a difference of zero, a negative deviation, or a chance not between 0 and 1.
+    """
+    if not (math.isfinite(difference) and difference):
+        raise ValueError(f"expected a finite difference other than zero, got {difference}")
+    if not (math.isfinite(std) and std >= 0):
+        raise ValueError(f"expected a finite standard deviation, not negative, got {std}")
+    factor, correction = _sample_size_terms(power, confidence)
+    return math.ceil(factor * (std / difference) ** 2 + correction)
+
+
+def _sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
+    for name, chance in [("power", power), ("confidence", confidence)]:
+        if not 0 < chance < 1:
+            raise ValueError(f"expected a {name} between 0 and 1, got {chance}")
+    stats = extra_module("scipy.stats", "the number of episodes needed")
+    z_test, z_power = stats.norm.ppf([0.5 + confidence / 2, power]).tolist()
+    return (z_test + z_power) ** 2, z_test**2 / 2
+
+
+def _difference(
+    baseline: Sequence[Episode],
+    other: Sequence[Episode],
+    baseline_name: str,
+    name: str,
+    confidence: float,
+    resamples: int,
+    seed: int,
+    place: int,
+) -> Difference:
+    both = [(a, b) for a, b in zip(baseline, other, strict=True) if a.completed and b.completed]
+    returns_a = np.array([a.episode_return for a, _ in both], np.float64)
+    returns_b = np.array([b.episode_return for _, b in both], np.float64)
+    values = returns_b - returns_a
+    finite = bool(np.isfinite(values).all())
+    rngs = [generator(seed, place, stream) for stream in range(3)]
+    usable = len(both) > 0 and finite
+    return Difference(
+        name=name,
+        baseline=baseline_name,
+        episodes=tuple(a.index for a, _ in both),
+        values=tuple(values.tolist()),
+        failed=sum(a.completed > b.completed for a, b in zip(baseline, other, strict=True)),
+        baseline_failed=sum(
+            a.completed < b.completed for a, b in zip(baseline, other, strict=True)
+        ),
+        both_failed=sum(
+            not (a.completed or b.completed) for a, b in zip(baseline, other, strict=True)
+        ),
+        mean=exact_mean(returns_b) if usable else None,
+        baseline_mean=exact_mean(returns_a) if usable else None,
+        difference=describe(values, confidence, resamples, rngs[:2]),
+        won=int((values > 0).sum()),
+        tied=int((values == 0).sum()),
+        lost=int((values < 0).sum()),
+        p_value=sign_flip_p_value(values, resamples, rngs[2]) if usable else None,
+        adjusted_p_value=None,
+        exact=flips_are_exact(len(both), resamples),
+        confidence=confidence,
+    )
+
+
+def _holm(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Add the adjusted p-values of Holm, Scandinavian Journal of Statistics 6, 1979."""
+    tested = [place for place, d in enumerate(differences) if d.p_value is not None]
+    tested.sort(key=lambda place: differences[place].p_value or 0.0)
+    adjusted: dict[int, float] = {}
+    running = 0.0
+    for rank, place in enumerate(tested):
+        running = max(running, (len(tested) - rank) * (differences[place].p_value or 0.0))
+        adjusted[place] = min(1.0, running)
+    return tuple(
+        replace(d, adjusted_p_value=adjusted.get(place)) for place, d in enumerate(differences)
+    )
+
+
+def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> list[str]:
+    if names is None:
+        classes = [manifest_entry(e.manifest, "policy.class") or "policy" for e in evaluations]
+        names = [str(name).rpartition(".")[2] for name in classes]
+        if len(set(names)) < len(names):
+            names = [f"{name} {number}" for number, name in enumerate(names, 1)]
+    if len(names) != len(evaluations) or len(set(names)) < len(names):
+        raise ValueError(
+            f"expected {len(evaluations)} distinct names, one per evaluation, got {list(names)}"
+        )
+    return list(names)
+
+
+def _p_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+def _failed_text(difference: Difference) -> str:
+    counts = [
+        (difference.failed, difference.name),
+        (difference.baseline_failed, difference.baseline),
+        (difference.both_failed, "both"),
+    ]
+    return ", ".join(f"{count} with {name}" for count, name in counts if count) or "0"

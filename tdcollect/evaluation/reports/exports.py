@@ -1,0 +1,192 @@
+"""Ledgers in the formats of other tools."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.ledger.records import KEYS, Episode
+from tdcollect.evaluation.reports.statistics import in_order
+from tdcollect.files import write_atomically
+
+Evaluations = Mapping[int, Sequence[Episode]]
+
+
+def write_evaluations_npz(
+    path: str | os.PathLike[str], evaluations: Evaluations, *, drop_failed: bool = False
+) -> Path:
+    """Write ``evaluations.npz``, as Stable-Baselines3's ``EvalCallback`` does.
+
+    With K evaluations of E episodes: ``timesteps [K]`` int64, ``results [K, E]`` float64 (the
+    returns), ``ep_lengths [K, E]`` int64 and, if the env reports it for every episode,
+    ``successes [K, E]`` bool.
+
+    Args:
+        path: the file, ``evaluations.npz`` in the folder that a plotting script is given.
+        evaluations: the number of training steps before each evaluation, and its records; for
+            one evaluation, ``{0: episodes}``.
+        drop_failed: leave out failed episodes, which the format cannot hold.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ValueError: no evaluation; a failed episode without ``drop_failed``; evaluations that are
+            left with different numbers of episodes.
+    """
+    kept = _kept(evaluations, drop_failed, "evaluations.npz")
+    ledgers = list(kept.values())
+    arrays: dict[str, Any] = {
+        "timesteps": np.array(list(kept), np.int64),
+        "results": np.array([[e.episode_return for e in ledger] for ledger in ledgers], np.float64),
+        "ep_lengths": np.array([[e.length for e in ledger] for ledger in ledgers], np.int64),
+    }
+    if _success_known(kept):
+        arrays["successes"] = np.array([[e.success for e in ledger] for ledger in ledgers], bool)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return write_atomically(Path(path), file.getvalue())
+
+
+def write_marl_eval(
+    path: str | os.PathLike[str],
+    evaluations: Evaluations,
+    *,
+    environment: str,
+    task: str,
+    algorithm: str,
+    seed: int,
+    drop_failed: bool = False,
+) -> Path:
+    """Write a run as raw data of marl-eval, beside the other runs in the file.
+
+    ``{environment: {task: {algorithm: {"seed_0": {"step_0": {"step_count": ..., "return": [...],
+    "length": [...]}, ..., "absolute_metrics": {...}}}}}}``, with ``success`` if the env reports it
+    for every episode. The absolute metrics are those of the last evaluation: after training, with
+    the best policy and ten times the episodes, as Gorsane et al. (2022) ask.
+
+    Args:
+        path: the JSON file. A run of this name in it is replaced, all others are kept.
+        evaluations: the number of training steps before each evaluation, and its records, the
+            absolute one last.
+        environment: marl-eval's first level, a suite of tasks.
+        task: a task of the suite.
+        algorithm: the algorithm, plotted as one line.
+        seed: the seed of this training run of the algorithm.
+        drop_failed: leave out failed episodes, which the format cannot hold.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ValueError: no evaluation; a failed episode without ``drop_failed``; a file that holds
+            anything but nested objects.
+    """
+    kept = _kept(evaluations, drop_failed, "marl-eval", ragged=True)
+    with_success = _success_known(kept)
+    run: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    for position, (steps, ledger) in enumerate(kept.items()):
+        metrics = {
+            "return": [e.episode_return for e in ledger],
+            "length": [e.length for e in ledger],
+        }
+        if with_success:
+            metrics["success"] = [float(bool(e.success)) for e in ledger]
+        run[f"step_{position}"] = {"step_count": steps, **metrics}
+    run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
+    file = Path(path)
+    try:
+        data = json.loads(file.read_bytes()) if file.exists() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"expected {file} to hold JSON, to which a run can be added, got something else "
+            f"({error}): name another file"
+        ) from error
+    level = data
+    for key in (environment, task, algorithm):
+        level = level.setdefault(key, {}) if isinstance(level, dict) else None
+    if not isinstance(level, dict):
+        raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
+            f"expected {file} to hold marl-eval's nested objects, environment, task, algorithm; "
+            "it holds something else: name another file"
+        )
+    level[f"seed_{seed}"] = run
+    return write_atomically(file, (json.dumps(data, indent=4) + "\n").encode())
+
+
+def to_pandas(episodes: Sequence[Episode]) -> Any:
+    """Return the ledger as a ``pandas.DataFrame``, one row per episode, by index.
+
+    Columns are the ledger's keys. The values that a failed episode lacks are missing (``NaN``,
+    ``<NA>``); integers and flags keep their kind, in pandas' nullable dtypes.
+
+    Raises:
+        ModuleNotFoundError: without pandas.
+    """
+    pandas = extra_module("pandas", "to_pandas")
+    records = in_order(episodes)
+    columns = {key: [getattr(e, name) for e in records] for name, key in KEYS.items()}
+    frame = pandas.DataFrame(
+        {key: pandas.Series(values, dtype=_dtype(key, values)) for key, values in columns.items()}
+    )
+    return frame.set_index("index")
+
+
+_DTYPES = {
+    "index": "int64",
+    "env_seed": "UInt64",
+    "policy_seed": "UInt64",
+    "status": "string",
+    "restarts": "int64",
+    "return": "float64",
+    "length": "Int64",
+    "terminated": "boolean",
+    "truncated": "boolean",
+    "success": "boolean",
+    "digest": "string",
+}
+
+
+def _dtype(key: str, values: Sequence[Any]) -> str:
+    # Python's ints are unbounded, and an env may be given any seed.
+    too_large = _DTYPES[key] == "UInt64" and any(value >= 2**64 for value in values)
+    return "object" if too_large else _DTYPES[key]
+
+
+def _kept(
+    evaluations: Evaluations, drop_failed: bool, format_name: str, ragged: bool = False
+) -> dict[int, list[Episode]]:
+    """Return the completed episodes of each evaluation, in order of training steps."""
+    if not evaluations:
+        raise ValueError("expected at least one evaluation, as {0: episodes}, got none")
+    kept = {}
+    for steps in sorted(evaluations):
+        records = in_order(evaluations[steps])
+        kept[steps] = [episode for episode in records if episode.completed]
+        failed = len(records) - len(kept[steps])
+        if failed and not drop_failed:
+            raise ValueError(
+                f"expected completed episodes, which is all that {format_name} can hold; got "
+                f"{failed} failed of {len(records)} at step {steps}: pass drop_failed=True to "
+                "leave them out, and say so where you show the numbers"
+            )
+    counts = {steps: len(ledger) for steps, ledger in kept.items()}
+    if not ragged and len(set(counts.values())) > 1:
+        raise ValueError(
+            f"expected the same number of episodes in each evaluation, which {format_name} holds "
+            f"as one array, got, by step, {counts}"
+        )
+    return kept
+
+
+def _success_known(kept: Mapping[int, Sequence[Episode]]) -> bool:
+    said = [episode.success is not None for ledger in kept.values() for episode in ledger]
+    return bool(said) and all(said)

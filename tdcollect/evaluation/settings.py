@@ -1,0 +1,219 @@
+"""The settings of an evaluation: one object, checked before an env is made."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import lru_cache
+from typing import Any, TypedDict, TypeVar, cast
+
+import numpy as np
+import torch
+from torchrl.envs.utils import ExplorationType
+
+from tdcollect.envs.make import BACKENDS
+from tdcollect.evaluation.ledger.records import is_count
+from tdcollect.seeding import env_seed, policy_seed
+
+Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class SettingsArguments(TypedDict, total=False):
+    """The keyword arguments of :class:`EvaluationSettings`, as type checkers read them."""
+
+    env_seeds: Seeds | None
+    exploration_type: ExplorationType
+    max_episode_steps: int | None
+    inference_batch_size: int
+    inference_threads: int
+    eval_mode: bool
+    device: torch.device | str | None
+    env_kwargs: dict[str, Any] | None
+    num_envs: int | None
+    backend: str | None
+    on_env_error: str
+    max_restarts: int
+    fresh_envs: bool | None
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """The settings of an evaluation, as :func:`tdcollect.evaluate` takes them.
+
+    All but the last five decide the episodes' data, and are in the manifest.
+
+    Args:
+        episodes: the number of episodes, of indices from 0; or the indices to run.
+        seed: the root seed.
+        env_seeds: the envs' seeds, in place of those that follow from the root seed: one per
+            episode, a mapping from its index, or a function of its index. Kept as a mapping.
+        exploration_type: of the policy; by default its most likely action.
+        max_episode_steps: truncate episodes at this length.
+        inference_batch_size: the batch size that the policy always runs at, whatever the number of
+            slots: another one rounds differently.
+        inference_threads: the number of torch's threads that the policy always runs with: another
+            one may round differently.
+        eval_mode: run the policy in eval mode, whatever its mode outside; False to keep the modes
+            of its modules. A callable that is not a module runs as it is.
+        device: the device that the policy runs on; None for that of its parameters.
+        env_kwargs: for the env's constructor.
+        num_envs: the number of slots, at most one per episode; None for 16, or for those of the
+            env that is given.
+        backend: of :func:`tdcollect.make_env`, for an id or a callable.
+        on_env_error: ``"restart"`` an episode whose env raises on a new env, or ``"raise"``.
+        max_restarts: the number of restarts before an episode is recorded as failed.
+        fresh_envs: build a new env for each episode; None to do so if the env is found to carry
+            state from one episode into the next.
+
+    Attributes:
+        episode_indices: the indices of the episodes to run.
+
+    Raises:
+        TypeError, ValueError: if a setting cannot be honoured.
+    """
+
+    episodes: int | Sequence[int] = 100
+    seed: int = 0
+    _: KW_ONLY
+    env_seeds: Seeds | None = None
+    exploration_type: ExplorationType = ExplorationType.DETERMINISTIC
+    max_episode_steps: int | None = None
+    inference_batch_size: int = 16
+    inference_threads: int = 1
+    eval_mode: bool = True
+    device: torch.device | str | None = None
+    env_kwargs: dict[str, Any] | None = None
+    num_envs: int | None = None
+    backend: str | None = None
+    on_env_error: str = "restart"
+    max_restarts: int = 2
+    fresh_envs: bool | None = None
+    episode_indices: Sequence[int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        indices = _indices(self.episodes)
+        object.__setattr__(self, "episode_indices", indices)
+        if not is_count(self.seed):
+            raise ValueError(
+                f"expected a root seed that is an int and not negative, got {self.seed!r}"
+            )
+        for name in ("max_episode_steps", "num_envs"):
+            if getattr(self, name) is not None:
+                self._check_positive(name)
+        self._check_positive("inference_batch_size")
+        self._check_positive("inference_threads")
+        if not isinstance(self.eval_mode, bool):
+            raise TypeError(f"expected eval_mode to be a bool, got {self.eval_mode!r}")
+        if self.on_env_error not in ("restart", "raise"):
+            raise ValueError(
+                f"expected on_env_error to be 'restart' or 'raise', got {self.on_env_error!r}"
+            )
+        if not is_count(self.max_restarts):
+            raise ValueError(
+                f"expected max_restarts to be an int and not negative, got {self.max_restarts!r}"
+            )
+        if not isinstance(self.exploration_type, ExplorationType):
+            raise TypeError(
+                "expected exploration_type to be one of torchrl's ExplorationType, got "
+                f"{self.exploration_type!r}"
+            )
+        if self.env_seeds is not None:
+            object.__setattr__(self, "env_seeds", _seed_by_index(self.env_seeds, indices))
+        if self.backend not in (None, *BACKENDS):
+            raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, got {self.backend!r}")
+        if self.device is not None:
+            object.__setattr__(self, "device", torch.device(self.device))
+
+    def _check_positive(self, name: str) -> None:
+        value = getattr(self, name)
+        if not is_count(value) or value < 1:
+            raise ValueError(f"expected {name} to be a positive int, got {value!r}")
+
+    @property
+    def restarts(self) -> int | None:
+        """The number of restarts allowed per episode; None if an env's error is raised."""
+        return self.max_restarts if self.on_env_error == "restart" else None
+
+    def seed_schedule(self) -> Callable[[int], tuple[int, int]]:
+        """Return a function from an episode's index to the seeds of its env and its policy."""
+        root = self.seed
+        if self.env_seeds is None:
+            return _recent(lambda index: (env_seed(root, index), policy_seed(root, index)))
+        given = cast("Mapping[int, int]", self.env_seeds)
+        return _recent(lambda index: (given[index], policy_seed(root, index)))
+
+
+# An episode's seeds are asked for when it starts and when it ends; of a million, few run at once.
+_recent = lru_cache(maxsize=2**14)
+
+
+def takes_settings(function: Function) -> Function:
+    """Show the settings in the signature of a function, in the place of its ``**settings``."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    settings = [
+        inspect.Parameter(
+            entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=entry.type
+        )
+        for entry in fields(EvaluationSettings)
+        if entry.init and entry.name not in signature.parameters
+    ]
+    leading = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+    shown = [*leading, *settings, *own[len(leading) :]]
+    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return function
+
+
+def _indices(episodes: int | Sequence[int]) -> Sequence[int]:
+    """Return the indices of the episodes to run, from their number or themselves."""
+    if is_count(episodes) and int(episodes) <= sys.maxsize:  # type: ignore[arg-type]
+        return range(int(episodes))  # type: ignore[arg-type]
+    if isinstance(episodes, (Sequence, np.ndarray)) and all(map(is_count, episodes)):
+        indices = [int(index) for index in episodes]
+        if len(set(indices)) == len(indices) and max(indices, default=0) <= sys.maxsize:
+            return indices
+    raise ValueError(
+        "expected episodes to be a count, or indices that are not negative, below 2**63 and do not "
+        f"recur, got {episodes!r}"
+    )
+
+
+def _seed_by_index(env_seeds: Seeds, indices: Sequence[int]) -> dict[int, int]:
+    """Return the given seed of each episode, checked."""
+    if callable(env_seeds):
+        given = {index: env_seeds(index) for index in indices}
+    elif isinstance(env_seeds, Mapping):
+        without = next((index for index in indices if index not in env_seeds), None)
+        if without is not None:
+            raise ValueError(f"expected a seed for each episode, got none for episode {without}")
+        given = {index: env_seeds[index] for index in indices}
+    elif isinstance(env_seeds, (Sequence, np.ndarray)):
+        if len(env_seeds) <= max(indices, default=-1):
+            raise ValueError(
+                f"expected a seed for each of the episodes up to index {max(indices)}, got "
+                f"{len(env_seeds)} seeds"
+            )
+        given = {index: env_seeds[index] for index in indices}
+    else:
+        raise TypeError(
+            "expected env_seeds to be one int per episode, or a function of the episode's index, "
+            f"got {env_seeds!r}"
+        )
+    index_of: dict[int, int] = {}
+    for index, value in given.items():
+        if not is_count(value):
+            raise ValueError(
+                f"expected env_seeds that are ints and not negative, got {value!r} for episode "
+                f"{index}"
+            )
+        earlier = index_of.setdefault(int(value), index)
+        if earlier != index:
+            raise ValueError(
+                f"expected a seed of its own for each episode, got {value} for episodes {earlier} "
+                f"and {index}: one would count twice, and intervals would be too narrow; give "
+                "seeds that do not recur"
+            )
+    return {index: int(value) for index, value in given.items()}

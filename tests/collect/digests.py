@@ -1,0 +1,101 @@
+"""Prints digests of what a collector and an evaluation give, as JSON: run it with any tdcollect."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.envs import Compose, InitTracker, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs.utils import ExplorationType
+from torchrl.modules import (
+    GRUModule,
+    NormalParamExtractor,
+    OneHotCategorical,
+    ProbabilisticActor,
+    TanhNormal,
+)
+
+from tdcollect import Collector, EvaluationCollector, make_env
+
+
+def digest(data: TensorDictBase) -> str:
+    """The digest of all entries, their keys, dtypes and shapes."""
+    found = hashlib.sha256()
+    for key, value in sorted(data.items(True, True), key=lambda item: str(item[0])):
+        found.update(f"{key} {value.dtype} {list(value.shape)}".encode())
+        found.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def categorical(env: Any) -> Any:
+    torch.manual_seed(0)
+    net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
+    return ProbabilisticActor(
+        net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
+    )
+
+
+def recurrent(env: Any) -> Any:
+    torch.manual_seed(0)
+    gru = GRUModule(4, 8, in_key="observation", out_key="hidden")
+    head = TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["logits"])
+    return ProbabilisticActor(
+        TensorDictSequential(gru, head), in_keys=["logits"], distribution_class=OneHotCategorical
+    )
+
+
+def squashed(env: Any) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
+    return ProbabilisticActor(
+        TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": -2.0, "high": 2.0},
+        return_log_prob=True,
+    )
+
+
+def cartpole() -> Any:
+    return TransformedEnv(
+        make_env("CartPole-v1", 3), Compose(RewardSum(), StepCounter(max_steps=60), InitTracker())
+    )
+
+
+def pendulum() -> Any:
+    return make_env("Pendulum-v1", 3, max_episode_steps=20)
+
+
+CASES = {
+    "categorical": (cartpole, categorical),
+    "recurrent": (cartpole, recurrent),
+    "squashed": (pendulum, squashed),
+}
+
+
+def main() -> dict[str, Any]:
+    """The digests by episodes and of evaluations, for each kind of policy."""
+    found: dict[str, Any] = {}
+    for name, (make, policy) in CASES.items():
+        env = make()
+        collector = Collector(env, policy(env), frames_per_batch=30)
+        torch.manual_seed(1)
+        found[f"{name}, by frames"] = digest(collector.collect(frames=60, seed=3))
+        found[f"{name}, by episodes"] = digest(collector.collect(episodes=7, seed=3))
+        collector.shutdown()
+        for kind in (ExplorationType.DETERMINISTIC, ExplorationType.RANDOM):
+            env = make()
+            episodes = EvaluationCollector(
+                env, policy(env), episodes=5, exploration_type=kind, in_order=True
+            )
+            found[f"{name}, evaluated {kind.name}"] = [digest(data) for data in episodes]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))

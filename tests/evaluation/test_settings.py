@@ -1,0 +1,91 @@
+"""The settings of an evaluation: one list of them, whoever takes them."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import pytest
+from torchrl.envs import ExplorationType
+
+from tdcollect import EvaluationCollector, EvaluationResult, evaluate
+from tdcollect.cli.commands import evaluate as command
+from tdcollect.evaluation import EvaluationSettings
+from tdcollect.evaluation.ledger.manifest import describe, settings_of
+from tdcollect.evaluation.settings import SettingsArguments
+
+from .envs import Walk
+from .policies import categorical
+
+SETTINGS = {field.name: field.default for field in fields(EvaluationSettings) if field.init}
+
+
+@pytest.mark.parametrize("function", [evaluate, EvaluationCollector])
+def test_the_signature_shows_every_setting_with_its_default(function: Callable[..., Any]) -> None:
+    shown = inspect.signature(function).parameters
+    assert {name: shown[name].default for name in SETTINGS} == SETTINGS
+    assert all(p.kind is not p.VAR_KEYWORD for p in shown.values())
+    assert [p.name for p in shown.values() if p.kind is not p.KEYWORD_ONLY] == [
+        *("env", "policy", "episodes", "seed")
+    ]
+
+
+def test_type_checkers_read_the_same_settings() -> None:
+    types = {field.name: field.type for field in fields(EvaluationSettings) if field.init}
+    flat = {name: hint.__forward_arg__ for name, hint in SettingsArguments.__annotations__.items()}
+    assert flat == {name: types[name] for name in types if name not in ("episodes", "seed")}
+
+
+def test_the_command_line_has_their_defaults() -> None:
+    options = {option.name: option.default for option in command.params}
+    assert SETTINGS.keys() - options.keys() == {"fresh_envs"}
+    for name in ("seed", "inference_batch_size", "inference_threads", "eval_mode"):
+        assert options[name] == SETTINGS[name]
+    assert options["on_env_error"] == SETTINGS["on_env_error"]
+    assert options["max_restarts"] == SETTINGS["max_restarts"]
+    assert options["exploration_type"] == SETTINGS["exploration_type"].name.lower()
+
+
+@pytest.mark.parametrize("function", [evaluate, EvaluationCollector])
+def test_an_unknown_setting_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_env'"):
+        function(Walk, None, 5, num_env=4)
+
+
+@pytest.mark.parametrize("seeds", [range(10, 20), {3: 13, 5: 15}, lambda index: 10 + index])
+def test_env_seeds_are_kept_by_index_and_travel(seeds: Any) -> None:
+    settings = EvaluationSettings([3, 5], env_seeds=seeds, env_kwargs={"a": 1}, device="cpu")
+    again = pickle.loads(pickle.dumps(settings))
+    assert again == settings
+    assert again.env_seeds == {3: 13, 5: 15}
+    one = replace(again, episodes=[5])
+    assert (list(one.episode_indices), one.env_seeds) == ([5], {5: 15})
+    assert one.seed_schedule()(5) == settings.seed_schedule()(5)
+    with pytest.raises(ValueError, match="a seed for each episode, got none for episode 4"):
+        replace(again, episodes=[4])
+
+
+def test_a_bad_device_is_refused_before_an_env_is_made() -> None:
+    with pytest.raises(RuntimeError, match="device"):
+        EvaluationCollector(lambda: pytest.fail("made"), None, device="no such device")
+
+
+def test_a_manifest_gives_back_the_settings_it_was_written_from() -> None:
+    settings = EvaluationSettings(
+        [2, 7],
+        3,
+        env_seeds={2: 20, 7: 70},
+        exploration_type=ExplorationType.RANDOM,
+        max_episode_steps=9,
+        inference_batch_size=4,
+        inference_threads=2,
+    )
+    with EvaluationCollector.from_settings(Walk, categorical(), settings) as collector:
+        manifest = describe(collector)
+        (episode, *_) = (finished.record for finished in collector.run())
+    assert isinstance(EvaluationResult(manifest, [episode]).digest, str)
+    again = settings_of(manifest, episode)
+    assert asdict(again) == asdict(replace(settings, episodes=[episode.index]))

@@ -1,0 +1,60 @@
+"""The workers package: free of torch, and the same code in parent and worker."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tdcollect
+from tdcollect import workers
+
+ROOT = Path(tdcollect.__file__).absolute().parent.parent
+MODULES = [module.name for module in pkgutil.iter_modules(workers.__path__)]
+
+IMPORTS = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+print(*({"torch", "tensordict", "torchrl"} & sys.modules.keys()))
+"""
+
+CHANGED_DIRECTORY = """
+import os, pathlib, sys
+import gymnasium
+from tdcollect import make_env
+
+def make(told):
+    found = sys.modules["tdcollect"].__file__
+    pathlib.Path(told).write_text(f"{found} {sys.path[0]!r} {'torch' in sys.modules}")
+    return gymnasium.make("CartPole-v1")
+
+sys.path.insert(0, "first")
+os.chdir(sys.argv[1])
+make_env(make, 1, backend="process", env_kwargs={"told": sys.argv[2]}).close()
+"""
+
+
+def run(*arguments: str, cwd: Path | None = None) -> str:
+    """The output of a fresh interpreter, in which only sys.path leads to the package."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT) if cwd is None else ""}
+    command = [sys.executable, "-c", *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env=environ, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_of_workers_imports_torch(module: str) -> None:
+    assert run(IMPORTS, f"tdcollect.workers.{module}") == ""
+
+
+def test_a_worker_runs_the_parents_package_wherever_a_relative_path_leads(tmp_path: Path) -> None:
+    (tmp_path / "tdcollect").mkdir()
+    (tmp_path / "tdcollect" / "__init__.py").write_text("raise ImportError('another package')")
+    told = tmp_path / "told"
+    run(CHANGED_DIRECTORY, str(tmp_path), str(told), cwd=ROOT)
+    assert told.read_text() == f"{ROOT / 'tdcollect' / '__init__.py'} 'first' False"

@@ -14,4 +14,5 @@ array_loop = pytest.mark.parametrize("arrays", ["arrays"], indirect=True)
 def on_arrays(name: str, values: Iterable[Any], parent: Iterable[Any] = ()) -> Any:
     """Parametrize ``name``: ``values`` with the loop on arrays, ``parent`` with TorchRL's too."""
     cases = [*((value, "arrays") for value in values), *((value, "parent") for value in parent)]
-    return pytest.mark.parametrize((name, "arrays"), cases, indirect=["arrays"])
+    ids = ["-".join(map(str, v if isinstance(v, tuple) else [v])) + f"-{way}" for v, way in cases]
+    return pytest.mark.parametrize((name, "arrays"), cases, indirect=["arrays"], ids=ids)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
 
 
@@ -35,6 +34,26 @@ class Sound(gym.Env[Any, Any]):
 class WithoutChance(Sound):
     def draw(self) -> Any:
         return np.zeros(2)
+
+
+class Nested(Sound):
+    """Observations in a dict, with a tuple and a discrete part in it."""
+
+    observation_space = spaces.Dict(
+        walk=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        side=spaces.Tuple([spaces.Discrete(2), spaces.Box(-9, 9, (1,), np.float32)]),
+    )
+
+    def _nested(self, walk: Any) -> Any:
+        return {"walk": walk, "side": (np.int64(walk[0] > 0), walk[:1].copy())}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        walk, info = super().reset(seed=seed)
+        return self._nested(walk), info
+
+    def step(self, action: Any) -> Any:
+        walk, *rest = super().step(action)
+        return self._nested(walk), *rest
 
 
 class OwnGenerator(Sound):
@@ -64,6 +83,8 @@ class DrawsFromPython(Sound):
 
 class DrawsFromTorch(Sound):
     def draw(self) -> Any:
+        import torch  # here alone: worker processes import this module
+
         return torch.randn(2).numpy()
 
 

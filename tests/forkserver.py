@@ -1,22 +1,97 @@
-"""Processes from a fork server that has imported everything: spawning each takes seconds."""
+"""Processes forked from a server that has imported what tests need: a fresh one takes seconds.
+
+Each test worker has one server, which starts with its first process and has one thread.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable
+from multiprocessing import forkserver as _server
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
 
 _IMPORTED = [
     "pytest",
+    "gymnasium.vector",
     "matplotlib",
     "scipy.stats",
+    "torch.optim",
+    "torchrl.checkpoint",
+    "torchrl.objectives",
     "tdcollect.collect",
     "tdcollect.evaluation.run",
     "tdcollect.evaluation.request",
 ]
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Ended(NamedTuple):
+    """An ended process, under the names of `subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 def forkserver() -> ForkServerContext:
-    """The context; this process has one server, which starts with its first process."""
+    """Return the context of this process's server, which runs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
+    # It imports what this process would, wherever that has changed its directory to.
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    with mock.patch.dict(os.environ, {**_ONE_THREAD, "PYTHONPATH": path}):
+        _server.ensure_running()
     return context
+
+
+def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """Start a process that runs a function."""
+    process = forkserver().Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def run(
+    function: Callable[..., Any], *arguments: Any, cwd: Path | None = None, seconds: float = 240
+) -> Ended:
+    """Run a function in a process; return its exit code and its output."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = start(_redirected, folder, cwd, function, arguments)
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        texts = [(Path(folder) / name).read_text() for name in ("stdout", "stderr")]
+    assert process.exitcode is not None
+    return Ended(process.exitcode, *texts)
+
+
+def run_script(path: Path, *arguments: Any, cwd: Path | None = None, seconds: float = 240) -> Ended:
+    """Run a Python program, as ``python path arguments`` does."""
+    return run(_script, str(path), [str(a) for a in arguments], cwd=cwd, seconds=seconds)
+
+
+def _script(path: str, arguments: list[str]) -> None:
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, str(Path(path).parent))
+    runpy.run_path(path, run_name="__main__")
+
+
+def _redirected(
+    folder: str, cwd: Path | None, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(f"{folder}/{name}", os.O_CREAT | os.O_WRONLY)
+        os.dup2(file, descriptor)
+        os.close(file)
+    if cwd is not None:
+        os.chdir(cwd)
+    function(*arguments)

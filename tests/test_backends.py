@@ -39,7 +39,8 @@ from tdcollect import GymnasiumEnv, make_env
 from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.stepper import Stepper
-from tests.forkserver import forkserver
+
+from .forkserver import forkserver
 
 N = 3
 SEEDS = [7, 100, 23]
@@ -52,6 +53,7 @@ CUSTOM_KINDS = [*OWN_KINDS, *VECTOR_KINDS]
 """Backends that take any gymnasium env."""
 ENVPOOL_KINDS = ["envpool", "envpool-unbatched"]
 KINDS = [*CUSTOM_KINDS, *ENVPOOL_KINDS]
+MODES_OF_WORKERS = ["async-next-step", "async-same-step"]
 BATCHED_KINDS = [kind for kind in KINDS if "unbatched" not in kind]
 
 
@@ -122,6 +124,10 @@ def env(kind: str) -> Iterator[GymnasiumEnv]:
 
 
 every_kind = pytest.mark.parametrize("kind", KINDS, indirect=True)
+some_kinds = pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in MODES_OF_WORKERS], indirect=True
+)
+"""Each backend, and each mode of vector envs in one process: for the code that all share."""
 batched_kinds = pytest.mark.parametrize("kind", BATCHED_KINDS, indirect=True)
 
 
@@ -420,12 +426,12 @@ def test_infos_have_the_dtypes_of_the_env(counted: TensorDict) -> None:
 # --- with TorchRL ------------------------------------------------------------------------------
 
 
-@every_kind
+@some_kinds
 def test_check_env_specs_passes(env: GymnasiumEnv) -> None:
     check_env_specs(env, seed=0)
 
 
-@every_kind
+@some_kinds
 def test_random_rollouts_run_over_many_episodes(env: GymnasiumEnv) -> None:
     torch.manual_seed(0)
     env.set_seed(0)
@@ -435,7 +441,7 @@ def test_random_rollouts_run_over_many_episodes(env: GymnasiumEnv) -> None:
     assert env.observation_spec["observation"].is_in(batch["observation"][..., 0, :])
 
 
-@every_kind
+@some_kinds
 def test_a_dozen_transforms_compose(env: GymnasiumEnv) -> None:
     stack = Compose(
         InitTracker(),
@@ -611,7 +617,7 @@ def test_set_seed_decides_the_next_reset(kind: str, env: GymnasiumEnv) -> None:
     assert torch.equal(runs[0]["observation"], by_reset["observation"])
 
 
-@every_kind
+@some_kinds
 def test_a_second_close_does_nothing(env: GymnasiumEnv) -> None:
     env.reset()
     env.close()
@@ -619,7 +625,7 @@ def test_a_second_close_does_nothing(env: GymnasiumEnv) -> None:
     assert env.is_closed
 
 
-@every_kind
+@some_kinds
 def test_a_closed_env_says_so(env: GymnasiumEnv) -> None:
     td = env.reset()
     env.close()
@@ -629,7 +635,7 @@ def test_a_closed_env_says_so(env: GymnasiumEnv) -> None:
         env.rand_step(td)
 
 
-@every_kind
+@some_kinds
 def test_a_step_before_the_first_reset_is_refused(env: GymnasiumEnv) -> None:
     td = env.fake_tensordict().exclude("next")
     with pytest.raises(RuntimeError, match=r"expected reset\(\) before the first step\(\)"):

@@ -1,38 +1,42 @@
 """The benchmarks run, and write their table and figures."""
 
+from __future__ import annotations
+
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from .forkserver import run_script
 
 RUN = Path(__file__).parent.parent / "benchmarks" / "run.py"
 
 
-def bench(out, *names):
+def bench(out: Path, *names: str) -> tuple[str, dict[str, Any]]:
     only = [part for name in names for part in ("--only", name)]
-    command = [sys.executable, RUN, "--quick", "--output-dir", out, *only]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_script(RUN, "--quick", "--output-dir", out, *only, cwd=out)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads((out / "results.json").read_text())
 
 
-def header(table):
+def header(table: str) -> list[str]:
     return [name.strip() for name in table.splitlines()[0].strip("|").split("|")]
 
 
-def need(*modules):
+def need(*modules: str) -> None:
     for module in modules:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed; the bench extra brings it")
 
 
-def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_path):
-    need("envpool")
-    printed, results = bench(tmp_path, "transforms-8", "hot-loop")
+def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_path: Path) -> None:
+    """One run of a cell and of the parts that take no other library."""
+    need("envpool", "mujoco")
+    printed, results = bench(tmp_path, "transforms-8", "hot-loop", "monitoring", "workers")
+    page = (tmp_path / "README.md").read_text()
 
     assert header(printed) == [
         "workload",
@@ -47,7 +51,7 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
         "envs alone",
         "policy alone",
     ]
-    assert printed.split("\n\n")[0] in (tmp_path / "README.md").read_text()
+    assert printed.split("\n\n")[0] in page
     (cell,) = results["cells"]
     assert cell["targets"] == {"TorchRL Collector": 2.5}
     assert set(cell["ratios"]["TorchRL Collector"]) == {"median", "low", "high"}
@@ -56,8 +60,20 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
     assert {"torch", "torchrl", "tdcollect"} <= set(results["versions"])
     assert [row["N"] for row in results["hot-loop"]] == [1, 8, 64]
 
+    (row,) = results["monitoring"]  # the cost of statistics
+    assert set(row["ratios"]) >= {"statistics", "statistics, timers"}
+    assert all(ratio["median"] > 0 for ratio in row["ratios"].values())
+    assert "target at most 1.02" in page
 
-def test_evaluators_are_compared(tmp_path):
+    alone, collected = results["workers"]  # against one process
+    cores = str(len(os.sched_getaffinity(0)))
+    assert set(alone["gains"]) == {cores, "AsyncVectorEnv"}
+    assert set(collected["gains"]) == {cores}
+    assert "us per step, N=2" in page
+
+
+@pytest.mark.slow
+def test_evaluators_are_compared(tmp_path: Path) -> None:
     need("stable_baselines3")
     _, results = bench(tmp_path, "evaluating")
     compared = {(row["policy"], row["other"]) for row in results["evaluating"]}
@@ -66,7 +82,8 @@ def test_evaluators_are_compared(tmp_path):
     assert "## Test episodes" in (tmp_path / "README.md").read_text()
 
 
-def test_each_library_takes_its_turn_in_a_cell(tmp_path):
+@pytest.mark.slow
+def test_each_library_takes_its_turn_in_a_cell(tmp_path: Path) -> None:
     need("envpool", "stable_baselines3", "tianshou")
     _, results = bench(tmp_path, "cartpole-1")
 
@@ -83,31 +100,8 @@ def test_each_library_takes_its_turn_in_a_cell(tmp_path):
     assert sum(cell["shares"].values()) == pytest.approx(1)
 
 
-def test_the_cost_of_statistics_is_measured(tmp_path):
-    need("envpool")
-    _, results = bench(tmp_path, "monitoring")
-
-    (row,) = results["monitoring"]
-    assert set(row["ratios"]) >= {"statistics", "statistics, timers"}
-    assert all(ratio["median"] > 0 for ratio in row["ratios"].values())
-    assert "target at most 1.02" in (tmp_path / "README.md").read_text()
-
-
-def test_workers_are_measured_against_one_process(tmp_path):
-    need("envpool", "mujoco")
-    _, results = bench(tmp_path, "workers")
-
-    alone, collected = results["workers"]
-    cores = str(len(os.sched_getaffinity(0)))
-    assert set(alone["gains"]) == {cores, "AsyncVectorEnv"}
-    assert set(collected["gains"]) == {cores}
-    assert "us per step, N=2" in (tmp_path / "README.md").read_text()
-
-
-def test_an_unknown_cell_is_refused_with_the_names_that_there_are():
-    done = subprocess.run(
-        [sys.executable, RUN, "--only", "pong"], capture_output=True, text=True, check=False
-    )
+def test_an_unknown_cell_is_refused_with_the_names_that_there_are(tmp_path: Path) -> None:
+    done = run_script(RUN, "--only", "pong", cwd=tmp_path)
 
     assert done.returncode == 2
     assert "invalid choice: 'pong'" in done.stderr

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -23,16 +21,14 @@ from tdcollect import load_checkpoint, save_checkpoint
 from tdcollect.files import write_atomically
 from tdcollect.states import pack, unpack
 
+from .forkserver import start
+
 pytestmark = pytest.mark.behaviour(29)
 
-SCRIPT = """
-import itertools, sys, torch
-from tdcollect import save_checkpoint
 
-print("ready", flush=True)
-for number in itertools.count(int(sys.argv[2]) + 1):
-    save_checkpoint(sys.argv[1], number=number, tensor=torch.full((2_000_000,), float(number)))
-"""
+def save_for_ever(path: Path, number: int) -> None:
+    for i in itertools.count(number):
+        save_checkpoint(path, number=i, tensor=torch.full((2_000_000,), float(i)))
 
 
 def test_killed_while_saving_the_previous_checkpoint_is_whole(tmp_path: Path) -> None:
@@ -42,19 +38,12 @@ def test_killed_while_saving_the_previous_checkpoint_is_whole(tmp_path: Path) ->
     torn = 0
     for _ in range(3):
         before = int(load_checkpoint(path)["number"])
-        child = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(path), str(before)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert child.stdout is not None
-        child.stdout.readline()
+        child = start(save_for_ever, path, before + 1)
         while load_checkpoint(path)["number"] == before:  # whole at each moment, too
             time.sleep(0.01)
         time.sleep(random.uniform(0, 0.2))
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
+        child.kill()
+        child.join()
         torn += len(list(tmp_path.glob(".*.part")))
         found = load_checkpoint(path)
         assert found["number"] > before

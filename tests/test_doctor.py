@@ -9,12 +9,10 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import doctor_envs as envs
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +25,8 @@ from tdcollect.testing import Divergence, Finding, Report, diagnose
 from tdcollect.testing.doctor.collecting import _compare_with_plain_loop
 from tdcollect.testing.doctor.diagnose import GROUPS
 from tdcollect.testing.doctor.examination import Examination
+
+from . import doctor_envs as envs
 
 ENVS = Path(__file__).with_name("doctor_envs.py")
 SLOW = ("batches", "speed")  # they start processes, and measure
@@ -498,28 +498,8 @@ def test_bad_arguments() -> None:
         diagnose("CartPole-v1", skip=["wind"])
 
 
-class Nested(envs.Sound):
-    """Observations in a dict, with a tuple and a discrete part in it."""
-
-    observation_space = spaces.Dict(
-        walk=spaces.Box(-np.inf, np.inf, (2,), np.float32),
-        side=spaces.Tuple([spaces.Discrete(2), spaces.Box(-9, 9, (1,), np.float32)]),
-    )
-
-    def _nested(self, walk: Any) -> Any:
-        return {"walk": walk, "side": (np.int64(walk[0] > 0), walk[:1].copy())}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        walk, info = super().reset(seed=seed)
-        return self._nested(walk), info
-
-    def step(self, action: Any) -> Any:
-        walk, *rest = super().step(action)
-        return self._nested(walk), *rest
-
-
 def test_nested_observations() -> None:
-    report = diagnose(Nested, max_episode_steps=60, skip=["speed"])
+    report = diagnose(envs.Nested, max_episode_steps=60, skip=["speed"])
     assert by_status(report, "failed") == by_status(report, "warned") == set(), report
 
 

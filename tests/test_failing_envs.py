@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from faulty_envs import IN_STEP, IN_WORKERS, RULES, faulty_env
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -26,6 +25,8 @@ from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.errors import RestartsExhausted, SlotError
 from tdcollect.seeding import restart_seed
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
+
+from .faulty_envs import IN_STEP, IN_WORKERS, RULES, faulty_env
 
 FAULTS = [
     *(pytest.param(backend, what) for backend in ("serial", "process") for what in IN_STEP),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from functools import partial
 from typing import Any
@@ -110,11 +109,6 @@ def test_a_vector_env_brings_its_number(log: list[str], options: dict[str, Any])
 def test_closing_closes_each_slot(log: list[str]) -> None:
     make_env(lambda: Plain(log), num_envs=2).close()
     assert log == ["made", "made", "closed", "closed"]
-
-
-def test_importing_makes_no_extra_needed() -> None:
-    check = "import sys, tdcollect.envs; assert 'envpool' not in sys.modules"
-    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 # --- refused before an env is made -------------------------------------------------------------

@@ -9,9 +9,10 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from private_names import Names, check_module, check_source, is_foreign, is_private, modules
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, Transform
+
+from .private_names import Names, check_module, check_source, is_foreign, is_private, modules
 
 OVERRIDDEN = {
     "Collector": {

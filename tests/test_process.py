@@ -19,7 +19,6 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from process_envs import Drawn, Odd, Painter
 
 from tdcollect import make_env
 from tdcollect.envs.backend import Backend, SlotBuffers
@@ -30,6 +29,8 @@ from tdcollect.envs.stepper import Stepper
 from tdcollect.workers import pool as pool_module
 from tdcollect.workers.launch import WorkerLost
 from tdcollect.workers.pool import usable_cores
+
+from .process_envs import Drawn, Odd, Painter
 
 METHODS = ["spawn", "fork"]
 every_method = pytest.mark.parametrize("method", METHODS)

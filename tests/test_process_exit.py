@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tdcollect.envs  # noqa: F401 (so that forked programs need not import it)
+from .forkserver import forkserver
 
 SCRIPT = """
 import os, signal, sys, time
-sys.path.insert(0, {tests!r})
-from process_envs import Odd
+sys.path.insert(0, {root!r})
+from tests.process_envs import Odd
 from functools import partial
 from tdcollect import make_env
 
@@ -34,7 +33,7 @@ print("ready", flush=True)
 """
 STEP = "td = env.step(td.set('action', action))['next']"
 STEPS = f"while True: {STEP}"
-TESTS = str(Path(__file__).parent)
+ROOT = str(Path(__file__).parents[1])
 
 
 def runs(pid: int) -> bool:
@@ -54,88 +53,104 @@ def gone(pids: list[int], seconds: float = 10) -> bool:
     return True
 
 
+# Imports what programs need and forks a child for each; the child ends as any interpreter does.
+PARENT = """
+import json, os, signal, sys
+import gymnasium, numpy, torch, tdcollect.envs
+
+for line in sys.stdin:
+    code, out, errors = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(child, flush=True)
+    sys.stdin.readline()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+os.setsid()
+os.dup2(os.open(out, os.O_WRONLY), 1)
+os.dup2(os.open(errors, os.O_WRONLY), 2)
+exec(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[subprocess.Popen[str]]:
+    """A fresh interpreter that forks programs."""
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        yield process
+
+
 class Program:
     """A program that makes an env with two workers, in a session of its own.
 
     Args:
-        code: what it runs.
-        fresh: in a fresh interpreter, which matters where its own end does; else in a fork of this
-            one, which has imported all that it needs.
+        code: the program.
+        parent: forks it.
+        folder: for its output.
     """
 
-    def __init__(self, code: str, fresh: bool) -> None:
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        read, write = os.pipe()
-        self.lines = os.fdopen(read)
-        if fresh:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdout=write,
-                stderr=self.errors,
-                start_new_session=True,
-            )
-            self.pid = self.process.pid
-        else:
-            self.process = None
-            self.pid = os.fork()
-            if not self.pid:
-                self._run(code, write)
-        os.close(write)
+    def __init__(self, code: str, parent: subprocess.Popen[str], folder: Path) -> None:
+        self.parent, self.errors, out = parent, folder / "errors", folder / "out"
+        self.errors.touch()
+        os.mkfifo(out)
+        self._ask(json.dumps([code, str(out), str(self.errors)]))
+        self.pid, self.ended = self._answer(), False
+        self.lines = out.open()
         self.workers = [int(pid) for pid in self.lines.readline().split()]
         assert len(self.workers) == 2, self.told()
         assert self.lines.readline() == "ready\n"
 
-    def _run(self, code: str, out: int) -> None:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.dup2(out, 1)
-        os.dup2(self.errors.fileno(), 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        ended = 1
-        try:
-            exec(code, {})
-            ended = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(ended)
+    def _ask(self, line: str) -> None:
+        assert self.parent.stdin is not None
+        self.parent.stdin.write(line + "\n")
+
+    def _answer(self) -> int:
+        assert self.parent.stdout is not None
+        return int(self.parent.stdout.readline())
 
     def wait(self) -> int:
         """Wait for the program; its exit code."""
-        if self.process is not None:
-            return self.process.wait(30)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.ended = True
+        self._ask("wait")
+        return self._answer()
 
     def told(self) -> str:
         """The program's standard error."""
-        self.errors.seek(0)
-        return self.errors.read()
+        return self.errors.read_text()
 
     def named_memory(self) -> set[str]:
-        """Named shared memory of its workers, except what forks inherited from here."""
+        """Named shared memory of its workers."""
         texts = [Path(f"/proc/{pid}/maps").read_text() for pid in self.workers]
         assert all("/memfd:tdcollect (deleted)" in text for text in texts)
-        here = Path("/proc/self/maps").read_text().split()
-        named = {word for text in texts for word in text.split() if word.startswith("/dev/shm")}
-        return named - set(here)
+        return {word for text in texts for word in text.split() if word.startswith("/dev/shm")}
 
 
 @pytest.fixture
-def start() -> Iterator[Any]:
+def start(parent: subprocess.Popen[str], tmp_path: Path) -> Iterator[Any]:
     """Starts programs; kills what is left of them at the end, and says so."""
     started: list[Program] = []
 
-    def launch(method: str, rest: str, what: str = "", fresh: bool = False) -> Program:
-        code = SCRIPT.format(tests=TESTS, what=what, method=method, rest=rest)
-        started.append(Program(code, fresh))
+    def launch(method: str, rest: str, what: str = "") -> Program:
+        code = SCRIPT.format(root=ROOT, what=what, method=method, rest=rest)
+        started.append(Program(code, parent, tmp_path))
         return started[-1]
 
     yield launch
     for program in started:
+        if not program.ended:
+            os.kill(program.pid, signal.SIGKILL)
+            program.wait()
         program.lines.close()
-        program.errors.close()
     left = [pid for program in started for pid in program.workers if runs(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -148,14 +163,14 @@ every_method = pytest.mark.parametrize("method", ["spawn", "fork"])
 @every_method
 @pytest.mark.parametrize("rest", [f"{STEP}; env.close()", STEP], ids=["closed", "not closed"])
 def test_a_normal_end(start: Any, method: str, rest: str) -> None:
-    program = start(method, rest, fresh=True)
+    program = start(method, rest)
     assert program.wait() == 0
     assert not any(map(runs, program.workers))
     assert program.told() == ""
 
 
 def test_an_env_that_raises(start: Any) -> None:
-    program = start("spawn", STEPS, what="raise_", fresh=True)
+    program = start("spawn", STEPS, what="raise_")
     assert program.wait() == 1
     assert not any(map(runs, program.workers))
     told = "SlotError: the env failed in step() of slot 0, episode 0, step 1: ZeroDivisionError"
@@ -165,7 +180,7 @@ def test_an_env_that_raises(start: Any) -> None:
 
 @every_method
 def test_ctrl_c_ends_with_the_parents_traceback_alone(start: Any, method: str) -> None:
-    program = start(method, STEPS, fresh=True)
+    program = start(method, STEPS)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to parent and workers
     assert program.wait() != 0
     assert not any(map(runs, program.workers))
@@ -281,14 +296,14 @@ def _use(method: str) -> None:
 
 @every_method
 def test_it_runs_inside_a_daemonic_process_of_multiprocessing(method: str) -> None:
-    child = multiprocessing.get_context("fork").Process(target=_use, args=(method,), daemon=True)
+    child = forkserver().Process(target=_use, args=(method,), daemon=True)
     child.start()
     child.join(20)
     assert child.exitcode == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["spawn", "fork"])
 def test_it_runs_inside_processes_of_any_start_method(context: str) -> None:
     child = multiprocessing.get_context(context).Process(target=_use, args=("spawn",), daemon=True)
     child.start()

@@ -132,7 +132,9 @@ def test_closing_twice_is_safe(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_closing_after_a_failure_is_safe(backend: str) -> None:
-    env = make_env(Tuned, 2, backend=backend, env_kwargs={"step": np.nan}, check_finite=True)
+    workers = {} if backend == "serial" else {"start_method": "fork"}  # spawned, they import torch
+    broken = {"env_kwargs": {"step": np.nan}, "check_finite": True}
+    env = make_env(Tuned, 2, backend=backend, **broken, **workers)
     collector = Collector(env, frames_per_batch=20)
     with pytest.raises(SlotError, match="expected finite numbers"):
         collector.rollout()

@@ -16,7 +16,8 @@ from gymnasium.vector import VectorWrapper as Wrapper
 from gymnasium.wrappers import vector as many
 
 from tdcollect import Collector, make_env
-from tests.test_backends import SEEDS, N, assert_plays_as, plain_loop, play
+
+from .test_backends import SEEDS, N, assert_plays_as, plain_loop, play
 
 MODES = pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
 SINGLY = [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]

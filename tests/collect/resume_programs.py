@@ -1,9 +1,8 @@
-"""Collections saved in one process and resumed in another: run with ``-m`` and a folder."""
+"""Collections saved in one process and resumed in another."""
 
 from __future__ import annotations
 
 import random
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -180,7 +179,9 @@ CASES: dict[str, Callable[[], Collector]] = {
         collector, Frail, backend="process", start_method="fork", **frail
     ),
     "snapshots": partial(collector, limited_dice),
-    "snapshots in workers": partial(collector, limited_dice, backend="process"),
+    "snapshots in workers": partial(
+        collector, limited_dice, backend="process", start_method="fork"
+    ),
 }
 
 
@@ -248,7 +249,8 @@ def second_half(case: str, folder: Path) -> dict[str, Any]:
         made.shutdown()
 
 
-def main(folder: Path) -> None:
+def second_halves(folder: Path) -> None:
+    """Run all cases from their checkpoints; write what each gives beside."""
     torch.set_num_threads(1)
     for case in CASES:
         with warnings.catch_warnings(record=True) as caught:
@@ -256,7 +258,3 @@ def main(folder: Path) -> None:
             result = second_half(case, folder)
         result["lost"] = [str(w.message) for w in caught if "resumed" in str(w.message)]
         torch.save(result, folder / f"{case}.after.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

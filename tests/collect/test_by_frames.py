@@ -20,6 +20,7 @@ from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, cou
 
 from . import policies
 from .envs import ENVS, Toy, box, make_toy
+from .loops import on_arrays
 from .oracle import (
     UPSTREAM,
     Script,
@@ -65,14 +66,14 @@ def counting() -> Collector:
 
 
 @pytest.mark.behaviour(1)
-@pytest.mark.parametrize("env", ENVS)
+@on_arrays("env", ENVS, parent=["toy", "toy-unbatched", "torchrl-serial-of-ours"])
 def test_batches_are_those_of_torchrls_collector(env: str) -> None:
     policy = policies.random_policy if env == "mock-agents" else policies.actor
     theirs = run(ParentCollector, ENVS[env], policy, iterate())
     assert_same_record(run(Collector, ENVS[env], policy, by_frames()), theirs)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@on_arrays("policy", POLICIES, parent=["one-hot", "carries-memory", "alternates-unbatched"])
 def test_batches_of_any_policy_are_those_of_torchrls_collector(policy: str) -> None:
     make_env, make_policy = policies.case(policy)
     theirs = run(

@@ -143,6 +143,7 @@ def drain(collector: BaseCollector, count: int) -> list[TensorDictBase]:
         collector.shutdown()
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("sync", [True, False])
 def test_workers_run_ours(sync: bool) -> None:
     collector = Collector(
@@ -154,6 +155,7 @@ def test_workers_run_ours(sync: bool) -> None:
         assert (batch["ours"] == 1).all()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_backend_from_the_context() -> None:
     with torchrl.service_backend("process"):
         collector = Collector(make_toy_env, NamesItsCollector(), frames_per_batch=8, sync=True)
@@ -162,6 +164,7 @@ def test_backend_from_the_context() -> None:
     assert (batch["ours"] == 1).all()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_collector_class_in_the_backend_options_is_kept() -> None:
     collector = Collector(
         [make_toy_env],

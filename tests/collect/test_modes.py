@@ -17,7 +17,8 @@ from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
 
 from tdcollect import Collector, make_env
 from tdcollect.collect.fast.samplers import GlobalNoise, sampler
-from tests.collect.oracle import UPSTREAM, batches, check_same
+
+from .oracle import UPSTREAM, batches, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 

@@ -11,16 +11,19 @@ from tdcollect import make_env
 
 from . import policies, transforms
 from .envs import ENVS, Toy, box
+from .loops import array_loop, on_arrays
 from .oracle import UPSTREAM, check_same
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
 
+@array_loop
 @pytest.mark.parametrize("env", ENVS)
 def test_random_policy_on_every_env(env: str) -> None:
     check_same(ENVS[env], policies.random_policy)
 
 
+@array_loop
 @pytest.mark.parametrize("env", ENVS)
 def test_sampling_actor_on_every_env(env: str) -> None:
     check_same(ENVS[env], policies.actor)
@@ -31,7 +34,7 @@ def test_every_policy(policy: str) -> None:
     check_same(*policies.case(policy))
 
 
-@pytest.mark.parametrize("transform", transforms.TRANSFORMS)
+@on_arrays("transform", transforms.TRANSFORMS, parent=["books", "norm", "vec-norm"])
 def test_sampling_actor_under_every_transform(transform: str) -> None:
     check_same(lambda: transforms.make(transform), policies.actor)
 

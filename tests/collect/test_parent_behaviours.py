@@ -5,8 +5,9 @@ Each test is a script: what is done to a collector, and what is seen of it.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from tdcollect import Collector, make_env
 
 from . import policies, transforms
 from .envs import ENVS, make_toy
+from .loops import array_loop, on_arrays
 from .oracle import (
     UPSTREAM,
     assert_same,
@@ -45,8 +47,21 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 FEW = ("toy", "toy-unbatched")
 
 
-def on(*names: str) -> Any:
-    return pytest.mark.parametrize("pair", names or tuple(PAIRS))
+def on(first: str, *names: str) -> Any:
+    """Parametrize ``pair``: all on arrays, the first on TorchRL's loop too."""
+    return on_arrays("pair", (first, *names), parent=[first])
+
+
+def one_by_one(choices: Iterable[str], first: str, *others: str, parent: Iterable[str]) -> Any:
+    """Parametrize ``case``: each choice on the first pair and, in turns, on one of the others.
+
+    Args:
+        parent: the choices that our own code meets around TorchRL's loop.
+    """
+    choices = tuple(choices)
+    turns = zip(choices, itertools.cycle(others), strict=False)
+    cases = [(first, choice) for choice in choices] + [(pair, choice) for choice, pair in turns]
+    return on_arrays("case", cases, parent=[(first, choice) for choice in parent])
 
 
 # ----------------------------------------------------------------------------- options, one by one
@@ -97,9 +112,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@on("toy", "toy-unbatched", "books")
-@pytest.mark.parametrize("option", OPTIONS)
-def test_option(pair: str, option: str) -> None:
+AROUND = [
+    *("split-trajectories", "cat-trajectories", "set-truncated", "reset-and-truncate"),
+    *("init-random-frames", "same-td", "compact-obs", "no-trajectory-ids", "no-buffers"),
+    *("register-transforms", "postproc-function", "postproc-split", "storing-device", "device"),
+]
+
+
+@one_by_one(OPTIONS, "toy", "toy-unbatched", "books", parent=AROUND)
+def test_option(case: tuple[str, str]) -> None:
+    pair, option = case
     check_same(*PAIRS[pair], make_options=lambda: OPTIONS[option])
 
 
@@ -115,6 +137,7 @@ def test_max_frames_with_split_trajectories_and_compact_observations(pair: str) 
     check_same(*PAIRS[pair], make_options=lambda: options)
 
 
+@array_loop
 @pytest.mark.parametrize("policy", ["tanh-normal", "one-hot", "epsilon-greedy", "delta", "context"])
 @pytest.mark.parametrize("kind", list(ExplorationType))
 def test_exploration_type(policy: str, kind: ExplorationType) -> None:
@@ -122,18 +145,21 @@ def test_exploration_type(policy: str, kind: ExplorationType) -> None:
     check_same(*policies.case(policy), make_options=lambda: {"exploration_type": kind}, catch=True)
 
 
+@array_loop
 @pytest.mark.parametrize("option", ["device", "storing-device", "policy-device", "no-buffers"])
 @pytest.mark.parametrize("env", ["cartpole-device", "mock-many-keys", "torchrl-gym"])
 def test_devices_on_other_envs(env: str, option: str) -> None:
     check_same(ENVS[env], policies.actor, make_options=lambda: OPTIONS[option])
 
 
+@array_loop
 @pytest.mark.parametrize("option", ["no-buffers", "compact-obs", "storing-device", "set-truncated"])
 @pytest.mark.parametrize("policy", ["hidden-outputs", "actor-value", "reads-everything"])
 def test_options_with_other_policies(policy: str, option: str) -> None:
     check_same(*policies.case(policy), make_options=lambda: OPTIONS[option])
 
 
+@array_loop
 @pytest.mark.parametrize("option", ["no-buffers", "compact-obs", "split-trajectories", "device"])
 @pytest.mark.parametrize("env", ["toy-nested", "toy-infos", "cartpole-books", "frozen-lake"])
 def test_options_on_other_envs(env: str, option: str) -> None:
@@ -143,13 +169,21 @@ def test_options_on_other_envs(env: str, option: str) -> None:
 # ------------------------------------------------------------------------------ recurrent policies
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-@pytest.mark.parametrize("env", ["cartpole", "cartpole-unbatched", "cartpole-init", "torchrl-gym"])
-def test_recurrent_policy_with_registered_transforms(env: str, kind: str) -> None:
+@on_arrays(
+    "case",
+    [
+        *(("cartpole", "lstm"), ("cartpole-unbatched", "gru"), ("cartpole-init", "gru")),
+        *(("torchrl-gym", "lstm"),),
+    ],
+    parent=[("cartpole", "gru")],
+)
+def test_recurrent_policy_with_registered_transforms(case: tuple[str, str]) -> None:
+    env, kind = case
     options = {"auto_register_policy_transforms": True, "frames_per_batch": 60}
     check_same(ENVS[env], partial(policies.recurrent, kind), make_options=lambda: options)
 
 
+@array_loop
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_recurrent_policy_with_explicit_primers(kind: str) -> None:
     def make() -> Any:
@@ -219,9 +253,13 @@ BUFFERS: dict[str, dict[str, Any]] = {
 }
 
 
-@on("toy", "toy-unbatched", "books")
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_replay_buffer(pair: str, kind: str) -> None:
+@one_by_one(
+    BUFFERS,
+    *("toy", "toy-unbatched", "books"),
+    parent=["extend", "extend-postproc", "extend-random", "add", "trajectories"],
+)
+def test_replay_buffer(case: tuple[str, str]) -> None:
+    pair, kind = case
     make_options, script = with_buffer(**BUFFERS[kind])
     check_same(*PAIRS[pair], script, make_options)
 
@@ -269,9 +307,14 @@ def test_async_shutdown_stops_an_endless_start() -> None:
 # --------------------------------------------------------------------------------------- iteration
 
 
-@on("toy", "toy-unbatched", "torchrl")
-@pytest.mark.parametrize("total", [60, 70, 1])
-def test_total_frames(pair: str, total: int) -> None:
+@on_arrays(
+    "case",
+    [("toy", 60), ("toy", 70), ("toy", 1), ("toy-unbatched", 70), ("torchrl", 70)],
+    parent=[("toy", 70)],
+)
+def test_total_frames(case: tuple[str, int]) -> None:
+    pair, total = case
+
     def script(collector: Any) -> Iterator[Any]:
         yield len(collector)
         yield from collector
@@ -457,18 +500,27 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@on(*FEW)
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_happens_between_batches(pair: str, change: str) -> None:
+CHANGES_AROUND = [
+    *("weights-in-place", "weights-from-policy", "weights-from-tensordict", "submodule-replaced"),
+    *("reset", "reset-seed", "env-stepped", "env-reset", "exploration-type", "hook-set"),
+    *("postproc-set", "fake-tensordict", "state-dict", "another-iterator"),
+]
+
+
+@one_by_one(CHANGES, *FEW, parent=CHANGES_AROUND)
+def test_what_happens_between_batches(case: tuple[str, str]) -> None:
+    pair, change = case
     check_same(*PAIRS[pair], between(CHANGES[change]))
 
 
+@array_loop
 @pytest.mark.parametrize("change", ["weights-in-place", "reset", "env-stepped", "eval"])
-@on("books", "torchrl")
+@pytest.mark.parametrize("pair", ["books", "torchrl"])
 def test_what_happens_between_batches_elsewhere(pair: str, change: str) -> None:
     check_same(*PAIRS[pair], between(CHANGES[change]))
 
 
+@array_loop
 @pytest.mark.parametrize("index", [0, 2, [0, 2], torch.tensor([True, False, True])])
 @pytest.mark.parametrize("pair", ["toy", "books"])
 def test_reset_of_some_slots(pair: str, index: Any) -> None:
@@ -523,9 +575,14 @@ def test_a_batch_changed_by_its_user_changes_nothing_else(pair: str) -> None:
     check_same(*PAIRS[pair], script)
 
 
-@on("toy", "toy-unbatched", "books", "function")
-@pytest.mark.parametrize("option", ["no-buffers", "buffers", "compact-obs", "device"])
-def test_a_batch_given_out_never_changes(pair: str, option: str) -> None:
+@one_by_one(
+    ["no-buffers", "buffers", "compact-obs", "device"],
+    *("toy", "toy-unbatched", "books", "function"),
+    parent=["buffers"],
+)
+def test_a_batch_given_out_never_changes(case: tuple[str, str]) -> None:
+    pair, option = case
+
     def script(collector: Any) -> Iterator[Any]:
         stream = iter(collector)
         given = [next(stream) for _ in range(2)]
@@ -634,9 +691,14 @@ def test_state_dict_goes_over_to_a_new_collector(pair: str) -> None:
     check_same(make, policy, script)
 
 
-@on("toy", "toy-unbatched", "books", "torchrl")
-@pytest.mark.parametrize("option", ["buffers", "no-buffers", "compact-obs", "set-truncated"])
-def test_fake_tensordict(pair: str, option: str) -> None:
+@one_by_one(
+    ["buffers", "no-buffers", "compact-obs", "set-truncated"],
+    *("toy", "toy-unbatched", "books", "torchrl"),
+    parent=["buffers"],
+)
+def test_fake_tensordict(case: tuple[str, str]) -> None:
+    pair, option = case
+
     def script(collector: Any) -> Iterator[Any]:
         yield collector.fake_tensordict()
         yield from batches(1)(collector)
@@ -754,6 +816,7 @@ def test_an_opaque_policy_is_given_the_same_at_each_step(pair: str) -> None:
     check_same(PAIRS[pair][0], Recorder, script)
 
 
+@array_loop
 @pytest.mark.parametrize("over", [False, True])
 @pytest.mark.parametrize("env", ["toy", "toy-unbatched"])
 def test_an_unknown_transform_is_given_the_same_at_each_step(env: str, over: bool) -> None:
@@ -773,6 +836,7 @@ def test_an_unknown_transform_is_given_the_same_at_each_step(env: str, over: boo
     check_same(make, policies.actor, script)
 
 
+@array_loop
 def test_serial_env_of_ours_takes_its_arguments() -> None:
     def make() -> Any:
         return SerialEnv(2, partial(make_env, make_toy), create_env_kwargs=[{}, {"is_init": False}])

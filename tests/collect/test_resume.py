@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -21,6 +18,7 @@ from torchrl.envs import GymEnv
 
 from tdcollect import Collector, make_env
 
+from ..forkserver import run as forked
 from .oracle import UPSTREAM, assert_same
 from .resume_programs import (
     CASES,
@@ -33,6 +31,7 @@ from .resume_programs import (
     make,
     normed,
     second_half,
+    second_halves,
     seed_all,
 )
 
@@ -46,11 +45,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any
     """The data of each collection, uninterrupted and resumed in a second process."""
     folder = tmp_path_factory.mktemp("halves")
     expected = {case: first_half(case, folder) for case in CASES}
-    path = os.pathsep.join([str(TESTS), *sys.path])
-    program = [sys.executable, "-m", "collect.resume_programs", str(folder)]
-    done = subprocess.run(
-        program, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, cwd=folder
-    )
+    done = forked(second_halves, folder, cwd=folder)
     assert not done.returncode, done.stderr[-3000:]
     return {case: (expected[case], torch.load(folder / f"{case}.after.pt")) for case in CASES}
 
@@ -146,7 +141,14 @@ LOST = {
         r"slots \[0, 1, 2\]: its episode came out differently as it was",
     ),
     "own generator in workers": (
-        partial(collector, NoSnapshot, max_episode_steps=50, backend="process", num_workers=2),
+        partial(
+            collector,
+            NoSnapshot,
+            max_episode_steps=50,
+            backend="process",
+            num_workers=2,
+            start_method="fork",
+        ),
         "its episode came out differently",
     ),
     "vector env": (
@@ -428,6 +430,7 @@ def test_torch_save_and_load_of_weights_only(tmp_path: Path, case: str) -> None:
     other.shutdown()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_collectors_in_other_processes_hand_their_states_over() -> None:
     def build() -> Any:
         return Collector(

@@ -183,12 +183,11 @@ def test_the_mode_of_the_policy_is_in_the_manifest_and_replayed(typed, flag, mod
 
 def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
     contrib = pytest.importorskip("sb3_contrib")
-    sys.path.insert(0, str(ROOT / "tests"))
-    from evaluation.test_sb3 import Doors
+    from .test_sb3 import Doors
 
     model = contrib.MaskablePPO("MlpPolicy", Doors(), n_steps=8, batch_size=8, device="cpu")
     model.save(here / "model.zip")
-    (here / "doors.py").write_text("from evaluation.test_sb3 import Doors\n")
+    (here / "doors.py").write_text(f"from {Doors.__module__} import Doors\n")
     command = "evaluate doors.py:Doors --policy sb3 --checkpoint model.zip --episodes 3 --json"
     status, out, err = typed(command)
     assert status == 0, err

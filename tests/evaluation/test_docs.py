@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import subprocess
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ..forkserver import run_script
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "statistics.md").read_text()
@@ -30,9 +29,8 @@ def test_snippets_print_what_follows_them() -> None:
 
 
 def test_the_tables_are_those_of_the_script() -> None:
-    command = [sys.executable, ROOT / "benchmarks" / "intervals.py"]
     quick = ["--evaluations", "2", "--sizes", "10", "20"]
-    done = subprocess.run(command + quick, capture_output=True, text=True, check=False)
+    done = run_script(ROOT / "benchmarks" / "intervals.py", *quick)
     assert done.returncode == 0, done.stderr
     for table in done.stdout.strip().split("\n\n"):
         # The same rows; with fewer evaluations, other figures.
@@ -47,9 +45,7 @@ def test_the_tables_are_those_of_the_script() -> None:
 @pytest.mark.slow
 def test_the_tables_of_reproducibility_are_those_of_its_script() -> None:
     page = (ROOT / "docs" / "reproducibility.md").read_text()
-    command = [sys.executable, ROOT / "benchmarks" / "reproducibility.py", "--episodes", "4"]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
+    done = run_script(ROOT / "benchmarks" / "reproducibility.py", "--episodes", "4")
     assert done.returncode == 0, done.stderr
     tables = done.stdout.strip().split("\n\n")
     assert len(tables) == 6

@@ -9,7 +9,6 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation.ledger import directory as files
 from tdcollect.evaluation.ledger.reading import read_manifest
-from tests.forkserver import forkserver
 
+from ..forkserver import forkserver, start
 from .ledgers import manifest, unfinished
 
 COMMAND = ["evaluate", "CartPole-v1", "--policy", "random", "--num-envs", "4", "--quiet"]
@@ -30,25 +29,6 @@ TIMES = "run.json"  # the one file that holds times
 
 def command(out: Path, *more: str, episodes: int = 40) -> list[str]:
     return [*COMMAND, f"--episodes={episodes}", f"--output-dir={out}", *more]
-
-
-@pytest.fixture(scope="module")
-def start() -> Iterator[Callable[..., Any]]:
-    """Starts a process that runs a function, by a fork server that has imported everything."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    context = forkserver()
-
-    def start(function: Callable[..., Any], *arguments: Any) -> Any:
-        process = context.Process(target=function, args=arguments)
-        process.start()
-        return process
-
-    yield start
-    if before is None:
-        del os.environ["OMP_NUM_THREADS"]
-    else:
-        os.environ["OMP_NUM_THREADS"] = before
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -66,7 +46,7 @@ def lines(out: Path) -> int:
 
 
 def kill_at_random_moments(
-    start: Callable[..., Any], typed: list[str], out: Path, kills: int, rng: random.Random
+    typed: list[str], out: Path, kills: int, rng: random.Random
 ) -> list[int]:
     """Kill the command repeatedly at random moments; the ledger's length after each."""
     found = []
@@ -84,28 +64,28 @@ def kill_at_random_moments(
     return found
 
 
-def check_kills(start: Any, path: Path, kills: int, seed: int, *more: str) -> None:
+def check_kills(path: Path, kills: int, seed: int, *more: str) -> None:
     typed = [
         command(path / name, *more, "--num-envs=2", episodes=20 * kills)
         for name in ("whole", "killed")
     ]
     assert main(typed[0]) == 0
-    found = kill_at_random_moments(start, typed[1], path / "killed", kills, random.Random(seed))
+    found = kill_at_random_moments(typed[1], path / "killed", kills, random.Random(seed))
     assert main(typed[1]) == 0
     assert contents(path / "killed") == contents(path / "whole")
     assert len({*found} - {0, 20 * kills}) >= kills // 3  # so many in the midst of it
 
 
 @pytest.mark.parametrize("more", [(), ("--keep-trajectories",)], ids=["ledger", "keep"])
-def test_killed_at_random_moments_and_run_again(start, tmp_path: Path, more) -> None:
-    check_kills(start, tmp_path, 10, 0, *more)
+def test_killed_at_random_moments_and_run_again(tmp_path: Path, more) -> None:
+    check_kills(tmp_path, 6, 0, *more)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("more", [(), ("--keep-trajectories",)], ids=["ledger", "keep"])
-def test_killed_very_often_and_run_again(start, tmp_path: Path, more, seed: int) -> None:
-    check_kills(start, tmp_path, 20, seed + 1, *more)
+def test_killed_very_often_and_run_again(tmp_path: Path, more, seed: int) -> None:
+    check_kills(tmp_path, 20, seed + 1, *more)
 
 
 def die_at_second_file(arguments: list[str]) -> None:
@@ -124,7 +104,7 @@ def die_at_second_file(arguments: list[str]) -> None:
     os._exit(main(arguments))
 
 
-def test_killed_between_each_file_and_the_next(start, tmp_path: Path) -> None:
+def test_killed_between_each_file_and_the_next(tmp_path: Path) -> None:
     """Manifest, ledger in order, results, figures, page, the notes on the run, the request."""
     whole, out = tmp_path / "whole", tmp_path / "killed"
     assert main(command(whole, episodes=6)) == 0
@@ -170,7 +150,7 @@ def hold(path: Path, held: Any, done: Any) -> None:
     directory.close()
 
 
-def test_a_second_process_is_refused(start, tmp_path: Path, capsys) -> None:
+def test_a_second_process_is_refused(tmp_path: Path, capsys) -> None:
     context = forkserver()
     held, done = context.Event(), context.Event()
     process = start(hold, tmp_path / "out", held, done)
@@ -188,7 +168,7 @@ def test_a_second_process_is_refused(start, tmp_path: Path, capsys) -> None:
     assert process.exitcode == 0
 
 
-def test_a_process_that_was_killed_holds_nothing(start, tmp_path: Path) -> None:
+def test_a_process_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     context = forkserver()
     held, never = context.Event(), context.Event()
     process = start(hold, tmp_path / "out", held, never)

@@ -9,7 +9,6 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict.nn import TensorDictModule
@@ -21,6 +20,7 @@ from tdcollect import EvaluationCollector, make_env
 from tdcollect.evaluation.episodes.inference import Inference
 from tdcollect.evaluation.ledger.records import ledger_digest
 
+from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
 from .envs import Pictures, Walk
 from .ledger import digest, episodes_of, records
 from .policies import (

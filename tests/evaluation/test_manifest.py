@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,14 @@ def test_wrappers_and_limits_are_named_from_the_outside_in() -> None:
     assert "halved" in manifest(wrapped)["env"]["wrappers"][0]
 
 
-@pytest.mark.parametrize("backend", ["process", SyncVectorEnv, AsyncVectorEnv])
+forked = partial(AsyncVectorEnv, context="fork")  # spawned, each would import this module and torch
+
+
+@pytest.mark.parametrize("backend", ["process", SyncVectorEnv, forked])
 def test_backends_and_numbers_of_slots_have_one_manifest(backend: Any) -> None:
     one = manifest(wrapped)
     if backend == "process":
-        other = manifest(wrapped, backend=backend, num_envs=2)
+        other = manifest(partial(make_env, wrapped, 2, backend=backend, start_method="fork"))
     else:
         made = backend([wrapped] * 2, autoreset_mode=AutoresetMode.DISABLED)
         env = make_env(made)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 import struct
-import subprocess
 import sys
 import zlib
 from dataclasses import replace
@@ -24,6 +23,7 @@ from tdcollect.evaluation import (
 )
 from tdcollect.evaluation.reports.figures import _edges, _running
 
+from ..forkserver import run as in_fork
 from .ledgers import ledger, manifest, run
 
 RETURNS = np.random.default_rng(0).normal(300, 80, size=40).round().tolist()
@@ -223,23 +223,19 @@ def test_any_returns_can_be_drawn(tmp_path: Path, values: list[float]) -> None:
 # Bytes
 
 
+def report_under_other_settings(directory: Path) -> None:
+    import matplotlib
+
+    matplotlib.rcParams.update({"font.size": 20, "axes.grid": True, "savefig.dpi": 50})
+    report(directory)
+    assert "matplotlib.pyplot" not in sys.modules
+    assert matplotlib.rcParams["font.size"] == 20
+
+
 def test_the_same_evaluation_gives_the_same_bytes_in_another_process(whole) -> None:
     written, _ = whole
-    code = """
-import sys, hashlib, matplotlib
-matplotlib.rcParams.update({"font.size": 20, "axes.grid": True, "savefig.dpi": 50})
-from tests.evaluation.test_report import report
-from pathlib import Path
-files, _ = report(Path(sys.argv[1]))
-print(*[hashlib.sha256(path.read_bytes()).hexdigest() for path in files])
-assert "matplotlib.pyplot" not in sys.modules
-assert matplotlib.rcParams["font.size"] == 20
-"""
     again = written[-1].parent.parent / "again"
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(again)], cwd=root, capture_output=True, text=True
-    )
+    done = in_fork(report_under_other_settings, again)
     assert done.returncode == 0, done.stderr
     assert [(again / path.relative_to(written[-1].parent)).read_bytes() for path in written] == [
         path.read_bytes() for path in written

@@ -162,8 +162,14 @@ def test_actions_are_those_of_predict(
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "stochastic"])
-@pytest.mark.parametrize(("algorithm", "env", "policy"), CASES, ids=NAMES)
+@pytest.mark.parametrize(
+    ("algorithm", "env", "policy", "deterministic"),
+    [
+        *((*case, False) for case in CASES),
+        *((*CASES[NAMES.index(name)], True) for name in ("ppo", "sac", "an-image", "qrdqn")),
+    ],
+    ids=[*NAMES, *("ppo-mode", "sac-mode", "an-image-mode", "qrdqn-mode")],
+)
 def test_rows_of_a_batch_are_not_coupled(
     algorithm: str, env: Any, policy: str, deterministic: bool
 ) -> None:

@@ -21,7 +21,8 @@ from tdcollect.evaluation import Request
 from tdcollect.evaluation.ledger.reading import sha256
 from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.states import unpack
-from tests.evaluation.test_kept import Payload
+
+from .test_kept import Payload
 
 SAFE_TO_OPEN = (Path(__file__).parents[2] / "docs" / "safe-to-open.md").read_text()
 PAYLOAD = """

@@ -73,7 +73,9 @@ def evaluate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "run"), [("one step", collect), ("one test episode", evaluate)], ids=str
+    ("way", "run"),
+    [("one step", collect), ("one test episode", evaluate)],
+    ids=["step", "episode"],
 )
 def test_the_way_is_the_stack_of_the_latest_step(way: str, run: Any) -> None:
     Noting.stacks.clear()

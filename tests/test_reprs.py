@@ -54,6 +54,7 @@ def shown() -> dict[str, Any]:
         *(summary, summary.returns, comparison, comparison.differences[0], results[0]),
         *(results[0].episodes[0], Episode(3, 1, 2, "failed", 2)),
         tdcollect.EvaluationCollector("CartPole-v1", None, 5),
+        *(evaluation.EvaluationSettings(5), evaluation.Request(HOSTILE * 9, HOSTILE * 9)),
         *(problem, evaluation.Verification(path, 3, 0, (problem,) * 9)),
         *(testing.Report(HOSTILE, tuple(findings)), findings[0], envs.EnvAction()),
         testing.Divergence(0, 1, 2, "observation", np.zeros(99), np.ones(99), 1.0),

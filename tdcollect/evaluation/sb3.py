@@ -97,8 +97,7 @@ class SB3Policy(TensorDictModuleBase):
         base = base_of(env)
         if not isinstance(base, GymnasiumEnv):
             raise TypeError(f"expected an env of tdcollect.make_env, got {env}")
-        backend = base.stepper.backend
-        self._observation, self._action = backend.observation, backend.action
+        self._observation, self._action = base.observation_codec, base.action_codec
         _check_spaces(policy, self._observation.space, self._action.space)
         self.in_keys = [key_of(path) for path in self._observation.paths]
         self.mask_size = _mask_size(policy)

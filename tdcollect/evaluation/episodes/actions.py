@@ -166,14 +166,14 @@ def with_masks(env: EnvBase, policy: Any) -> EnvBase:
 def check_masks(env: EnvBase) -> None:
     """Raise ValueError for an env without masks, or one whose masks cannot be read."""
     base = base_of(env)
-    backend = base.stepper.backend if isinstance(base, GymnasiumEnv) else None
-    if not isinstance(backend, SerialBackend):
-        raise ValueError(  # noqa: TRY004, the backend is an argument's value
-            f"expected backend='serial', got {getattr(backend, 'name', type(base).__name__)!r}: "
+    name = base.backend_name if isinstance(base, GymnasiumEnv) else type(base).__name__
+    if name != SerialBackend.name:
+        raise ValueError(
+            f"expected backend='serial', got {name!r}: "
             "the policy asks for masks of valid actions, and the envs' action_masks() can be "
             "called in this process only; make the env with backend='serial'"
         )
-    for slot, one in enumerate(backend.envs):
+    for slot, one in enumerate(base.slot_envs):
         try:
             one.get_wrapper_attr(ACTION_MASKS)
         except AttributeError:

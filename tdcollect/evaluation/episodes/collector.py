@@ -162,11 +162,10 @@ class EvaluationCollector:
         self.errors: dict[int, str] = {}
 
     def _check_fresh_envs(self) -> None:
-        backend = self.base.stepper.backend
-        if self.settings.fresh_envs and not backend.rebuilds:
+        if self.settings.fresh_envs and not self.base.rebuilds_singly:
             raise ValueError(
-                f"expected fresh_envs=None or False: the backend {backend.name!r} cannot build "
-                "single slots anew; use backend='serial'"
+                f"expected fresh_envs=None or False: the backend {self.base.backend_name!r} cannot "
+                "build single slots anew; use backend='serial'"
             )
 
     def _check_open(self) -> None:

@@ -56,6 +56,7 @@ def shown() -> dict[str, Any]:
         *(summary, summary.returns, comparison, comparison.differences[0], results[0]),
         *(results[0].episodes[0], Episode(3, 1, 2, "failed", 2)),
         tdcollect.EvaluationCollector("CartPole-v1", None, 5),
+        *(evaluation.Request(HOSTILE * 9, HOSTILE), evaluation.EvaluationSettings([3, 5])),
         *(problem, evaluation.Verification(path, 3, 0, (problem,) * 9)),
         *(testing.Diagnosis(HOSTILE, tuple(verdicts)), verdicts[0], envs.EnvAction()),
         *(testing.Report(HOSTILE, tuple(rules)), rules[0]),

@@ -295,7 +295,7 @@ class EvaluationCollector:
         )
         for block in loop:
             inference.check()
-            actions.block(block)
+            actions.check_block(block)
             yield [*assembly.feed(block), *failures]
             failures.clear()
         yield failures
@@ -307,7 +307,7 @@ class EvaluationCollector:
         randomness = GlobalRandomness()
         outputs = inference.probe(rows)
         randomness.check("the policy")
-        actions.first(outputs)
+        actions.check_first_call(outputs)
         seen = StepDict({**rows, **outputs})
         remembered = inference.remembered(seen, env)
         for key in remembered:

@@ -379,7 +379,7 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
         _print_json(evaluations=[checked.to_dict() for checked in found])
     else:
         _say("\n".join(map(str, found)))
-    return 0 if all(checked.ok for checked in found) else 1
+    return 0 if all(checked.passed for checked in found) else 1
 
 
 @program.command()

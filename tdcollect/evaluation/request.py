@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torchrl.envs import EnvBase
 
+from tdcollect.display import one_line
 from tdcollect.envs.make import make_env
 from tdcollect.evaluation.imports import has_module, is_named, load_named, with_file
 from tdcollect.files import write_atomically
@@ -115,6 +116,9 @@ class Request:
             return make_env(env, env_kwargs=self.env_kwargs, backend=self.backend)
         made = env(**self.env_kwargs)
         return made if isinstance(made, EnvBase) else make_env(made)
+
+    def __repr__(self) -> str:
+        return one_line(self, self.env, self.policy)
 
     def write(self, directory: str | os.PathLike[str]) -> None:
         """Write the request beside the evaluation's files.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torchrl.envs.utils import ExplorationType
 
+from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import BACKENDS
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.seeding import env_seed, policy_seed
@@ -144,6 +145,16 @@ class EvaluationSettings:
             return _recent(lambda index: (env_seed(root, index), policy_seed(root, index)))
         given = cast("Mapping[int, int]", self.env_seeds)
         return _recent(lambda index: (given[index], policy_seed(root, index)))
+
+    def __repr__(self) -> str:
+        given = [
+            "env_seeds given" if entry.name == "env_seeds" else f"{entry.name}={value!r}"
+            for entry in fields(self)
+            if entry.init and (value := getattr(self, entry.name)) != entry.default
+            if entry.name not in ("episodes", "seed")
+        ]
+        count = count_text(len(self.episode_indices), "episode")
+        return one_line(self, count, f"seed={self.seed}", *given)
 
 
 # An episode's seeds are asked for when it starts and when it ends; of a million, few run at once.

@@ -50,14 +50,16 @@ class Verification:
     problems: tuple[Problem, ...]
 
     @property
-    def ok(self) -> bool:
-        """True if nothing is wrong."""
+    def passed(self) -> bool:
+        """True if there is no problem."""
         return not self.problems
 
     def __str__(self) -> str:
         checked = f"{count_text(self.episodes, 'record')} and the data of {self.kept} checked"
-        found = f"{count_text(len(self.problems), 'problem')}" if self.problems else "nothing wrong"
-        lines = [*map(str, self.problems), f"{self.directory}: {checked}, {found}"]
+        found = "passed"
+        if self.problems:
+            found = f"failed, {count_text(len(self.problems), 'problem')}"
+        lines = [*map(str, self.problems), f"{self.directory}: {checked}: {found}"]
         return "\n".join(map(visible, lines))
 
     def to_dict(self) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def test_older_files_are_read_and_never_continued(run: Path) -> None:
     assert then.returns.tolist() == pytest.approx(now.returns.tolist(), rel=1e-6)
     assert then.manifest["max_episode_steps"] is None
     assert then.digest == json.loads((run / "results.json").read_text())["ledger"] != now.digest
-    assert tdcollect.verify(run).ok
+    assert tdcollect.verify(run).passed
     assert len(then.trajectory(1)) == then.episodes[1].length
     with pytest.raises(ValueError, match=r"holds an evaluation of format 1, which an older"):
         again(run)
@@ -326,10 +326,10 @@ def test_data_that_were_not_kept_cannot_be_kept_afterwards(run: Path) -> None:
 
 def test_verify_finds_nothing_wrong(run: Path, capsys) -> None:
     found = tdcollect.verify(run)
-    assert found.ok
+    assert found.passed
     assert (found.episodes, found.kept) == (EPISODES, EPISODES)
     assert main(["verify", str(run)]) == 0
-    assert f"{run}: 4 records and the data of 4 checked, nothing wrong" in capsys.readouterr().out
+    assert f"{run}: 4 records and the data of 4 checked: passed" in capsys.readouterr().out
     assert len(repr(found)) < 200
 
 
@@ -430,7 +430,7 @@ def test_verify_names_what_is_wrong(run: Path, capsys, name: str) -> None:
     change, reason = ALTERED[name]
     change(run)
     found = tdcollect.verify(run)
-    assert not found.ok
+    assert not found.passed
     assert main(["verify", str(run)]) == 1
     printed = capsys.readouterr().out
     assert re.search(reason, printed), printed
@@ -442,7 +442,7 @@ def test_verify_names_what_is_wrong(run: Path, capsys, name: str) -> None:
 def test_verify_passes_over_what_a_file_manager_left(run: Path) -> None:
     for folder in (run, run / "trajectories", run / "trajectories" / "000000"):
         (folder / ".DS_Store").touch()
-    assert tdcollect.verify(run).ok
+    assert tdcollect.verify(run).passed
 
 
 @pytest.mark.parametrize("text", ["nonsense", "{}"])
@@ -452,7 +452,7 @@ def test_times_that_are_none_are_told_with_their_file(tmp_path: Path, text: str)
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ValueError, match=r"run\.json to hold a JSON list, .* remove the file"):
         again(tmp_path)
-    assert tdcollect.verify(tmp_path).ok
+    assert tdcollect.verify(tmp_path).passed
 
 
 def test_verify_lists_every_line(run: Path) -> None:
@@ -475,7 +475,7 @@ def test_verify_of_no_evaluation_is_told(run: Path, tmp_path: Path, capsys) -> N
     assert main(["verify", str(tmp_path / "none"), str(run)]) == 1
     printed = capsys.readouterr().out
     assert f"{tmp_path / 'none'}: expected the directory of an evaluation, got none" in printed
-    assert f"{run}: 4 records and the data of 4 checked, nothing wrong" in printed
+    assert f"{run}: 4 records and the data of 4 checked: passed" in printed
 
 
 # replay
@@ -593,7 +593,7 @@ def test_a_disk_that_is_full_at_the_first_data_keeps_nobody_out(tmp_path: Path) 
             again(out, keep_trajectories=True)
     assert not out.exists()
     again(out, keep_trajectories=True)
-    assert tdcollect.verify(out).ok
+    assert tdcollect.verify(out).passed
 
 
 def test_a_torn_first_line_is_no_episode(tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ WHY = {
     "minus-first": COUPLES,
     "reversed": COUPLES,
     "weight-noise": COUPLES,
-    "odd-draw": r"draws random numbers of shape \[3\] .* which cannot be told row from row: "
+    "odd-draw": r"draws random numbers of shape \[3\] .* which cannot be assigned to rows: "
     "expected a batch of 16 rows in front.*Draw for each row",
-    "permutation": "draws random numbers .* which cannot be told row from row",
+    "permutation": "draws random numbers .* which cannot be assigned to rows",
 }
 
 

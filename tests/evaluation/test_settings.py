@@ -68,6 +68,13 @@ def test_env_seeds_are_kept_by_index_and_travel(seeds: Any) -> None:
         replace(again, episodes=[4])
 
 
+def test_only_settings_that_are_not_the_default_are_in_the_repr() -> None:
+    settings = EvaluationSettings([4, 9], 3, env_seeds={4: 1, 9: 2}, backend="process")
+    assert repr(settings) == (
+        "EvaluationSettings(2 episodes, seed=3, env_seeds given, backend='process')"
+    )
+
+
 def test_a_bad_device_is_refused_before_an_env_is_made() -> None:
     with pytest.raises(RuntimeError, match="device"):
         EvaluationCollector(lambda: pytest.fail("made"), None, device="no such device")

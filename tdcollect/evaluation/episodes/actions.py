@@ -47,7 +47,7 @@ class ActionCheck:
         self._specs = {key: spec[key] for key in env.action_keys}
         self._dims = len(env.batch_size)
 
-    def first(self, rows: StepDict) -> None:
+    def check_first_call(self, rows: StepDict) -> None:
         """Check the outputs ``[B, ...]`` of a policy's first call.
 
         Raises:
@@ -62,11 +62,11 @@ class ActionCheck:
                 raise ValueError(_message(key, spec, values[0]))
             _check_values(key, spec, values)
 
-    def block(self, block: Block) -> None:
+    def check_block(self, block: Block) -> None:
         """Check all actions of the episodes in a block.
 
         Raises:
-            ValueError: as :meth:`first` does.
+            ValueError: as :meth:`check_first_call` does.
         """
         for key, spec in self._specs.items():
             entry = block.entries.get(key)

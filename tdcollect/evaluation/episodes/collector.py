@@ -292,7 +292,7 @@ class EvaluationCollector:
         )
         for block in loop:
             inference.check()
-            actions.block(block)
+            actions.check_block(block)
             yield [*assembly.feed(block), *failures]
             failures.clear()
         yield failures
@@ -304,7 +304,7 @@ class EvaluationCollector:
         randomness = GlobalRandomness()
         outputs = inference.probe(rows)
         randomness.check("the policy")
-        actions.first(outputs)
+        actions.check_first_call(outputs)
         seen = StepDict({**rows, **outputs})
         remembered = inference.remembered(seen, env.carried)
         for key in remembered:

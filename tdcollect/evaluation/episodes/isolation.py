@@ -67,7 +67,7 @@ class GlobalRandomness:
         )
         if suspects:
             message += (
-                f". Or another thread drew from them ({', '.join(suspects)}): then evaluate where "
+                f". Or another thread drew from them ({', '.join(suspects)}): then evaluate while "
                 "none does"
             )
         raise NotReproducibleError(message)

@@ -146,8 +146,8 @@ class DrawByRow(TorchDispatchMode):
             shapes = [list(value.shape) for value in tensors.values()]
             shape = list(size) if size is not None else next(iter(shapes), "unknown")
             raise NotReproducibleError(
-                f"the policy draws random numbers of shape {shape} ({func}), which cannot be told "
-                f"row from row: expected a batch of {rows} rows in front, one per test episode. "
+                f"the policy draws random numbers of shape {shape} ({func}), which cannot be "
+                f"assigned to rows: expected a batch of {rows} rows in front, one per episode. "
                 "Draw for each row of the observations, or evaluate a policy without this draw"
             )
         return split

@@ -54,7 +54,7 @@ class Use(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a module has of other packages' private names."""
+    """The private names of other packages in a module."""
 
     uses: list[Use]
     overrides: set[tuple[str, str]]

@@ -43,7 +43,7 @@ NEXT_OBSERVATION = (keys.NEXT, keys.OBSERVATION)
 
 
 def play(env: gym.Env[Any, Any], steps: int, **kwargs: Any) -> list[list[float]]:
-    """What the env shows, as ``[step, episode, slot, reward, terminated, truncated]``."""
+    """The env's observations and outcomes, as ``[step, episode, slot, reward, terminated, truncated]``."""
     observation, _ = env.reset(**kwargs)
     shown = [[*observation.tolist(), 0, False, False]]
     for step in range(steps):
@@ -567,7 +567,7 @@ def test_broken_gymnasium_env(env: type[Sound], broken: dict[str, str]) -> None:
 
 
 class LeavesNothingToChance(Sound):
-    """What it shows follows from the actions alone."""
+    """Its observations follow from the actions alone."""
 
     def __init__(self) -> None:
         super().__init__()

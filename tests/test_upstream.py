@@ -133,7 +133,7 @@ def test_steps_of_time_limit_is_where_the_wrapper_truncates() -> None:
 
 
 def test_wrapper_state_is_all_that_tells_two_wrapped_envs_apart() -> None:
-    """What steps change on the wrappers of ``gymnasium.make``, and nothing else."""
+    """Steps change these attributes of the wrappers of ``gymnasium.make``, and no others."""
     used, fresh = gym.make("CartPole-v1"), gym.make("CartPole-v1")
     used.reset(seed=0)
     used.step(0)

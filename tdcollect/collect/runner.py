@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from torchrl.envs import GymWrapper
 from torchrl.envs.utils import exploration_type, set_exploration_type
 
 from tdcollect import keys
-from tdcollect._upstream.collector import CollectorState
 from tdcollect.collect import path
 from tdcollect.collect.by_count import whole_episodes
 from tdcollect.collect.env_parts import base_of
@@ -31,7 +29,7 @@ from tdcollect.collect.step_dict import (
     stacked_lazily,
 )
 from tdcollect.collect.tensordict_env import TensorDictEnv
-from tdcollect.collect.torchrl_loop import TorchRLLoop
+from tdcollect.collect.torchrl_loop import CollectorPart, TorchRLLoop
 from tdcollect.envs.wrapper import GymnasiumEnv, nested
 from tdcollect.seeding import slot_seeds
 
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from tdcollect.collect.fast.devices import Placement
 
 
-class Runner:
+class Runner(CollectorPart):
     """Steps the env of a collector, and keeps the position of its slots.
 
     The position is the step that the collector carries, which TorchRL's loop moves too, and
@@ -57,21 +55,12 @@ class Runner:
     """
 
     def __init__(self, collector: Any):
-        self._ref = weakref.ref(collector)
+        super().__init__(collector)
         self._loop = TorchRLLoop(collector, self.lose_position)
         self._not_tensors: Sequence[Key] = ()  # policy outputs that are no dense tensors
         self._has_acted = False  # the carried step has the policy's outputs already
         self.stale = False
         self.owns_batch = False
-
-    @property
-    def _collector(self) -> Any:
-        return self._ref()
-
-    @property
-    def _parent(self) -> CollectorState:
-        """The private state of the collector's parent."""
-        return CollectorState(self._collector)
 
     def check_open(self, to_go_on: bool = False) -> None:
         """Raise RuntimeError for a collector that is shut down, or has yielded all its frames."""

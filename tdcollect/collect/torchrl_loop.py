@@ -22,17 +22,11 @@ from tdcollect.collect.step_dict import Key, StepDict, flat, is_plain
 Lower = Callable[[StepDict], Policy]
 
 
-class TorchRLLoop:
-    """Runs the rollout of a collector's parent.
+class CollectorPart:
+    """A part of a collector, which it does not keep alive."""
 
-    Args:
-        collector: is not kept alive.
-        lost: called where a step is lost: the carried step does not say where the envs are.
-    """
-
-    def __init__(self, collector: Any, lost: Callable[[], None]):
+    def __init__(self, collector: Any):
         self._ref = weakref.ref(collector)
-        self._lost = lost
 
     @property
     def _collector(self) -> Any:
@@ -42,6 +36,19 @@ class TorchRLLoop:
     def _parent(self) -> CollectorState:
         """The private state of the collector's parent."""
         return CollectorState(self._collector)
+
+
+class TorchRLLoop(CollectorPart):
+    """Runs the rollout of a collector's parent.
+
+    Args:
+        collector: is not kept alive.
+        lost: called where a step is lost: the carried step does not say where the envs are.
+    """
+
+    def __init__(self, collector: Any, lost: Callable[[], None]):
+        super().__init__(collector)
+        self._lost = lost
 
     def rollout(
         self,

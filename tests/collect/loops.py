@@ -1,4 +1,4 @@
-"""Which of the collector's loops a test runs on: marks that narrow the fixture ``arrays``."""
+"""Marks that choose the collector's loop for a test: they narrow the fixture ``arrays``."""
 
 from __future__ import annotations
 

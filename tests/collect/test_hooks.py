@@ -418,7 +418,7 @@ def test_hooks_stay_in_their_process() -> None:
 @both_ways
 @pytest.mark.behaviour(11)
 def test_the_three_hooks_of_a_runner() -> None:
-    """How the env is made from a seed, how actions are computed, how transitions are processed."""
+    """One makes the env from a seed, one computes actions, one processes transitions."""
     made: list[int] = []
 
     def make(seed: int) -> EnvBase:

@@ -141,7 +141,7 @@ def test_max_frames_with_split_trajectories_and_compact_observations(pair: str) 
 @pytest.mark.parametrize("policy", ["tanh-normal", "one-hot", "epsilon-greedy", "delta", "context"])
 @pytest.mark.parametrize("kind", list(ExplorationType))
 def test_exploration_type(policy: str, kind: ExplorationType) -> None:
-    """Where a distribution lacks a mode, mean or median, the error is the same too."""
+    """If a distribution lacks a mode, mean or median, the error is the same too."""
     check_same(*policies.case(policy), make_options=lambda: {"exploration_type": kind}, catch=True)
 
 

@@ -201,7 +201,7 @@ def test_set_seed_restarts_slot_i_with_seed_plus_i(env: str) -> None:
 
 @pytest.mark.parametrize("env", ["ours", "gym-env"])
 def test_parent_goes_on_from_the_unseeded_reset(env: str) -> None:
-    """What ours does differently, upstream as it is."""
+    """The other side of a difference: upstream as it is."""
     make, slots = SEEDED[env]
     collector = ParentCollector(make(), frames_per_batch=10 * slots)
     collector.set_seed(SEED)

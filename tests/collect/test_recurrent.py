@@ -245,7 +245,7 @@ def test_the_default_is_what_torchrl_does_on_request(env: str, kind: str) -> Non
 
 
 def test_left_to_itself_torchrls_collector_forgets_the_state_at_each_step() -> None:
-    """What ours does differently, upstream as it is."""
+    """The other side of a difference: upstream as it is."""
     policy = partial(policies.recurrent, "gru")
     _, first, _ = first_batches(ParentCollector, "cartpole-init", policy)[0]
     assert "recurrent_state" not in first.keys()  # noqa: SIM118

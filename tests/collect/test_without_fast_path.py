@@ -63,7 +63,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *program: str) -> str:
-    """What a Python program prints that finds the package in a folder."""
+    """The output of a Python program that finds the package in a folder."""
     found = subprocess.run(
         [sys.executable, "-W", "ignore", *program],
         cwd=folder,

@@ -179,7 +179,7 @@ def test_a_process_that_was_killed_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_the_function_goes_on_where_the_command_was(tmp_path: Path) -> None:
-    """What is given to the function in parts is what one call gives."""
+    """Episodes run in parts equal those of one call."""
     policy = torch.nn.Linear(4, 2)
 
     def act(td: Any) -> Any:

@@ -43,7 +43,7 @@ NEXT_OBSERVATION = (keys.NEXT, keys.OBSERVATION)
 
 
 def play(env: gym.Env[Any, Any], steps: int, **kwargs: Any) -> list[list[float]]:
-    """The env's observations and outcomes, as ``[step, episode, slot, reward, terminated, truncated]``."""
+    """The outcomes of steps, ``[step, episode, slot, reward, terminated, truncated]`` each."""
     observation, _ = env.reset(**kwargs)
     shown = [[*observation.tolist(), 0, False, False]]
     for step in range(steps):

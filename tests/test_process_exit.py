@@ -69,6 +69,7 @@ for line in sys.stdin:
 else:
     sys.exit()
 os.setsid()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 os.dup2(os.open(out, os.O_WRONLY), 1)
 os.dup2(os.open(errors, os.O_WRONLY), 2)
 exec(code)

@@ -1,4 +1,4 @@
-"""Fixtures for all tests."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import multiprocessing
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from .forkserver import forkserver
+
+# A busy machine takes longer than hypothesis allows an example by default.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 @pytest.fixture

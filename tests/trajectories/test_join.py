@@ -77,7 +77,6 @@ def test_unpad_takes_what_the_mask_takes() -> None:
 
 
 @pytest.mark.behaviour(20)
-@pytest.mark.behaviour(20)
 @given(done_flags())
 def test_flatten_time_and_back(done: torch.Tensor) -> None:
     batch = make(done, words=True)

@@ -34,20 +34,22 @@ def save_for_ever(path: Path, number: int) -> None:
 def test_killed_while_saving_the_previous_checkpoint_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     save_checkpoint(path, number=0, tensor=torch.zeros(2_000_000))
-    random = np.random.default_rng(0)
     torn = 0
-    for _ in range(3):
+    for _ in range(20):
         before = int(load_checkpoint(path)["number"])
         child = start(save_for_ever, path, before + 1)
         while load_checkpoint(path)["number"] == before:  # whole at each moment, too
             time.sleep(0.01)
-        time.sleep(random.uniform(0, 0.2))
+        while not list(tmp_path.glob(".*.part")):
+            time.sleep(0.0001)
         child.kill()
         child.join()
         torn += len(list(tmp_path.glob(".*.part")))
         found = load_checkpoint(path)
         assert found["number"] > before
         assert (found["tensor"] == found["number"]).all()
+        if torn == 3:
+            break
     assert torn, "no kill came amid a save; the test shows nothing"
     save_checkpoint(path, number=-1)
     assert list(tmp_path.iterdir()) == [path]  # what the dead left is gone

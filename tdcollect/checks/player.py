@@ -17,8 +17,8 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.checks.registry import Failed, Skipped
-from tdcollect.envs.spaces import Array
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.workers.values import Array
 
 Env: TypeAlias = gym.Env[Any, Any]
 Key: TypeAlias = str | tuple[str, ...]
@@ -341,7 +341,6 @@ class SlotPlayer(Player[GymnasiumEnv]):
             others = [slot for slot in running if buffers.done[slot]]
             if others:
                 stepper.reset(others, buffers)
-                buffers.done[others] = False
             given = self.act(step, seed, running)
             stepper.step(given, running if alone else None, buffers, restart=False)
 

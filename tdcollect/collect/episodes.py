@@ -24,7 +24,7 @@ from tdcollect.collect.batch_builder import BatchBuilder
 from tdcollect.collect.step_dict import Key, StepDict, by_slot, check_tensors, is_next, next_step
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.wrapper import nested
+from tdcollect.envs.spaces import nested
 
 if TYPE_CHECKING:
     from tdcollect.collect.fast.devices import Placement

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _SPEC = find_spec("tdcollect.collect.fast")
 HAS_FAST_PATH = _SPEC is not None and _SPEC.origin is not None
-"""Whether the folder ``fast`` is there."""
+"""True if the folder ``fast`` is there."""
 
 RUN_ON_ARRAYS = True
-"""Whether collectors may run on arrays; their batches are the same either way."""
+"""False to collect in TorchRL's loop alone; batches are the same either way."""
 
 if HAS_FAST_PATH:
     from tdcollect.collect.fast.array_env import array_env

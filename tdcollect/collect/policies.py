@@ -24,7 +24,7 @@ from tdcollect._upstream.modules import (
 )
 from tdcollect.collect.arguments import missing_entries, no_tensordict
 from tdcollect.collect.step_dict import Key, StepDict, not_taken_apart
-from tdcollect.envs.wrapper import nested
+from tdcollect.envs.spaces import nested
 
 Call = Callable[[StepDict], None]
 """Reads and writes entries of a StepDict."""

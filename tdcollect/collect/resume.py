@@ -13,7 +13,8 @@ from tdcollect import keys
 from tdcollect._upstream.collector import CollectorState
 from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.step_dict import flat
-from tdcollect.envs.wrapper import GymnasiumEnv, nested
+from tdcollect.envs.spaces import nested
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.states import global_states, pack, set_global_states, unpack
 
 POLICY, TRANSFORMS, COUNTERS = "policy", "transforms", "counters"

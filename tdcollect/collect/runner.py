@@ -30,7 +30,8 @@ from tdcollect.collect.step_dict import (
 )
 from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.collect.torchrl_loop import CollectorPart, TorchRLLoop
-from tdcollect.envs.wrapper import GymnasiumEnv, nested
+from tdcollect.envs.spaces import nested
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from tdcollect._upstream.torchrl import carried_entries
 from tdcollect.collect.env_parts import ExactReward, base_of
 from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.wrapper import GymnasiumEnv, nested
+from tdcollect.envs.spaces import nested
+from tdcollect.envs.wrapper import GymnasiumEnv
 
 
 class SteppedEnv(abc.ABC):

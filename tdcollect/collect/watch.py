@@ -14,7 +14,7 @@ from tdcollect import keys
 from tdcollect.collect.hooks import EVENTS, Hooks
 from tdcollect.collect.statistics import Bools, Ints, Statistics, Tally
 from tdcollect.collect.step_dict import StepDict, under_next
-from tdcollect.envs.wrapper import nested
+from tdcollect.envs.spaces import nested
 
 
 class Watch:

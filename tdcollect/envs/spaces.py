@@ -18,8 +18,7 @@ from torchrl.data import Composite, TensorSpec
 
 from tdcollect import keys
 from tdcollect.envs.leaves import BoxLeaf, Leaf, check_length, leaf_of, stacked_leaf
-from tdcollect.workers.values import Array as Array
-from tdcollect.workers.values import unstack
+from tdcollect.workers.values import Array, unstack
 
 Path = tuple[str, ...]
 

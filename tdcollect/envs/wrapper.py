@@ -17,8 +17,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.envs.buffers import StepBuffers
-from tdcollect.envs.spaces import SpaceCodec, compose, key_of
-from tdcollect.envs.spaces import nested as nested
+from tdcollect.envs.spaces import SpaceCodec, compose, key_of, nested
 from tdcollect.envs.stepper import Stepper
 from tdcollect.seeding import slot_seeds
 from tdcollect.workers.values import Array

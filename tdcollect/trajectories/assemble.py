@@ -32,7 +32,7 @@ class Pieces(NamedTuple):
     serial: Numbers
     """The trajectory of each."""
     source: Numbers
-    """Which of a list of flat TensorDicts holds it."""
+    """The index of its TensorDict in a list of flat ones."""
     start: Numbers
     """Its first row there."""
     length: Numbers

@@ -10,7 +10,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Tree = Any
-"""How a value nests: the index of an array, a dict of trees, or a tuple of trees."""
+"""The nesting of a value: the index of an array, a dict of trees, or a tuple of trees."""
 
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 BOOL = np.dtype(bool)

@@ -27,7 +27,7 @@ from tdcollect.collect.step_dict import (
     is_next,
     next_step,
 )
-from tdcollect.envs.wrapper import nested
+from tdcollect.envs.spaces import nested
 
 StepWatch = Callable[[StepDict, StepDict, StepDict, list[int]], None]
 """Called with a step, what followed, the next step, and the slots whose episodes ended."""

@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.step_dict import Key, under_next
-from tdcollect.envs.wrapper import nested
+from tdcollect.envs.spaces import nested
 from tdcollect.evaluation.ledger.records import COMPLETED, FAILED, Episode
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))

@@ -14,10 +14,10 @@ from tdcollect.checks.difference import first_divergence
 from tdcollect.checks.player import Row, SlotPlayer
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.serial import SerialBackend
-from tdcollect.envs.spaces import Array
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ACTION_MASKS, read_mask
 from tdcollect.evaluation.episodes.isolation import GlobalRandomness, NotReproducibleError
+from tdcollect.workers.values import Array
 
 _STEPS = 64
 _SEEDS = ((0, 1, 2, 3), (4, 5, 6, 7))

@@ -204,10 +204,11 @@ def label(module: Any) -> str:
     ins, outs = getattr(module, "in_keys", None), getattr(module, "out_keys", None)
     if not isinstance(module, TensorDictModuleBase) or ins is None or outs is None:
         return name
-    return f"{name}({_names(ins)} -> {_names(outs)})"
+    return f"{name}({names(ins)} -> {names(outs)})"
 
 
-def _names(entries: Iterable[Key]) -> str:
+def names(entries: Iterable[Key]) -> str:
+    """The names of entries, in one line."""
     return ", ".join(key if isinstance(key, str) else "/".join(key) for key in entries)
 
 

@@ -50,7 +50,9 @@ from torchrl.modules.tensordict_module import SafeProbabilisticModule
 from tdcollect.collect.path import lowered
 from tdcollect.collect.step_dict import flat, nested_shapes
 
-from .oracle import UPSTREAM, assert_same
+from . import policies
+from .envs import ENVS
+from .oracle import UPSTREAM, assert_same, batches, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -592,3 +594,13 @@ def test_normal_parameters() -> None:
         probabilistic(SafeProbabilisticModule, TanhNormal, NORMAL, True, tanh_loc=False),
     )
     check(module, OBSERVED, None)
+
+
+@pytest.mark.parametrize("kind", [RANDOM, DETERMINISTIC])
+def test_noise_without_starts_of_episodes_is_zeroed_with_the_slot(kind: ExplorationType) -> None:
+    options = {
+        "frames_per_batch": 40,
+        "exploration_type": kind,
+        "auto_register_policy_transforms": False,
+    }
+    check_same(ENVS["pendulum"], policies.ornstein_uhlenbeck, batches(2), lambda: options)

@@ -58,6 +58,7 @@ from tdcollect.collect.policies import (
     Noise,
     call_on_tensordict,
     label,
+    names,
     unknown_class,
 )
 from tdcollect.collect.step_dict import Key, StepDict, not_taken_apart
@@ -136,7 +137,7 @@ class Program:
         drawn = random_spec(module) if type(module) in RANDOM else None
         if drawn is not None:
             spec, name = drawn
-            self._add(random_call(spec), f"{name}({', '.join(map(str, leaves(spec)))})", _DRAWN)
+            self._add(random_call(spec), f"{name}({names(leaves(spec))})", _DRAWN)
             self.writes.update(leaves(spec))
             return
         reason = _why_not(module)
@@ -198,11 +199,11 @@ class Program:
         interaction = interaction_type() or module.default_interaction_type
         if interaction is None or self._checked or validates_arguments():
             return None
-        names = _parameters(module)
+        given = _parameters(module)
         at_random = interaction is InteractionType.RANDOM
         return Draw(
             module.distribution_class,
-            ORDERS.get(frozenset(names), names),
+            ORDERS.get(frozenset(given), given),
             module.distribution_kwargs,
             interaction,
             module.return_log_prob,

@@ -20,7 +20,7 @@ from tensordict.nn import (
 )
 from torch import distributions as D
 from torch import nn
-from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot
+from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import (
     AdditiveGaussianModule,
@@ -553,6 +553,47 @@ def test_safe_modules_project_on_their_spec() -> None:
     for one in (module, actor):
         policy = lowered(one, flat(TensorDict(ACTION | LOC_SCALE, [N])), torch.Size([N]), None)
         assert policy.straight
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    spec=st.sampled_from(
+        [
+            WIDE,
+            Bounded(-0.5, 0.5, (4,)),
+            Bounded(0.0, torch.tensor([0.0, 1.0, 2.0, 3.0]), (4,)),
+            Bounded(-0.5, 0.5, (N, 4), dtype=torch.float64),
+            Bounded(-1, 1, (N, 4), dtype=torch.int64),
+            Unbounded((N, 4)),
+        ]
+    ),
+    odd=st.sampled_from([0.0, -0.0, float("nan"), float("inf"), -float("inf"), 0.5]),
+    scale=st.sampled_from([0.1, 1.0]),
+)
+def test_projections(seed: int, spec: Any, odd: float, scale: float) -> None:
+    torch.manual_seed(seed)
+    value = (scale * torch.randn(N, 4)).clamp(-3, 3)
+    value[torch.rand(N, 4) < 0.3] = odd
+    module = SafeModule(nn.Identity(), ["action"], ["action"], spec=spec, safe=True)
+    check(module, {"action": value}, None, calls=1)
+    if not spec.dtype.is_floating_point:
+        return
+    for safe in (True, False):
+        check(AdditiveGaussianModule(spec, safe=safe), {"action": value}, OWN, calls=1)
+
+
+def test_a_spec_that_changes_meanwhile() -> None:
+    """As during an evaluation, which gives exploration modules the spec of its batch."""
+    module = AdditiveGaussianModule(WIDE, safe=True)
+    step = flat(TensorDict(ACTION, [N]))
+    with set_exploration_type(RANDOM):
+        policy = lowered(module, step, torch.Size([N]), None)
+        policy(step)
+        assert step["action"].abs().max() == 0.5
+        module.spec = Bounded(-0.25, 0.25, (N, 4))
+        policy(step)
+        assert step["action"].abs().max() == 0.25
 
 
 def test_other_hooks_beside_the_projection_are_called_on_a_tensordict() -> None:

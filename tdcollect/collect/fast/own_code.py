@@ -20,6 +20,7 @@ from torchrl.modules import (
     TanhModule,
 )
 
+from tdcollect.collect.fast.projection import gaussian_call
 from tdcollect.collect.policies import Call
 from tdcollect.collect.step_dict import Key, StepDict
 
@@ -74,10 +75,12 @@ def own_code_call(
     forward = OWN_CODE[type(module)]
     if isinstance(module, (GRUModule, LSTMModule)):
         return _recurrent(module, forward, batch_size)
+    if isinstance(module, AdditiveGaussianModule) and module.spec is not None:
+        return gaussian_call(module)
     action_key = getattr(module, "action_key", None)
     if isinstance(module, OrnsteinUhlenbeckProcessModule):
         action_key = module.ou.key
-    if isinstance(action_key, tuple) and not isinstance(module, AdditiveGaussianModule):
+    if isinstance(action_key, tuple):
         return _nested(module, forward, batch_size, device, action_key, shapes)
 
     def run(step: StepDict) -> None:

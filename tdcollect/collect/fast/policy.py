@@ -8,7 +8,6 @@ with another ``forward``, hooks, a plain callable) is called as it is, on a Tens
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -41,7 +40,6 @@ from tdcollect._upstream.modules import (
     modules_in_order,
     only_projects,
     parameters_of,
-    project_outputs,
     selects_output,
     validates_arguments,
 )
@@ -50,6 +48,7 @@ from tdcollect.collect.fast.composite import CompositeDraw, NotKnown
 from tdcollect.collect.fast.continuous import continuous_sampler
 from tdcollect.collect.fast.discrete import discrete_sampler
 from tdcollect.collect.fast.own_code import OWN_CODE, also_reads, own_code_call, why_not_own_code
+from tdcollect.collect.fast.projection import SafeOutputs
 from tdcollect.collect.fast.random_actions import RANDOM, leaves, random_call, random_spec
 from tdcollect.collect.fast.sampling import ORDERS, Draw, Sampler
 from tdcollect.collect.policies import (
@@ -154,8 +153,9 @@ class Program:
                 return
             self.writes.update(key for key in module.out_keys if key != "_")
         if only_projects(module):
-            run = partial(_project, module)
-            self._add(run, f"safe {type(module).__name__}: projected on its spec", _OWN)
+            self._add(
+                SafeOutputs(module), f"safe {type(module).__name__}: projected on its spec", _OWN
+            )
 
     def _lower_one(self, module: Any) -> str | None:
         """Add the calls of a module; the reason why it must be called as it is, or None."""
@@ -255,10 +255,6 @@ def _why_not(module: Any) -> str | None:
     elif module.inplace is not True or get_options(module):
         return "selects its output"
     return None
-
-
-def _project(module: Any, step: StepDict) -> None:
-    project_outputs(module, step, step)
 
 
 def _module_call(module: TensorDictModule, batch_size: torch.Size) -> Call:

@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase, GymWrapper, SerialEnv
 from torchrl.envs import transforms as T
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
 from torchrl.envs.utils import _make_compatible_policy as make_compatible_policy
-from torchrl.modules import MLP, AdditiveGaussianModule, EGreedyModule
+from torchrl.modules import MLP
 from torchrl.modules.utils.utils import (
     _maybe_append_env_transforms_from_module as append_policy_transforms,
 )
@@ -181,12 +181,12 @@ def reshapes_output(module: MLP) -> bool:
     return bool(module._reshape_out)
 
 
-def exploration_spec(module: AdditiveGaussianModule | EGreedyModule) -> TensorSpec:
-    """The spec of the actions that an exploration module draws."""
+def exploration_spec(module: Any) -> Any:
+    """The spec of the actions that an exploration module draws, or projects on."""
     return module._spec
 
 
-def set_exploration_spec(module: AdditiveGaussianModule | EGreedyModule, spec: TensorSpec) -> None:
+def set_exploration_spec(module: Any, spec: TensorSpec) -> None:
     """Give an exploration module another spec of actions."""
     module._spec = spec
 

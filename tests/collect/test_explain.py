@@ -115,6 +115,14 @@ def test_values_and_exploration_run_their_own_code_on_arrays() -> None:
     assert how(explain(env, policy), "policy") == ["called straight", own, own]
 
 
+def test_random_frames_come_first() -> None:
+    explanation = explain(cartpole(), actor(), init_random_frames=16)
+    assert how(explanation, "policy")[0] == "drawn from the action spec, on arrays"
+    (first, *_) = [part.what for part in explanation if part.name == "policy"]
+    assert first == "random actions(action), until init_random_frames"
+    assert how(explanation, "batch") == ["no copy"]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -35,7 +35,7 @@ from tdcollect.collect.step_dict import StepDict
 
 MODULES = [import_module(f"tdcollect._upstream.{module.name}") for module in iter_modules(path)]
 
-TESTS = [f"test_upstream{part}.py" for part in ("", "_collector", "_modules")]
+TESTS = [f"test_upstream{part}.py" for part in ("", "_collector", "_modules", "_transforms")]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

@@ -50,6 +50,7 @@ class ArrayEnv(SteppedEnv):
         # A transform that mixes rows must see in all of them what it sees under TorchRL. Slots
         # that go on get their own rows back afterwards.
         self._merges = inner.whole or not all(transform.by_row for transform in transforms)
+        self._kept = [key for transform in transforms for key in transform.keys]
         self._exact = exact
         self._inverse = list(reversed(transforms))
 
@@ -92,8 +93,12 @@ class ArrayEnv(SteppedEnv):
         for transform in self._inverse:
             transform.prepare(marks)
         begun = self._inner.reset(marks, slots, seeds, options)
+        before = following
+        if self._merges:
+            # TorchRL's transforms see nothing of the step before here.
+            before = StepDict((key, torch.zeros_like(following[key])) for key in self._kept)
         for transform in self.transforms:
-            transform.reset(begun, marks, following)
+            transform.reset(begun, marks, before)
         if self._merges and len(slots) < self.batch_size.numel():
             self._merge(begun, following, starting)
         return begun

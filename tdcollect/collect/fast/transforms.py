@@ -127,7 +127,7 @@ class _PolicyVersion(StepTransform):
         following[keys.POLICY_VERSION] = self._now(following)
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        begun[keys.POLICY_VERSION] = self._now(before)
+        begun[keys.POLICY_VERSION] = self._now(begun)
 
     def _now(self, step: StepDict) -> torch.Tensor:
         shape = step[keys.TERMINATED].shape[:-1]

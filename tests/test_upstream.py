@@ -42,7 +42,8 @@ from tdcollect.collect.step_dict import StepDict
 
 MODULES = [import_module(f"tdcollect._upstream.{module.name}") for module in iter_modules(path)]
 
-TESTS = [f"test_upstream{part}.py" for part in ("", "_collector", "_envs", "_modules")]
+PARTS = ("", "_collector", "_envs", "_modules", "_transforms")
+TESTS = [f"test_upstream{part}.py" for part in PARTS]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

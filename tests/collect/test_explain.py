@@ -76,7 +76,7 @@ def test_an_unknown_transform_is_the_only_obstacle() -> None:
 
 def test_another_kind_of_env_steps_by_its_own_code() -> None:
     explanation = explain(PendulumEnv())
-    assert [part.what for part in explanation.obstacles] == ["PendulumEnv", "RandomPolicy"]
+    assert [part.what for part in explanation.obstacles] == ["PendulumEnv"]
     assert "steps by its own code, on TensorDicts" in how(explanation, "env")[0]
 
 

@@ -84,7 +84,8 @@ class StepTransform(abc.ABC):
             begun: the entries that the env's reset, and the transforms below, gave for all slots.
             marks: has ``"_reset"``, bool ``[N, 1]`` (``[1]`` unbatched): the slots that begin an
                 episode.
-            before: the entries that the latest step led to, in all slots.
+            before: the :attr:`keys` that the latest step led to, in all slots; zeros where a
+                transform mixes rows, as TorchRL has it: these slots get their own rows back then.
         """
 
     def _initial(self, marks: StepDict, initial: Any, value: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,9 @@ from tdcollect import keys
 from tdcollect._upstream.modules import has_forward_hooks
 from tdcollect._upstream.torchrl import inverse_call_of
 from tdcollect.collect.env_parts import ELEMENTWISE
+from tdcollect.collect.fast.frames import cat_frames
 from tdcollect.collect.fast.islands import NotOnArrays, OwnCode, StepTransform, island
+from tdcollect.collect.fast.normalization import vec_norm
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.env_action import EnvAction
 
@@ -128,7 +130,7 @@ class _PolicyVersion(StepTransform):
         following[keys.POLICY_VERSION] = self._now(following)
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        begun[keys.POLICY_VERSION] = self._now(before)
+        begun[keys.POLICY_VERSION] = self._now(begun)
 
     def _now(self, step: StepDict) -> torch.Tensor:
         shape = step[keys.TERMINATED].shape[:-1]
@@ -150,7 +152,7 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
     carried: set[Key] = set()
     for transform in transforms:
         try:
-            made = _lower(transform)
+            made = _lower(transform, env)
             if isinstance(made, str):
                 made = island(transform, env, made)
         except NotOnArrays as refused:
@@ -166,13 +168,17 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
     return lowered
 
 
-def _lower(transform: T.Transform) -> StepTransform | str:
+def _lower(transform: T.Transform, env: EnvBase) -> StepTransform | str:
     """A transform on StepDicts, or the reason why its class is not known."""
     kind = type(transform)
     if has_forward_hooks(transform):
         return "has hooks"
     if kind in ELEMENTWISE:
         return OwnCode(transform, by_row=True)
+    if kind is T.CatFrames:
+        return cat_frames(transform)
+    if kind in (T.VecNorm, T.VecNormV2):
+        return vec_norm(transform, env)
     if kind is T.StepCounter:
         if transform.max_steps is None or transform.truncated_key == keys.TRUNCATED:
             return _StepCounter(transform)

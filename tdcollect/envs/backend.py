@@ -177,6 +177,18 @@ class Backend(abc.ABC):
             )
         self.info = [InfoEntry.like(key, examples[key]) for key in info_keys]
 
+    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
+        """Call a method of the envs of ``slots`` (None for all).
+
+        Returns:
+            One result per slot.
+
+        Raises:
+            NotImplementedError: if the envs cannot be called singly.
+            Exception: the exception of the first env that failed.
+        """
+        raise NotImplementedError(f"the backend {self.name!r} cannot call its envs singly")
+
     @abc.abstractmethod
     def render(self) -> list[Any]:
         """The rendered frame of each slot."""

@@ -274,6 +274,14 @@ class ProcessBackend(Backend):
         )[0]
         return info
 
+    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
+        results: list[Any] = []
+        for process in self._pool.processes:
+            mine = [slot for slot in process.slots if slots is None or slot in slots]
+            if mine:
+                results += self._pool.call("call", mine, name, arguments, processes=[process])[0]
+        return results
+
     def render(self) -> list[Any]:
         return [frame for frames in self._pool.call("render") for frame in frames]
 

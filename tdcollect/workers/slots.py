@@ -108,6 +108,14 @@ class EnvSlots:
         info.update(env.step(env.action_space.sample())[4])
         return info
 
+    def call(self, slots: Sequence[int], name: str, arguments: Sequence[Any]) -> list[Any]:
+        """Call a method of the envs of ``slots``; returns one result per slot."""
+        results = []
+        for slot in slots:
+            self.begin(slot)
+            results.append(getattr(self.envs[slot - self.first], name)(*arguments))
+        return results
+
     def save_states(self) -> dict[int, Any]:
         """The state of each env, by slot; the envs are resumable."""
         states = {}

@@ -2,7 +2,7 @@
 
 A failure tells what upstream has renamed, or given another meaning. The tests of TorchRL's
 collector are in ``test_upstream_collector.py``; of torch and tensordict, in
-``test_upstream_modules.py``.
+``test_upstream_modules.py``; of TorchRL's envs, in ``test_upstream_envs.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tdcollect.collect.step_dict import StepDict
 
 MODULES = [import_module(f"tdcollect._upstream.{module.name}") for module in iter_modules(path)]
 
-TESTS = [f"test_upstream{part}.py" for part in ("", "_collector", "_modules")]
+TESTS = [f"test_upstream{part}.py" for part in ("", "_collector", "_envs", "_modules")]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

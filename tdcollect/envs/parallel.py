@@ -18,6 +18,7 @@ from tdcollect.envs.gym_env import SerialEnv
 from tdcollect.envs.parallel_slots import Channel, difference, env_of_slots, with_lifted
 from tdcollect.envs.slot_env import SlotSettings, make_slot
 from tdcollect.envs.slot_plan import NotUnderstood, Parts, flat_transforms, parts_of_made
+from tdcollect.envs.stepper import Stepper
 from tdcollect.states import global_states
 
 _PARTS, _INNER, _LATEST = "tdcollect_parts", "tdcollect_inner", "tdcollect_latest"
@@ -223,8 +224,13 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         inner = self._ours()
         if inner is None:
             return super()._step(tensordict)
+        mask = tensordict.get(keys.STEP, None)
         with torch.no_grad():
-            return self._keep(upstream.step_inside(inner, tensordict))
+            following = upstream.step_inside(inner, tensordict)
+            if mask is not None and not mask.all():
+                waiting = _slots_of(~mask, self.num_workers)
+                following = _with_rows(following, waiting, tensordict)
+        return self._keep(inner, following)
 
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
@@ -250,16 +256,18 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
                 kwargs["list_of_kwargs"] = [{**kwargs, "seed": seed} for seed in given]
             return super()._reset(tensordict, **kwargs)
         seeds, options = _reset_arguments(self.num_workers, **kwargs)
-        marked = _marked_slots(tensordict, self.num_workers)
+        mask = None if tensordict is None else tensordict.get(keys.RESET, None)
+        every = list(range(self.num_workers))
+        marked = every if mask is None else _slots_of(mask, self.num_workers)
+        present = self._present(inner)
         with torch.no_grad():
-            latest = vars(self).get(_LATEST)
-            for slots in _alike_slots(marked, seeds, options):
-                given = {} if options[slots[0]] is None else {"options": options[slots[0]]}
-                if seeds[slots[0]] is not None:
-                    given["seed"] = [seeds[slot] for slot in slots]
+            for slots, given in _calls(marked, seeds, options):
                 reset = upstream.reset_inside(inner, self._mark(tensordict, slots), **given)
-                latest = _with_rows(reset, slots, latest, self.num_workers)
-        return self._keep(latest)
+                if present is not None:
+                    reset = _with_rows(reset, [s for s in every if s not in slots], present)
+                present = reset
+        assert present is not None
+        return self._keep(inner, present)
 
     def _mark(self, tensordict: TensorDictBase | None, slots: Sequence[int]) -> TensorDictBase:
         """What a reset of ``slots`` is given."""
@@ -268,10 +276,26 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         marks = TensorDict({keys.RESET: rows}, self.batch_size, device=self.device)
         return marks if tensordict is None else tensordict.copy().update(marks)
 
-    def _keep(self, entries: TensorDictBase) -> TensorDictBase:
+    def _keep(self, inner: EnvBase, entries: TensorDictBase) -> TensorDictBase:
         """Note the present entries of all slots, for resets of some of them."""
-        self.__dict__[_LATEST] = entries.copy()
+        self.__dict__[_LATEST] = entries.copy(), _stepper_of(inner).latest
         return entries
+
+    def _present(self, inner: EnvBase) -> TensorDictBase | None:
+        """The present entries of all slots; None if another caller has gone on with them."""
+        entries, then = vars(self).get(_LATEST) or (None, None)
+        return entries if then is _stepper_of(inner).latest else None
+
+    def __repr__(self) -> str:
+        if self.is_closed:
+            how = "not started"
+        else:
+            how = (
+                "in TorchRL's workers"
+                if self.inner is None
+                else repr(_stepper_of(self.inner).backend)
+            )
+        return f"{type(self).__name__}({self.num_workers} slots, {how})"
 
     def to(self, device: Any) -> ParallelEnv:
         """Give the entries on another device; the slots stay where they are."""
@@ -316,39 +340,45 @@ def _reset_arguments(
     return seeds, every
 
 
-def _marked_slots(tensordict: TensorDictBase | None, count: int) -> list[int]:
-    """The slots that a mask marks for a reset; all of them without one."""
-    mask = None if tensordict is None else tensordict.get(keys.RESET, None)
-    if mask is None:
-        return list(range(count))
+def _slots_of(mask: torch.Tensor, count: int) -> list[int]:
+    """The slots that a mask marks."""
     marked: list[int] = mask.reshape(count, -1).any(-1).nonzero().flatten().tolist()
     return marked
 
 
-def _alike_slots(
+def _calls(
     slots: Sequence[int], seeds: Sequence[int | None], options: Sequence[Any]
-) -> list[Sequence[int]]:
-    """Slots that can be reset in one call: all together, or else one by one."""
+) -> list[tuple[Sequence[int], dict[str, Any]]]:
+    """The slots and the arguments of each reset: of all together, or else of one by one."""
     alike = all(
         options[slot] == options[slots[0]] and (seeds[slot] is None) == (seeds[slots[0]] is None)
         for slot in slots
     )
-    return [slots] if alike and slots else [[slot] for slot in slots]
+    calls = []
+    for group in [slots] if alike else [[slot] for slot in slots]:
+        given: dict[str, Any] = {}
+        if group and seeds[group[0]] is not None:
+            given["seed"] = [seeds[slot] for slot in group]
+        if group and options[group[0]] is not None:
+            given["options"] = options[group[0]]
+        calls.append((group, given))
+    return calls
+
+
+def _stepper_of(inner: EnvBase) -> Stepper:
+    base = inner.base_env if isinstance(inner, TransformedEnv) else inner
+    stepper: Stepper = base.stepper
+    return stepper
 
 
 def _with_rows(
-    entries: TensorDictBase, slots: Sequence[int], before: TensorDictBase | None, count: int
+    entries: TensorDictBase, slots: Sequence[int], others: TensorDictBase
 ) -> TensorDictBase:
-    """The rows of ``slots`` from ``entries``, the others from before.
-
-    A transform that counts begins anew in all rows if it is given no counts.
-    """
-    if before is None or len(slots) == count:
-        return entries
-    others = [slot for slot in range(count) if slot not in slots]
-    for key in entries.keys(True, True):
-        if key in before.keys(True, True):
-            entries.get(key)[others] = before.get(key)[others]
+    """Give some slots the rows that they have elsewhere; zeros where they have none."""
+    if slots:
+        for key in entries.keys(True, True):
+            source = others.get(key, None)
+            entries.get(key)[slots] = 0 if source is None else source[slots]
     return entries
 
 

@@ -117,9 +117,14 @@ def vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
 
 
 def with_lifted(base: GymnasiumEnv, lifted: Sequence[T.Transform]) -> EnvBase:
+    """The env with transforms that were made for one of its slots."""
     if not lifted:
         return base
-    return TransformedEnv(base, T.Compose(*(transform.clone() for transform in lifted)))
+    clones = [transform.clone() for transform in lifted]
+    for clone in clones:
+        if isinstance(clone, T.TensorDictPrimer):
+            clone.expand_specs = True
+    return TransformedEnv(base, T.Compose(*clones))
 
 
 def difference(env: EnvBase, inner: EnvBase) -> Any:

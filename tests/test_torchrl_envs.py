@@ -8,12 +8,21 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 import torchrl.envs
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import EnvBase, EnvCreator, SerialEnv, TransformedEnv, check_env_specs
+from torchrl.envs import (
+    EnvBase,
+    EnvCreator,
+    SerialEnv,
+    TransformedEnv,
+    check_env_specs,
+    default_info_dict_reader,
+)
 from torchrl.envs import transforms as T
 from torchrl.envs.transforms import StepCounter
 
@@ -389,3 +398,93 @@ def test_an_env_can_be_pickled_once_it_is_closed() -> None:
     assert env.is_closed
     assert copied.rollout(3).shape == (2, 3)
     copied.close()
+
+
+# --- GymEnv
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "count"),
+    [
+        ({}, 3),
+        pytest.param({"frame_skip": 4}, 2, marks=pytest.mark.slow),
+        ({"from_pixels": True, "pixels_only": False, "categorical_action_encoding": True}, 2),
+        ({"device": "cpu"}, 1),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_num_envs_gives_true_final_observations(kwargs: dict[str, Any], count: int) -> None:
+    """TorchRL's gives zeros, a row from there to the next episode, and the state as pixels."""
+    name = "CartPole-v1"
+    env = GymEnv(name, num_envs=count, **kwargs)
+    theirs = torchrl.envs.GymEnv(name, num_envs=count, **kwargs)
+    for key in ("full_action_spec", "full_reward_spec", "full_done_spec", "batch_size", "device"):
+        assert getattr(env, key) == getattr(theirs, key), key
+    for key, spec in env.observation_spec.items(True, True) if len(kwargs) < 2 else ():
+        assert theirs.observation_spec[key] == spec
+    theirs.close()
+    env.set_seed(3)
+    torch.manual_seed(0)
+    rollout = env.rollout(30, break_when_any_done=False)
+    for slot, rows in enumerate(rollout.unbind(0)):
+        one = torchrl.envs.GymEnv(name, **kwargs)
+        row = one.reset(seed=3 + slot)
+        for expected in rows.unbind(0):
+            row = one.step(row.set("action", expected["action"]))
+            same(row["next"].clear_device_(), expected["next"].clear_device_())
+            row = one.step_mdp(row)
+            if row["done"]:
+                row = one.reset()
+    env.close()
+
+
+def test_num_workers_gives_a_parallel_env() -> None:
+    env = GymEnv("CartPole-v1", num_workers=3, frame_skip=2)
+    assert type(env) is ParallelEnv
+    assert env.batch_size == (3,)
+    assert env.fallback_reason is None
+    env.close(raise_if_closed=False)
+
+
+def test_one_worker_gives_a_gym_env() -> None:
+    assert type(GymEnv("CartPole-v1", num_workers=1)) is GymEnv
+
+
+class Infos(gym.Env):
+    """Python numbers as infos."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 1, (1,))
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {"count": 0, "share": 0.5, "_hidden": 1}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 0.0, False, False, {"count": 1, "share": 0.25, "_hidden": 1}
+
+
+gym.register("tdcollect-tests/Infos-v0", Infos)
+
+
+@pytest.mark.parametrize(
+    "reader", [None, default_info_dict_reader(["count", "share"])], ids=["all", "by name"]
+)
+def test_infos_may_be_python_numbers(reader: Any) -> None:
+    env = GymEnv("tdcollect-tests/Infos-v0").set_info_dict_reader(reader)
+    rollout = env.rollout(3)
+    assert rollout["next", "count"].tolist() == [1, 1, 1]
+    assert rollout["next", "share"].tolist() == [0.25] * 3
+    assert "_hidden" not in rollout["next"]
+
+
+def test_a_gym_env_is_torchrls_in_all_else() -> None:
+    found = []
+    for cls in (torchrl.envs.GymEnv, GymEnv):
+        env = cls("Pendulum-v1", frame_skip=2, device="cpu")
+        assert isinstance(env, torchrl.envs.GymEnv)
+        env.set_seed(0)
+        torch.manual_seed(0)
+        found.append(env.rollout(10))
+    same(*found)

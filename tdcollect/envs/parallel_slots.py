@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
+from torchrl.data import Composite
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs import transforms as T
 
@@ -91,12 +93,17 @@ def env_of_slots(
         stepper = Stepper(backend, name=parts.name)
         env = GymnasiumEnv(stepper, batched=True, device=device)
         count = len(factories)
-        env.observation_spec = parts.observation_spec.to(env.device or "cpu").expand(count)
-        env.full_action_spec = parts.action_spec.to(env.device or "cpu").expand(count)
+        env.observation_spec = _on(parts.observation_spec, env.device).expand(count)
+        env.full_action_spec = _on(parts.action_spec, env.device).expand(count)
     except BaseException:
         backend.close()
         raise
     return env
+
+
+def _on(spec: Composite, device: torch.device | None) -> Composite:
+    on_device: Composite = spec.clone().clear_device_() if device is None else spec.to(device)
+    return on_device
 
 
 def vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
@@ -111,8 +118,12 @@ def vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
         raise ValueError(
             f"expected an env that can be one of several slots, but {reason}; use ParallelEnv"
         ) from reason
-    settings = SlotSettings(parts.plan, None, True, 1)
-    factories = [partial(make_slot, create, {}, settings)] * num_envs
+    make: Callable[[], Any]
+    if parts.spec is not None:  # its worker needs no torch, and starts at once
+        make = partial(gym.make, parts.spec)
+    else:
+        make = partial(make_slot, create, {}, SlotSettings(parts.plan, None, True, 1))
+    factories = [make] * num_envs
     return env_of_slots(factories, parts, device=parts.observation_spec.device)
 
 

@@ -111,6 +111,16 @@ class SlotEnv(gym.Env[Any, Any]):
             self._states = global_states()
             set_global_states(before)
 
+    @property
+    def unwrapped(self) -> gym.Env[Any, Any]:
+        """The gymnasium env without its wrappers."""
+        return self._env.unwrapped
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
     def digest(self) -> str:
         """Identify the transforms that run once for all slots, as this slot has them."""
         return digest_of(self._lifted)
@@ -156,6 +166,9 @@ class SlotEnv(gym.Env[Any, Any]):
             args, kwargs = data
             value = value(*(arg for arg in args if not stands_for_env(arg)), **kwargs)
         return "done", None if names == ("to",) else value
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        return self._env.get_wrapper_attr(name)
 
     def render(self) -> Any:
         return self._env.render()

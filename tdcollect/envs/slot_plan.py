@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from torchrl.data import Composite, NonTensor
 from torchrl.envs import EnvBase, EnvCreator, GymEnv, GymWrapper, TransformedEnv
 from torchrl.envs import transforms as T
@@ -118,6 +119,7 @@ class Parts(NamedTuple):
         name: the name of the env in messages.
         observation_spec: the entries that a worker gives.
         action_spec: of the env in the worker.
+        spec: the gymnasium spec of the env, if it is stepped as gymnasium makes it; else None.
     """
 
     plan: SlotPlan
@@ -127,6 +129,7 @@ class Parts(NamedTuple):
     name: str
     observation_spec: Composite
     action_spec: Composite
+    spec: EnvSpec | None
 
 
 class NotUnderstood(Exception):
@@ -185,7 +188,8 @@ def parts_of(env: EnvBase) -> Parts:
     if not direct:
         entries, boxes = _split(inner)
     plan = SlotPlan(count, direct, any(type(t) in _DRAWING for t in beside), entries, boxes)
-    spec = getattr(wrapped_env(base), "spec", None)
+    spec = wrapped_env(base).spec
+    is_bare = direct and not beside and base.wrapper_frame_skip == 1
     return Parts(
         plan,
         [transform.clone() for transform in lifted],
@@ -194,6 +198,7 @@ def parts_of(env: EnvBase) -> Parts:
         type(base).__name__ if spec is None else str(spec.id),
         inner.observation_spec.clone(),
         inner.full_action_spec.clone(),
+        spec if is_bare else None,
     )
 
 

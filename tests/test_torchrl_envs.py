@@ -128,6 +128,20 @@ def test_slots_share_processes(name: str) -> None:
     assert env.inner is None
 
 
+@pytest.mark.slow
+def test_atari_to_the_bit() -> None:
+    pytest.importorskip("ale_py")
+    found = []
+    for cls in (torchrl.envs.ParallelEnv, ours):
+        env = cls(2, torchrl_envs.breakout)
+        env.set_seed(3)
+        torch.manual_seed(0)
+        found.append(env.rollout(150, break_when_any_done=False))
+        env.close()
+    same(*found)
+    assert found[0]["next", "end-of-life"].any()
+
+
 # --- what is understood, and what is not
 
 

@@ -98,6 +98,17 @@ def atari_like() -> EnvBase:
     return TransformedEnv(env, Compose(NoopResetEnv(6), EndOfLifeTransform(), RewardSum()))
 
 
+def breakout() -> EnvBase:
+    env = GymEnv(
+        "ALE/Breakout-v5",
+        frame_skip=4,
+        from_pixels=True,
+        pixels_only=False,
+        categorical_action_encoding=True,
+    )
+    return TransformedEnv(env, Compose(NoopResetEnv(30), EndOfLifeTransform()))
+
+
 def beside() -> EnvBase:
     """Statistics and buffers of each slot's own; a seeded draw at each start."""
     return TransformedEnv(

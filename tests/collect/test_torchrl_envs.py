@@ -9,11 +9,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from torchrl import envs as E
+from torchrl.collectors import Collector as ParentCollector
 
 from tdcollect import Collector
+from tdcollect.envs import ParallelEnv
 
 from . import policies
-from .oracle import check_same
+from .oracle import assert_same_record, batches, check_same, run
 
 
 class Lives(gym.Env[Any, Any]):
@@ -58,6 +60,10 @@ def under(env: Any, *transforms: E.Transform) -> Any:
 
 def norm() -> E.Transform:
     return E.ObservationNorm(0.1, 2.0, in_keys=["observation"])
+
+
+def counted() -> Any:
+    return under(cartpole(), norm(), E.StepCounter(9))
 
 
 def atari() -> Any:
@@ -146,3 +152,32 @@ def test_nothing_stands_in_the_way(name: str) -> None:
     env = LEVEL_1[name]()
     collector = Collector(env, policies.actor(env), frames_per_batch=12)
     assert "as TorchRL does" not in str(collector.explain())
+
+
+PARALLEL: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda kind: kind(3, cartpole),
+    "outside": lambda kind: under(
+        kind(3, cartpole), norm(), E.RewardSum(), E.VecNorm(in_keys=["observation"])
+    ),
+    "inside": lambda kind: under(
+        kind(2, counted),
+        E.VecNormV2(in_keys=["observation"]),
+    ),
+    "atari": lambda kind: under(kind(2, atari), *atari_stack()),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "atari" else pytest.param(name, marks=pytest.mark.slow) for name in PARALLEL],
+)
+def test_parallel_envs_give_the_parents_batches(name: str) -> None:
+    def started() -> Any:
+        env = PARALLEL[name](E.ParallelEnv)
+        env.start() if isinstance(env, E.ParallelEnv) else env.base_env.start()
+        return env
+
+    script = batches(2)
+    theirs = run(ParentCollector, started, policies.actor, script)
+    for make in (lambda: PARALLEL[name](E.ParallelEnv), lambda: PARALLEL[name](ParallelEnv)):
+        assert_same_record(run(Collector, make, policies.actor, script), theirs)

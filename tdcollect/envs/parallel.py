@@ -151,14 +151,15 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
     def _start_workers(self) -> None:
         parts = self._parts()
         if not isinstance(parts, str):
-            parts = self._start_slots(parts)
-        if isinstance(parts, str):
-            self.__dict__[_PARTS] = parts
+            reason = self._start_slots(parts)
+            if reason is None:
+                return
+            self.__dict__[_PARTS] = reason
             self._create_td()
-            super()._start_workers()
+        super()._start_workers()
 
-    def _start_slots(self, parts: Parts) -> Parts | str:
-        """Start our workers; returns the reason if TorchRL's must do it."""
+    def _start_slots(self, parts: Parts) -> str | None:
+        """Start our workers; returns the reason if TorchRL's must do it, else None."""
         forks = upstream.start_method(self) == "fork"
         settings = SlotSettings(
             parts.plan,
@@ -196,7 +197,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         upstream.limit_threads(self)
         self.is_closed = False
         self.set_spec_lock_()
-        return parts
+        return None
 
     def _shutdown_workers(self) -> None:
         inner = self.inner

@@ -1,0 +1,81 @@
+"""TorchRL's training scripts: their pipelines give the same batches under both collectors."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrl.collectors import Collector as ParentCollector
+
+from tdcollect import Collector
+
+from .collect.oracle import UPSTREAM, assert_same, copy_of, random_states, seed_everything
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+
+import torchrl_scripts as scripts
+
+pytestmark = [
+    pytest.mark.filterwarnings(UPSTREAM),
+    pytest.mark.filterwarnings("ignore:::torchrl_scripts"),
+    pytest.mark.usefixtures("forked_workers"),
+]
+
+SIZE = scripts.Size(frames=24, slots=2, random_frames=24, steps=9)
+"""Episodes are shorter than the rows of a slot; actions are random in the first of two batches."""
+
+ENVS = {1: scripts.TORCHRL, 2: scripts.ours()}
+LEVELS = [level for level, envs in ENVS.items() if envs is not None]
+
+ON_ARRAYS: dict[int, set[str]] = {1: set(), 2: set()}
+"""Per level, the scripts whose every part runs on arrays."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log file
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", scripts.SCRIPTS)
+def test_a_script_gives_the_same_bits(name: str, level: int) -> None:
+    missing = scripts.SCRIPTS[name].missing()
+    if missing:
+        pytest.skip(f"{', '.join(missing)} cannot be imported")
+
+    theirs = parents_record(name)
+    ours, obstacles = record(Collector, name, level)
+
+    for i, ((batch, state), (expected, expected_state)) in enumerate(
+        zip(ours, theirs, strict=True)
+    ):
+        assert_same(batch, expected, f"batch {i}")
+        assert_same(state, expected_state, f"random state after batch {i}")
+    if name in ON_ARRAYS[level]:
+        assert not obstacles
+
+
+@functools.cache
+def parents_record(name: str) -> list[Any]:
+    return record(ParentCollector, name, level=1)[0]
+
+
+def record(kind: Any, name: str, level: int) -> tuple[list[Any], list[str]]:
+    """Two batches, each with the random states after it; and what keeps parts off the arrays."""
+    seed_everything(0)
+    pipeline = scripts.SCRIPTS[name].make(ENVS[level], SIZE)
+    env = pipeline.seeded_env()
+    seed_everything(1)
+    collector = kind(env, pipeline.policy, **pipeline.options)
+    try:
+        batches = iter(collector)
+        found = [(copy_of(next(batches)), random_states()) for _ in range(2)]
+        explained = collector.explain() if kind is Collector else ()
+        return found, scripts.obstacles(explained)
+    finally:
+        collector.shutdown()

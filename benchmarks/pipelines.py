@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pipelines_report
 import report
+import short_pipelines
 import torch
 import torchrl_scripts as scripts
 from measure import QUICK, Effort, Program, alternate, ratios, spread
@@ -37,9 +38,9 @@ import tdcollect
 
 TORCHRL = "TorchRL"
 LEVELS = {1: "collector's import", 2: "envs' imports, too"}
-SIZE = scripts.Size(frames=256, slots=8, random_frames=256)
+SIZE = scripts.Size(frames=256, slots=8, random_frames=256, pixel_frames=128)
 SMALL = scripts.Size(frames=16, slots=2, random_frames=16, steps=6)
-EFFORT = Effort(rounds=7, seconds=0.25)
+EFFORT = Effort(rounds=5, seconds=0.25)
 COMPARED = 2
 """Batches that are compared; the first has random actions where a script asks for them."""
 
@@ -49,7 +50,6 @@ class Case(NamedTuple):
 
     name: str
     make: Callable[[scripts.Envs], scripts.Pipeline]
-    note: str = ""
 
 
 class Run:
@@ -84,7 +84,6 @@ def pipelines(
     say: Callable[[str], None] = lambda name: None,
 ) -> list[dict[str, Any]]:
     """The figures of each script's pipeline."""
-    size = SMALL if effort.seconds <= QUICK.seconds else SIZE
     rows = []
     for script in scripts.SCRIPTS.values():
         if only and script.name not in only:
@@ -95,7 +94,7 @@ def pipelines(
         if missing:
             row["left_out"] = f"{', '.join(missing)} cannot be imported"
         else:
-            case = Case(script.name, partial(script.make, size=size))
+            case = Case(script.name, partial(script.make, size=_size(effort)))
             row |= measure(case, effort, levels)
         rows.append(row)
     return rows
@@ -139,6 +138,21 @@ def measure(case: Case, effort: Effort, levels: tuple[int, ...] = (1, 2)) -> dic
     return row
 
 
+def shorts(
+    effort: Effort, levels: tuple[int, ...] = (1, 2), say: Callable[[str], None] = lambda name: None
+) -> list[dict[str, Any]]:
+    """The figures of the short pipelines, each with its target and its floor."""
+    rows = []
+    for short in short_pipelines.SHORT:
+        say(short.name)
+        case = Case(short.name, partial(short.make, size=_size(effort)))
+        found = measure(case, effort, tuple(set(levels) & set(short.levels)))
+        floor = short_pipelines.floor(short, effort)
+        rows.append({"name": short.name, "title": short.title, "target": short.target} | found)
+        rows[-1]["floor_us_per_frame"] = floor
+    return rows
+
+
 def difference(ours: list[Any], theirs: list[Any]) -> str:
     """The first entry in which two records differ; empty if none does."""
     for i, ((batch, state), (expected, expected_state)) in enumerate(
@@ -174,6 +188,10 @@ def _same(ours: Any, theirs: Any) -> bool:
     return torch.equal(ours, theirs) or torch.equal(
         ours.isnan() | (ours == theirs), theirs == theirs
     )
+
+
+def _size(effort: Effort) -> scripts.Size:
+    return SMALL if effort.seconds <= QUICK.seconds else SIZE
 
 
 def _seed(seed: int) -> None:
@@ -227,8 +245,11 @@ def results_of(
     """Everything that the report's section needs."""
     with _workers_start_quickly():
         rows = pipelines(effort, only, levels, say)
+        short = [] if only else shorts(effort, levels, say)
     return {
         "scripts": rows,
+        "short": short,
+        "identity": None if only else short_pipelines.identity(effort),
         "summary": summary(rows),
         "unavailable": scripts.UNAVAILABLE,
         "resize_stand_in": scripts.RESIZE_STAND_IN,

@@ -80,7 +80,7 @@ def _ppo(envs: Envs, size: Size, batched: str, slots: int) -> Pipeline:
         VecNorm(in_keys=["pixels"]),
     ):
         env.append_transform(transform)
-    options = size.options(4096, device="cpu", max_frames_per_traj=-1)
+    options = size.options(4096, pixels=True, device="cpu", max_frames_per_traj=-1)
     return Pipeline(env, atari_actor(env, Categorical, 6), options, seeded=True)
 
 
@@ -109,7 +109,9 @@ def a2c_atari(envs: Envs, size: Size) -> Pipeline:
         VecNorm(in_keys=["pixels"]),
     ):
         env.append_transform(transform)
-    options = size.options(800, device="cpu", storing_device="cpu", policy_device="cpu")
+    options = size.options(
+        800, pixels=True, device="cpu", storing_device="cpu", policy_device="cpu"
+    )
     return Pipeline(env, atari_actor(env, OneHotCategorical, 6), options, seeded=True)
 
 
@@ -137,7 +139,7 @@ def dqn_atari(envs: Envs, size: Size) -> Pipeline:
     actor = initialized(q_actor(env, nn.Sequential(atari_cnn(), head), "pixels"), env)
     policy = greedy(actor, env, annealing_num_steps=4_000_000, eps_init=1.0, eps_end=0.01)
     options = size.options(
-        1600, 200_000, device="cpu", storing_device="cpu", max_frames_per_traj=-1
+        1600, 200_000, pixels=True, device="cpu", storing_device="cpu", max_frames_per_traj=-1
     )
     return Pipeline(env, policy, options)
 
@@ -149,5 +151,7 @@ def dqn_atari(envs: Envs, size: Size) -> Pipeline:
 )
 def impala(envs: Envs, size: Size) -> Pipeline:
     env = _game(envs.GymEnv, size, None, *_beside(size, ToTensorImage(from_int=False)))
-    options = size.options(80, device="cpu", storing_device="cpu", max_frames_per_traj=-1)
+    options = size.options(
+        80, pixels=True, device="cpu", storing_device="cpu", max_frames_per_traj=-1
+    )
     return Pipeline(env, atari_actor(env, OneHotCategorical, 6), options)

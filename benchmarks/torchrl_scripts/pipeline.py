@@ -35,19 +35,24 @@ class Size(NamedTuple):
     """Upper bounds of what a script uses.
 
     ``frames`` is of a batch; ``slots`` of envs in a batched env; ``random_frames`` of frames whose
-    actions are random, at a run's start; ``steps`` of an episode's length, None for the env's own.
+    actions are random, at a run's start; ``steps`` of an episode's length, None for the env's own;
+    ``pixel_frames`` of a batch of pixels, None for ``frames``.
     """
 
     frames: int
     slots: int
     random_frames: int
     steps: int | None = None
+    pixel_frames: int | None = None
 
-    def options(self, frames: int, random_frames: int = 0, **options: Any) -> dict[str, Any]:
+    def options(
+        self, frames: int, random_frames: int = 0, *, pixels: bool = False, **options: Any
+    ) -> dict[str, Any]:
         """A collector's arguments, from a script's figures."""
+        bound = self.pixel_frames if pixels and self.pixel_frames is not None else self.frames
         if random_frames:
             options["init_random_frames"] = min(random_frames, self.random_frames)
-        return {"frames_per_batch": min(frames, self.frames), "total_frames": -1, **options}
+        return {"frames_per_batch": min(frames, bound), "total_frames": -1, **options}
 
     def limit(self, steps: int | None = None) -> int | None:
         """A time limit, from a script's."""

@@ -10,7 +10,7 @@ from torchrl.envs import transforms as T
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
-from tdcollect._upstream.torchrl import STEPPING_METHODS, call_of
+from tdcollect._upstream.torchrl import call_of, replaced_methods
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.envs.env_action import EnvAction
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -82,11 +82,6 @@ def _parts(transform: T.Transform) -> list[T.Transform]:
     return [transform]
 
 
-def replaced_methods(*envs: EnvBase) -> list[str]:
-    """The stepping methods that the user has replaced on these env objects."""
-    return [name for env in envs for name in STEPPING_METHODS if name in env.__dict__]
-
-
 class ExactReward:
     """The reward after the transforms, computed in float64.
 
@@ -112,7 +107,7 @@ def exact_reward_of(env: EnvBase) -> ExactReward | None:
     becomes of its rewards.
     """
     base = env.base_env if type(env) is TransformedEnv else env
-    if type(base) is not GymnasiumEnv or replaced_methods(env, base):
+    if type(base) is not GymnasiumEnv or replaced_methods(env) or replaced_methods(base):
         return None
     changing = []
     for transform in transforms_of(env):

@@ -34,9 +34,9 @@ RUN_ON_ARRAYS = True
 if HAS_FAST_PATH:
     from tdcollect.collect.fast.array_env import array_env
     from tdcollect.collect.fast.devices import Placement
+    from tdcollect.collect.fast.islands import NotOnArrays
     from tdcollect.collect.fast.loop import collect_frames as collect_frames  # for the runner
     from tdcollect.collect.fast.policy import Program
-    from tdcollect.collect.fast.transforms import NotOnArrays
 
 _NO_FAST_PATH = "tdcollect.collect.fast is missing"
 

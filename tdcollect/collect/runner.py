@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import GymWrapper
 from torchrl.envs.utils import exploration_type, set_exploration_type
 
 from tdcollect import keys
@@ -30,9 +29,9 @@ from tdcollect.collect.step_dict import (
 )
 from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.collect.torchrl_loop import CollectorPart, TorchRLLoop
+from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.seeding import slot_seeds
 
 if TYPE_CHECKING:
     from tdcollect.collect.fast.devices import Placement
@@ -96,13 +95,12 @@ class Runner(CollectorPart):
         static_seed: bool = False,
     ) -> Any:
         """Reset every slot; the seed for the next env."""
-        collector, following = self._collector, None
-        given: dict[str, Any] = {} if options is None else {"options": options}
+        collector, following, seeds = self._collector, None, None
+        base = base_of(collector.env)
         if seed is not None:
             following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
-            if self._seeds_too_early:
-                given["seed"] = seed
-        collector.reset(**given)
+            seeds = early_seeds(base, seed, static_seed)
+        collector.reset(**reset_arguments(base, seeds, options))
         return following
 
     def rebuild_env(self, env_kwargs: dict[str, Any]) -> None:
@@ -116,11 +114,6 @@ class Runner(CollectorPart):
             )
         base.rebuild(**env_kwargs)
         self._collector.reset()
-
-    @property
-    def _seeds_too_early(self) -> bool:
-        """True if the env's ``set_seed`` has drawn the seeded episode when a reset comes."""
-        return isinstance(base_of(self._collector.env), GymWrapper)
 
     # -------------------------------------------------------------------------------- the fork
 
@@ -230,8 +223,7 @@ class Runner(CollectorPart):
         first_seeds = None
         if seed is not None:
             TorchRLCollector.set_seed(collector, seed)
-            if self._seeds_too_early:
-                first_seeds = slot_seeds(seed, range(collector.n_env))
+            first_seeds = early_seeds(base_of(collector.env), seed)
         collector._monitor.drop()
         self.lose_position()
         entries = whole_episodes(

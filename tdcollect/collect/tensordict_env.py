@@ -13,6 +13,7 @@ from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries
 from tdcollect.collect.env_parts import ExactReward, base_of
 from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
+from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -68,14 +69,8 @@ class SteppedEnv(abc.ABC):
 
     def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
         """Start an episode in every slot; the entries of its first step."""
-        return flat(self.transformed.reset(**self._reset_arguments(seeds, options)))
-
-    def _reset_arguments(
-        self, seeds: list[int] | None, options: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        seed = seeds if seeds is None or self.batch_size else seeds[0]
-        given = {"seed": seed, "options": options}
-        return {name: value for name, value in given.items() if value is not None}
+        arguments = reset_arguments(base_of(self.transformed), seeds, options)
+        return flat(self.transformed.reset(**arguments))
 
     @abc.abstractmethod
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:
@@ -190,5 +185,5 @@ class TensorDictEnv(SteppedEnv):
         entries = {key: value for key, value in following.items() if key not in left_out}
         given = nested(entries.items(), self.batch_size, self.transformed.device)
         given.set(keys.RESET, starting.to(given.device) if given.device else starting)
-        arguments = self._reset_arguments(seeds, options)
+        arguments = reset_arguments(base_of(self.transformed), seeds, options)
         return flat(self.transformed.reset(given, select_reset_only=True, **arguments))

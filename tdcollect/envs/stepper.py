@@ -103,6 +103,12 @@ class Stepper:
         self.backend.check_seeds(seeds)
         self._seeds.ask(seeds)
 
+    def follow(self) -> None:
+        """Go on from slots that somebody else has reset or stepped."""
+        self._unstarted.clear()
+        self._must_reset[:] = False
+        self.latest = None
+
     def reset(
         self,
         slots: Sequence[int] | None,

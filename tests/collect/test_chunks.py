@@ -32,7 +32,7 @@ def test_chunked_batches_are_the_parents(
     case: str, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tdcollect.collect.batch_builder._CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr("tdcollect.collect.fast.array_env._SPARE_BYTES", 0)
+    monkeypatch.setattr("tdcollect.collect.fast.inner._SPARE_BYTES", 0)
     check_same(*CASES[case])
 
 

@@ -1,71 +1,69 @@
-"""A tdcollect env and its transforms, stepped on arrays."""
+"""An env and its transforms, stepped on arrays."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torchrl.envs import EnvBase, TransformedEnv
 
 from tdcollect import keys
-from tdcollect._upstream.torchrl import carried_entries
-from tdcollect.collect.env_parts import ExactReward, replaced_methods, transforms_of
-from tdcollect.collect.fast.transforms import NotOnArrays, StepTransform, lower_transforms
+from tdcollect._upstream.torchrl import carried_entries, replaced_methods
+from tdcollect.collect.env_parts import ExactReward, transforms_of
+from tdcollect.collect.fast.inner import InnerEnv, SlotArrays
+from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
+from tdcollect.collect.fast.transforms import lower_transforms
 from tdcollect.collect.step_dict import Key, StepDict, from_next
 from tdcollect.collect.tensordict_env import SteppedEnv
-from tdcollect.envs.buffers import StepBuffers
+from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
-from tdcollect.envs.spaces import key_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-
-_SPARE_BYTES = 2**16
-"""Buffers for resets are allocated in advance where an observation takes no more than this."""
 
 
 class ArrayEnv(SteppedEnv):
-    """A tdcollect env, its transforms included, stepped on arrays.
+    """An env, its transforms included, stepped on arrays.
 
     Args:
-        env: the env itself.
+        inner: the env itself.
         transforms: its transforms, innermost first.
         transformed: the env with its transforms.
         exact: carries float64 rewards through the transforms; they are added to each step under
             ``"_exact_reward"``. None to leave them out.
     """
 
-    base: GymnasiumEnv
-
     def __init__(
         self,
-        env: GymnasiumEnv,
+        inner: InnerEnv,
         transforms: list[StepTransform],
         transformed: EnvBase,
         exact: ExactReward | None = None,
     ):
-        entries = env.stepper.entries
         self.transformed = transformed
         self.carried = carried_entries(transformed)
-        self.batch_size = env.batch_size
-        self.step_bytes = env.num_envs * sum(e.dtype.itemsize * math.prod(e.shape) for e in entries)
-        self.base = env
-        self.waits = env.steps_singly
+        self.batch_size = transformed.batch_size
+        self.step_bytes = inner.step_bytes
+        self.base = inner.slots
+        self.waits = inner.slots is not None and inner.slots.steps_singly
         self.transforms = transforms
+        self._inner = inner
+        # A transform that mixes rows must see in all of them what it sees under TorchRL. Slots
+        # that go on get their own rows back afterwards.
+        mixes = not all(transform.by_row for transform in transforms)
+        self._merges = inner.whole or mixes
+        if isinstance(inner, SlotArrays):
+            inner.shows_latest_resets = mixes
         self._exact = exact
         self._inverse = list(reversed(transforms))
-        self._entries: list[Key] = [key_of(entry.path) for entry in entries]
-        self._written = [*self._entries, keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
-        self._spare: list[StepBuffers] = []
 
-    def allocate(self, count: int, pinned: bool = False) -> list[StepBuffers]:
+    def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         """Buffers for ``count`` steps; see :meth:`GymnasiumEnv.allocate`."""
-        return self.base.allocate(count, pinned, self._exact is not None)
+        return self._inner.allocate(count, pinned, self._exact is not None)
 
     def advance(
         self,
         step: StepDict,
         next_keys: list[Key],
-        buffers: StepBuffers,
+        buffers: Any,
         slots: list[int] | None = None,
     ) -> tuple[StepDict, SlotError | None]:
         """Step ``slots`` (None for all); see :meth:`SteppedEnv.advance`."""
@@ -74,17 +72,12 @@ class ArrayEnv(SteppedEnv):
             given = StepDict(step)
             for transform in self._inverse:
                 transform.inv(given)
-        error = None
-        try:
-            self.base.stepper.step(self.base.read_actions(given), slots, buffers)
-        except SlotError as raised:
-            error = raised
-        following = StepDict(zip(self._written, buffers.tensors, strict=True))
+        following, error = self._inner.step(given, slots, buffers)
         for key in next_keys:
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
             transform.step(given, following)
-        if self._exact is not None:
+        if self._exact is not None and self.base is not None:
             following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))
         return following, error
 
@@ -97,33 +90,48 @@ class ArrayEnv(SteppedEnv):
         options: dict[str, Any] | None = None,
     ) -> StepDict:
         """Start an episode in ``slots``; see :meth:`SteppedEnv.begin`."""
-        if not self._spare:
-            # Several at once cost little more than one; large ones would take memory for nothing.
-            self._spare = self.allocate(1 if self.step_bytes > _SPARE_BYTES else 32)
-        buffers = self._spare.pop()
-        self.base.stepper.reset(slots, buffers, seeds, options)
-        begun = StepDict(zip(self._entries, buffers.tensors, strict=False))
-        if self.transforms:
-            begun = StepDict({**following, **begun})
-            del begun[keys.REWARD]
-            for transform in self.transforms:
-                transform.reset(begun, starting)
+        marks = StepDict({keys.RESET: starting})
+        for transform in self._inverse:
+            transform.prepare(marks)
+        begun = self._inner.reset(marks, slots, seeds, options)
+        for transform in self.transforms:
+            transform.reset(begun, marks, following)
+        if self._merges and len(slots) < self.batch_size.numel():
+            self._merge(begun, following, starting)
         return begun
+
+    def _merge(self, begun: StepDict, following: StepDict, starting: torch.Tensor) -> None:
+        """Give the slots that go on their own rows back."""
+        for key in self.carried:
+            own = following.get(key)
+            if own is None:
+                continue
+            mask = starting.reshape(starting.shape[:-1] + (1,) * (own.ndim - starting.ndim + 1))
+            if key in begun:
+                begun[key] = torch.where(mask, begun[key], own)
+            else:
+                begun[key] = own.masked_fill(mask, 0)  # as TorchRL does
 
 
 def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
     """The env on arrays; see :class:`ArrayEnv`.
 
     Raises:
-        NotOnArrays: for an env that must be stepped through TensorDicts.
+        NotOnArrays: for an env that must be stepped as TorchRL does.
     """
-    base, transforms = env, []
-    if type(env) is TransformedEnv:
-        base, transforms = env.base_env, lower_transforms(transforms_of(env))
-    if replaced := replaced_methods(env, base):
+    base = env.base_env if type(env) is TransformedEnv else env
+    if replaced := (replaced_methods(env) or replaced_methods(base)):
         raise NotOnArrays(f"the env has a {replaced[0]} of its own")
-    if type(base) is not GymnasiumEnv:
-        raise NotOnArrays(
-            f"the env is a {type(base).__name__}; those of tdcollect.make_env run on arrays"
-        )
-    return ArrayEnv(base, transforms, env, exact)
+    if len(env.done_keys_groups) > 1 or not set(keys.FLAGS).issuperset(env.done_keys):
+        raise NotOnArrays(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
+    return ArrayEnv(_inner(base), lower_transforms(transforms_of(env), env), env, exact)
+
+
+def _inner(base: EnvBase) -> InnerEnv:
+    if type(base) is GymnasiumEnv:
+        return SlotArrays(base)
+    try:
+        slots, shown = adopt(base)
+    except NotAdopted as error:
+        raise NotOnArrays(f"the env is a {type(base).__name__}: {error}") from error
+    return SlotArrays(slots, shown)

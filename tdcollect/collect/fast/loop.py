@@ -87,8 +87,7 @@ def collect_frames(
             following, error = env.advance(step, next_keys, buffers)
             if error is not None:
                 raise error
-            # Transforms may end episodes, too.
-            done = following[keys.DONE].numpy().reshape(-1) if env.transforms else buffers.done
+            done = following[keys.DONE].numpy().reshape(-1)
             ended: list[int] = []
             begun = following
             if np.count_nonzero(done):  # the quickest way to ask

@@ -1,89 +1,32 @@
 """Env transforms on StepDicts.
 
-A known transform runs its own code on StepDicts instead of TensorDicts, once per observation. All
-of a stack must be known; otherwise the env, transforms included, is stepped as TorchRL does.
+A known transform computes on StepDicts instead of TensorDicts. Any other is an island: it alone
+gets a TensorDict, and all around it stays on arrays.
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torchrl.envs import EnvBase
 from torchrl.envs import transforms as T
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
 from tdcollect._upstream.modules import has_forward_hooks
-from tdcollect._upstream.torchrl import call_of, inverse_call_of
+from tdcollect._upstream.torchrl import inverse_call_of
 from tdcollect.collect.env_parts import ELEMENTWISE
+from tdcollect.collect.fast.islands import NotOnArrays, OwnCode, StepTransform, island
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.env_action import EnvAction
 
 
-class NotOnArrays(Exception):
-    """An env, with its transforms, must be stepped as TorchRL does; the message says why."""
-
-
-class StepTransform(abc.ABC):
-    """A transform on StepDicts, in the three places where TorchRL calls it.
-
-    Attributes:
-        keys: the entries that it carries from step to step; none for a stateless one.
-    """
-
-    keys: Sequence[Key] = ()
-
-    def inv(self, step: StepDict) -> None:  # noqa: B027
-        """Change the step that the env is given, in place."""
-
-    @abc.abstractmethod
-    def step(self, step: StepDict, following: StepDict) -> None:
-        """Change the following step's entries, in place.
-
-        Args:
-            step: the step that was taken, as the env was given it.
-            following: the entries that the env made of it.
-        """
-
-    @abc.abstractmethod
-    def reset(self, step: StepDict, starting: torch.Tensor) -> None:
-        """Change the entries of a step that begins an episode in some slots, in place.
-
-        Args:
-            step: in the slots that ended, the entries of the env's reset; elsewhere, those that
-                :meth:`step` made of the step before.
-            starting: bool ``[N, 1]`` (``[1]`` unbatched), the slots that begin.
-        """
-
-
-class _Elementwise(StepTransform):
-    """A stateless transform, each row by itself: TorchRL's code on StepDicts."""
-
-    def __init__(self, transform: T.Transform):
-        self._transform = transform
-        self._call, self._inverse_call = call_of(transform), inverse_call_of(transform)
-        self._inverts = bool(transform.in_keys_inv)
-
-    def inv(self, step: StepDict) -> None:
-        if self._inverts:
-            self._inverse_call(step)
-
-    def step(self, step: StepDict, following: StepDict) -> None:
-        self._call(following)
-
-    def reset(self, step: StepDict, starting: torch.Tensor) -> None:
-        tolerance = self._transform.missing_tolerance
-        self._transform.set_missing_tolerance(True)  # a reset gives no reward
-        try:
-            self._call(step)
-        finally:
-            self._transform.set_missing_tolerance(tolerance)
-
-
 class _StepCounter(StepTransform):
     def __init__(self, transform: T.StepCounter):
+        if transform.max_steps is not None and not transform.update_done:
+            raise NotOnArrays("the transform StepCounter truncates episodes without ending them")
         self._key: Key = transform.step_count_key
         self.keys = [self._key]
         self._max_steps = transform.max_steps
@@ -96,8 +39,8 @@ class _StepCounter(StepTransform):
             following[keys.DONE] = following[keys.DONE] | truncated
             following[self._truncated] = truncated
 
-    def reset(self, step: StepDict, starting: torch.Tensor) -> None:
-        step[self._key] = _where(starting, 0, step[self._key])
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        begun[self._key] = _where(marks, 0, before[self._key])
 
 
 class _RewardSum(StepTransform):
@@ -111,9 +54,9 @@ class _RewardSum(StepTransform):
         for in_key, out_key in self._keys:
             following[out_key] = step[out_key] + following[in_key]
 
-    def reset(self, step: StepDict, starting: torch.Tensor) -> None:
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         for _, out_key in self._keys:
-            step[out_key] = _where(starting, 0, step[out_key])
+            begun[out_key] = _where(marks, 0, before[out_key])
 
 
 class _InitTracker(StepTransform):
@@ -124,8 +67,8 @@ class _InitTracker(StepTransform):
     def step(self, step: StepDict, following: StepDict) -> None:
         following[self._key] = torch.zeros_like(following[keys.TERMINATED])
 
-    def reset(self, step: StepDict, starting: torch.Tensor) -> None:
-        step[self._key] = starting.clone()
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        begun[self._key] = marks[keys.RESET].clone()
 
 
 class _Primer(StepTransform):
@@ -140,9 +83,9 @@ class _Primer(StepTransform):
             if key not in following:
                 following[key] = step[key]
 
-    def reset(self, step: StepDict, starting: torch.Tensor) -> None:
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         for key, default in self._defaults:
-            step[key] = _where(starting, default, step[key])
+            begun[key] = _where(marks, default, before[key])
 
 
 class _EnvAction(StepTransform):
@@ -154,9 +97,9 @@ class _EnvAction(StepTransform):
         for key, kept in self._pairs:
             following[kept] = step[key]
 
-    def reset(self, step: StepDict, starting: torch.Tensor) -> None:
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         for kept in self.keys:
-            step[kept] = _where(starting, 0, step[kept])
+            begun[kept] = _where(marks, 0, before[kept])
 
 
 class _ActionScaling(StepTransform):
@@ -169,7 +112,7 @@ class _ActionScaling(StepTransform):
     def step(self, step: StepDict, following: StepDict) -> None:
         pass  # it looks for actions, which no step gives
 
-    def reset(self, step: StepDict, starting: torch.Tensor) -> None:
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         pass
 
 
@@ -181,58 +124,57 @@ class _PolicyVersion(StepTransform):
     def step(self, step: StepDict, following: StepDict) -> None:
         following[keys.POLICY_VERSION] = self._now(following)
 
-    def reset(self, step: StepDict, starting: torch.Tensor) -> None:
-        step[keys.POLICY_VERSION] = self._now(step)
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        begun[keys.POLICY_VERSION] = self._now(before)
 
     def _now(self, step: StepDict) -> torch.Tensor:
         shape = step[keys.TERMINATED].shape[:-1]
         return torch.full(shape, int(self._transform.version), dtype=torch.int64)
 
 
-def _where(starting: torch.Tensor, initial: Any, value: torch.Tensor) -> torch.Tensor:
+def _where(marks: StepDict, initial: Any, value: torch.Tensor) -> torch.Tensor:
     """``initial`` in the slots that begin an episode, ``value`` elsewhere."""
+    starting = marks[keys.RESET]
     mask = starting.reshape(starting.shape[:-1] + (1,) * (value.ndim - starting.ndim + 1))
     return value.masked_fill(mask.to(value.device), initial)
 
 
-def lower_transforms(transforms: Sequence[T.Transform]) -> list[StepTransform]:
+def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
     """Transforms on StepDicts.
 
+    Args:
+        transforms: innermost first.
+        env: the env with these transforms.
+
     Raises:
-        NotOnArrays: for a transform that is not known to run so.
+        NotOnArrays: for a transform that changes how the env's loop itself runs.
     """
     lowered: list[StepTransform] = []
     carried: set[Key] = set()
     for transform in transforms:
         made = _lower(transform)
-        if not isinstance(made, _Elementwise):
-            carried.update(made.keys)
-        elif carried.intersection(transform.in_keys):
-            raise _refusal(transform, "changes an entry of another transform")
+        if isinstance(made, str):
+            made = island(transform, env, made)
+        elif isinstance(made, OwnCode) and carried.intersection(transform.in_keys):
+            made.by_row = False  # the rows of slots that go on hold its result already
+        carried.update(made.keys)
         lowered.append(made)
     return lowered
 
 
-def _refusal(transform: T.Transform, reason: str) -> NotOnArrays:
-    return NotOnArrays(f"the transform {type(transform).__name__} {reason}")
-
-
-def _lower(transform: T.Transform) -> StepTransform:
+def _lower(transform: T.Transform) -> StepTransform | str:
+    """A transform on StepDicts, or the reason why its class is not known."""
     kind = type(transform)
     if has_forward_hooks(transform):
-        raise _refusal(transform, "has hooks")
+        return "has hooks"
     if kind in ELEMENTWISE:
-        return _Elementwise(transform)
+        return OwnCode(transform, by_row=True)
     if kind is T.StepCounter:
-        if transform.max_steps is None or (
-            transform.truncated_key == keys.TRUNCATED and transform.update_done
-        ):
+        if transform.max_steps is None or transform.truncated_key == keys.TRUNCATED:
             return _StepCounter(transform)
-        raise _refusal(transform, "has options that are not known here")
+        return "marks an entry of its own as truncated"
     if kind is T.RewardSum:
-        if transform.reward_spec:
-            raise _refusal(transform, "writes to the reward spec")
-        return _RewardSum(transform)
+        return "writes to the reward spec" if transform.reward_spec else _RewardSum(transform)
     if kind is T.InitTracker:
         return _InitTracker(transform)
     if kind is EnvAction:
@@ -241,7 +183,7 @@ def _lower(transform: T.Transform) -> StepTransform:
         return _ActionScaling(transform)
     if kind is PolicyVersion:
         if transform.version_type not in (int, "int"):
-            raise _refusal(transform, "writes strings")
+            return "writes strings"
         return _PolicyVersion(transform)
     if kind is T.TensorDictPrimer:
         if (
@@ -250,6 +192,6 @@ def _lower(transform: T.Transform) -> StepTransform:
             or transform.call_before_env_reset
             or any(callable(value) for value in dict(transform.default_value.items()).values())
         ):
-            raise _refusal(transform, "draws or computes its values")
+            return "draws or computes its values"
         return _Primer(transform)
-    raise _refusal(transform, "is not known to run on arrays")
+    return "is not known to run on arrays"

@@ -1,0 +1,173 @@
+"""Envs without their transforms, on StepDicts: slots on arrays, and any other TorchRL env."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torchrl.envs import EnvBase
+
+from tdcollect import keys
+from tdcollect._upstream.torchrl import (
+    complete_done,
+    env_reset_of,
+    env_step_of,
+)
+from tdcollect.collect.step_dict import Key, StepDict, flat
+from tdcollect.envs.buffers import StepBuffers
+from tdcollect.envs.errors import SlotError
+from tdcollect.envs.spaces import key_of, nested
+from tdcollect.envs.wrapper import GymnasiumEnv
+
+_SPARE_BYTES = 2**16
+"""Buffers for resets are allocated in advance where an observation takes no more than this."""
+
+
+class InnerEnv(abc.ABC):
+    """An env without its transforms.
+
+    Attributes:
+        slots: the env on gymnasium slots; None where it has none.
+        step_bytes: the size of one step's observations, over all slots.
+        whole: whether a reset gives the entries of all slots, those that go on included.
+    """
+
+    slots: GymnasiumEnv | None = None
+    step_bytes: int
+    whole = False
+
+    @abc.abstractmethod
+    def allocate(self, count: int, pinned: bool, exact: bool) -> list[Any]:
+        """Buffers for ``count`` steps; see :meth:`GymnasiumEnv.allocate`."""
+
+    @abc.abstractmethod
+    def step(
+        self, given: StepDict, slots: list[int] | None, buffers: Any
+    ) -> tuple[StepDict, SlotError | None]:
+        """Step ``slots`` (None for all); see :meth:`SteppedEnv.advance`."""
+
+    @abc.abstractmethod
+    def reset(
+        self,
+        marks: StepDict,
+        slots: list[int],
+        seeds: list[int] | None,
+        options: dict[str, Any] | None,
+    ) -> StepDict:
+        """Start an episode in ``slots``.
+
+        Args:
+            marks: has ``"_reset"``, true for these slots.
+            slots: ascending.
+            seeds: one per slot in ``slots``.
+            options: gymnasium's reset options.
+
+        Returns:
+            The entries of all slots, flags included.
+        """
+
+
+class SlotArrays(InnerEnv):
+    """gymnasium slots, which write into arrays.
+
+    Args:
+        slots: the env.
+        shown: the tensors in which TorchRL's env keeps what its resets gave, where the slots are
+            those of such an env; None elsewhere.
+
+    Attributes:
+        shows_latest_resets: whether a reset gives the latest reset's entries for slots that go on,
+            as TorchRL's env does, and not their present ones.
+    """
+
+    slots: GymnasiumEnv
+    shows_latest_resets = False
+
+    def __init__(self, slots: GymnasiumEnv, shown: Mapping[Key, torch.Tensor] | None = None):
+        entries = slots.stepper.entries
+        sizes = (entry.dtype.itemsize * math.prod(entry.shape) for entry in entries)
+        self.slots = slots
+        self.step_bytes = slots.num_envs * sum(sizes)
+        self._shown = shown or {}
+        self._begun: list[Key] = [key_of(entry.path) for entry in entries]
+        flags = (keys.TERMINATED, keys.TRUNCATED, keys.DONE)
+        self._written = [*self._begun, keys.REWARD, *flags]
+        self._spare: list[StepBuffers] = []
+
+    def allocate(self, count: int, pinned: bool, exact: bool) -> list[StepBuffers]:
+        return self.slots.allocate(count, pinned, exact)
+
+    def step(
+        self, given: StepDict, slots: list[int] | None, buffers: StepBuffers
+    ) -> tuple[StepDict, SlotError | None]:
+        error = None
+        try:
+            self.slots.stepper.step(self.slots.read_actions(given), slots, buffers)
+        except SlotError as raised:
+            error = raised
+        return StepDict(zip(self._written, buffers.tensors, strict=True)), error
+
+    def reset(
+        self,
+        marks: StepDict,
+        slots: list[int],
+        seeds: list[int] | None,
+        options: dict[str, Any] | None,
+    ) -> StepDict:
+        if not self._spare:
+            # Several at once cost little more than one; large ones would take memory for nothing.
+            count = 1 if self.step_bytes > _SPARE_BYTES else 32
+            self._spare = self.allocate(count, False, False)
+        buffers = self._spare.pop()
+        self.slots.stepper.reset(slots, buffers, seeds, options)
+        begun = StepDict(zip(self._written, buffers.tensors, strict=True))
+        del begun[keys.REWARD]
+        for key, shown in self._shown.items():
+            shown[slots] = begun[key][slots]
+            if self.shows_latest_resets:
+                begun[key] = shown.clone()
+        return begun
+
+
+class TorchRLEnv(InnerEnv):
+    """Any TorchRL env, stepped by its own code on TensorDicts.
+
+    Args:
+        env: the env, without its transforms.
+    """
+
+    whole = True
+
+    def __init__(self, env: EnvBase):
+        leaves = env.observation_spec.values(True, True)
+        self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
+        self._env = env
+        self._step, self._reset = env_step_of(env), env_reset_of(env)
+
+    def allocate(self, count: int, pinned: bool, exact: bool) -> list[None]:
+        return [None] * count  # it allocates its own output
+
+    def step(
+        self, given: StepDict, slots: list[int] | None, buffers: None
+    ) -> tuple[StepDict, SlotError | None]:
+        env = self._env
+        following = self._step(nested(given.items(), env.batch_size, env.device))
+        complete_done(env, following)
+        return flat(following), None
+
+    def reset(
+        self,
+        marks: StepDict,
+        slots: list[int],
+        seeds: list[int] | None,
+        options: dict[str, Any] | None,
+    ) -> StepDict:
+        env = self._env
+        given = {"seed": seeds, "options": options}
+        arguments = {name: value for name, value in given.items() if value is not None}
+        begun = self._reset(nested(marks.items(), env.batch_size, env.device), **arguments)
+        complete_done(env, begun)
+        return flat(begun)

@@ -1,0 +1,157 @@
+"""Transforms on StepDicts: their interface, and the island, for a transform that is not known."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.envs import EnvBase
+from torchrl.envs import transforms as T
+
+from tdcollect._upstream.torchrl import (
+    call_of,
+    changes_loop,
+    inverse_call_of,
+    inverts,
+    only_applies,
+    preparation_of,
+    reads_step,
+    reset_of,
+    step_of,
+)
+from tdcollect.collect.env_parts import ELEMENTWISE
+from tdcollect.collect.step_dict import Key, StepDict
+from tdcollect.envs.spaces import nested
+
+
+class NotOnArrays(Exception):
+    """An env, with its transforms, must be stepped as TorchRL does; the message says why."""
+
+
+class StepTransform(abc.ABC):
+    """A transform on StepDicts, in the three places where TorchRL calls it.
+
+    Attributes:
+        keys: the entries that it carries from step to step; none for a stateless one.
+        by_row: whether each row depends on itself alone, and a reset leaves the rows of slots that
+            go on as :meth:`step` made them.
+        how: the way in which it runs, in words.
+    """
+
+    keys: Sequence[Key] = ()
+    by_row = True
+    how = "on arrays"
+
+    def prepare(self, marks: StepDict) -> None:  # noqa: B027
+        """Change the entries that the env's reset is given, in place."""
+
+    def inv(self, step: StepDict) -> None:  # noqa: B027
+        """Change the step that the env is given, in place."""
+
+    @abc.abstractmethod
+    def step(self, step: StepDict, following: StepDict) -> None:
+        """Change the following step's entries, in place.
+
+        Args:
+            step: the step that was taken, as the env was given it.
+            following: the entries that the env made of it.
+        """
+
+    @abc.abstractmethod
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        """Change the entries of a reset of some slots, in place.
+
+        Args:
+            begun: the entries that the env's reset, and the transforms below, gave for all slots.
+            marks: has ``"_reset"``, bool ``[N, 1]`` (``[1]`` unbatched): the slots that begin an
+                episode.
+            before: the entries that the latest step led to, in all slots.
+        """
+
+
+class OwnCode(StepTransform):
+    """A transform that only maps tensors to tensors: TorchRL's own code on StepDicts.
+
+    Args:
+        transform: called where TorchRL calls it, with the same tensors.
+        by_row: whether it treats each row by itself.
+    """
+
+    def __init__(self, transform: T.Transform, by_row: bool):
+        self._call, self._reset = call_of(transform), reset_of(transform)
+        self._inverse = inverse_call_of(transform)
+        self._inverts = bool(transform.in_keys_inv)
+        self.by_row = by_row
+
+    def inv(self, step: StepDict) -> None:
+        if self._inverts:
+            self._inverse(step)
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        self._call(following)
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        self._reset(marks, begun)
+
+
+class Island(StepTransform):
+    """Any transform, called as TorchRL calls it, on TensorDicts of its own.
+
+    Args:
+        transform: the transform.
+        env: the env with all of its transforms.
+        reason: why it is not on arrays.
+    """
+
+    by_row = False
+
+    def __init__(self, transform: T.Transform, env: EnvBase, reason: str):
+        self._step, self._reset = step_of(transform), reset_of(transform)
+        self._inverse = inverse_call_of(transform) if inverts(transform) else None
+        self._prepare = preparation_of(transform)
+        self._reads_step = reads_step(transform)
+        self._batch_size, self._device = env.batch_size, env.device
+        self.how = f"on a TensorDict of its own, it {reason}"
+
+    def prepare(self, marks: StepDict) -> None:
+        if self._prepare is not None:
+            _replace(marks, self._prepare(self._packed(marks)))
+
+    def inv(self, step: StepDict) -> None:
+        if self._inverse is not None:
+            _replace(step, self._inverse(self._packed(step)))
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        given = self._packed(step if self._reads_step else {})
+        _replace(following, self._step(given, self._packed(following)))
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        _replace(begun, self._reset(self._packed(marks), self._packed(begun)))
+
+    def _packed(self, step: Mapping[Key, torch.Tensor]) -> TensorDict:
+        return nested(step.items(), self._batch_size, self._device)
+
+
+def _replace(step: StepDict, changed: TensorDictBase) -> None:
+    step.clear()
+    step.update(changed.items(True, True))
+
+
+def island(transform: T.Transform, env: EnvBase, reason: str) -> StepTransform:
+    """A transform that is not known, on as little as it needs.
+
+    Args:
+        transform: the transform.
+        env: the env with all of its transforms.
+        reason: why it is not known.
+
+    Raises:
+        NotOnArrays: for one that changes the env's loop itself.
+    """
+    if changes_loop(transform):
+        raise NotOnArrays(f"the transform {type(transform).__name__} changes the env's own loop")
+    if only_applies(transform, ELEMENTWISE):
+        return OwnCode(transform, by_row=False)
+    return Island(transform, env, reason)

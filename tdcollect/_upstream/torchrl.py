@@ -135,6 +135,17 @@ def changes_loop(transform: T.Transform) -> bool:
     return _overrides(transform, "_post_step_mdp_hooks")
 
 
+def does_nothing_in_steps(transform: T.Transform) -> bool:
+    """Tell whether a transform works in resets alone."""
+    plain = not any(_overrides(transform, name) for name in ("_step", "_call", "_inv_call", "inv"))
+    return plain and not transform.in_keys and not transform.in_keys_inv
+
+
+def settings_of(transform: T.Transform) -> dict[str, Any]:
+    """The attributes of a transform, without those that tie it to its env."""
+    return {k: v for k, v in vars(transform).items() if k not in ("_container", "_parent")}
+
+
 def only_applies(transform: T.Transform, known: Sequence[type[T.Transform]]) -> bool:
     """Tell whether a transform only maps tensors to tensors, in TorchRL's own way.
 
@@ -176,6 +187,7 @@ __all__ = [
     "changes_loop",
     "complete_done",
     "converts_actions",
+    "does_nothing_in_steps",
     "encodes_integers",
     "env_reset_of",
     "env_step_of",
@@ -193,6 +205,7 @@ __all__ = [
     "reshapes_output",
     "serial_envs",
     "set_exploration_spec",
+    "settings_of",
     "shown_by_resets",
     "step_of",
     "wrapped_env",

@@ -47,11 +47,13 @@ class Adopted(NamedTuple):
 
     Attributes:
         slots: the env on them.
+        members: the single envs, with transforms of their own; empty for a single env itself.
         shown: the tensors ``[N, ...]`` in which TorchRL's env keeps what the latest reset of each
             slot gave, by entry; empty for a single env.
     """
 
     slots: GymnasiumEnv
+    members: Sequence[EnvBase]
     shown: dict[Any, torch.Tensor]
 
 
@@ -134,19 +136,22 @@ def adopt(env: EnvBase) -> Adopted:
     Raises:
         NotAdopted: for an env whose own code must step it.
     """
+    members: Sequence[EnvBase] = ()
+    shown: dict[Any, torch.Tensor] = {}
     if type(env) in SERIAL:
-        members, shown = serial_envs(env), shown_by_resets(env)
         _check_methods(env)
-        if members is None or shown is None:
+        found, kept = serial_envs(env), shown_by_resets(env)
+        if found is None or kept is None:
             raise NotAdopted("it is closed, or its envs cannot share a batch")
+        members, shown = found, kept
+        singles = [_check_single(_member(member)) for member in members]
     elif isinstance(env, BatchedEnvBase):
         raise NotAdopted(
             f"it is a {type(env).__name__}: its envs are in processes of TorchRL's; import "
             "ParallelEnv from tdcollect.envs"
         )
     else:
-        members, shown = [env], {}
-    singles = [_check_single(member) for member in members]
+        singles = [_check_single(env)]
     # Kept, since making it costs more than a batch; a user may have put other envs inside.
     parts = [part for single in singles for part in _parts(single)]
     known = _made.get(env)
@@ -154,7 +159,7 @@ def adopt(env: EnvBase) -> Adopted:
         known = _made[env] = (parts, _make(env, singles))
     slots = known[1]
     slots.stepper.follow()
-    return Adopted(slots, shown)
+    return Adopted(slots, members, shown)
 
 
 def _base_of(env: EnvBase) -> EnvBase:
@@ -172,6 +177,13 @@ def _differ(one: Any, other: Any) -> bool:
 def _check_methods(env: EnvBase) -> None:
     if own := replaced_methods(env):
         raise NotAdopted(f"its {type(env).__name__} has a {own[0]} of its own")
+
+
+def _member(env: EnvBase) -> EnvBase:
+    if type(env) is not TransformedEnv:
+        return env
+    _check_methods(env)
+    return env.base_env
 
 
 def _check_single(env: EnvBase) -> GymWrapper:

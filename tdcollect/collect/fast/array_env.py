@@ -12,6 +12,7 @@ from tdcollect._upstream.torchrl import carried_entries, replaced_methods
 from tdcollect.collect.env_parts import ExactReward, transforms_of
 from tdcollect.collect.fast.inner import InnerEnv, SlotArrays
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
+from tdcollect.collect.fast.members import member_slots
 from tdcollect.collect.fast.transforms import lower_transforms
 from tdcollect.collect.step_dict import Key, StepDict, from_next
 from tdcollect.collect.tensordict_env import SteppedEnv
@@ -48,10 +49,7 @@ class ArrayEnv(SteppedEnv):
         self._inner = inner
         # A transform that mixes rows must see in all of them what it sees under TorchRL. Slots
         # that go on get their own rows back afterwards.
-        mixes = not all(transform.by_row for transform in transforms)
-        self._merges = inner.whole or mixes
-        if isinstance(inner, SlotArrays):
-            inner.shows_latest_resets = mixes
+        self._merges = inner.whole or not all(transform.by_row for transform in transforms)
         self._exact = exact
         self._inverse = list(reversed(transforms))
 
@@ -124,14 +122,24 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
         raise NotOnArrays(f"the env has a {replaced[0]} of its own")
     if len(env.done_keys_groups) > 1 or not set(keys.FLAGS).issuperset(env.done_keys):
         raise NotOnArrays(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
-    return ArrayEnv(_inner(base), lower_transforms(transforms_of(env), env), env, exact)
+    transforms = lower_transforms(transforms_of(env), env)
+    inner, further = _inner(base, mixes=not all(transform.by_row for transform in transforms))
+    return ArrayEnv(inner, [*further, *transforms], env, exact)
 
 
-def _inner(base: EnvBase) -> InnerEnv:
+def _inner(base: EnvBase, mixes: bool) -> tuple[InnerEnv, list[StepTransform]]:
+    """The env without its transforms, and those of its own envs, on StepDicts.
+
+    Args:
+        base: the env without its transforms.
+        mixes: whether these mix rows.
+    """
     if type(base) is GymnasiumEnv:
-        return SlotArrays(base)
+        return SlotArrays(base), []
     try:
-        slots, shown = adopt(base)
+        slots, members, shown = adopt(base)
     except NotAdopted as error:
         raise NotOnArrays(f"the env is a {type(base).__name__}: {error}") from error
-    return SlotArrays(slots, shown)
+    if members:
+        return member_slots(SlotArrays(slots), members, shown, mixes)
+    return SlotArrays(slots), []

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
@@ -75,23 +73,15 @@ class SlotArrays(InnerEnv):
 
     Args:
         slots: the env.
-        shown: the tensors in which TorchRL's env keeps what its resets gave, where the slots are
-            those of such an env; None elsewhere.
-
-    Attributes:
-        shows_latest_resets: whether a reset gives the latest reset's entries for slots that go on,
-            as TorchRL's env does, and not their present ones.
     """
 
     slots: GymnasiumEnv
-    shows_latest_resets = False
 
-    def __init__(self, slots: GymnasiumEnv, shown: Mapping[Key, torch.Tensor] | None = None):
+    def __init__(self, slots: GymnasiumEnv):
         entries = slots.stepper.entries
         sizes = (entry.dtype.itemsize * math.prod(entry.shape) for entry in entries)
         self.slots = slots
         self.step_bytes = slots.num_envs * sum(sizes)
-        self._shown = shown or {}
         self._begun: list[Key] = [key_of(entry.path) for entry in entries]
         flags = (keys.TERMINATED, keys.TRUNCATED, keys.DONE)
         self._written = [*self._begun, keys.REWARD, *flags]
@@ -125,10 +115,6 @@ class SlotArrays(InnerEnv):
         self.slots.stepper.reset(slots, buffers, seeds, options)
         begun = StepDict(zip(self._written, buffers.tensors, strict=True))
         del begun[keys.REWARD]
-        for key, shown in self._shown.items():
-            shown[slots] = begun[key][slots]
-            if self.shows_latest_resets:
-                begun[key] = shown.clone()
         return begun
 
 

@@ -1,8 +1,8 @@
 """The private names that tdcollect uses of TorchRL, gymnasium and EnvPool.
 
 A failure tells what upstream has renamed, or given another meaning. The tests of TorchRL's
-collector are in ``test_upstream_collector.py``; of torch and tensordict, in
-``test_upstream_modules.py``.
+collector are in ``test_upstream_collector.py``, of its envs and transforms in
+``test_upstream_envs.py``, of torch and tensordict in ``test_upstream_modules.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
 from torchrl.envs.transforms import Compose, DoubleToFloat, RewardScaling, RewardSum, StepCounter
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.modules import MLP, AdditiveGaussianModule, EGreedyModule, LSTMModule
+from torchrl.modules import (
+    MLP,
+    AdditiveGaussianModule,
+    EGreedyModule,
+    LSTMModule,
+    OrnsteinUhlenbeckProcessModule,
+    SafeModule,
+)
 
 from tdcollect._upstream import __path__ as path
 from tdcollect._upstream import gymnasium_envs as of_gymnasium
@@ -35,7 +42,8 @@ from tdcollect.collect.step_dict import StepDict
 
 MODULES = [import_module(f"tdcollect._upstream.{module.name}") for module in iter_modules(path)]
 
-TESTS = [f"test_upstream{part}.py" for part in ("", "_collector", "_modules")]
+PARTS = ("", "_collector", "_envs", "_modules", "_transforms")
+TESTS = [f"test_upstream{part}.py" for part in PARTS]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
@@ -226,6 +234,19 @@ def test_reshapes_output_is_where_out_features_is_a_shape() -> None:
     shaped = MLP(in_features=2, out_features=(2, 3), depth=0)
     assert of_torchrl.reshapes_output(shaped)
     assert shaped(torch.ones(2)).shape == (2, 3)
+
+
+def test_exploration_spec_is_what_a_safe_module_projects_on() -> None:
+    for module in (
+        SafeModule(
+            torch.nn.Identity(), ["action"], ["action"], spec=Bounded(-1, 1, (2,)), safe=True
+        ),
+        OrnsteinUhlenbeckProcessModule(Bounded(-1, 1, (2,))),
+    ):
+        assert of_torchrl.exploration_spec(module)["action"] == Bounded(-1, 1, (2,))
+        of_torchrl.set_exploration_spec(module, Composite(action=Bounded(-3, 3, (2,))))
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            assert module(TensorDict(action=torch.tensor([5.0, 2.0])))["action"].tolist() == [3, 2]
 
 
 @pytest.mark.parametrize("cls", [AdditiveGaussianModule, EGreedyModule])

@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase, GymWrapper, SerialEnv
 from torchrl.envs import transforms as T
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
 from torchrl.envs.utils import _make_compatible_policy as make_compatible_policy
-from torchrl.modules import MLP, AdditiveGaussianModule, EGreedyModule
+from torchrl.modules import MLP
 from torchrl.modules.utils.utils import (
     _maybe_append_env_transforms_from_module as append_policy_transforms,
 )
@@ -44,6 +44,18 @@ def env_step_of(env: EnvBase) -> Callable[..., Any]:
 def env_reset_of(env: EnvBase) -> Callable[..., Any]:
     """The method in which an env's class starts episodes."""
     return env._reset
+
+
+def arguments_of_resets(env: EnvBase) -> dict[str, Any]:
+    """The arguments that a reset amid a loop gives the method that an env's class resets in."""
+    return {"set_state": False} if env._supports_set_state else {}
+
+
+def steps_alone(env: EnvBase) -> bool:
+    """Tell whether an env's class steps and resets in the two methods meant for it alone."""
+    names = ("step", "reset", "step_and_maybe_reset", "maybe_reset", "_step_proc_data")
+    plain = all(getattr(type(env), name) is getattr(EnvBase, name) for name in names)
+    return plain and not vars(env).get("_torchrl_native_autoreset", False)
 
 
 def complete_done(env: EnvBase, entries: Any) -> None:
@@ -169,12 +181,12 @@ def reshapes_output(module: MLP) -> bool:
     return bool(module._reshape_out)
 
 
-def exploration_spec(module: AdditiveGaussianModule | EGreedyModule) -> TensorSpec:
-    """The spec of the actions that an exploration module draws."""
+def exploration_spec(module: Any) -> Any:
+    """The spec of the actions that an exploration module draws, or projects on."""
     return module._spec
 
 
-def set_exploration_spec(module: AdditiveGaussianModule | EGreedyModule, spec: TensorSpec) -> None:
+def set_exploration_spec(module: Any, spec: TensorSpec) -> None:
     """Give an exploration module another spec of actions."""
     module._spec = spec
 
@@ -182,6 +194,7 @@ def set_exploration_spec(module: AdditiveGaussianModule | EGreedyModule, spec: T
 __all__ = [
     "STEPPING_METHODS",
     "append_policy_transforms",
+    "arguments_of_resets",
     "call_of",
     "carried_entries",
     "changes_loop",
@@ -208,5 +221,6 @@ __all__ = [
     "settings_of",
     "shown_by_resets",
     "step_of",
+    "steps_alone",
     "wrapped_env",
 ]

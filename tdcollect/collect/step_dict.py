@@ -5,6 +5,8 @@ Keys are a name, or a tuple of names for a nested entry; values have the env's b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,9 +28,28 @@ class StepDict(dict[Key, torch.Tensor]):
 
     Attributes:
         shape: the batch size, where a method asks for it; set by whoever runs that code.
+        device: the device that a TensorDict would name, likewise.
+        shapes: the batch sizes of nested TensorDicts, by their paths, where they were noted.
     """
 
     shape: torch.Size
+    device: torch.device | None
+    shapes: Mapping[tuple[str, ...], torch.Size] = MappingProxyType({})
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """The batch size."""
+        return self.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of batch dimensions."""
+        return len(self.shape)
+
+    @property
+    def batch_dims(self) -> int:
+        """The number of batch dimensions."""
+        return len(self.shape)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The entry, or ``default``; a keyword here, as TensorDict has it."""
@@ -97,6 +118,16 @@ def is_plain(value: Any) -> bool:
 def flat(tensordict: TensorDictBase) -> StepDict:
     """The leaves of a TensorDict, sharing their memory."""
     return StepDict(tensordict.items(True, True))
+
+
+def nested_shapes(tensordict: TensorDictBase) -> dict[tuple[str, ...], torch.Size]:
+    """The batch sizes of the TensorDicts nested in one, by their paths."""
+    found: dict[tuple[str, ...], torch.Size] = {}
+    for name, part in tensordict.items():
+        if isinstance(part, TensorDictBase) and not is_non_tensor(part):
+            found[(name,)] = part.batch_size
+            found.update(((name, *path), size) for path, size in nested_shapes(part).items())
+    return found
 
 
 def not_taken_apart(cls: type) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
+    CompositeDistribution,
     InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -28,6 +29,7 @@ from torchrl.modules import (
     GRUModule,
     IndependentNormal,
     LSTMModule,
+    MaskedOneHotCategorical,
     NoisyLinear,
     OneHotCategorical,
     OrnsteinUhlenbeckProcessModule,
@@ -35,10 +37,12 @@ from torchrl.modules import (
     QValueActor,
     SafeModule,
     TanhDelta,
+    TanhModule,
     TanhNormal,
     TruncatedNormal,
     ValueOperator,
 )
+from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
 from .envs import ENVS
 
@@ -169,6 +173,75 @@ def additive_gaussian(env: EnvBase) -> TensorDictSequential:
 def ornstein_uhlenbeck(env: EnvBase) -> TensorDictSequential:
     noise = OrnsteinUhlenbeckProcessModule(env.action_spec, annealing_num_steps=50)
     return TensorDictSequential(deterministic(env), noise)
+
+
+def tanh_module(env: EnvBase) -> TensorDictSequential:
+    """A squashed network with noise, as TD3's."""
+    bounded = TanhModule(in_keys=["action"], spec=env.action_spec, clamp=True)
+    noise = AdditiveGaussianModule(env.action_spec, annealing_num_steps=50, safe=True)
+    return TensorDictSequential(deterministic(env), bounded, noise)
+
+
+def soft_actor(env: EnvBase, cls: Any = SafeProbabilisticModule, **options: Any) -> Any:
+    """As SAC's; with tensordict's own module and scored, as Dreamer's."""
+    space = env.action_spec_unbatched.space
+    sample = cls(
+        in_keys=["loc", "scale"],
+        out_keys=["action"],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": space.low, "high": space.high, "tanh_loc": False},
+        default_interaction_type=InteractionType.RANDOM,
+        **options,
+    )
+    return TensorDictSequential(normal_parameters(env), sample)
+
+
+def two_actions(env: EnvBase) -> TensorDictSequential:
+    """A composite distribution, for an env with two actions."""
+
+    def split(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits, loc, scale = hidden.split([3, 2, 2], -1)
+        return logits, loc, scale.exp()
+
+    names = [("params", "turn", "logits"), ("params", "push", "loc"), ("params", "push", "scale")]
+    sample = SafeProbabilisticModule(
+        in_keys=["params"],
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={
+            "distribution_map": {"turn": OneHotCategorical, "push": TanhNormal},
+        },
+        default_interaction_type=InteractionType.RANDOM,
+        return_log_prob=True,
+    )
+    parts = TensorDictModule(split, in_keys=["hidden"], out_keys=names)
+    return TensorDictSequential(network(env, 7, ["hidden"]), parts, sample)
+
+
+def masked(env: EnvBase) -> TensorDictSequential:
+    """A mask that depends on the observation."""
+    mask = TensorDictModule(
+        lambda x: torch.stack([x[..., 0] > 0, x[..., 0] <= 0.02], -1), ["observation"], ["mask"]
+    )
+    sample = SafeProbabilisticModule(
+        in_keys=["logits", "mask"],
+        out_keys=["action"],
+        distribution_class=MaskedOneHotCategorical,
+        default_interaction_type=InteractionType.RANDOM,
+        return_log_prob=True,
+    )
+    return TensorDictSequential(network(env, 2, ["logits"]), mask, sample)
+
+
+def explores_nested(env: EnvBase) -> TensorDictSequential:
+    """Epsilon-greedy over all agents' actions."""
+    (key,) = env.action_keys
+
+    def act(*observations: torch.Tensor) -> torch.Tensor:
+        return env.full_action_spec[key].zero()
+
+    ins = [next(iter(env.observation_spec.keys(True, True)))]
+    module = TensorDictModule(act, in_keys=ins, out_keys=[key])
+    return TensorDictSequential(module, EGreedyModule(env.full_action_spec, 0.5, action_key=key))
 
 
 class Recurrence(nn.Module):
@@ -574,6 +647,16 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "epsilon-greedy-unbatched": ("cartpole-unbatched", epsilon_greedy),
     "additive-gaussian": ("pendulum", additive_gaussian),
     "ornstein-uhlenbeck": ("pendulum-init", ornstein_uhlenbeck),
+    "tanh-module": ("pendulum", tanh_module),
+    "soft-actor": ("pendulum", soft_actor),
+    "soft-actor-unbatched": ("pendulum-unbatched", soft_actor),
+    "scored-afterwards": (
+        "pendulum",
+        lambda env: soft_actor(env, ProbabilisticTensorDictModule, return_log_prob=True),
+    ),
+    "two-actions": ("toy-dict-action", two_actions),
+    "masked": ("cartpole", masked),
+    "nested-epsilon-greedy": ("mock-nested", explores_nested),
     "own-output": ("pendulum", reads_its_own_output),
     "last-action": ("pendulum", reads_action_of_the_last_step),
     "alternates": ("toy", alternates),

@@ -43,6 +43,11 @@ LEVELS = {1: "collector's import", 2: "envs' imports, too"}
 SIZE = scripts.Size(frames=256, slots=8, random_frames=256, pixel_frames=128)
 SMALL = scripts.Size(frames=16, slots=2, random_frames=16, steps=6)
 EFFORT = Effort(rounds=5, seconds=0.25)
+TRAINING = "training scripts (sota-implementations)"
+GROUPS: dict[str, Callable[[dict[str, Any]], bool]] = {
+    TRAINING: lambda row: row["counts"],
+    "examples, tutorials and variants": lambda row: not row["counts"],
+}
 COMPARED = 2
 """Batches that are compared; the first has random actions where a script asks for them."""
 
@@ -97,6 +102,7 @@ def pipelines(
             continue
         say(script.name)
         row: dict[str, Any] = {"name": script.name, "path": script.path, "note": script.note}
+        row["counts"] = script.is_training()
         missing = script.missing()
         if missing:
             row["left_out"] = f"{', '.join(missing)} cannot be imported"
@@ -226,23 +232,29 @@ def _workers_start_quickly() -> Iterator[None]:
     multiprocessing.set_start_method(before, force=True)
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per level: how many ran, were equal, were on arrays; and the mean and least ratio."""
-    found = {}
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per level and group: how many ran, were equal, were on arrays; the mean and least ratio."""
+    found = []
     for level in LEVELS:
-        ran = [row["levels"].get(str(level), {}) for row in rows if "levels" in row]
-        ran = [entry for entry in ran if "ratio" in entry]
-        if not ran:
-            continue
-        whole = [entry for entry in ran if not entry["obstacles"]]
-        found[str(level)] = {
-            "scripts": len(ran),
-            "equal": sum(not entry["differs"] for entry in ran),
-            "on_arrays": len(whole),
-            "mean": _geometric_mean(ran),
-            "mean_on_arrays": _geometric_mean(whole),
-            "lowest": min(entry["ratio"]["median"] for entry in ran),
-        }
+        for group, member in GROUPS.items():
+            ran = [
+                row["levels"].get(str(level), {}) for row in rows if "levels" in row and member(row)
+            ]
+            ran = [entry for entry in ran if "ratio" in entry]
+            if not ran:
+                continue
+            whole = [entry for entry in ran if not entry["obstacles"]]
+            line = {
+                "level": level,
+                "group": group,
+                "scripts": len(ran),
+                "equal": sum(not entry["differs"] for entry in ran),
+                "on_arrays": len(whole),
+                "mean": _geometric_mean(ran),
+                "mean_on_arrays": _geometric_mean(whole),
+                "lowest": min(entry["ratio"]["median"] for entry in ran),
+            }
+            found.append(line)
     return found
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from tables import number, table, with_spread
 
-_LEVELS = {"1": "Level 1: only the collector's import changed", "2": "Level 2: the envs', too"}
-_TARGETS = {"1": {"on_arrays": 13, "mean_on_arrays": 2.0, "lowest": 1.0},
-            "2": {"on_arrays": 23, "mean": 2.5, "lowest": 1.0}}  # fmt: skip
+_LEVELS = {1: "Level 1, only the collector's import changed", 2: "Level 2, the envs', too"}
+_TARGETS = {1: {"on_arrays": 13, "mean_on_arrays": 2.0, "lowest": 1.0},
+            2: {"on_arrays": 23, "mean": 2.5, "lowest": 1.0}}  # fmt: skip
 _IDENTITY = 1.5
 _NAMES = {
     "on_arrays": "wholly on arrays",
@@ -85,19 +85,21 @@ def _short(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def _summary(summary: dict[str, Any]) -> list[str]:
+def _summary(summary: list[dict[str, Any]]) -> list[str]:
     lines = []
-    for level, found in summary.items():
-        parts = [f"{found['scripts']} scripts", f"{found['equal']} with the same bits"]
+    for found in summary:
+        targets = _TARGETS[found["level"]] if found["group"].startswith("training") else {}
+        parts = [f"{found['scripts']} measured", f"{found['equal']} with the same bits"]
         for key, name in _NAMES.items():
-            value, target = found[key], _TARGETS[level].get(key)
+            value, target = found[key], targets.get(key)
             if value is None:
                 continue
             text = f"{name} {number(value) if isinstance(value, float) else value}"
             if target is not None:
                 text += f" (target {target:g}{'' if value >= target else ', missed'})"
             parts.append(text)
-        lines.append(f"- {_LEVELS[level]}: {', '.join(parts)}.")
+        level = _LEVELS[found["level"]]
+        lines.append(f"- {level}; {found['group']}: {', '.join(parts)}.")
     return ["\n".join(lines) + "\n"] if lines else []
 
 

@@ -110,6 +110,10 @@ class Script(NamedTuple):
     needs: tuple[str, ...] = ()
     note: str = ""
 
+    def is_training(self) -> bool:
+        """True for a training script; False for an example, a tutorial, and a script's variant."""
+        return self.path.startswith("sota-implementations") and not self.name.endswith("_serial")
+
     def missing(self) -> list[str]:
         """The modules that cannot be imported."""
         return [name for name in self.needs if not _importable(name)]
@@ -146,8 +150,4 @@ def initialized(policy: Any, env: EnvBase) -> Any:
 
 def obstacles(explanation: Any) -> list[str]:
     """The lines of an explanation that keep a part from running on arrays."""
-    return [
-        f"{part.name} {part.what}: {part.how}"
-        for part in explanation
-        if part.how.startswith(("as TorchRL does", "on a TensorDict"))
-    ]
+    return [f"{part.name} {part.what}: {part.how}" for part in explanation.obstacles]

@@ -10,7 +10,9 @@ same.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -273,6 +275,28 @@ class ProcessBackend(Backend):
             "sample_info", processes=self._pool.processes[:1]
         )[0]
         return info
+
+    def attributes(self, name: str) -> list[Any]:
+        found = self._found("look_up", None, name)
+        return [
+            partial(self._call_one, slot, name) if value is None else pickle.loads(value)
+            for slot, value in enumerate(found)
+        ]
+
+    def _call_one(self, slot: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._found("call", [slot], method, args, kwargs)[0]
+
+    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
+        return self._found("call", slots, name, arguments)
+
+    def _found(self, method: str, slots: Sequence[int] | None, *arguments: Any) -> list[Any]:
+        """The results of a method of workers that gives one per slot."""
+        results: list[Any] = []
+        for process in self._pool.processes:
+            mine = [slot for slot in process.slots if slots is None or slot in slots]
+            if mine:
+                results += self._pool.call(method, mine, *arguments, processes=[process])[0]
+        return results
 
     def render(self) -> list[Any]:
         return [frame for frames in self._pool.call("render") for frame in frames]

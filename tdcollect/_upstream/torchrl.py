@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, GymWrapper, PettingZooWrapper
 from torchrl.envs import transforms as T
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
 from torchrl.envs.utils import _make_compatible_policy as make_compatible_policy
@@ -27,6 +28,20 @@ def carried_entries(env: EnvBase) -> list[str | tuple[str, ...]]:
 def wrapped_env(env: Any) -> Any:
     """The env that a TorchRL wrapper stands around; the env itself where there is none."""
     return getattr(env, "_env", env)
+
+
+def resets_with_seed(env: EnvBase) -> bool:
+    """Tell whether an env's ``reset(seed=...)`` starts the episode of a seed.
+
+    It does in TorchRL's wrappers of gymnasium and PettingZoo, whose ``set_seed`` resets too, so
+    that the next reset starts another episode; other envs ignore the argument, or refuse it.
+    """
+    for kind in type(env).__mro__:
+        if kind in (GymWrapper, PettingZooWrapper):
+            return kind is PettingZooWrapper or isinstance(env._env, gym.Env)
+        if "_set_seed" in vars(kind) or "_reset" in vars(kind):
+            return False
+    return False
 
 
 def call_of(transform: T.Transform) -> Callable[[Any], Any]:
@@ -63,6 +78,7 @@ __all__ = [
     "gym_space_to_spec",
     "inverse_call_of",
     "make_compatible_policy",
+    "resets_with_seed",
     "reshapes_output",
     "set_exploration_spec",
     "wrapped_env",

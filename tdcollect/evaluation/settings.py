@@ -67,8 +67,8 @@ class EvaluationSettings:
         device: the device that the policy runs on; None for that of its parameters.
         env_kwargs: for the env's constructor.
         num_envs: the number of slots, at most one per episode; None for 16, or for those of the
-            env that is given.
-        backend: of :func:`tdcollect.make_env`, for an id or a callable.
+            env that is given. A callable that makes a TorchRL env is called once per slot.
+        backend: of :func:`tdcollect.make_env`, for an id or a callable of a gymnasium env.
         on_env_error: ``"restart"`` an episode whose env raises on a new env, or ``"raise"``.
         max_restarts: the number of restarts before an episode is recorded as failed.
         fresh_envs: build a new env for each episode; None to do so if the env is found to carry

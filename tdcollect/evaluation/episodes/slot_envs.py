@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -283,6 +283,9 @@ def env_name(env: EnvBase) -> str:
     if isinstance(inner, gym.Env) and inner.spec is not None:
         return inner.spec.id
     told = [value for name in _NAMES if isinstance(value := vars(base).get(name), str)]
+    metadata = getattr(inner, "metadata", None)
+    if not told and isinstance(metadata, Mapping) and isinstance(metadata.get("name"), str):
+        told = [metadata["name"]]  # as PettingZoo's envs have it
     return f"{type(base).__name__}({', '.join(told)})" if told else type(base).__name__
 
 

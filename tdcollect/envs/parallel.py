@@ -57,8 +57,8 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         num_workers: the number of slots, as in TorchRL; as many processes share them as there are
             cores to use.
         create_env_fn: makes the env of a slot; or one such function per slot.
-        **kwargs: those of TorchRL's ``ParallelEnv``. ``daemon`` and ``shutdown_timeout`` concern
-            TorchRL's workers only: ours never outlive this process.
+        **kwargs: those of TorchRL's ``ParallelEnv``. ``daemon`` concerns TorchRL's workers only:
+            ours never outlive this process.
     """
 
     @classmethod
@@ -172,7 +172,12 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             for create, kwargs in zip(self.create_env_fn, self.create_env_kwargs, strict=True)
         ]
         base = env_of_slots(
-            factories, parts, device=self.device, start_method="fork" if forks else "spawn"
+            factories,
+            parts,
+            device=self.device,
+            start_method="fork" if forks else "spawn",
+            timeout=upstream.pipe_timeout(),
+            grace=self.shutdown_timeout,
         )
         try:
             backend = base.stepper.backend

@@ -46,6 +46,18 @@ def env_reset_of(env: EnvBase) -> Callable[..., Any]:
     return env._reset
 
 
+def arguments_of_resets(env: EnvBase) -> dict[str, Any]:
+    """The arguments that a reset amid a loop gives the method that an env's class resets in."""
+    return {"set_state": False} if env._supports_set_state else {}
+
+
+def steps_alone(env: EnvBase) -> bool:
+    """Tell whether an env's class steps and resets in the two methods meant for it alone."""
+    names = ("step", "reset", "step_and_maybe_reset", "maybe_reset", "_step_proc_data")
+    plain = all(getattr(type(env), name) is getattr(EnvBase, name) for name in names)
+    return plain and not vars(env).get("_torchrl_native_autoreset", False)
+
+
 def complete_done(env: EnvBase, entries: Any) -> None:
     """Add the flags that an env's own code has left out."""
     env._complete_done(env.full_done_spec, entries)
@@ -182,6 +194,7 @@ def set_exploration_spec(module: AdditiveGaussianModule | EGreedyModule, spec: T
 __all__ = [
     "STEPPING_METHODS",
     "append_policy_transforms",
+    "arguments_of_resets",
     "call_of",
     "carried_entries",
     "changes_loop",
@@ -208,5 +221,6 @@ __all__ = [
     "settings_of",
     "shown_by_resets",
     "step_of",
+    "steps_alone",
     "wrapped_env",
 ]

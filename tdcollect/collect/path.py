@@ -14,7 +14,7 @@ import torch
 from torchrl.envs import EnvBase
 
 from tdcollect.collect.env_parts import ExactReward, base_of, transforms_of
-from tdcollect.collect.policies import Noise, Policy, TensorDictPolicy
+from tdcollect.collect.policies import ON_TENSORDICT, Noise, Policy, TensorDictPolicy
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.collect.tensordict_env import SteppedEnv, TensorDictEnv
 from tdcollect.display import html_table, one_line
@@ -45,12 +45,12 @@ class Plan(NamedTuple):
     """The way in which an env is stepped.
 
     Attributes:
-        env: the env on arrays; None where it is stepped through TensorDicts.
-        reason: why it is not on arrays; empty where it is.
+        env: the env on arrays; None where TorchRL's loop steps it.
+        reasons: why it is not on arrays; empty where it is.
     """
 
     env: ArrayEnv | None
-    reason: str = ""
+    reasons: Sequence[str] = ()
 
 
 def plan_for(env: EnvBase, exact: ExactReward | None = None) -> Plan:
@@ -61,11 +61,11 @@ def plan_for(env: EnvBase, exact: ExactReward | None = None) -> Plan:
         exact: carries float64 rewards through the transforms; None to do without.
     """
     if not HAS_FAST_PATH:
-        return Plan(None, _NO_FAST_PATH)
+        return Plan(None, [_NO_FAST_PATH])
     try:
         return Plan(array_env(env, exact))
-    except NotOnArrays as reason:
-        return Plan(None, str(reason))
+    except NotOnArrays as refused:
+        return Plan(None, refused.reasons)
 
 
 def stepped_env(env: EnvBase, exact: ExactReward | None = None) -> SteppedEnv:
@@ -74,7 +74,14 @@ def stepped_env(env: EnvBase, exact: ExactReward | None = None) -> SteppedEnv:
     Raises:
         ValueError: for an env that cannot be collected by episodes.
     """
-    return plan_for(env, exact).env or TensorDictEnv(env, exact)
+    return by_episodes(plan_for(env, exact), env, exact)
+
+
+def by_episodes(plan: Plan, env: EnvBase, exact: ExactReward | None = None) -> SteppedEnv:
+    """As :func:`stepped_env`, where the plan is made already."""
+    # The slots of any other env cannot wait, and cannot be seeded, one by one.
+    slots = plan.env is not None and plan.env.base is not None
+    return plan.env if slots else TensorDictEnv(env, exact)  # type: ignore[return-value]
 
 
 def lowered(
@@ -116,21 +123,34 @@ def placement(
 
 
 class Part(NamedTuple):
-    """One part of the loop: its name, how it runs, and why not faster where it could not."""
+    """One part of the loop.
+
+    Attributes:
+        name: its kind.
+        what: its name.
+        how: the way in which it runs; for an obstacle, why, and what to change.
+        obstacle: whether it runs slower than it could.
+    """
 
     name: str
     what: str
     how: str
+    obstacle: bool = False
 
 
 class Explanation(tuple[Part, ...]):
     """The parts of a collection; prints as a table."""
 
+    @property
+    def obstacles(self) -> list[Part]:
+        """The parts that run slower than they could; none where all is on arrays."""
+        return [part for part in self if part.obstacle]
+
     def __repr__(self) -> str:
         return one_line(self, *(f"{part.name}: {part.how}" for part in self))
 
     def _repr_html_(self) -> str:
-        return html_table(["part", "what", "how"], self)
+        return html_table(["part", "what", "how"], [part[:3] for part in self])
 
     def __str__(self) -> str:
         name_width = max(len(part.name) for part in self)
@@ -152,13 +172,20 @@ def explanation(
         place: moves tensors between devices; None where nothing does.
         return_same_td: the collector's option.
     """
-    how = "as TorchRL does" if plan.env is None else "on arrays"
-    stepped = f"{how}: {plan.reason}" if plan.env is None else "steps on arrays"
-    parts = [Part("env", short(base_of(env)), stepped)]
-    parts += [Part("transform", short(transform), how) for transform in transforms_of(env)]
-    parts += [Part("policy", what, called) for what, called in policy.described]
-    if plan.env is None:
-        parts.append(Part("batch", "stacked from TensorDicts, then copied", how))
+    name, stepped = short(base_of(env)), plan.env
+    if stepped is None:
+        how = "as TorchRL does"
+        parts = [Part("env", name, f"{how}: {reason}", True) for reason in plan.reasons]
+        parts += [Part("transform", short(each), how, True) for each in transforms_of(env)]
+    else:
+        parts = [Part("env", name, stepped.inner.how, stepped.inner.obstacle)]
+        parts += [Part("transform", t.label, t.how, t.obstacle) for t in stepped.parts]
+    parts += [
+        Part("policy", what, called, called.startswith(ON_TENSORDICT))
+        for what, called in policy.described
+    ]
+    if stepped is None:
+        parts.append(Part("batch", "stacked from TensorDicts, then copied", how, True))
         return Explanation(parts)
     if place is not None:
         parts.append(Part("devices", repr(place), "each tensor crosses once"))

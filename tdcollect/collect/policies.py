@@ -29,6 +29,9 @@ from tdcollect.envs.spaces import nested
 Call = Callable[[StepDict], None]
 """Reads and writes entries of a StepDict."""
 
+ON_TENSORDICT = "on a TensorDict"
+"""The beginning of the line on a module that is called as it is."""
+
 
 class Noise(Protocol):
     """A source of random numbers, for draws without a distribution object."""
@@ -91,7 +94,7 @@ class TensorDictPolicy:
         self._device = device
         self.calls: list[Call] = [self._run]
         self.sampling: set[Call] = set()
-        self.described = [(label(policy), f"on a TensorDict: {reason}")]
+        self.described = [(label(policy), f"{ON_TENSORDICT}: {reason}")]
         self.straight = False
         self.writes: set[Key] = set()
         self.reads_first: set[Key] = set(given)

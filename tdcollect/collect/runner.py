@@ -27,7 +27,6 @@ from tdcollect.collect.step_dict import (
     shaped_like,
     stacked_lazily,
 )
-from tdcollect.collect.tensordict_env import TensorDictEnv
 from tdcollect.collect.torchrl_loop import CollectorPart, TorchRLLoop
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
@@ -123,19 +122,20 @@ class Runner(CollectorPart):
         Args:
             iterating: for iteration, whose batches TorchRL may have to end or to store itself.
         """
-        collector = self._collector
+        collector, reasons = self._collector, []
         if iterating and collector.interruptor is not None:
-            return Plan(None, "an interruptor may end a batch early")
+            reasons.append("an interruptor may end a batch early")
         if iterating and collector.replay_buffer is not None and not collector.extend_buffer:
-            return Plan(
-                None, "every step goes to the replay buffer by itself (extend_buffer=False)"
+            reasons.append(
+                "every step goes to the replay buffer by itself; leave extend_buffer=False out"
             )
         if self._not_tensors:
             entries = self._not_tensors
-            return Plan(None, f"the policy writes entries that are no dense tensors, {entries}")
+            reasons.append(f"the policy writes entries that are no dense tensors, {entries}")
         if not path.RUN_ON_ARRAYS:
-            return Plan(None, "RUN_ON_ARRAYS is off")
-        return path.plan_for(collector.env)
+            reasons.append("RUN_ON_ARRAYS is off")
+        found = path.plan_for(collector.env)
+        return Plan(None, [*reasons, *found.reasons]) if reasons else found
 
     def explain(self) -> path.Explanation:
         """The parts of iteration, and how they run; nothing is run."""
@@ -218,7 +218,7 @@ class Runner(CollectorPart):
         """Collect whole episodes from a fresh start: ``[sum of lengths]``."""
         collector = self._collector
         env, lower = log.timed_parts(
-            self.plan().env or TensorDictEnv(collector.env), self._lowering(random, gradients)
+            path.by_episodes(self.plan(), collector.env), self._lowering(random, gradients)
         )
         first_seeds = None
         if seed is not None:

@@ -30,6 +30,7 @@ from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.seeding import slot_seeds
 
 SINGLE = (GymEnv, GymWrapper)
 """The classes of one gymnasium env that are known to the letter."""
@@ -71,8 +72,8 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
     ``GymWrapper`` resets its env as it is seeded: the reset that follows begins another episode,
     unless it is given the seed again. None for envs that seed their next reset.
     """
-    if isinstance(env, GymWrapper):
-        return [seed]
+    if isinstance(env, GymWrapper):  # a vector env counts on from the seed
+        return slot_seeds(seed, range(env.batch_size.numel()))
     if isinstance(env, SERIAL):
         members = [_base_of(member) for member in serial_envs(env) or ()]
         if members and all(isinstance(member, GymWrapper) for member in members):
@@ -147,7 +148,7 @@ def adopt(env: EnvBase) -> Adopted:
         singles = [_check_single(_member(member)) for member in members]
     elif isinstance(env, BatchedEnvBase):
         raise NotAdopted(
-            f"it is a {type(env).__name__}: its envs are in processes of TorchRL's; import "
+            f"the envs of a {type(env).__name__} of TorchRL's are in processes of its own; import "
             "ParallelEnv from tdcollect.envs"
         )
     else:
@@ -188,7 +189,9 @@ def _member(env: EnvBase) -> EnvBase:
 
 def _check_single(env: EnvBase) -> GymWrapper:
     if type(env) not in SINGLE:
-        raise NotAdopted(f"it holds a {type(env).__name__}")
+        raise NotAdopted(
+            f"a {type(env).__name__} is no GymEnv; a gymnasium env is faster by make_env or GymEnv"
+        )
     _check_methods(env)
     inside = wrapped_env(env)
     if not isinstance(inside, gym.Env):

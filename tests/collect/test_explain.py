@@ -11,13 +11,12 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import (
-    CatFrames,
     Compose,
-    GymEnv,
     ObservationNorm,
+    PendulumEnv,
     RewardSum,
-    SerialEnv,
     StepCounter,
+    Transform,
     TransformedEnv,
 )
 from torchrl.modules import EGreedyModule, OneHotCategorical, ProbabilisticActor, QValueModule
@@ -63,15 +62,31 @@ def test_known_transforms_run_on_arrays() -> None:
     assert how(explain(env, actor()), "transform") == ["on arrays"] * 3
 
 
-def test_an_unknown_transform_is_named() -> None:
-    env = TransformedEnv(cartpole(), CatFrames(N=2, dim=-1, in_keys=["observation"]))
-    (line,) = how(explain(env), "env")
-    assert "as TorchRL does: the transform CatFrames is not known to run on arrays" in line
+class Unknown(Transform):
+    def _call(self, next_tensordict: Any) -> Any:
+        return next_tensordict
 
 
-def test_another_kind_of_env_is_named() -> None:
-    (line,) = how(explain(SerialEnv(2, lambda: GymEnv("CartPole-v1"))), "env")
-    assert "the env is a SerialEnv" in line
+def test_an_unknown_transform_is_the_only_obstacle() -> None:
+    explanation = explain(TransformedEnv(cartpole(), Compose(RewardSum(), Unknown())), actor())
+    (part,) = explanation.obstacles
+    assert part.what == "Unknown"
+    assert "on a TensorDict of its own: it is not known to run on arrays" in part.how
+
+
+def test_another_kind_of_env_steps_by_its_own_code() -> None:
+    explanation = explain(PendulumEnv())
+    assert [part.what for part in explanation.obstacles] == ["PendulumEnv", "RandomPolicy"]
+    assert "steps by its own code, on TensorDicts" in how(explanation, "env")[0]
+
+
+def test_all_obstacles_are_named() -> None:
+    env = TransformedEnv(cartpole(), StepCounter(5, update_done=False))
+    env.step_and_maybe_reset = env.step_and_maybe_reset
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=1), batch_size=4)
+    text = str(explain(env, replay_buffer=buffer, extend_buffer=False))
+    for reason in ("extend_buffer", "step_and_maybe_reset of its own", "update_done"):
+        assert reason in text
 
 
 def test_a_module_with_hooks_is_called_as_it_is() -> None:

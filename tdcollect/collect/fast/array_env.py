@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torchrl.envs import EnvBase, TransformedEnv
+from tensordict import TensorDict
+from torchrl.data.utils import contains_lazy_spec
+from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 
 from tdcollect import keys
-from tdcollect._upstream.torchrl import carried_entries, replaced_methods
+from tdcollect._upstream.torchrl import carried_entries, replaced_methods, steps_alone
 from tdcollect.collect.env_parts import ExactReward, transforms_of
-from tdcollect.collect.fast.inner import InnerEnv, SlotArrays
+from tdcollect.collect.fast.inner import InnerEnv, RewardShape, SlotArrays, TorchRLEnv
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
 from tdcollect.collect.fast.members import member_slots
 from tdcollect.collect.fast.transforms import lower_transforms
@@ -46,17 +48,23 @@ class ArrayEnv(SteppedEnv):
         self.base = inner.slots
         self.waits = inner.slots is not None and inner.slots.steps_singly
         self.transforms = transforms
-        self._inner = inner
+        self.inner = inner
         # A transform that mixes rows must see in all of them what it sees under TorchRL. Slots
         # that go on get their own rows back afterwards.
         self._merges = inner.whole or not all(transform.by_row for transform in transforms)
-        self._kept = [key for transform in transforms for key in transform.keys]
+        for transform in transforms:
+            transform.merged = self._merges
         self._exact = exact
         self._inverse = list(reversed(transforms))
 
+    @property
+    def parts(self) -> list[StepTransform]:
+        """The user's transforms, innermost first, those inside of the env included."""
+        return [part for part in (*self.inner.transforms, *self.transforms) if part.label]
+
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         """Buffers for ``count`` steps; see :meth:`GymnasiumEnv.allocate`."""
-        return self._inner.allocate(count, pinned, self._exact is not None)
+        return self.inner.allocate(count, pinned, self._exact is not None)
 
     def advance(
         self,
@@ -71,7 +79,7 @@ class ArrayEnv(SteppedEnv):
             given = StepDict(step)
             for transform in self._inverse:
                 transform.inv(given)
-        following, error = self._inner.step(given, slots, buffers)
+        following, error = self.inner.step(given, slots, buffers)
         for key in next_keys:
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
@@ -92,13 +100,9 @@ class ArrayEnv(SteppedEnv):
         marks = StepDict({keys.RESET: starting})
         for transform in self._inverse:
             transform.prepare(marks)
-        begun = self._inner.reset(marks, slots, seeds, options)
-        before = following
-        if self._merges:
-            # TorchRL's transforms see nothing of the step before here.
-            before = StepDict((key, torch.zeros_like(following[key])) for key in self._kept)
+        begun = self.inner.reset(marks, slots, seeds, options)
         for transform in self.transforms:
-            transform.reset(begun, marks, before)
+            transform.reset(begun, marks, following)
         if self._merges and len(slots) < self.batch_size.numel():
             self._merge(begun, following, starting)
         return begun
@@ -123,28 +127,77 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
         NotOnArrays: for an env that must be stepped as TorchRL does.
     """
     base = env.base_env if type(env) is TransformedEnv else env
-    if replaced := (replaced_methods(env) or replaced_methods(base)):
-        raise NotOnArrays(f"the env has a {replaced[0]} of its own")
+    transforms: list[StepTransform] = []
+    replaced = {*replaced_methods(env), *replaced_methods(base)}
+    reasons = [f"the env has a {name} of its own" for name in sorted(replaced)]
     if len(env.done_keys_groups) > 1 or not set(keys.FLAGS).issuperset(env.done_keys):
-        raise NotOnArrays(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
-    transforms = lower_transforms(transforms_of(env), env)
-    inner, further = _inner(base, mixes=not all(transform.by_row for transform in transforms))
-    return ArrayEnv(inner, [*further, *transforms], env, exact)
+        reasons.append(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
+    plain = _has_plain_entries(env)
+    if not plain:
+        reasons.append("the env has entries that are no tensors of one shape")
+    try:
+        transforms = lower_transforms(transforms_of(env), env)
+        if plain:
+            inner, further = _inner(
+                base, env is not base, mixes=not all(t.by_row for t in transforms)
+            )
+    except NotOnArrays as refused:
+        reasons += refused.reasons
+    if reasons:
+        raise NotOnArrays(*reasons)
+    last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
+    return ArrayEnv(inner, [*further, *transforms, *last], env, exact)
 
 
-def _inner(base: EnvBase, mixes: bool) -> tuple[InnerEnv, list[StepTransform]]:
+def _inner(
+    base: EnvBase, under_transforms: bool, mixes: bool
+) -> tuple[InnerEnv, list[StepTransform]]:
     """The env without its transforms, and those of its own envs, on StepDicts.
 
     Args:
         base: the env without its transforms.
+        under_transforms: whether it has some.
         mixes: whether these mix rows.
     """
     if type(base) is GymnasiumEnv:
         return SlotArrays(base), []
     try:
         slots, members, shown = adopt(base)
-    except NotAdopted as error:
-        raise NotOnArrays(f"the env is a {type(base).__name__}: {error}") from error
-    if members:
-        return member_slots(SlotArrays(slots), members, shown, mixes)
-    return SlotArrays(slots), []
+        if members:
+            return member_slots(SlotArrays(slots), members, shown, mixes)
+        return SlotArrays(slots), []
+    except (NotAdopted, NotOnArrays) as error:
+        return _as_it_is(base, under_transforms, str(error)), []
+
+
+def _as_it_is(base: EnvBase, under_transforms: bool, reason: str) -> TorchRLEnv:
+    """An env that its own code steps.
+
+    Raises:
+        NotOnArrays: for one that steps in other ways than by ``_step`` and ``_reset``.
+    """
+    reasons = []
+    # TorchRL's ParallelEnv steps and resets by one message, where no transform comes in between.
+    if not (steps_alone(base) or (under_transforms and type(base) is ParallelEnv)):
+        reasons.append(f"{reason}, and steps in a way of its own")
+    if base.device is not None and base.device.type != "cpu":
+        reasons.append(f"{reason}, on {base.device}")
+    if reasons:
+        raise NotOnArrays(*reasons)
+    return TorchRLEnv(base, reason)
+
+
+_PLAIN = (None, TensorDict)
+
+
+def _has_plain_entries(env: EnvBase) -> bool:
+    """Tell whether all entries are single tensors of fixed shapes."""
+    for spec in (env.output_spec, env.input_spec):
+        nodes = [spec, *spec.values(True, False)]
+        if contains_lazy_spec(spec) or any(
+            getattr(node, "data_cls", None) not in _PLAIN for node in nodes
+        ):
+            return False
+        if any(leaf.dtype is None or -1 in leaf.shape for leaf in spec.values(True, True)):
+            return False
+    return True

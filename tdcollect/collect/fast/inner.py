@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import (
+    arguments_of_resets,
     complete_done,
     env_reset_of,
     env_step_of,
 )
+from tdcollect.collect.fast.islands import StepTransform
 from tdcollect.collect.step_dict import Key, StepDict, flat
+from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import key_of, nested
@@ -30,12 +34,18 @@ class InnerEnv(abc.ABC):
     Attributes:
         slots: the env on gymnasium slots; None where it has none.
         step_bytes: the size of one step's observations, over all slots.
-        whole: whether a reset gives the entries of all slots, those that go on included.
+        whole: whether a reset gives entries of slots that go on, too, which mean nothing.
+        transforms: those that run inside of it, innermost first.
+        how: the way in which it is stepped, in words.
+        obstacle: whether it leaves the arrays.
     """
 
     slots: GymnasiumEnv | None = None
     step_bytes: int
     whole = False
+    transforms: Sequence[StepTransform] = ()
+    how = "steps on arrays"
+    obstacle = False
 
     @abc.abstractmethod
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[Any]:
@@ -123,15 +133,19 @@ class TorchRLEnv(InnerEnv):
 
     Args:
         env: the env, without its transforms.
+        reason: why it is not on arrays.
     """
 
     whole = True
+    obstacle = True
 
-    def __init__(self, env: EnvBase):
+    def __init__(self, env: EnvBase, reason: str):
+        self.how = f"steps by its own code, on TensorDicts: {reason}"
         leaves = env.observation_spec.values(True, True)
         self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
         self._env = env
         self._step, self._reset = env_step_of(env), env_reset_of(env)
+        self._arguments = arguments_of_resets(env)
 
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[None]:
         return [None] * count  # it allocates its own output
@@ -152,8 +166,22 @@ class TorchRLEnv(InnerEnv):
         options: dict[str, Any] | None,
     ) -> StepDict:
         env = self._env
-        given = {"seed": seeds, "options": options}
-        arguments = {name: value for name, value in given.items() if value is not None}
+        arguments = {**self._arguments, **reset_arguments(env, seeds, options)}
         begun = self._reset(nested(marks.items(), env.batch_size, env.device), **arguments)
         complete_done(env, begun)
         return flat(begun)
+
+
+class RewardShape(StepTransform):
+    """Gives rewards the shape of their spec, as ``EnvBase.step`` does last."""
+
+    def __init__(self, env: EnvBase):
+        self._shapes = {key: env.full_reward_spec[key].shape for key in env.reward_keys}
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        for key, shape in self._shapes.items():
+            if following[key].shape != shape:
+                following[key] = following[key].view(shape)
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        pass

@@ -65,6 +65,7 @@ class _EnvByEnv(StepTransform):
     def __init__(self, transforms: Sequence[StepTransform]):
         self._transforms = transforms
         self.how = f"env by env, {transforms[0].how}"
+        self.label, self.obstacle = transforms[0].label, transforms[0].obstacle
 
     def inv(self, step: StepDict) -> None:
         rows = self._rows(step)
@@ -121,9 +122,9 @@ class MemberSlots(InnerEnv):
     ):
         self.slots = arrays.slots
         self.step_bytes = arrays.step_bytes
+        self.transforms = transforms
         self._arrays = arrays
         self._members = members
-        self._transforms = transforms
         self._shown = shown
 
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[Any]:
@@ -133,10 +134,10 @@ class MemberSlots(InnerEnv):
         self, given: StepDict, slots: list[int] | None, buffers: Any
     ) -> tuple[StepDict, SlotError | None]:
         given = StepDict(given)
-        for transform in reversed(self._transforms):
+        for transform in reversed(self.transforms):
             transform.inv(given)
         following, error = self._arrays.step(given, slots, buffers)
-        for transform in self._transforms:
+        for transform in self.transforms:
             transform.step(given, following)
         return following, error
 

@@ -51,7 +51,14 @@ from tdcollect._upstream.modules import (
 )
 from tdcollect._upstream.torchrl import reshapes_output
 from tdcollect.collect.fast.samplers import GlobalNoise, Sampler, sampler
-from tdcollect.collect.policies import Call, Noise, call_on_tensordict, label, unknown_class
+from tdcollect.collect.policies import (
+    ON_TENSORDICT,
+    Call,
+    Noise,
+    call_on_tensordict,
+    label,
+    unknown_class,
+)
 from tdcollect.collect.step_dict import Key, StepDict, not_taken_apart
 
 
@@ -157,7 +164,7 @@ class Program:
 
     def _call_as_it_is(self, module: Any, reason: str, select: Sequence[Key] | None = None) -> None:
         self.straight = False
-        self.described.append((label(module), f"on a TensorDict: {reason}"))
+        self.described.append((label(module), f"{ON_TENSORDICT}: {reason}"))
         self.calls.append(call_on_tensordict(module, self._batch_size, self._device, select))
         # Its out_keys promise what it writes, and need not keep it.
         self.reads_first.update(self._given - self.writes)

@@ -28,7 +28,10 @@ from tdcollect.envs.env_action import EnvAction
 class _StepCounter(StepTransform):
     def __init__(self, transform: T.StepCounter):
         if transform.max_steps is not None and not transform.update_done:
-            raise NotOnArrays("the transform StepCounter truncates episodes without ending them")
+            raise NotOnArrays(
+                "StepCounter(update_done=False) truncates episodes without ending them: leave "
+                "update_done out"
+            )
         self._key: Key = transform.step_count_key
         self.keys = [self._key]
         self._max_steps = transform.max_steps
@@ -42,7 +45,7 @@ class _StepCounter(StepTransform):
             following[self._truncated] = truncated
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        begun[self._key] = _where(marks, 0, before[self._key])
+        begun[self._key] = self._initial(marks, 0, before[self._key])
 
 
 class _RewardSum(StepTransform):
@@ -58,7 +61,7 @@ class _RewardSum(StepTransform):
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         for _, out_key in self._keys:
-            begun[out_key] = _where(marks, 0, before[out_key])
+            begun[out_key] = self._initial(marks, 0, before[out_key])
 
 
 class _InitTracker(StepTransform):
@@ -87,7 +90,7 @@ class _Primer(StepTransform):
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         for key, default in self._defaults:
-            begun[key] = _where(marks, default, before[key])
+            begun[key] = self._initial(marks, default, before[key])
 
 
 class _EnvAction(StepTransform):
@@ -101,7 +104,7 @@ class _EnvAction(StepTransform):
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         for kept in self.keys:
-            begun[kept] = _where(marks, 0, before[kept])
+            begun[kept] = self._initial(marks, 0, before[kept])
 
 
 class _ActionScaling(StepTransform):
@@ -134,13 +137,6 @@ class _PolicyVersion(StepTransform):
         return torch.full(shape, int(self._transform.version), dtype=torch.int64)
 
 
-def _where(marks: StepDict, initial: Any, value: torch.Tensor) -> torch.Tensor:
-    """``initial`` in the slots that begin an episode, ``value`` elsewhere."""
-    starting = marks[keys.RESET]
-    mask = starting.reshape(starting.shape[:-1] + (1,) * (value.ndim - starting.ndim + 1))
-    return value.masked_fill(mask.to(value.device), initial)
-
-
 def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
     """Transforms on StepDicts.
 
@@ -152,15 +148,23 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
         NotOnArrays: for a transform that changes how the env's loop itself runs.
     """
     lowered: list[StepTransform] = []
+    reasons: list[str] = []
     carried: set[Key] = set()
     for transform in transforms:
-        made = _lower(transform, env)
-        if isinstance(made, str):
-            made = island(transform, env, made)
-        elif isinstance(made, OwnCode) and carried.intersection(transform.in_keys):
+        try:
+            made = _lower(transform, env)
+            if isinstance(made, str):
+                made = island(transform, env, made)
+        except NotOnArrays as refused:
+            reasons += refused.reasons
+            continue
+        if isinstance(made, OwnCode) and carried.intersection(transform.in_keys):
             made.by_row = False  # the rows of slots that go on hold its result already
         carried.update(made.keys)
+        made.label = type(transform).__name__
         lowered.append(made)
+    if reasons:
+        raise NotOnArrays(*reasons)
     return lowered
 
 

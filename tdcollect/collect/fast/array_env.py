@@ -47,7 +47,11 @@ class ArrayEnv(SteppedEnv):
         self.batch_size = transformed.batch_size
         self.step_bytes = inner.step_bytes
         self.base = inner.slots
-        self.waits = inner.slots is not None and inner.slots.steps_singly
+        self.waits = (
+            inner.slots is not None
+            and inner.slots.steps_singly
+            and all(transform.steps_singly for transform in transforms)
+        )
         self.transforms = transforms
         self.inner = inner
         # A transform that mixes rows must see in all of them what it sees under TorchRL. Slots
@@ -56,6 +60,7 @@ class ArrayEnv(SteppedEnv):
         for transform in transforms:
             transform.merged = self._merges
         self._exact = exact
+        self._taken = StepDict()
         self._inverse = list(reversed(transforms))
 
     @property
@@ -75,7 +80,7 @@ class ArrayEnv(SteppedEnv):
         slots: list[int] | None = None,
     ) -> tuple[StepDict, SlotError | None]:
         """Step ``slots`` (None for all); see :meth:`SteppedEnv.advance`."""
-        given = step
+        given = self._taken = step
         if self.transforms:
             given = StepDict(step)
             for transform in self._inverse:
@@ -111,7 +116,7 @@ class ArrayEnv(SteppedEnv):
     def _merge(self, begun: StepDict, following: StepDict, starting: torch.Tensor) -> None:
         """Give the slots that go on their own rows back."""
         for key in self.carried:
-            own = following.get(key)
+            own = following.get(key, self._taken.get(key))
             if own is None:
                 continue
             mask = starting.reshape(starting.shape[:-1] + (1,) * (own.ndim - starting.ndim + 1))
@@ -146,6 +151,8 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
         reasons += refused.reasons
     if reasons:
         raise NotOnArrays(*reasons)
+    for transform in transforms:
+        transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
     return ArrayEnv(inner, [*further, *transforms, *last], env, exact)
 

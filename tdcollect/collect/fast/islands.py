@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -26,6 +26,9 @@ from tdcollect._upstream.torchrl import (
 from tdcollect.collect.env_parts import ELEMENTWISE
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.spaces import nested
+
+if TYPE_CHECKING:
+    from tdcollect.collect.fast.inner import InnerEnv
 
 
 class NotOnArrays(Exception):
@@ -50,12 +53,14 @@ class StepTransform(abc.ABC):
         label: its name; empty for one that is no part of the user's env.
         how: the way in which it runs, in words.
         obstacle: whether it leaves the arrays.
+        steps_singly: whether some slots can be stepped while the others wait.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
             there what TorchRL writes, for transforms above that mix rows.
     """
 
     keys: Sequence[Key] = ()
     by_row = True
+    steps_singly = True
     merged = False
     label = ""
     how = "on arrays"
@@ -84,14 +89,16 @@ class StepTransform(abc.ABC):
             begun: the entries that the env's reset, and the transforms below, gave for all slots.
             marks: has ``"_reset"``, bool ``[N, 1]`` (``[1]`` unbatched): the slots that begin an
                 episode.
-            before: the :attr:`keys` that the latest step led to, in all slots; zeros where a
-                transform mixes rows, as TorchRL has it: these slots get their own rows back then.
+            before: the entries that the latest step led to, in all slots.
         """
+
+    def attach(self, inner: InnerEnv, further: Sequence[StepTransform]) -> None:  # noqa: B027
+        """Be told of the env, and of the transforms that it has of its own, innermost first."""
 
     def _initial(self, marks: StepDict, initial: Any, value: torch.Tensor) -> torch.Tensor:
         """``initial`` in the slots that begin an episode, ``value`` elsewhere."""
         if self.merged:
-            return torch.empty_like(value).copy_(torch.as_tensor(initial))
+            value = torch.zeros_like(value)
         starting = marks[keys.RESET]
         mask = starting.reshape(starting.shape[:-1] + (1,) * (value.ndim - starting.ndim + 1))
         return value.masked_fill(mask.to(value.device), initial)
@@ -120,6 +127,49 @@ class OwnCode(StepTransform):
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         self._reset(marks, begun)
+
+
+class OwnSteps(StepTransform):
+    """A transform with a state, or a view of the step taken: its own code on StepDicts.
+
+    Of TensorDicts, it must need no more than StepDicts have.
+
+    Args:
+        transform: called where TorchRL calls it, with the same tensors.
+        env: the env with all of its transforms.
+        by_row: as in :class:`StepTransform`.
+    """
+
+    def __init__(self, transform: T.Transform, env: EnvBase, by_row: bool):
+        self._step, self._reset = step_of(transform), reset_of(transform)
+        self._inverse = inverse_call_of(transform) if inverts(transform) else None
+        self._prepare = preparation_of(transform)
+        self._shape = env.batch_size
+        self.by_row = by_row
+
+    def prepare(self, marks: StepDict) -> None:
+        if self._prepare is not None:
+            marks.shape = self._shape
+            _take_over(marks, self._prepare(marks))
+
+    def inv(self, step: StepDict) -> None:
+        if self._inverse is not None:
+            step.shape = self._shape
+            _take_over(step, self._inverse(step))
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        step.shape = following.shape = self._shape
+        _take_over(following, self._step(step, following))
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        begun.shape = marks.shape = self._shape
+        _take_over(begun, self._reset(marks, begun))
+
+
+def _take_over(step: StepDict, changed: StepDict) -> None:
+    if changed is not step:
+        step.clear()
+        step.update(changed)
 
 
 _COST = "20 to 50 us a step"

@@ -78,6 +78,22 @@ def base_of(env: EnvBase) -> EnvBase:
     return env.base_env if isinstance(env, TransformedEnv) else env
 
 
+def innermost(env: EnvBase) -> EnvBase:
+    """The env itself, below any number of layers of transforms."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env
+
+
+def all_transforms_of(env: EnvBase) -> list[T.Transform]:
+    """The transforms of all layers of an env, innermost first; subclasses count as layers."""
+    found: list[T.Transform] = []
+    while isinstance(env, TransformedEnv):
+        found = [*_parts(env.transform), *found]
+        env = env.base_env
+    return found
+
+
 def transforms_of(env: EnvBase) -> list[T.Transform]:
     """The transforms of an env, innermost first; a ``Compose`` is taken apart."""
     return _parts(env.transform) if type(env) is TransformedEnv else []

@@ -202,6 +202,13 @@ def test_what_is_not_understood_is_torchrls() -> None:
     same(*found)
 
 
+def test_metadata_from_workers_is_torchrls() -> None:
+    env = ParallelEnv(1, torchrl_envs.plain, metadata_from_workers=True, use_buffers=False)
+    assert "metadata_from_workers=True" in env.fallback_reason
+    assert env.rollout(3).shape[0] == 1
+    env.close()
+
+
 def test_settings_that_differ_between_slots_run_in_torchrls_workers() -> None:
     env = ours(2, torchrl_envs.normed_by_process)
     assert env.fallback_reason is None

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, PendulumEnv, TransformedEnv
 from torchrl.envs.transforms import Compose, DoubleToFloat, RewardScaling, RewardSum, StepCounter
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import (
@@ -260,3 +260,18 @@ def test_exploration_spec_is_what_a_module_draws_from(cls: Any) -> None:
         given = TensorDict({"action": torch.zeros(5, 2)}, [5])
         assert module(given)["action"].shape == (5, 2)
     assert of_torchrl.exploration_spec(module)["action"] == wide
+
+
+def test_envs_whose_reset_takes_the_seed() -> None:
+    class Own(GymWrapper):
+        def _set_seed(self, seed: int | None) -> None:
+            super()._set_seed(seed)
+
+    assert of_torchrl.resets_with_seed(GymEnv("CartPole-v1"))
+    assert not of_torchrl.resets_with_seed(Own(gym.make("CartPole-v1")))
+    assert not of_torchrl.resets_with_seed(PendulumEnv())
+    env = GymEnv("CartPole-v1")
+    first = env.reset(seed=3)["observation"]
+    env.set_seed(3)
+    assert not torch.equal(env.reset()["observation"], first)
+    assert torch.equal(env.reset(seed=3)["observation"], first)

@@ -71,6 +71,8 @@ def test_settings_of_a_parallel_env() -> None:
     assert of_batched.start_method(env) in mp.get_all_start_methods()
     assert of_batched.start_method(ParallelEnv(2, plain, mp_start_method="fork")) == "fork"
     assert of_batched.seeds_torch(env)
+    assert of_batched.uses_buffers(env)
+    assert not of_batched.uses_buffers(ParallelEnv(2, plain, use_buffers=False))
     assert not of_batched.seeds_torch(ParallelEnv(2, plain, use_buffers=False))
     assert not of_batched.has_metadata_from_workers(env)
     assert of_batched.shares_memory(env)

@@ -49,6 +49,11 @@ def start_method(env: ParallelEnv) -> str:
     return str(env._mp_start_method or _get_default_mp_start_method())
 
 
+def uses_buffers(env: ParallelEnv) -> bool:
+    """Tell whether workers write into memory that they share, as they do by default."""
+    return bool(env._use_buffers)
+
+
 def seeds_torch(env: ParallelEnv) -> bool:
     """Tell whether ``set_seed`` seeds torch in the workers, as those with shared buffers do."""
     return bool(env._use_buffers)
@@ -158,5 +163,6 @@ __all__ = [
     "stands_for_env",
     "start_method",
     "step_inside",
+    "uses_buffers",
     "without_locks",
 ]

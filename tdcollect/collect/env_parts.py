@@ -66,6 +66,13 @@ _LEAVE_REWARD = (
 """Transforms that leave the reward alone unless it is among their ``out_keys``."""
 
 
+def leaves_random_numbers_alone(transform: T.Transform) -> bool:
+    """Tell whether a transform is known to draw no random numbers."""
+    if type(transform) is T.TensorDictPrimer:
+        return not transform.random
+    return type(transform) in _LEAVE_REWARD
+
+
 def base_of(env: EnvBase) -> EnvBase:
     """The env itself, without its transforms."""
     return env.base_env if isinstance(env, TransformedEnv) else env

@@ -378,7 +378,8 @@ class Runner(CollectorPart):
         collector, parent = self._collector, self._parent
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
-        step.shapes = nested_shapes(parent.carrier)
+        if not self.stacked_lazily:
+            step.shapes = nested_shapes(parent.carrier)
         return lowered(
             policy or parent.wrapped_policy,
             step,

@@ -144,6 +144,11 @@ def stacked_lazily(tensordict: TensorDictBase) -> bool:
     )
 
 
+def entry_path(key: Key) -> str:
+    """The key as text: ``"agents/observation"`` for a nested entry."""
+    return key if isinstance(key, str) else "/".join(key)
+
+
 def is_next(key: Key) -> bool:
     """Tell whether the entry belongs to the following step."""
     return key[0] == keys.NEXT

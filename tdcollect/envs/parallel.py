@@ -18,13 +18,13 @@ from tdcollect.envs.gym_env import SerialEnv
 from tdcollect.envs.parallel_slots import Channel, difference, env_of_slots, with_lifted
 from tdcollect.envs.slot_env import SlotSettings, make_slot
 from tdcollect.envs.slot_plan import NotUnderstood, Parts, flat_transforms, parts_of_made
-from tdcollect.envs.stepper import Stepper
 from tdcollect.states import global_states
 
-_PARTS, _INNER, _LATEST = "tdcollect_parts", "tdcollect_inner", "tdcollect_latest"
+_PARTS, _INNER, _SHOWN = "tdcollect_parts", "tdcollect_inner", "tdcollect_shown"
 """Where a ParallelEnv keeps, in its ``vars``, what TorchRL's class knows nothing of.
 
-The parts of its env; the env that runs its slots; and the entries of their latest step or reset.
+The parts of its env; the env that runs its slots; and the entries that a reset shows of slots that
+go on.
 """
 
 
@@ -151,14 +151,15 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
     def _start_workers(self) -> None:
         parts = self._parts()
         if not isinstance(parts, str):
-            parts = self._start_slots(parts)
-        if isinstance(parts, str):
-            self.__dict__[_PARTS] = parts
+            reason = self._start_slots(parts)
+            if reason is None:
+                return
+            self.__dict__[_PARTS] = reason
             self._create_td()
-            super()._start_workers()
+        super()._start_workers()
 
-    def _start_slots(self, parts: Parts) -> Parts | str:
-        """Start our workers; returns the reason if TorchRL's must do it."""
+    def _start_slots(self, parts: Parts) -> str | None:
+        """Start our workers; returns the reason if TorchRL's must do it, else None."""
         forks = upstream.start_method(self) == "fork"
         settings = SlotSettings(
             parts.plan,
@@ -196,20 +197,20 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         upstream.limit_threads(self)
         self.is_closed = False
         self.set_spec_lock_()
-        return parts
+        return None
 
     def _shutdown_workers(self) -> None:
         inner = self.inner
         if inner is None:
             super()._shutdown_workers()
             return
-        self.__dict__[_INNER] = self.__dict__[_LATEST] = None
+        self.__dict__[_INNER] = self.__dict__[_SHOWN] = None
         upstream.drop_channels(self)
         inner.close()
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: v for name, v in state.items() if name not in (_PARTS, _INNER, _LATEST)}
+        return {name: v for name, v in state.items() if name not in (_PARTS, _INNER, _SHOWN)}
 
     def _ours(self) -> EnvBase | None:
         """The env that runs the slots, started; None where TorchRL's workers do."""
@@ -230,7 +231,9 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             if mask is not None and not mask.all():
                 waiting = _slots_of(~mask, self.num_workers)
                 following = _with_rows(following, waiting, tensordict)
-        return self._keep(inner, following)
+            if not upstream.uses_buffers(self):
+                self._show(following)
+        return following
 
     def step_and_maybe_reset(
         self, tensordict: TensorDictBase
@@ -259,15 +262,12 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         mask = None if tensordict is None else tensordict.get(keys.RESET, None)
         every = list(range(self.num_workers))
         marked = every if mask is None else _slots_of(mask, self.num_workers)
-        present = self._present(inner)
         with torch.no_grad():
             for slots, given in _calls(marked, seeds, options):
                 reset = upstream.reset_inside(inner, self._mark(tensordict, slots), **given)
-                if present is not None:
-                    reset = _with_rows(reset, [s for s in every if s not in slots], present)
-                present = reset
-        assert present is not None
-        return self._keep(inner, present)
+                others = [slot for slot in every if slot not in slots]
+                self._show(_with_rows(reset, others, self.shown))
+        return reset
 
     def _mark(self, tensordict: TensorDictBase | None, slots: Sequence[int]) -> TensorDictBase:
         """What a reset of ``slots`` is given."""
@@ -276,15 +276,19 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         marks = TensorDict({keys.RESET: rows}, self.batch_size, device=self.device)
         return marks if tensordict is None else tensordict.copy().update(marks)
 
-    def _keep(self, inner: EnvBase, entries: TensorDictBase) -> TensorDictBase:
-        """Note the present entries of all slots, for resets of some of them."""
-        self.__dict__[_LATEST] = entries.copy(), _stepper_of(inner).latest
-        return entries
+    @property
+    def shown(self) -> dict[Any, torch.Tensor]:
+        """The entries ``[N, ...]`` that a reset of some slots gives for the others, by key.
 
-    def _present(self, inner: EnvBase) -> TensorDictBase | None:
-        """The present entries of all slots; None if another caller has gone on with them."""
-        entries, then = vars(self).get(_LATEST) or (None, None)
-        return entries if then is _stepper_of(inner).latest else None
+        As in TorchRL, they are those of each slot's latest reset; of its latest step, too, without
+        shared buffers.
+        """
+        shown: dict[Any, torch.Tensor] | None = vars(self).get(_SHOWN)
+        return shown or {}
+
+    def _show(self, entries: TensorDictBase) -> None:
+        wanted = (*self.full_observation_spec.keys(True, True), *self.done_keys)
+        self.__dict__[_SHOWN] = {key: entries.get(key).clone() for key in wanted}
 
     def __repr__(self) -> str:
         if self.is_closed:
@@ -293,7 +297,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             how = (
                 "in TorchRL's workers"
                 if self.inner is None
-                else repr(_stepper_of(self.inner).backend)
+                else repr(_base_of(self.inner).stepper.backend)
             )
         return f"{type(self).__name__}({self.num_workers} slots, {how})"
 
@@ -365,14 +369,14 @@ def _calls(
     return calls
 
 
-def _stepper_of(inner: EnvBase) -> Stepper:
-    base = inner.base_env if isinstance(inner, TransformedEnv) else inner
-    stepper: Stepper = base.stepper
-    return stepper
+def _base_of(inner: EnvBase) -> EnvBase:
+    return inner.base_env if isinstance(inner, TransformedEnv) else inner
 
 
 def _with_rows(
-    entries: TensorDictBase, slots: Sequence[int], others: TensorDictBase
+    entries: TensorDictBase,
+    slots: Sequence[int],
+    others: Mapping[Any, torch.Tensor] | TensorDictBase,
 ) -> TensorDictBase:
     """Give some slots the rows that they have elsewhere; zeros where they have none."""
     if slots:

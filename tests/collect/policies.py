@@ -23,13 +23,17 @@ from torchrl.data import Categorical, Composite, OneHot
 from torchrl.envs import EnvBase, ExplorationType
 from torchrl.envs.utils import exploration_type
 from torchrl.modules import (
+    MLP,
+    ActorCriticOperator,
     ActorValueOperator,
     AdditiveGaussianModule,
+    DistributionalQValueActor,
     EGreedyModule,
     GRUModule,
     IndependentNormal,
     LSTMModule,
     MaskedOneHotCategorical,
+    MultiStepActorWrapper,
     NoisyLinear,
     OneHotCategorical,
     OrnsteinUhlenbeckProcessModule,
@@ -369,6 +373,37 @@ def q_values(env: EnvBase) -> QValueActor:
     return QValueActor(network(env, 2, ["action_value"]), spec=env.action_spec)
 
 
+def distributional(env: EnvBase) -> DistributionalQValueActor:
+    """Q-values as distributions over five atoms."""
+    net = nn.Sequential(nn.Linear(4, 10), nn.Unflatten(-1, (5, 2)))
+    return DistributionalQValueActor(
+        TensorDictModule(net, in_keys=["observation"], out_keys=["action_value"]),
+        spec=env.action_spec,
+        support=torch.linspace(-1, 1, 5),
+    )
+
+
+def actor_critic(env: EnvBase) -> ActorCriticOperator:
+    """Shared trunk, and a critic of the action that is drawn."""
+    act = ProbabilisticActor(
+        TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["logits"]),
+        in_keys=["logits"],
+        spec=env.action_spec,
+        distribution_class=OneHotCategorical,
+    )
+    critic = ValueOperator(
+        MLP(in_features=10, out_features=1, depth=1, num_cells=4), in_keys=["hidden", "action"]
+    )
+    return ActorCriticOperator(network(env, 8, ["hidden"]), act, critic)
+
+
+def several_steps(env: EnvBase) -> MultiStepActorWrapper:
+    """Decides on three actions at once; the env needs ``is_init``."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Unflatten(-1, (3, 1)))
+    actor = TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+    return MultiStepActorWrapper(actor, n_steps=3)
+
+
 def epsilon_greedy(env: EnvBase) -> TensorDictSequential:
     return TensorDictSequential(q_values(env), EGreedyModule(env.action_spec, 0.5, 0.1, 100))
 
@@ -643,6 +678,9 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "selected-out-keys": ("cartpole", selected_out_keys),
     "hidden-outputs": ("cartpole", hidden_outputs),
     "q-values": ("cartpole", q_values),
+    "distributional-q-values": ("cartpole", distributional),
+    "actor-critic": ("cartpole", actor_critic),
+    "several-steps": ("pendulum-init", several_steps),
     "epsilon-greedy": ("cartpole", epsilon_greedy),
     "epsilon-greedy-unbatched": ("cartpole-unbatched", epsilon_greedy),
     "additive-gaussian": ("pendulum", additive_gaussian),

@@ -105,6 +105,22 @@ def test_an_overridden_forward_is_called_as_it_is() -> None:
     assert line == "on a TensorDict: has a forward of its own"
 
 
+def test_what_is_not_known_costs_no_neighbour() -> None:
+    class Own(TensorDictModule):
+        def forward(self, tensordict: Any) -> Any:
+            return tensordict.set("hidden", tensordict["observation"] * 2)
+
+    first = Own(nn.Identity(), in_keys=["observation"], out_keys=["hidden"])
+    policy = TensorDictSequential(
+        first, TensorDictModule(nn.Linear(4, 2), ["hidden"], ["logits"]), actor().module[1]
+    )
+    assert how(explain(cartpole(), policy), "policy") == [
+        "on a TensorDict: has a forward of its own",
+        "called straight",
+        "computed straight, checked once per batch",
+    ]
+
+
 def test_values_and_exploration_run_their_own_code_on_arrays() -> None:
     env = cartpole()
     value = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action_value"])

@@ -61,7 +61,7 @@ from tdcollect.collect.policies import (
     names,
     unknown_class,
 )
-from tdcollect.collect.step_dict import Key, StepDict, not_taken_apart
+from tdcollect.collect.step_dict import Key, StepDict, is_plain, not_taken_apart
 
 _STRAIGHT = "called straight"
 _OWN = "its own code, on arrays"
@@ -162,7 +162,8 @@ class Program:
         """Add the calls of a module; the reason why it must be called as it is, or None."""
         if getattr(module, "distribution_class", None) is CompositeDistribution:
             return self._lower_composite(module)
-        if not (self._given | self.writes).issuperset(module.in_keys):
+        missing = set(module.in_keys) - self._given - self.writes
+        if missing and (self.straight or not isinstance(self._noise, GlobalNoise)):
             return "reads an entry that is no tensor of the env or the policy"
         self.reads_first.update(set(module.in_keys) - self.writes)
         if type(module) in OWN_CODE:
@@ -181,6 +182,10 @@ class Program:
                 keys = dict(zip(_parameters(module), module.in_keys, strict=True))
                 call = _sampler_call(module, [keys[name] for name in draw.names], sampler)
                 self._add_draws(call, label(module), [sampler])
+        if missing:
+            # A module that is called on a TensorDict may write them, and as tensors.
+            as_it_is = call_on_tensordict(module, self._batch_size, self._device)
+            self.calls.append(_if_tensors(missing, self.calls.pop(), as_it_is))
         return None
 
     def _lower_composite(self, module: ProbabilisticTensorDictModule) -> str | None:
@@ -341,6 +346,15 @@ def _set_other(step: StepDict, key: Key, value: Any, batch_size: torch.Size) -> 
         )
     made = TensorDict(batch_size=batch_size).set(key, made)
     step.update(made.items(True, True, is_leaf=not_taken_apart))
+
+
+def _if_tensors(entries: set[Key], call: Call, otherwise: Call) -> Call:
+    """One call where entries of the step are tensors, and another where they are not."""
+
+    def run(step: StepDict) -> None:
+        (call if all(is_plain(step.get(key)) for key in entries) else otherwise)(step)
+
+    return run
 
 
 def _parameters(module: ProbabilisticTensorDictModule) -> tuple[str, ...]:

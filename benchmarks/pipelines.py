@@ -19,14 +19,16 @@ import random
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pipelines_report
+import pixel_floor
 import report
 import short_pipelines
 import torch
@@ -109,7 +111,7 @@ def pipelines(
         else:
             case = Case(script.name, partial(script.make, size=_size(effort)))
             try:
-                row |= measure(case, effort, levels)
+                row |= measure(case, effort, levels, pixel_floor.floor(script.name))
             except Exception as error:
                 row["left_out"] = f"{type(error).__name__}: {error}"
                 traceback.print_exc()
@@ -117,8 +119,16 @@ def pipelines(
     return rows
 
 
-def measure(case: Case, effort: Effort, levels: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
-    """The figures of one pipeline: at each level its bits, its obstacles and its ratio."""
+def measure(
+    case: Case,
+    effort: Effort,
+    levels: tuple[int, ...] = (1, 2),
+    floor: Mapping[str, Program] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """The figures of one pipeline: at each level its bits, its obstacles and its ratio.
+
+    ``floor`` has programs that take turns with it; no loop can take less than their sum.
+    """
     row: dict[str, Any] = {"levels": {}}
     ours = scripts.ours()
     runs: dict[str, Run] = {}
@@ -141,15 +151,17 @@ def measure(case: Case, effort: Effort, levels: tuple[int, ...] = (1, 2)) -> dic
                 "explained": [list(part) for part in run.collector.explain()],
             }
         programs = {name: run.program() for name, run in runs.items()}
-        times = alternate(programs, effort)
+        times = alternate({**programs, **floor}, effort)
     finally:
-        for run in runs.values():
-            run.close()
+        for made in (*runs.values(), *floor.values()):
+            made.close()
     row["us_per_frame"] = {
         name: spread([1e6 * value for value in values])._asdict() for name, values in times.items()
     }
+    if floor:
+        row["floor_us_per_frame"] = sum(row["us_per_frame"][name]["median"] for name in floor)
     for name, values in times.items():
-        if name != TORCHRL:
+        if name in row["levels"]:
             ratio = ratios({TORCHRL: times[TORCHRL], name: values}, name)[TORCHRL]
             row["levels"][name]["ratio"] = spread(ratio)._asdict()
     return row
@@ -163,10 +175,9 @@ def shorts(
     for short in short_pipelines.SHORT:
         say(short.name)
         case = Case(short.name, partial(short.make, size=_size(effort)))
-        found = measure(case, effort, tuple(set(levels) & set(short.levels)))
-        floor = short_pipelines.floor(short, effort)
+        both = tuple(level for level in levels if level in short.levels)
+        found = measure(case, effort, both, short_pipelines.floor(short, effort.steps))
         rows.append({"name": short.name, "title": short.title, "target": short.target} | found)
-        rows[-1]["floor_us_per_frame"] = floor
     return rows
 
 

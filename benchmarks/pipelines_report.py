@@ -47,12 +47,30 @@ def section(results: dict[str, Any]) -> list[str]:
         for row in measured
     ]
     parts.append(table(head, body))
+    parts += _pixels(results)
     parts += _short(results)
     parts += _deviations(rows)
     parts += _obstacles(measured, levels)
     left_out = {row["path"]: row["left_out"] for row in rows if "left_out" in row}
     not_here = [[path, why] for path, why in {**left_out, **results["unavailable"]}.items()]
     return [*parts, "Scripts that are not measured:\n", table(["script", "reason"], not_here)]
+
+
+def _pixels(results: dict[str, Any]) -> list[str]:
+    body = []
+    for row in results["scripts"]:
+        if "floor_us_per_frame" in row:
+            theirs, floor = row["us_per_frame"]["TorchRL"]["median"], row["floor_us_per_frame"]
+            body.append([row["name"], number(theirs), number(floor), number(theirs / floor)])
+    if not body:
+        return []
+    head = ["script", "TorchRL, us per frame", "floor, us per frame", "ratio at the floor"]
+    return [
+        "The floor of the Atari scripts: the game's steps, the arithmetic of ToTensorImage, "
+        "GrayScale, Resize, CatFrames and VecNorm, and the network, in one process, without "
+        "TensorDicts or batches. (Worker processes share the first part among cores.)\n",
+        table(head, body),
+    ]
 
 
 def _short(results: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import hand_written
 import torch
 import workloads
-from measure import Effort, alternate, ratios, spread
+from measure import Effort, Program, alternate, ratios, spread
 from torchrl.envs import (
     CatFrames,
     Compose,
@@ -140,20 +140,14 @@ def identity(effort: Effort) -> dict[str, Any]:
     return spread(ratios({"without": times["without"], **times}, "without")["with"])._asdict()
 
 
-def floor(short: Short, effort: Effort) -> float:
-    """Microseconds per frame of the env's steps and the policy's arithmetic, without a loop."""
+def floor(short: Short, steps: int) -> dict[str, Program]:
+    """The env's steps alone and the policy's arithmetic alone."""
     torch.manual_seed(0)
     discrete = short.env_id == CARTPOLE
     net = workloads.mlp(short.inputs, 2) if discrete else workloads.cheetah_net()
     sample = (hand_written.categorical if discrete else hand_written.tanh_normal)(net)
     observation = torch.zeros(short.slots, short.inputs)
-    programs = {
-        "env": workloads.envs_alone(short.env_id, short.slots, effort.steps),
-        "policy": workloads.policy_alone(sample, observation, effort.steps),
+    return {
+        "env": workloads.envs_alone(short.env_id, short.slots, steps),
+        "policy": workloads.policy_alone(sample, observation, steps),
     }
-    try:
-        times = alternate(programs, effort)
-    finally:
-        for program in programs.values():
-            program.close()
-    return 1e6 * sum(spread(values).median for values in times.values())

@@ -217,14 +217,16 @@ def next_step(
     return following
 
 
-def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> None:
+def shaped_like(
+    template: TensorDictBase, batch: TensorDictBase, cast: bool, fill: bool = False
+) -> None:
     """Give a batch the parts of TorchRL's that are no entries.
 
     Args:
         template: has the nested TensorDicts, empty ones too, and their devices.
         batch: is changed in place.
-        cast: give entries the template's dtypes (where a policy runs under autocast, say), drop
-            those that it lacks, and write zeros for those that the batch lacks.
+        cast: give entries the template's dtypes (where a policy runs under autocast, say).
+        fill: drop entries that the template lacks, and write zeros for those that the batch lacks.
     """
     if isinstance(template, LazyStackedTensorDict):
         return  # slots unlike each other are stacked as they are
@@ -237,12 +239,14 @@ def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> 
                 inner.clear_device_()
             elif inner.device != part.device:
                 inner = inner.to(part.device)
-            shaped_like(part, inner, cast)
+            shaped_like(part, inner, cast, fill)
             batch.set(name, inner)
-        elif cast and inner is None:
-            batch.set(name, torch.zeros(part.shape, dtype=part.dtype, device=batch.device))
+        elif inner is None:
+            if fill:
+                shape = (*batch.batch_size, *part.shape[template.ndim :])
+                batch.set(name, torch.zeros(shape, dtype=part.dtype, device=batch.device))
         elif cast and inner.dtype != part.dtype:
             batch.set(name, inner.to(part.dtype))
-    if cast:
+    if fill:
         for name in [name for name in batch.keys() if name not in template.keys()]:  # noqa: SIM118
             batch.pop(name)

@@ -23,9 +23,9 @@ from tdcollect._upstream.torchrl import (
     reset_of,
     step_of,
 )
-from tdcollect.collect.env_parts import ELEMENTWISE
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.spaces import nested
+from tdcollect.envs.transforms import ELEMENTWISE
 
 if TYPE_CHECKING:
     from tdcollect.collect.fast.inner import InnerEnv

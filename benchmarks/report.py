@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pipelines_report
 import workloads as w
+from tables import number, table, with_spread
 
 COLUMNS = (
     w.HAND,
@@ -97,20 +99,6 @@ def main_table(cells: Sequence[dict[str, Any]]) -> str:
     return table(head, rows)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns; the first is aligned left."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = [
-        " | ".join(
-            [row[0].ljust(widths[0])]
-            + [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
-        )
-        for row in [head, rule, *rows]
-    ]
-    return "\n".join(f"| {line} |" for line in lines) + "\n"
-
-
 def _entry(ratio: dict[str, float] | None, target: float | None) -> str:
     if ratio is None:
         return "-"
@@ -120,11 +108,6 @@ def _entry(ratio: dict[str, float] | None, target: float | None) -> str:
     if ratio["median"] >= target:
         return f"{text}; target {target:g}"
     return f"**{text}; target {target:g} missed**"
-
-
-def number(value: float) -> str:
-    """A number as text, to three digits."""
-    return f"{value:.3g}" if value >= 1 else f"{value:.2f}"
 
 
 def misses(cells: Sequence[dict[str, Any]]) -> str:
@@ -162,11 +145,6 @@ def shares_table(cells: Sequence[dict[str, Any]]) -> str:
         for cell in measured
     ]
     return table(head, rows)
-
-
-def with_spread(value: dict[str, float]) -> str:
-    """The median as text, with the quartiles in brackets."""
-    return f"{number(value['median'])} ({number(value['low'])} to {number(value['high'])})"
 
 
 def page(results: dict[str, Any]) -> str:
@@ -364,4 +342,5 @@ _SECTIONS = {
     "monitoring": _monitoring,
     "workers": _workers,
     "evaluating": _evaluating,
+    "pipelines": pipelines_report.section,
 }

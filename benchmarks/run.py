@@ -21,6 +21,7 @@ from typing import Any
 
 import flat
 import memory
+import pipelines
 import report
 import torch
 import workloads
@@ -125,6 +126,10 @@ def _growth(effort: Effort) -> dict[str, Any]:
     return {"steps": 16, "frames": 128, **row}
 
 
+def _pipelines(effort: Effort) -> dict[str, Any]:
+    return pipelines.results_of(QUICK if effort == QUICK else pipelines.EFFORT, say=_say)
+
+
 EXTRAS = {
     "hot-loop": hot_loop,
     "memory": _memory,
@@ -135,6 +140,7 @@ EXTRAS = {
     "monitoring": monitoring,
     "workers": workers,
     "evaluating": evaluating,
+    "pipelines": _pipelines,
 }
 
 

@@ -194,14 +194,14 @@ def _gymnasium(
         TORCHRL: torchrl(torchrl_env(env_id, num_envs), policy, steps),
         SB3: others.stable_baselines3(env_id, num_envs, net, steps),
         TIANSHOU: others.tianshou(env_id, num_envs, net, steps),
-        ENVS: _envs_alone(env_id, num_envs, steps),
+        ENVS: envs_alone(env_id, num_envs, steps),
     }
     if parallel:
         make = partial(GymEnv, env_id, categorical_action_encoding=True)
         workers = ParallelEnv(num_envs, make, mp_start_method="fork")
         programs[PARALLEL] = torchrl(workers, policy, steps)
     observation = torch.as_tensor(np.stack([spaces[0].sample()] * num_envs)).clamp(-1, 1)
-    programs[POLICY] = _policy_alone(sample, observation, steps)
+    programs[POLICY] = policy_alone(sample, observation, steps)
     return {name: program for name, program in programs.items() if program is not None}
 
 
@@ -230,7 +230,7 @@ def _pool(
         ),
         TORCHRL: torchrl(stock_env, policy, steps),
         ENVS: _pool_alone(alone, num_envs, steps),
-        POLICY: _policy_alone(sample, observation, steps),
+        POLICY: policy_alone(sample, observation, steps),
     }
 
 
@@ -274,7 +274,8 @@ def _loop(batches: Iterator[Any], frames: int, envs: Any) -> Program:
     return Program(partial(next, batches), frames, envs.close)
 
 
-def _envs_alone(env_id: str, num_envs: int, steps: int) -> Program:
+def envs_alone(env_id: str, num_envs: int, steps: int) -> Program:
+    """The envs, stepped in a plain loop with actions drawn beforehand."""
     envs = [gym.make(env_id) for _ in range(num_envs)]
     for env in envs:
         env.reset()
@@ -302,7 +303,8 @@ def _pool_alone(pool: Any, num_envs: int, steps: int) -> Program:
     return Program(run, num_envs * steps, pool.close)
 
 
-def _policy_alone(sample: hand_written.Sample, observation: torch.Tensor, steps: int) -> Program:
+def policy_alone(sample: hand_written.Sample, observation: torch.Tensor, steps: int) -> Program:
+    """A policy, called on one observation."""
     if observation.dtype != torch.uint8:
         observation = observation.float()
     frames = len(observation) * steps

@@ -26,6 +26,7 @@ MASK = "mask"  # beside the trajectory ids
 LOOKBACK = "lookback"  # beside the trajectory ids
 NEXT_DONE = (NEXT, DONE)
 TIME = "time"
+FULL_ACTION_SPEC = "full_action_spec"  # of an env's input_spec
 
 RESET = "_reset"
 STEP = "_step"
@@ -35,6 +36,7 @@ EPISODE_REWARD = "episode_reward"
 IS_INIT = "is_init"
 ENV_ERROR = "env_error"  # under "next": the step failed, and the env was built anew
 POLICY_VERSION = "policy_version"
+LOG_PROB = "log_prob"  # after the name of a sample, and an underscore
 
 RESERVED = frozenset(
     {

@@ -66,3 +66,14 @@ def policy_seed(root: int, episode: int) -> int:
     """
     sequence = np.random.SeedSequence(root, spawn_key=(episode, 1))
     return int(sequence.generate_state(1, np.uint64)[0])
+
+
+def global_seeds(seed: int) -> tuple[int, int, int]:
+    """Seeds of the global generators of torch, NumPy and Python in an episode of this env seed.
+
+    The first three words of 32 bits of ``SeedSequence(seed, spawn_key=(3,))``. An env that draws
+    from the global generators finds them started from these.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=(3,)).generate_state(3, np.uint32)
+    of_torch, of_numpy, of_python = map(int, words)
+    return of_torch, of_numpy, of_python

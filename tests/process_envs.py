@@ -61,6 +61,14 @@ class Drawn(gym.Env):
         return info if self.left % 2 else {**info, "sometimes": np.float32(self.taken)}
 
 
+class Unsendable(Drawn):
+    """Holds what cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = (i for i in range(3))
+
+
 class Odd(gym.Env):
     """Misbehaves as specified at its second step; otherwise observes its step count."""
 

@@ -72,6 +72,27 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
     assert "us per step, N=2" in page
 
 
+def test_pipelines_of_torchrls_scripts_are_compared(tmp_path: Path) -> None:
+    need("envpool")
+    only = [part for name in ("dqn_cartpole", "discrete_iql") for part in ("--only", name)]
+    done = run_script(
+        RUN.with_name("pipelines.py"), "--quick", "--output-dir", tmp_path, *only, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "pipelines.json").read_text())
+
+    assert [row["name"] for row in results["scripts"]] == ["dqn_cartpole", "discrete_iql"]
+    for row in results["scripts"]:
+        level = row["levels"]["1"]
+        assert level["differs"] == ""
+        assert level["ratio"]["median"] > 0
+        assert level["explained"][0][0] == "env"
+    (line, *_) = results["summary"]
+    assert (line["level"], line["scripts"], line["equal"], line["on_arrays"]) == (1, 2, 2, 2)
+    assert "Level 1, only the collector's import changed; training scripts" in done.stdout
+    assert done.stdout.strip() == (tmp_path / "pipelines.md").read_text().strip()
+
+
 @pytest.mark.slow
 def test_evaluators_are_compared(tmp_path: Path) -> None:
     need("stable_baselines3")

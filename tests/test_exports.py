@@ -53,8 +53,11 @@ EXPORTED = {
     ],
     "tdcollect.envs": [
         "EnvAction",
+        "GymEnv",
         "GymnasiumEnv",
+        "ParallelEnv",
         "RestartsExhausted",
+        "SerialEnv",
         "SlotError",
         "WorkerLost",
         "make_env",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,7 @@ def shown() -> dict[str, Any]:
         testing.Divergence(0, 1, 2, "observation", np.zeros(99), np.ones(99), 1.0),
         *(testing.CountingEnv(), testing.CountingPolicy(), testing.StatelessCountingPolicy()),
         *(testing.CountingRules(), testing.TorchCountingEnv([2])),
+        *(envs.GymEnv("CartPole-v1"), envs.ParallelEnv(2, partial(envs.GymEnv, "CartPole-v1"))),
         *(trajectories.TrajectoryAssembler(), trajectories.TrajectoryIndex.of(batch)),
     ]
     return {type(thing).__name__ + str(n): thing for n, thing in enumerate(objects)}
@@ -72,7 +74,9 @@ def public_classes() -> set[type]:
     return {
         thing
         for thing in classes
-        if not issubclass(thing, BaseException) and not getattr(thing, "_is_protocol", False)
+        if thing.__module__.startswith("tdcollect.")
+        and not issubclass(thing, BaseException)
+        and not getattr(thing, "_is_protocol", False)
     }
 
 

@@ -1,8 +1,8 @@
 """The private names that tdcollect uses of TorchRL, gymnasium and EnvPool.
 
 A failure tells what upstream has renamed, or given another meaning. The tests of TorchRL's
-collector are in ``test_upstream_collector.py``; of torch and tensordict, in
-``test_upstream_modules.py``.
+collector are in ``test_upstream_collector.py``, of its envs and transforms in
+``test_upstream_envs.py``, of torch and tensordict in ``test_upstream_modules.py``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,17 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, PendulumEnv, TransformedEnv
 from torchrl.envs.transforms import Compose, DoubleToFloat, RewardScaling, RewardSum, StepCounter
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.modules import MLP, AdditiveGaussianModule, EGreedyModule, LSTMModule
+from torchrl.modules import (
+    MLP,
+    AdditiveGaussianModule,
+    EGreedyModule,
+    LSTMModule,
+    OrnsteinUhlenbeckProcessModule,
+    SafeModule,
+)
 
 from tdcollect._upstream import __path__ as path
 from tdcollect._upstream import gymnasium_envs as of_gymnasium
@@ -35,7 +42,8 @@ from tdcollect.collect.step_dict import StepDict
 
 MODULES = [import_module(f"tdcollect._upstream.{module.name}") for module in iter_modules(path)]
 
-TESTS = [f"test_upstream{part}.py" for part in ("", "_collector", "_modules", "_transforms")]
+PARTS = ("", "_batched_envs", "_collector", "_envs", "_modules", "_transforms")
+TESTS = [f"test_upstream{part}.py" for part in PARTS]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
@@ -228,6 +236,19 @@ def test_reshapes_output_is_where_out_features_is_a_shape() -> None:
     assert shaped(torch.ones(2)).shape == (2, 3)
 
 
+def test_exploration_spec_is_what_a_safe_module_projects_on() -> None:
+    for module in (
+        SafeModule(
+            torch.nn.Identity(), ["action"], ["action"], spec=Bounded(-1, 1, (2,)), safe=True
+        ),
+        OrnsteinUhlenbeckProcessModule(Bounded(-1, 1, (2,))),
+    ):
+        assert of_torchrl.exploration_spec(module)["action"] == Bounded(-1, 1, (2,))
+        of_torchrl.set_exploration_spec(module, Composite(action=Bounded(-3, 3, (2,))))
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            assert module(TensorDict(action=torch.tensor([5.0, 2.0])))["action"].tolist() == [3, 2]
+
+
 @pytest.mark.parametrize("cls", [AdditiveGaussianModule, EGreedyModule])
 def test_exploration_spec_is_what_a_module_draws_from(cls: Any) -> None:
     narrow, wide = Bounded(-1, 1, (2,)), Bounded(-1, 1, (5, 2))
@@ -239,3 +260,18 @@ def test_exploration_spec_is_what_a_module_draws_from(cls: Any) -> None:
         given = TensorDict({"action": torch.zeros(5, 2)}, [5])
         assert module(given)["action"].shape == (5, 2)
     assert of_torchrl.exploration_spec(module)["action"] == wide
+
+
+def test_envs_whose_reset_takes_the_seed() -> None:
+    class Own(GymWrapper):
+        def _set_seed(self, seed: int | None) -> None:
+            super()._set_seed(seed)
+
+    assert of_torchrl.resets_with_seed(GymEnv("CartPole-v1"))
+    assert not of_torchrl.resets_with_seed(Own(gym.make("CartPole-v1")))
+    assert not of_torchrl.resets_with_seed(PendulumEnv())
+    env = GymEnv("CartPole-v1")
+    first = env.reset(seed=3)["observation"]
+    env.set_seed(3)
+    assert not torch.equal(env.reset()["observation"], first)
+    assert torch.equal(env.reset(seed=3)["observation"], first)

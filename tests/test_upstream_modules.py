@@ -17,6 +17,8 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import nn
+from torchrl.data import Bounded
+from torchrl.modules import SafeModule
 
 from tdcollect._upstream import modules as of_modules
 
@@ -68,6 +70,39 @@ def test_has_hooks_follows_the_hooks_of_all_modules(register: Any) -> None:
     finally:
         handle.remove()
     assert not of_modules.has_hooks(Doubled())
+
+
+def safe_module() -> SafeModule:
+    return SafeModule(Doubled(), ["a"], ["b"], spec=Bounded(-1, 1, (2,)), safe=True)
+
+
+def test_safe_modules_have_one_hook_which_projects_their_outputs() -> None:
+    module = safe_module()
+    assert of_modules.only_projects(module)
+    assert not of_modules.only_projects(Doubled())
+    step = TensorDict({"b": torch.tensor([3.0, 0.5])})
+    of_modules.project_outputs(module, step, step)
+    assert step["b"].tolist() == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "register",
+    ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"],
+)
+def test_other_hooks_beside_the_projection_are_told_apart(register: str) -> None:
+    module = safe_module()
+    handle = getattr(module, register)(ignore)
+    assert not of_modules.only_projects(module)
+    handle.remove()
+    assert of_modules.only_projects(module)
+
+
+def test_hooks_of_all_modules_are_none_that_project() -> None:
+    handle = nn.modules.module.register_module_forward_hook(ignore)
+    try:
+        assert not of_modules.only_projects(safe_module())
+    finally:
+        handle.remove()
 
 
 def test_is_compiled_follows_module_compile() -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributions import Distribution
 from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import TorchDispatchMode
+from torchrl.modules.tensordict_module.common import _forward_hook_safe_action as project_outputs
 
 
 def validates_arguments() -> bool:
@@ -37,6 +38,21 @@ def has_hooks(module: nn.Module) -> bool:
         or _module._global_backward_hooks
         or _module._global_backward_pre_hooks
     )
+
+
+def only_projects(module: nn.Module) -> bool:
+    """Tell whether the hooks of a module are the one of ``safe=True``, :func:`project_outputs`."""
+    return (
+        list(module._forward_hooks.values()) == [project_outputs]
+        and not module._forward_hooks_with_kwargs
+        and not module._forward_pre_hooks
+        and not module._backward_hooks
+        and not module._backward_pre_hooks
+        and not has_hooks(_NO_HOOKS)
+    )
+
+
+_NO_HOOKS = nn.Identity()
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
@@ -144,7 +160,9 @@ __all__ = [
     "is_compiled",
     "keyword_names",
     "modules_in_order",
+    "only_projects",
     "parameters_of",
+    "project_outputs",
     "schema_of",
     "selects_output",
     "unchecked_tensordict",

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import gymnasium as gym
 import torch
 from torchrl._utils import seed_generator as next_seed
 from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase, GymWrapper, SerialEnv
+from torchrl.envs import EnvBase, GymWrapper, PettingZooWrapper, SerialEnv
 from torchrl.envs import transforms as T
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
 from torchrl.envs.utils import _make_compatible_policy as make_compatible_policy
-from torchrl.modules import MLP, AdditiveGaussianModule, EGreedyModule
+from torchrl.modules import MLP
 from torchrl.modules.utils.utils import (
     _maybe_append_env_transforms_from_module as append_policy_transforms,
 )
@@ -105,6 +106,20 @@ def wrapped_env(env: Any) -> Any:
     return getattr(env, "_env", env)
 
 
+def resets_with_seed(env: EnvBase) -> bool:
+    """Tell whether an env's ``reset(seed=...)`` starts the episode of a seed.
+
+    It does in TorchRL's wrappers of gymnasium and PettingZoo, whose ``set_seed`` resets too, so
+    that the next reset starts another episode; other envs ignore the argument, or refuse it.
+    """
+    for kind in type(env).__mro__:
+        if kind in (GymWrapper, PettingZooWrapper):
+            return kind is PettingZooWrapper or isinstance(env._env, gym.Env)
+        if "_set_seed" in vars(kind) or "_reset" in vars(kind):
+            return False
+    return False
+
+
 def call_of(transform: T.Transform) -> Callable[[Any], Any]:
     """The method that applies a transform to what an env gave."""
     return transform._call
@@ -181,12 +196,12 @@ def reshapes_output(module: MLP) -> bool:
     return bool(module._reshape_out)
 
 
-def exploration_spec(module: AdditiveGaussianModule | EGreedyModule) -> TensorSpec:
-    """The spec of the actions that an exploration module draws."""
+def exploration_spec(module: Any) -> Any:
+    """The spec of the actions that an exploration module draws, or projects on."""
     return module._spec
 
 
-def set_exploration_spec(module: AdditiveGaussianModule | EGreedyModule, spec: TensorSpec) -> None:
+def set_exploration_spec(module: Any, spec: TensorSpec) -> None:
     """Give an exploration module another spec of actions."""
     module._spec = spec
 
@@ -215,6 +230,7 @@ __all__ = [
     "reads_step",
     "replaced_methods",
     "reset_of",
+    "resets_with_seed",
     "reshapes_output",
     "serial_envs",
     "set_exploration_spec",

@@ -86,6 +86,10 @@ def _int_list(context: Any, parameter: Any, text: str | None) -> list[int] | Non
         raise click.BadParameter(f"expected ints with commas between, got {text!r}") from error
 
 
+def _names(context: Any, parameter: Any, text: str | None) -> list[str] | None:
+    return None if text is None else text.split(",")
+
+
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _POLICY_HELP = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
@@ -128,6 +132,12 @@ _CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
     show_default=True,
 )
 @click.option("--max-episode-steps", type=int, help="Truncate episodes at this length.")
+@click.option(
+    "--reward-keys",
+    callback=_names,
+    metavar="KEY,...",
+    help="Reward entries that the return is made of, such as agents/reward.  [default: all]",
+)
 @click.option(
     "--inference-batch-size",
     type=int,

@@ -43,6 +43,7 @@ from tdcollect.collect.runner import Runner
 from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
+from tdcollect.envs.adopted import take_over
 from tdcollect.progress import check_tqdm
 from tdcollect.threads import collecting
 from tdcollect.trajectories.split import Layout, split_trajectories
@@ -121,6 +122,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         with explaining(partial(explain_env_error, create_env_fn)):
             env = super()._init_env(create_env_fn, create_env_kwargs)
         check_made(env)
+        take_over(env)
         return env
 
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:

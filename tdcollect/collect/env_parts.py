@@ -66,9 +66,32 @@ _LEAVE_REWARD = (
 """Transforms that leave the reward alone unless it is among their ``out_keys``."""
 
 
+def leaves_random_numbers_alone(transform: T.Transform) -> bool:
+    """Tell whether a transform is known to draw no random numbers."""
+    if type(transform) is T.TensorDictPrimer:
+        return not transform.random
+    return type(transform) in _LEAVE_REWARD
+
+
 def base_of(env: EnvBase) -> EnvBase:
     """The env itself, without its transforms."""
     return env.base_env if isinstance(env, TransformedEnv) else env
+
+
+def innermost(env: EnvBase) -> EnvBase:
+    """The env itself, below any number of layers of transforms."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env
+
+
+def all_transforms_of(env: EnvBase) -> list[T.Transform]:
+    """The transforms of all layers of an env, innermost first; subclasses count as layers."""
+    found: list[T.Transform] = []
+    while isinstance(env, TransformedEnv):
+        found = [*_parts(env.transform), *found]
+        env = env.base_env
+    return found
 
 
 def transforms_of(env: EnvBase) -> list[T.Transform]:

@@ -176,7 +176,7 @@ class EpisodeLoop:
                     f"expected no {name}: this vector env cannot reset single slots, which {name} "
                     "by episodes ask for; make the env itself so, or use backend='serial'"
                 )
-        if max_episode_steps is not None and keys.TRUNCATED not in env.transformed.done_keys:
+        if max_episode_steps is not None and not env.marks_truncation:
             raise ValueError(
                 f"expected no max_episode_steps: the env has no {keys.TRUNCATED!r} flag to mark "
                 "the limit with; put it under TorchRL's StepCounter(max_steps=...)"

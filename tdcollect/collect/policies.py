@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -14,6 +15,8 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import nn
+from torchrl.data import Composite
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
@@ -41,6 +44,42 @@ class Noise(Protocol):
 
     def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
         """Draws from the standard normal distribution, of the shape and dtype given."""
+
+
+class GlobalNoise:
+    """Random numbers of torch's global generator; a :class:`Noise`."""
+
+    def exponential(self, like: torch.Tensor) -> torch.Tensor:
+        """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
+        return torch.empty_like(like).exponential_(1)
+
+    def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
+        """Draws from the standard normal distribution, of the shape and dtype given."""
+        return torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_()
+
+
+class RandomActions:
+    """Random actions of an action spec, as a policy.
+
+    Args:
+        spec: of the actions, with the batch size in front; it may change meanwhile (masks).
+    """
+
+    def __init__(self, spec: Composite):
+        self.spec = spec
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write actions."""
+        return tensordict.update(self.spec.rand())
+
+
+def draws_from_spec(env: EnvBase) -> bool:
+    """Tell whether ``env.rand_action`` is TorchRL's, which draws from the action spec."""
+    envs = [env]
+    while isinstance(envs[-1], TransformedEnv):
+        envs.append(envs[-1].base_env)
+    known = (EnvBase.rand_action, TransformedEnv.rand_action)
+    return all(type(env).rand_action in known and "rand_action" not in env.__dict__ for env in envs)
 
 
 class Policy(Protocol):
@@ -168,10 +207,11 @@ def label(module: Any) -> str:
     ins, outs = getattr(module, "in_keys", None), getattr(module, "out_keys", None)
     if not isinstance(module, TensorDictModuleBase) or ins is None or outs is None:
         return name
-    return f"{name}({_names(ins)} -> {_names(outs)})"
+    return f"{name}({names(ins)} -> {names(outs)})"
 
 
-def _names(entries: Iterable[Key]) -> str:
+def names(entries: Iterable[Key]) -> str:
+    """The names of entries, in one line."""
     return ", ".join(key if isinstance(key, str) else "/".join(key) for key in entries)
 
 

@@ -18,12 +18,14 @@ from tdcollect.collect.by_count import whole_episodes
 from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.path import Plan, lowered
-from tdcollect.collect.policies import Policy
+from tdcollect.collect.policies import Policy, RandomActions, draws_from_spec
 from tdcollect.collect.step_dict import (
     Key,
     NotTensors,
     StepDict,
     flat,
+    is_plain,
+    nested_shapes,
     shaped_like,
     stacked_lazily,
 )
@@ -144,7 +146,11 @@ class Runner(CollectorPart):
             if self.stacked_lazily:
                 policy = self._lower(StepDict(), as_it_is="the env's entries are stacked lazily")
             else:
-                policy = self._lower(flat(self._parent.carrier), checked=plan.env is None)
+                given = flat(self._parent.carrier)
+                policy = self._lower(given, checked=plan.env is None)
+                if plan.env is not None and self._parent.acts_randomly():
+                    ((what, how),) = self._lower(given, policy=self._random).described
+                    policy.described.insert(0, (f"{what}, until init_random_frames", how))
         same = collector.return_same_td
         return path.explanation(collector.env, plan, policy, self.place, same)
 
@@ -158,7 +164,8 @@ class Runner(CollectorPart):
         if collector.reset_at_each_iter:
             collector._monitor.drop()
         plan = self.plan(iterating=True)
-        self.owns_batch = plan.env is not None and not self._parent.acts_randomly()
+        random = self._parent.acts_randomly()
+        self.owns_batch = plan.env is not None and not (random and self._holds_odd_entries)
         if not self.owns_batch:
             return self._as_torchrl(log)
         self._allot_buffer(shrunk=not collector.return_same_td)
@@ -168,7 +175,8 @@ class Runner(CollectorPart):
             self._parent.carrier.update(collector.env.reset())
             self._parent.start_new_trajectories()
         with set_exploration_type(collector.exploration_type):
-            batch = self._on_arrays(plan, self._lower, collector.frames_per_batch, log)
+            lower = partial(self._lower, policy=self._random) if random else self._lower
+            batch = self._on_arrays(plan, lower, collector.frames_per_batch, log, filled=random)
         if batch is None:
             self.owns_batch = False
             self._loop.warn_of_lost(self._not_tensors)
@@ -250,8 +258,11 @@ class Runner(CollectorPart):
         steps: int,
         log: CollectionLog,
         gradients: bool = False,
+        filled: bool = False,
     ) -> TensorDictBase | None:
         """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``.
+
+        With ``filled``, entries that nothing has written are zeros, as in the parent's buffers.
 
         None where the env is not on arrays, or the policy turns out to write something else than
         tensors: it has then been called for the first step, and its outputs are in the carried
@@ -281,6 +292,10 @@ class Runner(CollectorPart):
             self._not_tensors, self._has_acted = found.entries, True
             return None
         log.note_entries(entries, collector.env.reward_keys)
+        if filled and parent.preallocates:
+            for key, value in parent.preallocated.items(True, True):
+                if key not in entries:
+                    entries[key] = torch.zeros_like(value, memory_format=torch.contiguous_format)
         batch = self._assemble(entries, (*collector.env.batch_size, steps))
         return parent.truncate_last_step(batch)
 
@@ -330,9 +345,26 @@ class Runner(CollectorPart):
         carrier = self._parent.carrier
         return type(carrier) is not TensorDict or stacked_lazily(carrier)
 
+    @property
+    def _holds_odd_entries(self) -> bool:
+        """True if the parent's buffers hold entries that are no dense tensors."""
+        parent = self._parent
+        return parent.preallocates and not all(
+            is_plain(value) for value in parent.preallocated.values(True, True)
+        )
+
+    @property
+    def _random(self) -> Callable[..., Any]:
+        """Random actions of the env, as its ``rand_action`` draws them."""
+        env = self._collector.env
+        if draws_from_spec(env):
+            return RandomActions(env.input_spec[keys.FULL_ACTION_SPEC])
+        rand_action: Callable[..., Any] = env.rand_action
+        return rand_action
+
     def _lowering(self, random: bool, gradients: bool) -> Callable[[StepDict], Policy]:
         # Gradients are those of the distributions' own classes.
-        policy = self._collector.env.rand_action if random else None
+        policy = self._random if random else None
         return partial(self._lower, checked=gradients, policy=policy)
 
     def _lower(
@@ -346,6 +378,8 @@ class Runner(CollectorPart):
         collector, parent = self._collector, self._parent
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
+        if not self.stacked_lazily:
+            step.shapes = nested_shapes(parent.carrier)
         return lowered(
             policy or parent.wrapped_policy,
             step,

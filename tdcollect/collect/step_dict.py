@@ -5,6 +5,8 @@ Keys are a name, or a tuple of names for a nested entry; values have the env's b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,19 +28,26 @@ class StepDict(dict[Key, torch.Tensor]):
 
     Attributes:
         shape: the batch size, where a method asks for it; set by whoever runs that code.
-        device: that of a TensorDict without one.
+        device: the device that a TensorDict would name, if any, likewise.
+        shapes: the batch sizes of nested TensorDicts, by their paths, where they were noted.
     """
 
     shape: torch.Size
-    device = None
+    device: torch.device | None = None
+    shapes: Mapping[tuple[str, ...], torch.Size] = MappingProxyType({})
 
     @property
     def batch_size(self) -> torch.Size:
-        """The batch size, as TensorDict calls it too."""
+        """The batch size."""
         return self.shape
 
     @property
     def ndim(self) -> int:
+        """The number of batch dimensions."""
+        return len(self.shape)
+
+    @property
+    def batch_dims(self) -> int:
         """The number of batch dimensions."""
         return len(self.shape)
 
@@ -115,6 +124,16 @@ def flat(tensordict: TensorDictBase) -> StepDict:
     return StepDict(tensordict.items(True, True))
 
 
+def nested_shapes(tensordict: TensorDictBase) -> dict[tuple[str, ...], torch.Size]:
+    """The batch sizes of the TensorDicts nested in one, by their paths."""
+    found: dict[tuple[str, ...], torch.Size] = {}
+    for name, part in tensordict.items():
+        if isinstance(part, TensorDictBase) and not is_non_tensor(part):
+            found[(name,)] = part.batch_size
+            found.update(((name, *path), size) for path, size in nested_shapes(part).items())
+    return found
+
+
 def not_taken_apart(cls: type) -> bool:
     """Tell whether an entry of this class is one value, rather than a TensorDict of several."""
     return cls is not TensorDict
@@ -127,6 +146,11 @@ def stacked_lazily(tensordict: TensorDictBase) -> bool:
     return isinstance(tensordict, LazyStackedTensorDict) or any(
         stacked_lazily(part) for part in tensordict.values() if is_tensor_collection(part)
     )
+
+
+def entry_path(key: Key) -> str:
+    """The key as text: ``"agents/observation"`` for a nested entry."""
+    return key if isinstance(key, str) else "/".join(key)
 
 
 def is_next(key: Key) -> bool:

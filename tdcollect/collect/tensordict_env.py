@@ -54,6 +54,11 @@ class SteppedEnv(abc.ABC):
         return self.base is not None and self.base.rebuilds_singly
 
     @property
+    def marks_truncation(self) -> bool:
+        """True if steps have a flag to mark a time limit with."""
+        return keys.TRUNCATED in self.transformed.done_keys
+
+    @property
     def broken_episodes(self) -> Mapping[int, Exception]:
         """The errors of slots whose envs the latest step built anew, by slot."""
         return {} if self.base is None else self.base.broken_episodes

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.modules import RandomPolicy
 
 from tdcollect._upstream.collector import CollectorState, rollout_with_gradients
 from tdcollect.collect.arguments import missing_entries
@@ -84,7 +85,7 @@ class TorchRLLoop(CollectorPart):
         policy = call = parent.wrapped_policy
         if has_acted:
             call = _SkipsFirstCall(policy)
-        elif lower is not None and isinstance(policy, TensorDictModuleBase):
+        elif lower is not None and isinstance(policy, (TensorDictModuleBase, RandomPolicy)):
             call = _PolicyOnSteps(policy, lower, self.warn_of_lost)
         call = log.timed("policy_seconds", call)
         if call is policy:

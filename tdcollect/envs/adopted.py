@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import gymnasium as gym
 import torch
 from torchrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, TransformedEnv
+from torchrl.envs import ParallelEnv as TorchRLParallelEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from tdcollect._upstream.torchrl import (
@@ -27,12 +28,14 @@ from tdcollect._upstream.torchrl import (
     wrapped_env,
 )
 from tdcollect.envs.buffers import Bookkeeping
+from tdcollect.envs.gym_env import GymEnv as OurGymEnv
+from tdcollect.envs.parallel import ParallelEnv
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 
-SINGLE = (GymEnv, GymWrapper)
+SINGLE = (GymEnv, GymWrapper, OurGymEnv)
 """The classes of one gymnasium env that are known to the letter."""
 
 SERIAL = (SerialEnv,)
@@ -74,6 +77,8 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
     """
     if isinstance(env, GymWrapper):  # a vector env counts on from the seed
         return slot_seeds(seed, range(env.batch_size.numel()))
+    if isinstance(env, ParallelEnv) and env.inner is not None:
+        return chain(seed, env.num_workers, static)
     if isinstance(env, SERIAL):
         members = [_base_of(member) for member in serial_envs(env) or ()]
         if members and all(isinstance(member, GymWrapper) for member in members):
@@ -129,6 +134,19 @@ class _Borrowed(SerialBackend):
 _made: WeakKeyDictionary[EnvBase, tuple[Sequence[Any], GymnasiumEnv]] = WeakKeyDictionary()
 
 
+def take_over(env: EnvBase) -> None:
+    """Have a ``ParallelEnv`` of TorchRL's start our workers, if it has started none.
+
+    It stays the user's object, and becomes one of :class:`tdcollect.envs.ParallelEnv`.
+
+    Args:
+        env: with its transforms.
+    """
+    base = _base_of(env)
+    if type(base) is TorchRLParallelEnv:
+        ParallelEnv.adopt(base)
+
+
 def adopt(env: EnvBase) -> Adopted:
     """The slots of a TorchRL env, without its transforms.
 
@@ -147,9 +165,10 @@ def adopt(env: EnvBase) -> Adopted:
         members, shown = found, kept
         singles = [_check_single(_member(member)) for member in members]
     elif isinstance(env, BatchedEnvBase):
+        why = env.fallback_reason if isinstance(env, ParallelEnv) else None
         raise NotAdopted(
-            f"the envs of a {type(env).__name__} of TorchRL's are in processes of its own; import "
-            "ParallelEnv from tdcollect.envs"
+            "its envs are in processes of TorchRL's: "
+            + (why or "they have started; import ParallelEnv from tdcollect.envs")
         )
     else:
         singles = [_check_single(env)]

@@ -73,6 +73,11 @@ class Backend(abc.ABC):
     resumable = False
     spec: EnvSpec | None = None
 
+    @property
+    def vector_env(self) -> Any:
+        """The vector env that holds all slots; None if each has an env of its own."""
+        return None
+
     def _set_spaces(
         self, observation: spaces.Space[Any], action: spaces.Space[Any], categorical: bool
     ) -> None:
@@ -176,6 +181,26 @@ class Backend(abc.ABC):
                 "info_keys as a dict from its name to an example value"
             )
         self.info = [InfoEntry.like(key, examples[key]) for key in info_keys]
+
+    def attributes(self, name: str) -> list[Any]:
+        """An attribute of the env of each slot: values, or functions that call a method there.
+
+        Raises:
+            AttributeError: if the envs have none, or it cannot be sent from its process.
+        """
+        raise AttributeError(f"the backend {self.name!r} has no env per slot")
+
+    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
+        """Call a method of the envs of ``slots`` (None for all).
+
+        Returns:
+            One result per slot.
+
+        Raises:
+            NotImplementedError: if the envs cannot be called singly.
+            Exception: the exception of the first env that failed.
+        """
+        raise NotImplementedError(f"the backend {self.name!r} cannot call its envs singly")
 
     @abc.abstractmethod
     def render(self) -> list[Any]:

@@ -182,6 +182,10 @@ class EnvPoolBackend(Backend):
                 specs[key.removeprefix("info:")] = spec
         return {key: np.zeros(spec.shape, spec.dtype) for key, spec in specs.items()}
 
+    @property
+    def vector_env(self) -> Any:
+        return self._pool
+
     def render(self) -> list[Any]:
         return list(self._pool.render(self._pool.all_env_ids))
 

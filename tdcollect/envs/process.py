@@ -10,14 +10,16 @@ same.
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
-from tdcollect.workers.launch import WorkerProcess
+from tdcollect.workers.launch import GRACE, WorkerProcess
 from tdcollect.workers.pool import WorkerPool, usable_cores
 from tdcollect.workers.protocol import (
     RESET,
@@ -50,6 +52,7 @@ class ProcessBackend(Backend):
         timeout: seconds that an env may take for one call before it counts as hanging and its
             worker is killed, noticed within twice as long; None to wait for ever.
         start_method: ``"spawn"`` (a fresh interpreter) or ``"fork"``.
+        grace: seconds that the envs of a worker may take to close before it is killed.
 
     Raises:
         ValueError: if the envs' spaces differ.
@@ -69,6 +72,7 @@ class ProcessBackend(Backend):
         num_workers: int | None = None,
         timeout: float | None = None,
         start_method: str = "spawn",
+        grace: float = GRACE,
     ):
         if os.name != "posix":
             raise RuntimeError(
@@ -77,7 +81,7 @@ class ProcessBackend(Backend):
         self.num_envs = len(factories)
         self._stepped: Sequence[int] = ()
         count = min(num_workers or usable_cores(), self.num_envs)
-        self._pool = WorkerPool(factories, count, timeout, start_method)
+        self._pool = WorkerPool(factories, count, timeout, start_method, grace)
         try:
             found = self._pool.started(self._pool.processes)
             observation, action = found[0][0]
@@ -274,13 +278,35 @@ class ProcessBackend(Backend):
         )[0]
         return info
 
+    def attributes(self, name: str) -> list[Any]:
+        found = self._found("look_up", None, name)
+        return [
+            partial(self._call_one, slot, name) if value is None else pickle.loads(value)
+            for slot, value in enumerate(found)
+        ]
+
+    def _call_one(self, slot: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._found("call", [slot], method, args, kwargs)[0]
+
+    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
+        return self._found("call", slots, name, arguments)
+
+    def _found(self, method: str, slots: Sequence[int] | None, *arguments: Any) -> list[Any]:
+        """The results of a method of workers that gives one per slot."""
+        results: list[Any] = []
+        for process in self._pool.processes:
+            mine = [slot for slot in process.slots if slots is None or slot in slots]
+            if mine:
+                results += self._pool.call(method, mine, *arguments, processes=[process])[0]
+        return results
+
     def render(self) -> list[Any]:
         return [frame for frames in self._pool.call("render") for frame in frames]
 
     def close(self) -> None:
         """Close the envs and end the workers; a second call does nothing.
 
-        A worker whose envs have not closed after 5 seconds is killed.
+        A worker whose envs have not closed after ``grace`` seconds is killed.
         """
         self._pool.close()
 

@@ -157,6 +157,12 @@ class SerialBackend(Backend):
     def sample_info(self) -> Mapping[str, Any]:
         return self._envs.sample_info()
 
+    def attributes(self, name: str) -> list[Any]:
+        return [getattr(env, name) for env in self.envs]
+
+    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
+        return self._envs.call(self._slots if slots is None else slots, name, arguments)
+
     def render(self) -> list[Any]:
         return self._envs.render()
 

@@ -109,6 +109,15 @@ class Stepper:
         self._must_reset[:] = False
         self.latest = None
 
+    def read_info(self, examples: Mapping[str, Any]) -> None:
+        """Have steps write further infos, with examples by name; all slots must be reset."""
+        if examples:
+            present = {i.key: np.zeros(i.shape, i.dtype) for i in self.backend.info}
+            self.backend.read_info({**present, **examples})
+            self.entries = entries_of(self.backend, self.bookkeeping, self.restarts is not None)
+            self.latest = None
+            self._unstarted = set(self._every_slot)
+
     def reset(
         self,
         slots: Sequence[int] | None,

@@ -304,6 +304,10 @@ class VectorBackend(Backend):
             if not key.startswith("_") and not isinstance(value, dict)
         }
 
+    @property
+    def vector_env(self) -> VectorEnv[Any, Any, Any]:
+        return self.env
+
     def render(self) -> list[Any]:
         return list(self.env.render() or [])
 

@@ -13,17 +13,17 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.envs.buffers import StepBuffers
+from tdcollect.envs.gym_attributes import GymAttributes
 from tdcollect.envs.spaces import SpaceCodec, compose, key_of, nested
 from tdcollect.envs.stepper import Stepper
 from tdcollect.seeding import slot_seeds
 from tdcollect.workers.values import Array
 
 
-class GymnasiumEnv(EnvBase):
+class GymnasiumEnv(GymAttributes):
     """A TorchRL env over gymnasium slots; made by :func:`tdcollect.make_env`.
 
     Keys, shapes, dtypes and specs are those of TorchRL's ``GymEnv`` for the same space. Rewards are
@@ -52,6 +52,7 @@ class GymnasiumEnv(EnvBase):
         self.stepper = stepper
         self._env_kwargs = dict(env_kwargs or {})
         self._remake = remake
+        self._infos: dict[str, Any] = {}  # those that read_infos was given
         self._make_specs()
         action = stepper.backend.action
         self._actions = [
@@ -168,6 +169,16 @@ class GymnasiumEnv(EnvBase):
         }
         for spec_name, spec in specs.items():
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
+
+    def read_infos(self, examples: Mapping[str, Any]) -> None:
+        """Store further infos with the observations; the slots must be reset."""
+        self.stepper.check_open("read the infos of")
+        self.stepper.read_info(examples)
+        self._infos.update(examples)
+        locked = self.is_spec_locked
+        self.set_spec_lock_(False)
+        self._make_specs()
+        self.set_spec_lock_(locked)
 
     def allocate(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepBuffers]:
         """Zeroed buffers for ``count`` steps; their tensors, on the CPU, have the env's batch size.
@@ -311,6 +322,7 @@ class GymnasiumEnv(EnvBase):
         settings = {**self._env_kwargs, **env_kwargs}
         made = self._remake(settings)
         try:
+            made.read_info(self._infos)
             _check_alike(self.stepper, made)
         except ValueError:
             made.close()

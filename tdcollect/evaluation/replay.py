@@ -87,9 +87,9 @@ def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
         record = replace(record, episode_return=math.fsum(rewards))
     was, now = (json.loads(of.to_json()) for of in (recorded, record))
     return [
-        f"{name} is {now[name]!r}, in the ledger {was[name]!r}"
+        f"{name} is {now.get(name)!r}, in the ledger {was[name]!r}"
         for name in was
-        if repr(was[name]) != repr(now[name])  # NaN is NaN
+        if repr(was[name]) != repr(now.get(name))  # NaN is NaN
     ]
 
 

@@ -30,7 +30,7 @@ class Request:
 
     Attributes:
         env: a gymnasium id, or ``module:callable`` of a function that makes a ``gymnasium.Env``
-            or an ``EnvBase``.
+            or any ``EnvBase``.
         policy: ``module:factory``, ``"random"``, or ``"sb3"`` for a model file of
             Stable-Baselines3.
         checkpoint: a file with the policy's ``state_dict``, or the model file.

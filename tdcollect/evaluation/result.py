@@ -131,6 +131,13 @@ class EvaluationResult:
         return np.array([e.episode_return for e in self.episodes if e.completed], np.float64)
 
     @property
+    def group_returns(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """The returns of each reward entry, as :attr:`returns`; empty if the only one is plain."""
+        completed = [e.group_returns or {} for e in self.episodes if e.completed]
+        names = completed[0] if completed else {}
+        return {name: np.array([e[name] for e in completed], np.float64) for name in names}
+
+    @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The lengths of the episodes that completed, int64, by index."""
         return np.array([e.length for e in self.episodes if e.completed], np.int64)

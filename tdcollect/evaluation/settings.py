@@ -11,6 +11,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 import numpy as np
 import torch
+from tensordict import NestedKey
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect.display import count_text, one_line
@@ -28,6 +29,7 @@ class SettingsArguments(TypedDict, total=False):
     env_seeds: Seeds | None
     exploration_type: ExplorationType
     max_episode_steps: int | None
+    reward_keys: NestedKey | Sequence[NestedKey] | None
     inference_batch_size: int
     inference_threads: int
     eval_mode: bool
@@ -53,6 +55,9 @@ class EvaluationSettings:
             episode, a mapping from its index, or a function of its index. Kept as a mapping.
         exploration_type: of the policy; by default its most likely action.
         max_episode_steps: truncate episodes at this length.
+        reward_keys: the reward entries that the return is made of, for an env with several or with
+            several agents; None for all. A key is a name, a tuple of names for a nested entry, or
+            its path (``"agents/reward"``); several are a list. Kept as a list of paths.
         inference_batch_size: the batch size that the policy always runs at, whatever the number of
             slots: another one rounds differently.
         inference_threads: the number of torch's threads that the policy always runs with: another
@@ -62,8 +67,8 @@ class EvaluationSettings:
         device: the device that the policy runs on; None for that of its parameters.
         env_kwargs: for the env's constructor.
         num_envs: the number of slots, at most one per episode; None for 16, or for those of the
-            env that is given.
-        backend: of :func:`tdcollect.make_env`, for an id or a callable.
+            env that is given. A callable that makes a TorchRL env is called once per slot.
+        backend: of :func:`tdcollect.make_env`, for an id or a callable of a gymnasium env.
         on_env_error: ``"restart"`` an episode whose env raises on a new env, or ``"raise"``.
         max_restarts: the number of restarts before an episode is recorded as failed.
         fresh_envs: build a new env for each episode; None to do so if the env is found to carry
@@ -82,6 +87,7 @@ class EvaluationSettings:
     env_seeds: Seeds | None = None
     exploration_type: ExplorationType = ExplorationType.DETERMINISTIC
     max_episode_steps: int | None = None
+    reward_keys: NestedKey | Sequence[NestedKey] | None = None
     inference_batch_size: int = 16
     inference_threads: int = 1
     eval_mode: bool = True
@@ -123,6 +129,8 @@ class EvaluationSettings:
             )
         if self.env_seeds is not None:
             object.__setattr__(self, "env_seeds", _seed_by_index(self.env_seeds, indices))
+        if self.reward_keys is not None:
+            object.__setattr__(self, "reward_keys", _paths(self.reward_keys))
         if self.backend not in (None, *BACKENDS):
             raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, got {self.backend!r}")
         if self.device is not None:
@@ -176,6 +184,23 @@ def takes_settings(function: Function) -> Function:
     shown = [*leading, *settings, *own[len(leading) :]]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return function
+
+
+def _paths(reward_keys: Any) -> list[str]:
+    """Return the paths of one key or of several."""
+    several = reward_keys if isinstance(reward_keys, list) else [reward_keys]
+    paths = []
+    for key in several:
+        names = [key] if isinstance(key, str) else key
+        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) and n for n in names):
+            names = []
+        paths.append("/".join(names))
+    if not paths or "" in paths or len({*paths}) < len(paths):
+        raise ValueError(
+            "expected reward_keys to be the key of a reward entry, such as ('agents', 'reward'), "
+            f"or a list of keys that do not recur, got {reward_keys!r}"
+        )
+    return sorted(paths)
 
 
 def _indices(episodes: int | Sequence[int]) -> Sequence[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium as gym
@@ -107,6 +108,20 @@ class EnvSlots:
         info = dict(env.reset()[1])
         info.update(env.step(env.action_space.sample())[4])
         return info
+
+    def call(
+        self,
+        slots: Sequence[int],
+        name: str,
+        arguments: Sequence[Any] = (),
+        keywords: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[Any]:
+        """Call a method of the envs of ``slots``; returns one result per slot."""
+        results = []
+        for slot in slots:
+            self.begin(slot)
+            results.append(getattr(self.envs[slot - self.first], name)(*arguments, **keywords))
+        return results
 
     def save_states(self) -> dict[int, Any]:
         """The state of each env, by slot; the envs are resumable."""

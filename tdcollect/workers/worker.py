@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
+import gymnasium as gym
 import numpy as np
 
 from tdcollect.workers.protocol import (
@@ -193,6 +194,25 @@ class Worker(EnvSlots):
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         """The infos of an env's latest step."""
         return self.latest.get(slot, {})
+
+    def look_up(self, slots: Sequence[int], name: str) -> list[bytes | None]:
+        """An attribute of the envs of ``slots``: its value, pickled, or None for a method.
+
+        Raises:
+            AttributeError: if there is none, or it cannot be pickled.
+        """
+        found = []
+        for slot in slots:
+            self.begin(slot)
+            value = getattr(self.envs[slot - self.first], name)
+            is_method = callable(value) and not isinstance(value, gym.Env)
+            try:
+                found.append(None if is_method else packed(value))
+            except Exception as error:
+                raise AttributeError(
+                    f"{name!r} cannot be sent from its process: {error}"
+                ) from error
+        return found
 
     def spec(self) -> Any:
         """The gymnasium spec of the first env; None if it cannot be sent."""

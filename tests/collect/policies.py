@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
+    CompositeDistribution,
     InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -22,12 +23,17 @@ from torchrl.data import Categorical, Composite, OneHot
 from torchrl.envs import EnvBase, ExplorationType
 from torchrl.envs.utils import exploration_type
 from torchrl.modules import (
+    MLP,
+    ActorCriticOperator,
     ActorValueOperator,
     AdditiveGaussianModule,
+    DistributionalQValueActor,
     EGreedyModule,
     GRUModule,
     IndependentNormal,
     LSTMModule,
+    MaskedOneHotCategorical,
+    MultiStepActorWrapper,
     NoisyLinear,
     OneHotCategorical,
     OrnsteinUhlenbeckProcessModule,
@@ -35,10 +41,12 @@ from torchrl.modules import (
     QValueActor,
     SafeModule,
     TanhDelta,
+    TanhModule,
     TanhNormal,
     TruncatedNormal,
     ValueOperator,
 )
+from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
 from .envs import ENVS
 
@@ -171,6 +179,75 @@ def ornstein_uhlenbeck(env: EnvBase) -> TensorDictSequential:
     return TensorDictSequential(deterministic(env), noise)
 
 
+def tanh_module(env: EnvBase) -> TensorDictSequential:
+    """A squashed network with noise, as TD3's."""
+    bounded = TanhModule(in_keys=["action"], spec=env.action_spec, clamp=True)
+    noise = AdditiveGaussianModule(env.action_spec, annealing_num_steps=50, safe=True)
+    return TensorDictSequential(deterministic(env), bounded, noise)
+
+
+def soft_actor(env: EnvBase, cls: Any = SafeProbabilisticModule, **options: Any) -> Any:
+    """As SAC's; with tensordict's own module and scored, as Dreamer's."""
+    space = env.action_spec_unbatched.space
+    sample = cls(
+        in_keys=["loc", "scale"],
+        out_keys=["action"],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": space.low, "high": space.high, "tanh_loc": False},
+        default_interaction_type=InteractionType.RANDOM,
+        **options,
+    )
+    return TensorDictSequential(normal_parameters(env), sample)
+
+
+def two_actions(env: EnvBase) -> TensorDictSequential:
+    """A composite distribution, for an env with two actions."""
+
+    def split(hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits, loc, scale = hidden.split([3, 2, 2], -1)
+        return logits, loc, scale.exp()
+
+    names = [("params", "turn", "logits"), ("params", "push", "loc"), ("params", "push", "scale")]
+    sample = SafeProbabilisticModule(
+        in_keys=["params"],
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={
+            "distribution_map": {"turn": OneHotCategorical, "push": TanhNormal},
+        },
+        default_interaction_type=InteractionType.RANDOM,
+        return_log_prob=True,
+    )
+    parts = TensorDictModule(split, in_keys=["hidden"], out_keys=names)
+    return TensorDictSequential(network(env, 7, ["hidden"]), parts, sample)
+
+
+def masked(env: EnvBase) -> TensorDictSequential:
+    """A mask that depends on the observation."""
+    mask = TensorDictModule(
+        lambda x: torch.stack([x[..., 0] > 0, x[..., 0] <= 0.02], -1), ["observation"], ["mask"]
+    )
+    sample = SafeProbabilisticModule(
+        in_keys=["logits", "mask"],
+        out_keys=["action"],
+        distribution_class=MaskedOneHotCategorical,
+        default_interaction_type=InteractionType.RANDOM,
+        return_log_prob=True,
+    )
+    return TensorDictSequential(network(env, 2, ["logits"]), mask, sample)
+
+
+def explores_nested(env: EnvBase) -> TensorDictSequential:
+    """Epsilon-greedy over all agents' actions."""
+    (key,) = env.action_keys
+
+    def act(*observations: torch.Tensor) -> torch.Tensor:
+        return env.full_action_spec[key].zero()
+
+    ins = [next(iter(env.observation_spec.keys(True, True)))]
+    module = TensorDictModule(act, in_keys=ins, out_keys=[key])
+    return TensorDictSequential(module, EGreedyModule(env.full_action_spec, 0.5, action_key=key))
+
+
 class Recurrence(nn.Module):
     """Its own previous output, decayed, is part of its input."""
 
@@ -294,6 +371,37 @@ def hidden_outputs(env: EnvBase) -> TensorDictSequential:
 
 def q_values(env: EnvBase) -> QValueActor:
     return QValueActor(network(env, 2, ["action_value"]), spec=env.action_spec)
+
+
+def distributional(env: EnvBase) -> DistributionalQValueActor:
+    """Q-values as distributions over five atoms."""
+    net = nn.Sequential(nn.Linear(4, 10), nn.Unflatten(-1, (5, 2)))
+    return DistributionalQValueActor(
+        TensorDictModule(net, in_keys=["observation"], out_keys=["action_value"]),
+        spec=env.action_spec,
+        support=torch.linspace(-1, 1, 5),
+    )
+
+
+def actor_critic(env: EnvBase) -> ActorCriticOperator:
+    """Shared trunk, and a critic of the action that is drawn."""
+    act = ProbabilisticActor(
+        TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["logits"]),
+        in_keys=["logits"],
+        spec=env.action_spec,
+        distribution_class=OneHotCategorical,
+    )
+    critic = ValueOperator(
+        MLP(in_features=10, out_features=1, depth=1, num_cells=4), in_keys=["hidden", "action"]
+    )
+    return ActorCriticOperator(network(env, 8, ["hidden"]), act, critic)
+
+
+def several_steps(env: EnvBase) -> MultiStepActorWrapper:
+    """Decides on three actions at once; the env needs ``is_init``."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Unflatten(-1, (3, 1)))
+    actor = TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+    return MultiStepActorWrapper(actor, n_steps=3)
 
 
 def epsilon_greedy(env: EnvBase) -> TensorDictSequential:
@@ -570,10 +678,23 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "selected-out-keys": ("cartpole", selected_out_keys),
     "hidden-outputs": ("cartpole", hidden_outputs),
     "q-values": ("cartpole", q_values),
+    "distributional-q-values": ("cartpole", distributional),
+    "actor-critic": ("cartpole", actor_critic),
+    "several-steps": ("pendulum-init", several_steps),
     "epsilon-greedy": ("cartpole", epsilon_greedy),
     "epsilon-greedy-unbatched": ("cartpole-unbatched", epsilon_greedy),
     "additive-gaussian": ("pendulum", additive_gaussian),
     "ornstein-uhlenbeck": ("pendulum-init", ornstein_uhlenbeck),
+    "tanh-module": ("pendulum", tanh_module),
+    "soft-actor": ("pendulum", soft_actor),
+    "soft-actor-unbatched": ("pendulum-unbatched", soft_actor),
+    "scored-afterwards": (
+        "pendulum",
+        lambda env: soft_actor(env, ProbabilisticTensorDictModule, return_log_prob=True),
+    ),
+    "two-actions": ("toy-dict-action", two_actions),
+    "masked": ("cartpole", masked),
+    "nested-epsilon-greedy": ("mock-nested", explores_nested),
     "own-output": ("pendulum", reads_its_own_output),
     "last-action": ("pendulum", reads_action_of_the_last_step),
     "alternates": ("toy", alternates),

@@ -332,6 +332,51 @@ def test_going_over_to_torchrls_loop(change: Callable[[Any], None], options: Any
     )
 
 
+# --------------------------------------------------------------------------------- unknown modules
+
+
+class WritesNow(TensorDictModuleBase):
+    """Writes what a function gives, and leaves out None."""
+
+    in_keys = ("observation",)
+    out_keys = ("hidden",)
+
+    def __init__(self, function: Callable[[int, torch.Tensor], Any]):
+        super().__init__()
+        self.function, self.calls = function, 0
+
+    def forward(self, tensordict: Any) -> Any:
+        self.calls += 1
+        value = self.function(self.calls, tensordict["observation"])
+        return tensordict if value is None else tensordict.set("hidden", value)
+
+
+class Reads(nn.Module):
+    """Takes a tensor, or a TensorDict of one."""
+
+    def forward(self, hidden: Any) -> torch.Tensor:
+        inner = hidden if isinstance(hidden, torch.Tensor) else hidden["x"]
+        return nn.functional.one_hot((inner.sum(-1) > 0).long(), 2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda call, x: x * 2,
+        lambda call, x: x * call if call % 3 else None,
+        lambda call, x: {"x": x},
+    ],
+    ids=["at each call", "at some calls", "nested"],
+)
+def test_a_module_after_one_that_is_not_known(function: Any) -> None:
+    def policy(env: Any) -> TensorDictSequential:
+        return TensorDictSequential(
+            WritesNow(function), TensorDictModule(Reads(), ["hidden"], ["action"])
+        )
+
+    check_same(cartpole, policy, batches(2), lambda: {"frames_per_batch": 90})
+
+
 # ------------------------------------------------------------------------------------------- chunks
 
 

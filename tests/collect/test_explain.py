@@ -76,7 +76,7 @@ def test_an_unknown_transform_is_the_only_obstacle() -> None:
 
 def test_another_kind_of_env_steps_by_its_own_code() -> None:
     explanation = explain(PendulumEnv())
-    assert [part.what for part in explanation.obstacles] == ["PendulumEnv", "RandomPolicy"]
+    assert [part.what for part in explanation.obstacles] == ["PendulumEnv"]
     assert "steps by its own code, on TensorDicts" in how(explanation, "env")[0]
 
 
@@ -105,6 +105,22 @@ def test_an_overridden_forward_is_called_as_it_is() -> None:
     assert line == "on a TensorDict: has a forward of its own"
 
 
+def test_what_is_not_known_costs_no_neighbour() -> None:
+    class Own(TensorDictModule):
+        def forward(self, tensordict: Any) -> Any:
+            return tensordict.set("hidden", tensordict["observation"] * 2)
+
+    first = Own(nn.Identity(), in_keys=["observation"], out_keys=["hidden"])
+    policy = TensorDictSequential(
+        first, TensorDictModule(nn.Linear(4, 2), ["hidden"], ["logits"]), actor().module[1]
+    )
+    assert how(explain(cartpole(), policy), "policy") == [
+        "on a TensorDict: has a forward of its own",
+        "called straight",
+        "computed straight, checked once per batch",
+    ]
+
+
 def test_values_and_exploration_run_their_own_code_on_arrays() -> None:
     env = cartpole()
     value = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action_value"])
@@ -113,6 +129,14 @@ def test_values_and_exploration_run_their_own_code_on_arrays() -> None:
     )
     own = "its own code, on arrays"
     assert how(explain(env, policy), "policy") == ["called straight", own, own]
+
+
+def test_random_frames_come_first() -> None:
+    explanation = explain(cartpole(), actor(), init_random_frames=16)
+    assert how(explanation, "policy")[0] == "drawn from the action spec, on arrays"
+    (first, *_) = [part.what for part in explanation if part.name == "policy"]
+    assert first == "random actions(action), until init_random_frames"
+    assert how(explanation, "batch") == ["no copy"]
 
 
 @pytest.mark.parametrize(

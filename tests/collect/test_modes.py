@@ -16,7 +16,9 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
 
 from tdcollect import Collector, make_env
-from tdcollect.collect.fast.samplers import GlobalNoise, sampler
+from tdcollect.collect.fast.discrete import discrete_sampler
+from tdcollect.collect.fast.sampling import Draw
+from tdcollect.collect.policies import GlobalNoise
 
 from .oracle import UPSTREAM, batches, check_same
 
@@ -99,7 +101,8 @@ def test_modes_of_logits_that_are_almost_alike(
     logits[0, 0], logits[1, 1], logits[2, 0] = torch.tensor([np.nan, np.inf, -np.inf])
     kind = OneHotCategorical if one_hot else distributions.Categorical
     module = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=kind)
-    draw = sampler(module, GlobalNoise(), InteractionType.MODE)
+    mode = Draw(kind, ("logits",), {}, InteractionType.MODE, False, False, GlobalNoise())
+    draw = discrete_sampler(mode)
     assert draw is not None
     for rows in (logits, logits[3:]):  # one row that is not clear sends all to the normalizer
         expected = kind(logits=rows).mode

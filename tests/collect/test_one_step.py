@@ -23,7 +23,7 @@ LOOP = "collect_frames"
 
 MOST_FRAMES = 9  # ours, from the collector's iteration to the env's step
 MOST_BELOW_THE_LOOP = 4  # of these, below the loop
-MOST_FILES = 23  # ours, that run while a batch is collected; without _upstream, plain names alone
+MOST_FILES = 25  # ours, that run while a batch is collected; without _upstream, plain names alone
 
 
 class Noting(gym.Env[Any, Any]):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from torchrl import envs as E
+from torchrl.collectors import Collector as ParentCollector
 
 from tdcollect import Collector
+from tdcollect.envs import ParallelEnv
+from tdcollect.envs.adopted import chain
 
 from . import policies
-from .oracle import check_same
+from .oracle import assert_same_record, batches, check_same, run
 
 
 class Lives(gym.Env[Any, Any]):
@@ -58,6 +62,10 @@ def under(env: Any, *transforms: E.Transform) -> Any:
 
 def norm() -> E.Transform:
     return E.ObservationNorm(0.1, 2.0, in_keys=["observation"])
+
+
+def counted() -> Any:
+    return under(cartpole(), norm(), E.StepCounter(9))
 
 
 def atari() -> Any:
@@ -146,3 +154,93 @@ def test_nothing_stands_in_the_way(name: str) -> None:
     env = LEVEL_1[name]()
     collector = Collector(env, policies.actor(env), frames_per_batch=12)
     assert "as TorchRL does" not in str(collector.explain())
+
+
+PARALLEL: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda kind: kind(3, cartpole),
+    "outside": lambda kind: under(
+        kind(3, cartpole), norm(), E.RewardSum(), E.VecNorm(in_keys=["observation"])
+    ),
+    "inside": lambda kind: under(
+        kind(2, counted),
+        E.VecNormV2(in_keys=["observation"]),
+    ),
+    "atari": lambda kind: under(kind(2, atari), *atari_stack()),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "atari" else pytest.param(name, marks=pytest.mark.slow) for name in PARALLEL],
+)
+def test_parallel_envs_give_the_parents_batches(name: str) -> None:
+    def started() -> Any:
+        env = PARALLEL[name](E.ParallelEnv)
+        env.start() if isinstance(env, E.ParallelEnv) else env.base_env.start()
+        return env
+
+    script = batches(2)
+    theirs = run(ParentCollector, started, policies.actor, script)
+    for make in (lambda: PARALLEL[name](E.ParallelEnv), lambda: PARALLEL[name](ParallelEnv)):
+        assert_same_record(run(Collector, make, policies.actor, script), theirs)
+
+
+def serial() -> Any:
+    return under(E.SerialEnv(3, counted), E.RewardSum(), E.VecNorm(in_keys=["observation"]))
+
+
+def test_the_env_stays_the_users_between_batches() -> None:
+    """Rollouts, seeds, states and new transforms in between mean what they meant."""
+
+    def script(collector: Any) -> Iterator[Any]:
+        stream, env = iter(collector), collector.env
+        yield next(stream)
+        yield env.rollout(5, break_when_any_done=False)
+        yield {"state": env.state_dict()["transforms.1._extra_state"]}
+        collector.reset()
+        yield next(stream)
+        yield env.set_seed(11)
+        yield env.step(env.rand_action(env.reset()))
+        env.transform[1].freeze()
+        collector.reset()
+        yield next(stream)
+        env.transform[1].unfreeze()
+        env.append_transform(E.StepCounter(step_count_key="more"))
+        collector.reset()
+        yield {"observation": next(stream)["observation"]}
+
+    check_same(serial, policies.actor, script)
+
+
+def test_slots_are_those_of_the_users_env() -> None:
+    env = E.SerialEnv(2, cartpole)
+    collector = Collector(env, policies.actor(env), frames_per_batch=10)
+    batch = next(iter(collector))
+    present = [member.unwrapped.state for member in env._envs]
+    ended = batch["next", "done"][:, -1, 0]
+    for slot, state in enumerate(present):
+        if not ended[slot]:
+            last = batch["next", "observation"][slot, -1].numpy()
+            assert np.array_equal(np.asarray(state, np.float32), last)
+    env.close()
+    assert env.is_closed
+
+
+@pytest.mark.parametrize("name", ["gym", "gym-transforms", "serial", "serial-inside"])
+def test_each_slot_starts_from_its_seed_in_the_chain(name: str) -> None:
+    """A plain gymnasium env, reset with that seed, shows the same."""
+    env = LEVEL_1[name]()
+    collector = Collector(env, policies.actor(env), frames_per_batch=12)
+    assert collector.set_seed(5) == env.set_seed(5)
+    collector.set_seed(5)
+    frames = collector.collect(frames=12)
+    episodes = collector.collect(episodes=2 * env.batch_size.numel(), seed=5)
+    seeds = chain(5, env.batch_size.numel())
+    assert torch.equal(episodes["observation"][0], frames["observation"].flatten(0, -2)[0])
+    if name not in ("gym", "serial"):
+        return
+    frames = frames if env.batch_size else frames[None]
+    for slot, seed in enumerate(seeds):
+        plain = gym.make("CartPole-v1").reset(seed=seed)[0]
+        shown = frames["observation"][slot, 0]
+        assert torch.equal(shown, torch.from_numpy(plain))

@@ -17,6 +17,7 @@ from torchrl.modules import (
     AdditiveGaussianModule,
     EGreedyModule,
     OneHotCategorical,
+    OrnsteinUhlenbeckProcessModule,
     ProbabilisticActor,
     QValueActor,
     TanhNormal,
@@ -114,6 +115,27 @@ def gaussian_noise(ins: int = 3, actions: int = 1) -> TensorDictSequential:
     spec = Bounded(-1, 1, (actions,))
     loc = TensorDictModule(nn.Sequential(net(ins, actions), nn.Tanh()), [OBSERVATION], [ACTION])
     return TensorDictSequential(loc, AdditiveGaussianModule(spec, sigma_init=0.3, sigma_end=0.3))
+
+
+def ornstein_uhlenbeck(slots: int = 2) -> TensorDictSequential:
+    """Its spec is that of a training env, with slots of its own."""
+    loc = TensorDictModule(nn.Sequential(net(3, 1), nn.Tanh()), [OBSERVATION], [ACTION])
+    spec = Bounded(-0.5, 0.5, (slots, 1))
+    return TensorDictSequential(loc, OrnsteinUhlenbeckProcessModule(spec, sigma=2.0))
+
+
+def soft_actor() -> ProbabilisticActor:
+    """Not scored, and within the spec of a training env."""
+    network = nn.Sequential(net(3, 2), NormalParamExtractor())
+    return ProbabilisticActor(
+        TensorDictModule(network, [OBSERVATION], ["loc", "scale"]),
+        ["loc", "scale"],
+        [ACTION],
+        spec=Bounded(-0.25, 0.25, (2, 1)),
+        safe=True,
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": -0.5, "high": 0.5, "tanh_loc": False},
+    )
 
 
 class Plain(nn.Module):

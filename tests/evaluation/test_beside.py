@@ -276,7 +276,7 @@ def test_an_env_that_draws_beside_a_thread_that_reads_is_told_alone() -> None:
     thread.start()
     before = GlobalRandomness()
     with pytest.raises(NotReproducibleError, match=r"Draw from env.np_random .* in policies$"):
-        records(GlobalNumpy, categorical())
+        records(make_env(GlobalNumpy, 2), categorical())
     assert not before.moved()
     os.write(writing, b"1")
     thread.join()

@@ -34,7 +34,9 @@ from .policies import (
     gaussian_noise,
     net,
     on_tensordicts,
+    ornstein_uhlenbeck,
     recurrent,
+    soft_actor,
     tanh_normal,
 )
 
@@ -61,6 +63,8 @@ POLICIES: dict[str, tuple[Make, Any]] = {
     "pixels": (convolutional, Pictures),
     "epsilon-greedy": (epsilon_greedy, Walk),
     "gaussian-noise": (gaussian_noise, push),
+    "ornstein-uhlenbeck": (ornstein_uhlenbeck, push),
+    "soft-actor": (soft_actor, push),
     "plain-module": (Plain, Walk),
     "on-tensordicts": (on_tensordicts, Walk),
     "dropout": (train_mode_dropout, Walk),

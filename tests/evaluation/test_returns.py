@@ -41,7 +41,7 @@ from tdcollect import (
     make_env,
 )
 from tdcollect.envs.errors import SlotError
-from tdcollect.evaluation.episodes.data import exact_sum
+from tdcollect.evaluation.episodes.returns import exact_sum
 
 from .envs import Walk
 

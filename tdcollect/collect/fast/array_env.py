@@ -11,15 +11,16 @@ from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, replaced_methods, steps_alone
-from tdcollect.collect.env_parts import ExactReward, transforms_of
+from tdcollect.collect.env_parts import ExactReward, base_of, transforms_of
 from tdcollect.collect.fast.inner import InnerEnv, RewardShape, SlotArrays, TorchRLEnv
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
-from tdcollect.collect.fast.members import member_slots
+from tdcollect.collect.fast.members import Shown, member_slots
 from tdcollect.collect.fast.transforms import lower_transforms
 from tdcollect.collect.step_dict import Key, StepDict, from_next
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
+from tdcollect.envs.parallel import ParallelEnv as OurParallelEnv
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 
@@ -168,6 +169,9 @@ def _inner(
     """
     if type(base) is GymnasiumEnv:
         return SlotArrays(base), []
+    if type(base) is OurParallelEnv and base.inner is not None:
+        lifted = lower_transforms(transforms_of(base.inner), base.inner)
+        return SlotArrays(base_of(base.inner)), [*lifted, Shown(base.shown, mixes)]
     try:
         slots, members, shown = adopt(base)
         if members:

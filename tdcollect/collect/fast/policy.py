@@ -7,7 +7,6 @@ with another ``forward``, hooks, a plain callable) is called as it is, on a Tens
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -26,14 +25,7 @@ from tensordict.nn.distributions import CompositeDistribution
 from tensordict.nn.probabilistic import InteractionType, interaction_type
 from torch import nn
 from torch.nn import functional
-from torchrl.modules import (
-    MLP,
-    AdditiveGaussianModule,
-    EGreedyModule,
-    GRUModule,
-    LSTMModule,
-    QValueModule,
-)
+from torchrl.modules import MLP
 from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
@@ -46,20 +38,34 @@ from tdcollect._upstream.modules import (
     is_compiled,
     keyword_names,
     modules_in_order,
+    only_projects,
     parameters_of,
     selects_output,
+    validates_arguments,
 )
 from tdcollect._upstream.torchrl import reshapes_output
-from tdcollect.collect.fast.samplers import GlobalNoise, Sampler, sampler
+from tdcollect.collect.fast.composite import CompositeDraw, NotKnown
+from tdcollect.collect.fast.continuous import continuous_sampler
+from tdcollect.collect.fast.discrete import discrete_sampler
+from tdcollect.collect.fast.own_code import OWN_CODE, also_reads, own_code_call, why_not_own_code
+from tdcollect.collect.fast.projection import SafeOutputs
+from tdcollect.collect.fast.random_actions import RANDOM, leaves, random_call, random_spec
+from tdcollect.collect.fast.sampling import ORDERS, Draw, Sampler
 from tdcollect.collect.policies import (
     ON_TENSORDICT,
     Call,
+    GlobalNoise,
     Noise,
     call_on_tensordict,
     label,
+    names,
     unknown_class,
 )
-from tdcollect.collect.step_dict import Key, StepDict, not_taken_apart
+from tdcollect.collect.step_dict import Key, StepDict, is_plain, not_taken_apart
+
+_STRAIGHT = "called straight"
+_OWN = "its own code, on arrays"
+_DRAWN = "drawn from the action spec, on arrays"
 
 
 class Program:
@@ -106,6 +112,7 @@ class Program:
         self._batch_size = batch_size
         self._device = device
         self._given = set(given)
+        self._shapes = given.shapes
         self._checked = checked
         self._noise = noise or GlobalNoise()
         self.straight = True
@@ -127,40 +134,97 @@ class Program:
             draw.check()
 
     def _lower(self, module: Any) -> None:
+        drawn = random_spec(module) if type(module) in RANDOM else None
+        if drawn is not None:
+            spec, name = drawn
+            self._add(random_call(spec), f"{name}({names(leaves(spec))})", _DRAWN)
+            self.writes.update(leaves(spec))
+            return
         reason = _why_not(module)
         if reason is not None:
             self._call_as_it_is(module, reason)
-        elif isinstance(module, TensorDictSequential):
+            return
+        if isinstance(module, TensorDictSequential):
             for part in modules_in_order(module):
                 self._lower(part)
-        elif not (self._given | self.writes).issuperset(module.in_keys):
-            self._call_as_it_is(module, "reads an entry that is no tensor of the env or the policy")
         else:
-            self.reads_first.update(set(module.in_keys) - self.writes)
-            if type(module) in _OWN_FORWARD:
-                self.calls.append(_own_forward_call(module, self._batch_size))
-                self.described.append((label(module), "its own code, on arrays"))
-                self.reads_first.update(self._given - self.writes)  # masks, say, beside in_keys
-            elif isinstance(module, ProbabilisticTensorDictModule):
-                self._lower_distribution(module)
-            else:
-                self.calls.append(_module_call(module, self._batch_size))
-                self.described.append((label(module), "called straight"))
+            reason = self._lower_one(module)
+            if reason is not None:
+                self._call_as_it_is(module, reason)
+                return
             self.writes.update(key for key in module.out_keys if key != "_")
+        if only_projects(module):
+            self._add(
+                SafeOutputs(module), f"safe {type(module).__name__}: projected on its spec", _OWN
+            )
 
-    def _lower_distribution(self, module: ProbabilisticTensorDictModule) -> None:
-        draw = None
-        interaction = interaction_type() or module.default_interaction_type
-        if interaction is not None and not self._checked:
-            draw = sampler(module, self._noise, interaction)
-        if draw is None:
-            self.calls.append(_distribution_call(module))
-            self.described.append((label(module), "called straight"))
+    def _lower_one(self, module: Any) -> str | None:
+        """Add the calls of a module; the reason why it must be called as it is, or None."""
+        if getattr(module, "distribution_class", None) is CompositeDistribution:
+            return self._lower_composite(module)
+        missing = set(module.in_keys) - self._given - self.writes
+        if missing and (self.straight or not isinstance(self._noise, GlobalNoise)):
+            return "reads an entry that is no tensor of the env or the policy"
+        self.reads_first.update(set(module.in_keys) - self.writes)
+        if type(module) in OWN_CODE:
+            run = own_code_call(module, self._batch_size, self._device, self._shapes)
+            self._add(run, label(module), _OWN)
+            self.reads_first.update(self._given - self.writes)  # masks, say, beside in_keys
+            self.reads_first.update(also_reads(module))
+        elif not isinstance(module, ProbabilisticTensorDictModule):
+            self._add(_module_call(module, self._batch_size), label(module), _STRAIGHT)
         else:
-            self.calls.append(_sampler_call(module, draw))
-            self.samplers.append(draw)
-            self.sampling.add(self.calls[-1])
-            self.described.append((label(module), "computed straight, checked once per batch"))
+            draw = self._draw(module)
+            sampler = draw and (discrete_sampler(draw) or continuous_sampler(draw))
+            if draw is None or sampler is None:
+                self._add(_distribution_call(module), label(module), _STRAIGHT)
+            else:
+                keys = dict(zip(_parameters(module), module.in_keys, strict=True))
+                call = _sampler_call(module, [keys[name] for name in draw.names], sampler)
+                self._add_draws(call, label(module), [sampler])
+        if missing:
+            # A module that is called on a TensorDict may write them, and as tensors.
+            as_it_is = call_on_tensordict(module, self._batch_size, self._device)
+            self.calls.append(_if_tensors(missing, self.calls.pop(), as_it_is))
+        return None
+
+    def _lower_composite(self, module: ProbabilisticTensorDictModule) -> str | None:
+        draw = self._draw(module)
+        if draw is None:
+            return "draws from a composite distribution, which checks its arguments"
+        try:
+            call = CompositeDraw(module, draw, self._given | self.writes, self._batch_size)
+        except NotKnown as reason:
+            return str(reason)
+        self.reads_first.update(call.reads - self.writes)
+        self._add_draws(call, label(module), call.samplers)
+        return None
+
+    def _draw(self, module: ProbabilisticTensorDictModule) -> Draw | None:
+        """What a sampler is to do; None where the distribution itself must check its arguments."""
+        interaction = interaction_type() or module.default_interaction_type
+        if interaction is None or self._checked or validates_arguments():
+            return None
+        given = _parameters(module)
+        at_random = interaction is InteractionType.RANDOM
+        return Draw(
+            module.distribution_class,
+            ORDERS.get(frozenset(given), given),
+            module.distribution_kwargs,
+            interaction,
+            module.return_log_prob,
+            at_random and isinstance(module, SafeProbabilisticModule),
+            self._noise,
+        )
+
+    def _add_draws(self, call: Call, name: str, samplers: list[Sampler]) -> None:
+        self._add(call, name, "computed straight, checked once per batch")
+        self.samplers += samplers
+        self.sampling.add(call)
+
+    def _add(self, call: Call, name: str, how: str) -> None:
+        self.calls.append(call)
+        self.described.append((name, how))
 
     def _call_as_it_is(self, module: Any, reason: str, select: Sequence[Key] | None = None) -> None:
         self.straight = False
@@ -174,13 +238,13 @@ def _why_not(module: Any) -> str | None:
     """The reason why a module must be called as it is; None where its calls are known."""
     if isinstance(module, TensorDictModuleBase) and skip_existing():
         return "runs under set_skip_existing"
-    if type(module) in _OWN_FORWARD:
-        return _why_not_own_forward(module)
-    reason = unknown_class(module)
+    reason = why_not_own_code(module) if type(module) in OWN_CODE else unknown_class(module)
     if reason is not None:
         return reason
-    if has_hooks(module):
+    if has_hooks(module) and not only_projects(module):
         return "has hooks"
+    if type(module) in OWN_CODE:
+        return None
     if isinstance(module, TensorDictSequential):
         if selects_output(module) or module.inplace not in (None, True):
             return "selects its output"
@@ -189,56 +253,14 @@ def _why_not(module: Any) -> str | None:
         if isinstance(module, ProbabilisticTensorDictSequential) and not draws_sample(module):
             return "does not sample"
     elif isinstance(module, ProbabilisticTensorDictModule):
-        if module.distribution_class is CompositeDistribution:
-            return "draws from a composite distribution"
-        single = len(module.dist_sample_keys) == 1 and module.num_samples is None
-        if not single or has_generator(module):
+        several = module.distribution_class is not CompositeDistribution and (
+            len(module.dist_sample_keys) != 1
+        )
+        if several or module.num_samples is not None or has_generator(module):
             return "draws several samples or brings a generator"
     elif module.inplace is not True or get_options(module):
         return "selects its output"
     return None
-
-
-def _why_not_own_forward(module: Any) -> str | None:
-    if "forward" in module.__dict__:
-        return "has a forward of its own"
-    if has_hooks(module):
-        return "has hooks"
-    if isinstance(module, (LSTMModule, GRUModule)) and module.recurrent_mode:
-        return "is in recurrent mode"
-    if isinstance(getattr(module, "action_key", None), tuple):
-        return "has a nested action"
-    return None
-
-
-# Modules whose own forward, freed of what dispatches it, runs on StepDicts.
-_OWN_FORWARD: dict[type, Callable[[Any, StepDict], Any]] = {
-    cls: inspect.unwrap(cls.forward)
-    for cls in (AdditiveGaussianModule, EGreedyModule, GRUModule, LSTMModule, QValueModule)
-}
-
-
-def _own_forward_call(module: Any, batch_size: torch.Size) -> Call:
-    forward = _OWN_FORWARD[type(module)]
-    if not isinstance(module, (GRUModule, LSTMModule)):
-
-        def run(step: StepDict) -> None:
-            step.shape = batch_size
-            forward(module, step)
-
-        return run
-
-    in_keys: list[Key] = list(module.in_keys)
-
-    def recurrent(step: StepDict) -> None:
-        # These reshape all that they are given: hand them their inputs alone.
-        given = StepDict((key, step[key]) for key in in_keys)
-        given.shape = batch_size
-        forward(module, given)
-        for key in module.out_keys:
-            step[key] = given[key]
-
-    return recurrent
 
 
 def _module_call(module: TensorDictModule, batch_size: torch.Size) -> Call:
@@ -326,8 +348,21 @@ def _set_other(step: StepDict, key: Key, value: Any, batch_size: torch.Size) -> 
     step.update(made.items(True, True, is_leaf=not_taken_apart))
 
 
-def _sampler_call(module: ProbabilisticTensorDictModule, draw: Sampler) -> Call:
-    in_keys: list[Key] = list(module.in_keys)
+def _if_tensors(entries: set[Key], call: Call, otherwise: Call) -> Call:
+    """One call where entries of the step are tensors, and another where they are not."""
+
+    def run(step: StepDict) -> None:
+        (call if all(is_plain(step.get(key)) for key in entries) else otherwise)(step)
+
+    return run
+
+
+def _parameters(module: ProbabilisticTensorDictModule) -> tuple[str, ...]:
+    """The parameters of a module's distribution, one for each of its ``in_keys``."""
+    return tuple(key if isinstance(key, str) else key[-1] for key in module.dist_keys)
+
+
+def _sampler_call(module: ProbabilisticTensorDictModule, in_keys: list[Key], draw: Sampler) -> Call:
     sample_key: Key = module.dist_sample_keys[0]
     log_prob_key: Key | None = module.log_prob_key if module.return_log_prob else None
 

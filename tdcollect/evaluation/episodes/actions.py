@@ -40,12 +40,13 @@ class ActionCheck:
 
     Args:
         env: the env with its transforms.
+        dims: the number of batch dimensions of blocks.
     """
 
-    def __init__(self, env: EnvBase):
+    def __init__(self, env: EnvBase, dims: int):
         spec = env.full_action_spec_unbatched
         self._specs = {key: spec[key] for key in env.action_keys}
-        self._dims = len(env.batch_size)
+        self._dims = dims
 
     def check_first_call(self, rows: StepDict) -> None:
         """Check the outputs ``[B, ...]`` of a policy's first call.

@@ -7,13 +7,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.envs import EnvBase, TransformedEnv
-from torchrl.envs.transforms import VecNormV2
+from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.collect.construction import needs_state
@@ -23,7 +21,6 @@ from tdcollect.collect.path import stepped_env
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.display import one_line
-from tdcollect.envs.make import make_env
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, with_masks
 from tdcollect.evaluation.episodes.data import Assembly, Finished
@@ -37,7 +34,10 @@ from tdcollect.evaluation.episodes.isolation import (
     mode_of,
     with_threads,
 )
-from tdcollect.evaluation.episodes.probe import probe_env
+from tdcollect.evaluation.episodes.opening import Opened, open_env
+from tdcollect.evaluation.episodes.probe import probe_env, probe_slots
+from tdcollect.evaluation.episodes.returns import Returns
+from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
@@ -67,9 +67,12 @@ class EvaluationCollector:
     running statistics of transforms are as before, also between two episodes.
 
     Args:
-        env: a gymnasium id; a callable that makes a ``gymnasium.Env`` or an ``EnvBase``; or an env
-            of :func:`tdcollect.make_env`, bare or under TorchRL transforms. An env that is given
-            is reset and used, and left unseeded; one that is made here is closed at the end.
+        env: a gymnasium id; a callable that makes a ``gymnasium.Env`` or an ``EnvBase``; or an
+            ``EnvBase``, bare or under TorchRL transforms. One slot at a time is stepped, unless
+            the env is one of :func:`tdcollect.make_env`: a callable whose env has batch size
+            ``[]`` or ``[1]`` is called once per slot. ``SerialEnv`` and ``ParallelEnv`` are taken
+            apart: their functions make the slots, in this process. An env that is given is reset
+            and used, and left unseeded; one that is made here is closed at the end.
         policy: any policy that a collector takes; None for random actions.
         episodes: the number of episodes, or their indices.
         seed: the root seed.
@@ -81,7 +84,11 @@ class EvaluationCollector:
         episodes: the records of the episodes that have ended, in the order of their ending.
         episode_indices: the indices of the episodes to run.
         episode_seeds: returns the seeds of env and policy in an episode, given its index.
-        env: the env with its transforms; ``base`` is the one under them.
+        env: the env with its transforms, that of slot 0 where slots are envs of their own;
+            ``base`` is the one under them, or these slots.
+        has_streams: True if draws of the env from the global generators come from a stream of
+            each episode.
+        returns: from the rewards of an episode to its return.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
             in; None for a policy that is not a module.
         error: the last exception that the env raised, if any.
@@ -130,25 +137,14 @@ class EvaluationCollector:
         self.episode_indices = settings.episode_indices
         self.episode_seeds = settings.seed_schedule()
         self._in_order = in_order
-        self._made = not isinstance(env, EnvBase)
+        self.policy = policy
+        self._fresh_envs: bool | None = None
         with evaluating():
             pass  # no env is made beside a collection
-        self.env = _made_env(env, settings)
+        self._use(open_env(env, settings, self._finish))
         try:
-            self.base = base_of(self.env)
-            if not isinstance(self.base, GymnasiumEnv):
-                raise TypeError(
-                    f"expected an env of tdcollect.make_env, bare or under transforms, got one "
-                    f"over {type(self.base).__name__}; its slots cannot be seeded one by one"
-                )
-            _check_transforms(self.env)
             self._check_open()
-            if needs_state(policy):
-                # Transforms are appended in place: to an env of ours, not to the one given.
-                own = TransformedEnv(self.env, auto_unwrap=True)
-                self.env = append_policy_transforms(own, policy)
-            self.env = with_masks(self.env, policy)
-            self.policy = policy
+            self.returns = Returns(self.env, settings.reward_keys)
             with self._apart():
                 self._policy = as_policy(policy, self.env, settings.inference_batch_size)
                 self.policy_mode = mode_of(policy)
@@ -161,11 +157,31 @@ class EvaluationCollector:
         self.error: Exception | None = None
         self.errors: dict[int, str] = {}
 
+    def _finish(self, env: EnvBase) -> EnvBase:
+        """Add the transforms that the policy asks for."""
+        if needs_state(self.policy):
+            # Transforms are appended in place: to an env of ours, not to the one given.
+            own = TransformedEnv(env, auto_unwrap=True)
+            env = append_policy_transforms(own, self.policy)
+        return with_masks(env, self.policy)
+
+    def _use(self, opened: Opened) -> None:
+        self._opened = opened
+        self.env = opened.env if opened.slots is None else opened.slots.transformed
+        self.base: GymnasiumEnv | SlotEnvs = opened.slots or base_of(self.env)
+        self.has_streams = opened.slots is not None
+
     def _check_fresh_envs(self) -> None:
         if self.settings.fresh_envs and not self.base.rebuilds_singly:
+            what, advice = (
+                f"the env {self.base.name} that is given",
+                "pass a function that makes it",
+            )
+            if isinstance(self.base, GymnasiumEnv):
+                what, advice = f"the backend {self.base.backend_name!r}", "use backend='serial'"
             raise ValueError(
-                f"expected fresh_envs=None or False: the backend {self.base.backend_name!r} cannot "
-                "build single slots anew; use backend='serial'"
+                f"expected fresh_envs=None or False: {what} cannot build single slots anew; "
+                f"{advice}"
             )
 
     def _check_open(self) -> None:
@@ -228,17 +244,61 @@ class EvaluationCollector:
             evaluating(),
             with_threads(settings.inference_threads),
             in_eval_mode(self.policy if settings.eval_mode else None),
-            isolated(self.env, settings.exploration_type) as randomness,
+            isolated(self._transforms(), settings.exploration_type) as randomness,
             at_batch_size(self.policy, self.env, settings.inference_batch_size),
         ):
             yield randomness
+
+    def _transforms(self) -> list[Transform]:
+        slots = self._opened.slots
+        return transforms_of(self.env) if slots is None else slots.transforms
+
+    def prepare(self) -> None:
+        """Probe the env, unless it has been: a seed must decide what it does.
+
+        If gymnasium envs that can be made anew draw from the global generators, they are made anew
+        with streams of their episodes.
+
+        Raises:
+            NotReproducibleError: if the env does not give the same episode for the same seeds.
+        """
+        if self._fresh_envs is None and self.episode_indices:
+            with evaluating():
+                check_alone()
+            with self._apart():
+                self._fresh_envs = self._probe()
+
+    def _probe(self) -> bool:
+        """Return True if episodes must run on new envs."""
+        asked, slots = self.settings.fresh_envs, self._opened.slots
+        if slots is not None:
+            return probe_slots(slots, asked)
+        assert isinstance(self.base, GymnasiumEnv)
+        try:
+            return probe_env(self.base, asked)
+        except NotReproducibleError as fault:
+            make = self._opened.with_streams
+            if make is None or not fault.may_be_draws:
+                raise
+            plain, made = self._opened, make()
+            try:
+                fresh_envs = probe_env(base_of(made), asked)
+            except NotReproducibleError:
+                made.close()
+                raise fault from None
+            plain.close()
+            self._use(Opened(made))
+            self.has_streams = True
+            return fresh_envs
 
     def _run(self, keep_trajectories: bool) -> Generator[list[Finished], None, None]:
         """Run all episodes; yields lists of those that have ended."""
         if not self.episode_indices:
             return
-        fresh_envs = probe_env(self.base, self.settings.fresh_envs)
-        env = stepped_env(self.env, exact_reward_of(self.env))
+        if self._fresh_envs is None:
+            self._fresh_envs = self._probe()
+        fresh_envs = self._fresh_envs
+        env = self._opened.slots or stepped_env(self.env, exact_reward_of(self.env))
         slots = env.batch_size.numel()
         inference = Inference(
             self._policy,
@@ -247,8 +307,9 @@ class EvaluationCollector:
             bool(env.batch_size),
             self.device,
         )
-        assembly = Assembly(self.env, self.episode_seeds, keep_trajectories)
-        actions = ActionCheck(self.env)
+        dims = len(env.batch_size)
+        assembly = Assembly(self.env, dims, self.returns, self.episode_seeds, keep_trajectories)
+        actions = ActionCheck(self.env, dims)
         max_restarts = self.settings.restarts
         failures: list[Finished] = []
         remembered: list[Key] | None = None
@@ -310,21 +371,25 @@ class EvaluationCollector:
         for key in remembered:
             if key not in rows:
                 like = outputs[key]
-                shape = (*self.env.batch_size, *like.shape[1:])
+                shape = (*env.batch_size, *like.shape[1:])
                 rows[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
         return remembered
 
     def _unseed(self) -> None:
         """Have the env's next episodes start from fresh entropy."""
-        stepper = self.base.stepper
-        if not self.base.is_closed:
+        if self.base.is_closed:
+            return
+        if self._opened.slots is not None:
+            if not self._opened.made:
+                self._opened.slots.unseed()
+        elif isinstance(self.base, GymnasiumEnv):
+            stepper = self.base.stepper
             fresh = np.random.SeedSequence().generate_state(stepper.num_envs, np.uint32) >> 1
             stepper.set_seeds([int(seed) for seed in fresh])
 
     def close(self) -> None:
         """Close the env if it was made here; a second call does nothing."""
-        if self._made and not self.env.is_closed:
-            self.env.close()
+        self._opened.close()
 
     def __enter__(self) -> EvaluationCollector:
         return self
@@ -334,62 +399,11 @@ class EvaluationCollector:
 
     def __repr__(self) -> str:
         state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
-        slots = f"{self.env.batch_size.numel()} slots"
+        envs = self._opened.slots or self.env
+        slots = f"{envs.batch_size.numel()} slots"
         return one_line(
             self, f"{len(self.episode_indices)} episodes of {self.base.name}", *state, slots
         )
-
-
-def _made_env(env: Any, settings: EvaluationSettings) -> EnvBase:
-    """Return the env; one that is made here has at most one slot per episode."""
-    env_kwargs = settings.env_kwargs
-    names = ("num_envs", "backend", "env_kwargs")
-    given = [name for name in names if getattr(settings, name) is not None]
-    if isinstance(env, EnvBase):
-        if given:
-            raise ValueError(f"the env {env} is made already: expected no {', '.join(given)}")
-        return env
-    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not (
-        isinstance(env, str) or callable(env)
-    ):
-        raise TypeError(
-            "expected a gymnasium id, a callable that makes an env, or an env of "
-            f"tdcollect.make_env, got {env!r}; a gymnasium env that is made already goes through "
-            "tdcollect.make_env(env)"
-        )
-    if not isinstance(env, str):
-        made = env(**(env_kwargs or {}))
-        if isinstance(made, EnvBase):
-            given = [name for name in given if name != "env_kwargs"]
-            if given:
-                made.close()
-                raise ValueError(
-                    f"the callable makes an env whose slots are fixed, {made}: expected no "
-                    f"{', '.join(given)}"
-                )
-            return made
-        if hasattr(made, "close"):
-            made.close()  # made only to see its type
-    num_envs = 16 if settings.num_envs is None else settings.num_envs
-    slots = min(num_envs, max(len(settings.episode_indices), 1))
-    return make_env(env, num_envs=slots, backend=settings.backend, env_kwargs=env_kwargs)
-
-
-def _check_transforms(env: EnvBase) -> None:
-    """Refuse transforms that make an episode's data depend on its slot or its neighbours."""
-    for transform in transforms_of(env):
-        by_slot = isinstance(transform, VecNormV2) and not transform.reduce_batch_dims
-        if by_slot and env.batch_size:
-            raise NotReproducibleError(
-                "the transform VecNormV2 keeps statistics of each slot apart, so that an episode "
-                "would depend on where it runs; make it with reduce_batch_dims=True"
-            )
-        if next(transform.parameters(), None) is not None:
-            raise NotReproducibleError(
-                f"the transform {type(transform).__name__} runs a network, at a batch size that is "
-                "the number of slots: another number would round differently. Move the network "
-                "into the policy"
-            )
 
 
 def _device_of(policy: Any, device: torch.device | str | None) -> torch.device:

@@ -15,21 +15,17 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.step_dict import Key, under_next
+from tdcollect.collect.step_dict import Key, entry_path, from_next, under_next
 from tdcollect.envs.spaces import nested
+from tdcollect.evaluation.episodes.returns import Returns, combined
 from tdcollect.evaluation.ledger.records import COMPLETED, FAILED, Episode
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
-_REWARD = (keys.NEXT, keys.REWARD)
 _EXACT = (keys.NEXT, keys.EXACT_REWARD)
 _SUCCESS = ("is_success", "success")
 
 
-def _path(key: Key) -> str:
-    return key if isinstance(key, str) else "/".join(key)
-
-
-_MEASURED = [_path(key) for key in ((keys.NEXT, keys.REWARD), *_FLAGS)]
+_FLAG_PATHS = [entry_path(key) for key in _FLAGS]
 
 
 class Finished(NamedTuple):
@@ -49,7 +45,7 @@ class _Unfinished:
     """An episode that is running: its digests so far, rewards and data."""
 
     hashes: list[Any]
-    rewards: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    rewards: list[Sequence[np.ndarray[Any, Any]]] = field(default_factory=list)
     parts: list[dict[Key, torch.Tensor]] = field(default_factory=list)
 
 
@@ -58,6 +54,8 @@ class Assembly:
 
     Args:
         env: the env with its transforms.
+        dims: the number of batch dimensions of blocks.
+        returns: from the rewards of an episode to its return.
         seeds: returns an episode's env seed and policy seed, given its index.
         keep: keep the episodes' data.
 
@@ -65,13 +63,15 @@ class Assembly:
         restarts: the number of restarts of each episode, by index.
     """
 
-    def __init__(self, env: EnvBase, seeds: Any, keep: bool):
-        self._dims = len(env.batch_size)
+    def __init__(self, env: EnvBase, dims: int, returns: Returns, seeds: Any, keep: bool):
+        self._dims = dims
+        self._returns = returns
         self._seeds = seeds
         self._keep = keep
         self._digested = _digested(
-            sorted(env.observation_spec.keys(True, True), key=_path),
-            sorted(env.action_keys, key=_path),
+            sorted(env.observation_spec.keys(True, True), key=entry_path),
+            sorted(env.action_keys, key=entry_path),
+            returns.entries,
         )
         self._held: dict[int, _Unfinished] = {}
         self.restarts: dict[int, int] = {}
@@ -84,7 +84,8 @@ class Assembly:
         exact = entries.pop(_EXACT, None)
         arrays = {key: _array(entries[key]) for key, _ in digested}
         last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
-        rewards = arrays.get(_REWARD) if exact is None else _array(exact)
+        counted = [under_next(key) for key in self._returns.counted] if digested else []
+        rewards = [arrays[key] if exact is None else _array(exact) for key in counted]
         for piece in block.pieces:
             if piece.error is not None:
                 self._held.pop(piece.start.index, None)
@@ -96,8 +97,7 @@ class Assembly:
                 )
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
                 digest.update(np.ascontiguousarray(self._of(array, piece)))
-            reward = self._of(rewards, piece).reshape(-1)
-            held.rewards.append(np.array(reward, np.float64))
+            held.rewards.append([_by_step(self._of(array, piece)) for array in rewards])
             if self._keep:
                 held.parts.append(
                     {key: self._of(entry, piece).clone() for key, entry in entries.items()}
@@ -120,14 +120,18 @@ class Assembly:
         held = self._held.pop(index)
         terminated, truncated = (bool(self._of(arrays[flag], piece)[-1, 0]) for flag in _FLAGS)
         env_seed, policy_seed = self._seeds(index)
+        names = map(entry_path, self._returns.counted)
+        by_entry = map(np.concatenate, zip(*held.rewards, strict=True))
+        total, groups = combined(dict(zip(names, by_entry, strict=True)))
         record = Episode(
             index=index,
             env_seed=env_seed,
             policy_seed=policy_seed,
             status=COMPLETED,
             restarts=self.restarts.get(index, 0),
-            episode_return=exact_sum(np.concatenate(held.rewards)),
-            length=sum(map(len, held.rewards)),
+            episode_return=total,
+            group_returns=None if self._returns.is_plain else groups,
+            length=sum(len(parts[0]) for parts in held.rewards),
             terminated=terminated,
             truncated=truncated,
             success=_success(piece.info, index, env_seed),
@@ -149,16 +153,25 @@ class Assembly:
         return data
 
 
-def digested_entries(env: EnvBase) -> dict[str, list[str]]:
-    """Return the names of a digest's entries besides reward and flags, for the manifest."""
-    return {
-        "observation": sorted(map(_path, env.observation_spec.keys(True, True))),
-        "action": sorted(map(_path, env.action_keys)),
+def digested_entries(env: EnvBase, returns: Returns) -> dict[str, list[str]]:
+    """Return the names of a digest's entries besides the flags, for the manifest.
+
+    Rewards are left out if they are the only entry ``"reward"`` with one value per step.
+    """
+    found = {
+        "observation": sorted(map(entry_path, env.observation_spec.keys(True, True))),
+        "action": sorted(map(entry_path, env.action_keys)),
     }
+    if not returns.is_plain:
+        found["reward"] = [entry_path(key) for key in returns.entries]
+    return found
 
 
 def disagreements(
-    record: Episode, data: TensorDict, entries: Mapping[str, Sequence[str]]
+    record: Episode,
+    data: TensorDict,
+    entries: Mapping[str, Sequence[str]],
+    counted: Sequence[str] | None = None,
 ) -> list[str]:
     """Compare the data ``[L]`` of an episode with its record.
 
@@ -168,21 +181,30 @@ def disagreements(
         record: the episode's line in the ledger.
         data: its steps.
         entries: as :func:`digested_entries` named them.
+        counted: the reward entries that the return is made of; None for all.
 
     Returns:
         The differences, one phrase each; empty if the data are those of the record.
     """
-    of = {_path(key): key for key in data.keys(True, True)}
+    of = {entry_path(key): key for key in data.keys(True, True)}
     observed, acted = entries["observation"], entries["action"]
-    wanted = [*observed, *(f"{keys.NEXT}/{name}" for name in observed), *acted, *_MEASURED]
+    rewarded = entries.get("reward", [keys.REWARD])
+    following = [f"{keys.NEXT}/{name}" for name in (*observed, *rewarded)]
+    wanted = [*observed, *following, *acted, *_FLAG_PATHS]
     missing = [name for name in wanted if name not in of]
     if missing or not len(data):
         return [f"the data lack {', '.join(missing) or 'steps'}"]
-    digested = _digested([of[name] for name in observed], [of[name] for name in acted])
-    rewards = data[keys.NEXT, keys.REWARD].double().flatten()
+    digested = _digested(
+        [of[name] for name in observed],
+        [of[name] for name in acted],
+        [from_next(of[f"{keys.NEXT}/{name}"]) for name in rewarded],
+    )
+    rewards = {
+        name: _by_step(_array(data[of[f"{keys.NEXT}/{name}"]])) for name in counted or rewarded
+    }
     terminated, truncated = (bool(data[flag][-1]) for flag in _FLAGS)
-    total = math.fsum(rewards.tolist()) if bool(rewards.isfinite().all()) else math.nan
-    rounding = 1e-6 * float(rewards.abs().sum())
+    total, groups = combined(rewards)
+    rounding = 1e-6 * sum(float(np.abs(values).sum()) for values in rewards.values())
     recorded = record.episode_return
     found: list[tuple[str, Any, Any]] = [
         ("length", record.length, len(data)),
@@ -192,11 +214,14 @@ def disagreements(
     ]
     if recorded is not None and abs(recorded - total) > rounding:
         found.append(("return", recorded, total))
+    for name, value in (record.group_returns or {}).items():
+        if name not in groups or abs(value - groups[name]) > rounding:
+            found.append((f"return of {name}", value, groups.get(name)))
     texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
     for key in (of[name] for name in observed):  # each row leads to the one after it
         here, after = _array(data[key])[1:], _array(data[under_next(key)])[:-1]
         if here.tobytes() != after.tobytes():
-            texts.append(f"{_path(key)} is not the one that the row before led to")
+            texts.append(f"{entry_path(key)} is not the one that the row before led to")
     return texts
 
 
@@ -213,27 +238,18 @@ def _data_digest(data: TensorDict, digested: Sequence[tuple[Key, bool]]) -> str:
     return _joined(hashes)
 
 
-def _digested(observed: Sequence[Key], acted: Sequence[Key]) -> list[tuple[Key, bool]]:
+def _digested(
+    observed: Sequence[Key], acted: Sequence[Key], rewarded: Sequence[Key]
+) -> list[tuple[Key, bool]]:
     """Return each entry of a digest, and whether the value after the last step belongs to it."""
     return [
         *((key, True) for key in observed),
-        *((key, False) for key in (*acted, (keys.NEXT, keys.REWARD), *_FLAGS)),
+        *((key, False) for key in (*acted, *map(under_next, rewarded), *_FLAGS)),
     ]
 
 
 def _joined(hashes: Sequence[Any]) -> str:
     return hashlib.sha256(b"".join(h.digest() for h in hashes)).hexdigest()
-
-
-def exact_sum(rewards: np.ndarray[Any, Any]) -> float:
-    """Return the sum of float64 values, rounded once; infinite or NaN if it has no other."""
-    odd = rewards[~np.isfinite(rewards)]
-    if odd.size:
-        return sum(odd.tolist())
-    try:
-        return math.fsum(rewards.tolist())
-    except OverflowError:  # maybe of a partial sum only
-        return math.fsum((rewards * 2.0**-64).tolist()) * 2.0**64
 
 
 def _success(info: Mapping[str, Any], index: int, seed: int) -> bool | None:
@@ -253,6 +269,11 @@ def _array(entry: torch.Tensor) -> np.ndarray[Any, Any]:
     return entry.cpu().numpy()
 
 
+def _by_step(rewards: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a copy of rewards in float64, ``[t, agents]``."""
+    return np.array(rewards, np.float64).reshape(len(rewards), math.prod(rewards.shape[1:]))
+
+
 def _hash(key: Key, rows: np.ndarray[Any, Any]) -> Any:
     """Return a hash that starts from an entry's name, dtype and shape."""
-    return hashlib.sha256(f"{_path(key)} {rows.dtype.str} {rows.shape[1:]}\n".encode())
+    return hashlib.sha256(f"{entry_path(key)} {rows.dtype.str} {rows.shape[1:]}\n".encode())

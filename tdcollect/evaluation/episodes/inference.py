@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import nn
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import RandomPolicy
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 
+from tdcollect._upstream.modules import only_projects
 from tdcollect._upstream.torchrl import (
     exploration_spec,
     make_compatible_policy,
@@ -21,7 +21,7 @@ from tdcollect._upstream.torchrl import (
 )
 from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.path import lowered
-from tdcollect.collect.policies import Call, Policy
+from tdcollect.collect.policies import Call, Policy, RandomActions
 from tdcollect.collect.step_dict import Key, StepDict, forgotten_entries, is_plain
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.episodes.row_checks import (
@@ -34,6 +34,7 @@ from tdcollect.evaluation.episodes.row_checks import (
 from tdcollect.evaluation.episodes.streams import DrawByRow, RowNoise, Stream, Streams
 
 _EXAMPLES = 8
+_DRAWING = (AdditiveGaussianModule, EGreedyModule)  # draw a spec's actions, or noise for them
 _ALIGNMENT = 64  # bytes, of the memory that torch gives
 
 
@@ -287,22 +288,6 @@ class Inference:
         return True
 
 
-class RandomActions:
-    """Random actions from an env's action spec, for a batch of any size.
-
-    Args:
-        env: the env that takes the actions.
-        size: the batch size.
-    """
-
-    def __init__(self, env: EnvBase, size: int):
-        self._spec = env.full_action_spec_unbatched.expand(size)
-
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write actions."""
-        return tensordict.update(self._spec.rand())
-
-
 def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     """Return a policy as a collector would call it, on TensorDicts.
 
@@ -310,7 +295,7 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
         TypeError: if it can be called neither with one nor with the env's entries by name.
     """
     if policy is None or isinstance(policy, RandomPolicy):
-        return RandomActions(env, size)
+        return RandomActions(env.full_action_spec_unbatched.expand(size))
     check_instance(policy)
     try:
         made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)
@@ -324,11 +309,14 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
 
 @contextmanager
 def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
-    """Let exploration modules, which hold the action spec of an env, take a batch of this size."""
+    """Let modules that hold an action spec, to draw or to project, take a batch of this size."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    exploring = [m for m in modules if isinstance(m, (AdditiveGaussianModule, EGreedyModule))]
-    before = [(module, exploration_spec(module)) for module in exploring]
-    for module in exploring:
+    bound = [m for m in modules if isinstance(m, _DRAWING) or only_projects(m)]
+    before = [(module, exploration_spec(module)) for module in bound]
+    for module, spec in before:
+        if not isinstance(module, _DRAWING):
+            set_exploration_spec(module, _of_one_row(spec, env.full_action_spec_unbatched))
+            continue
         key = module.action_key
         spec = env.full_action_spec_unbatched[key]
         spec = spec.expand(size, *spec.shape).to(next(module.buffers()).device)
@@ -338,3 +326,13 @@ def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
     finally:
         for module, spec in before:
             set_exploration_spec(module, spec)
+
+
+def _of_one_row(spec: Composite, actions: Composite) -> Composite:
+    """A module's spec, with its actions' specs for one row, whose bounds any batch broadcasts."""
+    leaves = dict(spec.items(True, True))
+    for key, action in actions.items(True, True):
+        leaf = leaves.get(key)
+        if leaf is not None and leaf.ndim > action.ndim:
+            leaves[key] = leaf[(0,) * (leaf.ndim - action.ndim)]
+    return Composite(leaves)

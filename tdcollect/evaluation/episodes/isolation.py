@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torchrl.envs import EnvBase
+from torchrl.envs import Transform
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from tdcollect.collect.env_parts import transforms_of
 from tdcollect.states import global_states, set_global_states
 from tdcollect.threads import Elsewhere, busy_threads, other_threads
 
 
 class NotReproducibleError(RuntimeError):
-    """The policy or the env does not give the same episode for the same seeds."""
+    """The policy or the env does not give the same episode for the same seeds.
+
+    Attributes:
+        may_be_draws: True if draws of an env from the global generators may be the cause.
+    """
+
+    may_be_draws = False
 
 
 class GlobalRandomness:
@@ -34,10 +39,14 @@ class GlobalRandomness:
         """Set them to what they were."""
         set_global_states(self._states)
 
-    def settle(self) -> None:
-        """Set them to what they were, unless another thread may draw from them."""
-        if self.moved() and not self._suspects():
-            self.restore()
+    def settle(self) -> bool:
+        """Set them to what they were; False if another thread may draw from them."""
+        if not self.moved():
+            return True
+        if self._suspects():
+            return False
+        self.restore()
+        return True
 
     def moved(self) -> list[str]:
         """Return the modules whose states have moved: ``"torch"``, ``"numpy"``, ``"random"``..."""
@@ -63,7 +72,8 @@ class GlobalRandomness:
         message = (
             f"{who} drew from the global random numbers of {', '.join(moved)}, which no seed "
             "of an episode reaches: its episodes would depend on what runs beside them. Draw "
-            "from env.np_random in envs, and with torch operations on whole batches in policies"
+            "from env.np_random in envs; put transforms that draw over one slot, in a function "
+            "that makes one; and draw with torch operations on whole batches in policies"
         )
         if suspects:
             message += (
@@ -159,15 +169,16 @@ def mode_of(policy: Any) -> str | None:
 
 
 @contextmanager
-def isolated(env: EnvBase, exploration_type: ExplorationType) -> Iterator[GlobalRandomness]:
+def isolated(
+    transforms: Sequence[Transform], exploration_type: ExplorationType
+) -> Iterator[GlobalRandomness]:
     """Run with an exploration type and without gradients; set global random states back.
 
-    Transforms of the env are in eval mode, with their running statistics frozen. Yields the states
+    The transforms are in eval mode, with their running statistics frozen. Yields the states
     as they were. If another thread may have drawn from them, they are not set back, as that would
     repeat its random numbers.
     """
     before = GlobalRandomness()
-    transforms = transforms_of(env)
     learning = [t for t in transforms if getattr(t, "frozen", None) is False]
     with ExitStack() as stack:
         stack.callback(before.settle)

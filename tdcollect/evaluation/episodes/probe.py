@@ -10,13 +10,17 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from tdcollect import keys
 from tdcollect.checks.difference import first_divergence
 from tdcollect.checks.player import Row, SlotPlayer
+from tdcollect.collect.step_dict import StepDict, is_plain
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ACTION_MASKS, read_mask
+from tdcollect.evaluation.episodes.global_streams import GlobalStream
 from tdcollect.evaluation.episodes.isolation import GlobalRandomness, NotReproducibleError
+from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
 from tdcollect.workers.values import Array
 
 _STEPS = 64
@@ -48,19 +52,45 @@ def probe_env(env: GymnasiumEnv, fresh_envs: bool | None = None) -> bool:
         UserWarning: if the env raised in some run of each seed, so that less was compared.
     """
     player = SlotPlayer(env, _Actions(env).at, _STEPS)
+    return _probe(env, env.num_envs, lambda seed, slots: _run(player, seed, slots), fresh_envs)
+
+
+def probe_slots(slots: SlotEnvs, fresh_envs: bool | None = None) -> bool:
+    """Run a few seeds in slots that are envs of their own, as :func:`probe_env` does.
+
+    Each env is played with its transforms.
+    """
+    count = len(slots.envs)
+    return _probe(slots, count, lambda seed, beside: _run_alone(slots, seed, beside), fresh_envs)
+
+
+def _probe(
+    env: GymnasiumEnv | SlotEnvs,
+    count: int,
+    run: Callable[[int, int], _Run],
+    fresh_envs: bool | None,
+) -> bool:
+    """Compare runs, on new envs if need be; True if episodes must run on new envs."""
+
+    def run_on_new_envs(seed: int, slots: int) -> _Run:
+        env.rebuild_slots(list(range(min(slots, count))))
+        return run(seed, slots)
+
     found: NotReproducibleError | str | None = None
     randomness = GlobalRandomness()
     if not fresh_envs:
-        found = _fault(env, "episodes", lambda seed, slots: _run(player, seed, slots))
+        found = _fault(env, "episodes", run)
     differs = isinstance(found, NotReproducibleError)
     if fresh_envs or (fresh_envs is None and differs and env.rebuilds_singly):
         fresh_envs = True
-        found = _fault(
-            env, "episodes on new envs", lambda seed, slots: _run_on_new_envs(player, seed, slots)
-        )
-    randomness.check(f"the env {env.name}")
-    if isinstance(found, NotReproducibleError):
-        raise found
+        found = _fault(env, "episodes on new envs", run_on_new_envs)
+    try:
+        randomness.check(f"the env {env.name}")
+        if isinstance(found, NotReproducibleError):
+            raise found
+    except NotReproducibleError as fault:
+        fault.may_be_draws = randomness.settle()
+        raise
     if found is not None:
         warnings.warn(found, stacklevel=2)
     return bool(fresh_envs)
@@ -125,12 +155,6 @@ def _allowed(space: Any, value: Any, mask: Any) -> Any:
     return chosen.reshape(np.shape(value)) + start
 
 
-def _run_on_new_envs(player: SlotPlayer, seed: int, slots: int) -> _Run:
-    env = player.env
-    env.rebuild_slots(list(range(min(slots, env.num_envs))))
-    return _run(player, seed, slots)
-
-
 def _run(player: SlotPlayer, seed: int, slots: int) -> _Run:
     """Play slot 0 beside ``slots - 1`` others; rebuild the envs that raise."""
     rows: list[Row] = []
@@ -146,8 +170,49 @@ def _run(player: SlotPlayer, seed: int, slots: int) -> _Run:
     return _Run(rows, None)
 
 
+def _run_alone(slots: SlotEnvs, seed: int, beside: int) -> _Run:
+    """Play slot 0 beside ``beside - 1`` others, with random actions; rebuild an env that raises."""
+    running = list(range(min(beside, len(slots.envs))))
+    rows: list[Row] = []
+    slot = 0
+    try:
+        with slots.outside():
+            present = {}
+            for slot in running:
+                present[slot] = slots.reset_slot(slot, seed + slot)
+            for step in range(_STEPS + 1):
+                rows.append(_row_of(present[0]))
+                if rows[-1].ends or step == _STEPS:
+                    break
+                for slot in running:
+                    present[slot] = _random_step(slots, slot, present[slot], step + 7 * seed)
+    except Exception as error:
+        failed = SlotError("step" if rows else "reset", {slot: error})
+        if not slots.rebuilds_singly:
+            raise failed from error
+        slots.rebuild_slots([slot])
+        return _Run(rows, failed)
+    return _Run(rows, None)
+
+
+def _random_step(slots: SlotEnvs, slot: int, row: StepDict, draw: int) -> StepDict:
+    """Step a slot with an action that depends on nothing but ``draw``; reset it if it has ended."""
+    if row[keys.DONE].all():
+        return slots.reset_slot(slot, draw)
+    given = slots.given(row)
+    with GlobalStream(draw, slots.device):
+        acted = slots.envs[slot].rand_action(given)
+    return StepDict({**row, **slots.step_slot(slot, acted)})
+
+
+def _row_of(values: StepDict) -> Row:
+    """Record copies of the entries of a slot's row."""
+    kept = {key: value.detach().clone() for key, value in values.items() if is_plain(value)}
+    return Row(kept, bool(values[keys.DONE].all()))
+
+
 def _fault(
-    env: GymnasiumEnv, what: str, run: Callable[[int, int], _Run]
+    env: GymnasiumEnv | SlotEnvs, what: str, run: Callable[[int, int], _Run]
 ) -> NotReproducibleError | str | None:
     """Return the error if runs on one seed differ or end too early; a warning if they end early."""
     furthest, raised = -1, None
@@ -158,9 +223,9 @@ def _fault(
         if found is not None:
             return NotReproducibleError(
                 f"{what} of {env.name} with the same seed and actions differ from {found} "
-                "on: the env draws random numbers that reset(seed=) does not reach, or keeps "
+                f"on: the env draws random numbers that {_seeding(env)} does not reach, or keeps "
                 "something from one episode to the next, or shares something with the envs of "
-                "other slots. Have it draw from env.np_random alone, and reset all that it keeps"
+                f"other slots. {_advice(env)}"
             )
         for seed in seeds:
             pair = first[seed], again[seed]
@@ -182,6 +247,19 @@ def _fault(
         "episode: correct the env, which must take any action of its action space, or have "
         "action_masks()"
     )
+
+
+def _seeding(env: GymnasiumEnv | SlotEnvs) -> str:
+    return "reset(seed=)" if isinstance(env, GymnasiumEnv) else "its seed"
+
+
+def _advice(env: GymnasiumEnv | SlotEnvs) -> str:
+    """Return the way out for an env whose seed does not decide its episodes."""
+    if isinstance(env, GymnasiumEnv):
+        return "Have it draw from env.np_random alone, and reset all that it keeps"
+    if env.rebuilds_singly:
+        return "Seed all its generators in _set_seed, and reset all that it keeps in _reset"
+    return "Pass a function that makes it: episodes can then run on new envs"
 
 
 def _difference(first: Mapping[int, _Run], again: Mapping[int, _Run]) -> str | None:

@@ -71,6 +71,8 @@ class Directory:
                 write_atomically(self.path / MANIFEST, _json(manifest))
                 there = json.loads(_json(manifest))
             else:
+                if (self.path / REFUSED).exists():
+                    read_records(self.path, there)  # raises, with the reason
                 self._check_manifest(there, manifest)
             self.episodes = read_records(self.path, there)
             # From here on it is known to be this evaluation's.

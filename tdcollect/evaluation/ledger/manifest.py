@@ -10,12 +10,19 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from torch import nn
+from torchrl.data import Composite
+from torchrl.envs import EnvBase
+from torchrl.envs import transforms as T
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.collect.env_parts import transforms_of
+from tdcollect._upstream.torchrl import wrapped_env
+from tdcollect.collect.env_parts import all_transforms_of, innermost
+from tdcollect.collect.step_dict import entry_path
 from tdcollect.display import visible
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
@@ -29,32 +36,52 @@ if TYPE_CHECKING:
 RANDOM = "random actions"
 """The ``policy.class`` of an evaluation without a policy."""
 
+STREAMS = "from a stream of each episode, started from its env seed"
+"""The origin of draws from the global generators in envs; without the entry, there are none."""
+
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
-_ENV_PACKAGES = ("ale-py", "box2d", "envpool", "mujoco")  # listed if installed
+_ENV_PACKAGES = (
+    "ale-py",
+    "box2d",
+    "dm-control",
+    "envpool",
+    "mujoco",
+    "pettingzoo",
+    "vmas",
+)  # listed if installed
 
 
 def describe(collector: EvaluationCollector) -> dict[str, Any]:
     """Return the manifest of an evaluation that has not begun.
 
-    It does not depend on the number of slots, the backend, the time or the directory.
+    It does not depend on the number of slots, the backend, the time or the directory. The env is
+    probed for it, unless it has been.
+
+    Raises:
+        NotReproducibleError: if the env does not give the same episode for the same seeds.
     """
+    collector.prepare()
     settings = collector.settings
     indices = list(settings.episode_indices)
     seeds: dict[str, Any] = {"root": settings.seed}
     if settings.env_seeds is not None:
         seeds["env"] = [collector.episode_seeds(index)[0] for index in indices]
+    extra: dict[str, Any] = {}
+    if collector.has_streams:
+        extra["global_random_numbers"] = STREAMS
+    if not collector.returns.is_plain:
+        extra["returns"] = collector.returns.described()
     return {
         "format": FORMAT,
         "protocol": EVALUATION_PROTOCOL,
         "env": {
             "id": collector.base.name,
             "kwargs": _texts(settings.env_kwargs or {}),
-            "wrappers": list(_wrappers(collector.base)),
-            "transforms": [_transform(t) for t in transforms_of(collector.env)],
-            "observation_space": repr(collector.base.observation_space),
-            "action_space": repr(collector.base.action_space),
+            **_env(collector.env),
+            "transforms": [_transform(t) for t in all_transforms_of(collector.env)],
         },
-        "entries": digested_entries(collector.env),
+        "entries": digested_entries(collector.env, collector.returns),
+        **extra,
         "episodes": len(indices) if indices == list(range(len(indices))) else indices,
         "seeds": seeds,
         "max_episode_steps": settings.max_episode_steps,
@@ -92,6 +119,7 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
         env_seeds={episode.index: episode.env_seed},
         exploration_type=ExplorationType[manifest["policy"]["exploration"].upper()],
         max_episode_steps=manifest["max_episode_steps"],
+        reward_keys=manifest_entry(manifest, "returns.rewards"),
         inference_batch_size=manifest["inference_batch_size"],
         # Protocol 1 had neither: it ran with the threads and in the modes that it found.
         inference_threads=manifest.get("inference_threads", torch.get_num_threads()),
@@ -166,9 +194,35 @@ def _class(policy: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _wrappers(env: GymnasiumEnv) -> Iterator[str]:
+def _env(env: EnvBase) -> dict[str, Any]:
+    """Return the entries of an env: its wrappers, outermost first, and its spaces or specs."""
+    base = innermost(env)
+    if isinstance(base, GymnasiumEnv):
+        return {
+            "wrappers": list(_wrappers(base.env_spec)),
+            "observation_space": repr(base.observation_space),
+            "action_space": repr(base.action_space),
+        }
+    inner = wrapped_env(base)
+    return {
+        "wrappers": [_class(base), *_wrappers(inner.spec if isinstance(inner, gym.Env) else None)],
+        "observation_space": _spec(base.full_observation_spec_unbatched),
+        "action_space": _spec(base.full_action_spec_unbatched),
+    }
+
+
+def _spec(spec: Composite) -> str:
+    """Return a spec as text, the same for any batch size and device."""
+    leaves = sorted(spec.items(True, True), key=lambda item: entry_path(item[0]))
+    return "; ".join(
+        f"{entry_path(key)}: {type(leaf).__name__}({list(leaf.shape)}, "
+        f"{str(leaf.dtype).removeprefix('torch.')})"
+        for key, leaf in leaves
+    )
+
+
+def _wrappers(spec: EnvSpec | None) -> Iterator[str]:
     """Yield gymnasium's wrappers, outermost first, then the env's entry point."""
-    spec = env.env_spec
     if spec is None:
         return
     for wrapper in reversed(spec.additional_wrappers):
@@ -194,8 +248,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool, np.generic))
 
 
+_HOLD_EPISODES = (T.CatFrames, T.TimeMaxPool)
+"""Transforms whose buffers hold the latest steps, and nothing that was learned."""
+
+
 def _transform(transform: Any) -> str:
-    digest = weights_digest(transform)
+    digest = None if isinstance(transform, _HOLD_EPISODES) else weights_digest(transform)
     name = type(transform).__name__
     return name if digest is None else f"{name}({digest[:16]})"
 

@@ -277,7 +277,8 @@ def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> Tenso
     if manifest["format"] == 1:  # which does not say what was digested
         return data
     try:
-        found = disagreements(record, data, manifest["entries"])
+        counted = (manifest.get("returns") or {}).get("rewards")
+        found = disagreements(record, data, manifest["entries"], counted)
     except (TypeError, RuntimeError) as error:  # of a dtype or a shape that no episode has
         found = [str(error)]
     if found:
@@ -353,6 +354,9 @@ _MANIFEST: dict[str, Callable[[Any], bool]] = {
     "git": lambda value: value is None or _is_object(value),
     "entries.observation": _is_names,
     "entries.action": _is_names,
+    "entries.reward": lambda value: value is None or _is_names(value),
+    "returns": lambda value: value is None or _is_object(value),
+    "returns.rewards": lambda value: value is None or _is_names(value),
 }
 _SINCE_2 = ("entries.observation", "entries.action", "inference_threads", "policy.mode")
 _DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral
 from typing import Any
 
@@ -14,6 +14,9 @@ from tdcollect.display import one_line
 
 COMPLETED = "completed"
 FAILED = "failed"
+
+GROUPS = "group_returns"
+"""The key of the returns of reward entries, in records that have several."""
 
 FORMAT = 2
 """Version of the files of an evaluation. Older ones are read, never continued."""
@@ -37,6 +40,8 @@ class Episode:
         success: ``is_success`` or ``success`` of its last info; None if it has neither.
         digest: SHA-256 of its observations, actions, rewards and flags as they are stored (rewards
             in float32); None if it failed.
+        group_returns: the return of each reward entry (``"agents/reward"``), of which
+            ``episode_return`` is the mean; None if the only one is ``"reward"``, or it failed.
     """
 
     index: int
@@ -50,6 +55,7 @@ class Episode:
     truncated: bool | None = None
     success: bool | None = None
     digest: str | None = None
+    group_returns: dict[str, float] | None = field(default=None, hash=False)
 
     @property
     def completed(self) -> bool:
@@ -73,8 +79,10 @@ class Episode:
         Args:
             format: the format version of the ledger.
         """
-        keys = _KEYS[format]
-        return json.dumps({key: getattr(self, name) for name, key in keys.items()})
+        values = {key: getattr(self, name) for name, key in _KEYS[format].items()}
+        if self.group_returns is not None:
+            values[GROUPS] = self.group_returns
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, line: str, format: int = FORMAT) -> Episode:
@@ -88,12 +96,18 @@ class Episode:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"expected the record of an episode, got no JSON ({error})") from error
         keys = _KEYS[format]
+        groups = found.pop(GROUPS, None) if isinstance(found, dict) else None
         if not isinstance(found, dict) or found.keys() != set(keys.values()):
             raise ValueError(
                 f"expected the record of an episode, with the keys {', '.join(keys.values())}, "
                 f"got {_shortened(line)}"
             )
-        record = cls(**{name: found[key] for name, key in keys.items()})
+        record = cls(**{name: found[key] for name, key in keys.items()}, group_returns=groups)
+        if groups is not None and not (record.completed and _are_returns(groups)):
+            raise ValueError(
+                f"expected {GROUPS} to be one float per reward entry, in an episode that "
+                f"completed, got {_shortened(groups)}"
+            )
         for name, (accepts, expected) in _CHECKS[record.status == FAILED].items():
             value = getattr(record, name)
             if not accepts(value):
@@ -111,7 +125,7 @@ def ledger_digest(episodes: Iterable[Episode], format: int = FORMAT) -> str:
 
 def _keys(**changed: str) -> dict[str, str]:
     """Return the key of each attribute in the ledger's lines."""
-    names = [field.name for field in fields(Episode)]
+    names = [entry.name for entry in fields(Episode) if entry.name != GROUPS]
     return {name: changed.get(name, name) for name in names}
 
 
@@ -129,6 +143,14 @@ def is_count(value: Any) -> bool:
 def is_digest(value: Any) -> bool:
     """Tell whether a value is a SHA-256 in hexadecimal."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _are_returns(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(returned, float) for returned in value.values())
+    )
 
 
 def _shortened(value: Any) -> str:

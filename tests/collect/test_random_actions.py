@@ -1,0 +1,212 @@
+"""Random actions are drawn on arrays as TorchRL draws them, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from tensordict import TensorDictBase
+from torchrl.data import Bounded, Composite, LazyTensorStorage, ReplayBuffer
+from torchrl.envs import (
+    ActionDiscretizer,
+    ActionScaling,
+    Compose,
+    EnvBase,
+    StepCounter,
+    TransformedEnv,
+)
+from torchrl.modules import RandomPolicy
+
+from tdcollect import Collector, make_env
+
+from . import policies
+from .envs import ENVS
+from .oracle import UPSTREAM, batches, check_same
+
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+
+DRAWN = "drawn from the action spec, on arrays"
+
+
+def scaled() -> EnvBase:
+    env = make_env("Pendulum-v1", 2, max_episode_steps=7)
+    return TransformedEnv(env, Compose(ActionScaling(loc=0.0, scale=2.0), StepCounter()))
+
+
+def discretized() -> EnvBase:
+    env = make_env("Pendulum-v1", 2, max_episode_steps=7)
+    return TransformedEnv(env, ActionDiscretizer(num_intervals=5))
+
+
+RANDOM_ENVS: dict[str, Callable[[], EnvBase]] = {
+    **{
+        name: ENVS[name]
+        for name in (
+            "cartpole",
+            "cartpole-unbatched",
+            "cartpole-categorical",
+            "cartpole-device",
+            "pendulum",
+            "toy-binary",
+            "toy-dict-action",
+            "toy-many-actions",
+            "toy-scalar",
+        )
+    },
+    "scaled actions": scaled,
+    "discretized actions": discretized,
+}
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "the phase ends with a batch": {"init_random_frames": 30},
+    "the phase ends within a batch": {"init_random_frames": 37},
+    "without buffers": {"init_random_frames": 30, "use_buffers": False},
+    "one TensorDict": {"init_random_frames": 30, "return_same_td": True},
+    "reset at each": {"init_random_frames": 30, "reset_at_each_iter": True},
+    "truncated at the end": {"init_random_frames": 30, "set_truncated": True},
+    "stored on a device": {"init_random_frames": 30, "storing_device": "cpu"},
+    "compact": {"init_random_frames": 30, "compact_obs": True},
+}
+
+
+def how(collector: Any) -> list[str]:
+    return [part.how for part in collector.explain() if part.name == "policy"]
+
+
+def script(collector: Any) -> Iterator[Any]:
+    """Iterate beyond the random phase; ours says when it is in it."""
+    stream = iter(collector)
+    for _ in range(4):
+        frames = collector._frames
+        if isinstance(collector, Collector):
+            assert (DRAWN in how(collector)) == (frames < collector.init_random_frames)
+        yield next(stream)
+
+
+@pytest.mark.parametrize("env", RANDOM_ENVS)
+def test_random_frames_of_every_action(env: str) -> None:
+    frames = {"init_random_frames": 30, "frames_per_batch": 18}
+    looked_at = batches(4) if env == "discretized actions" else script
+    check_same(RANDOM_ENVS[env], policies.actor, looked_at, lambda: frames)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("policy", ["tanh-normal", "ornstein-uhlenbeck", "hidden-outputs"])
+def test_random_frames_under_every_option(policy: str, options: str) -> None:
+    made = {"frames_per_batch": 18, **OPTIONS[options]}
+    check_same(*policies.case(policy), script, lambda: made)
+
+
+@pytest.mark.parametrize("policy", ["own-output", "last-action", "carries-memory", "q-values"])
+def test_policies_that_remember_start_after_the_random_frames(policy: str) -> None:
+    env, made = policies.case(policy)
+    options = {"frames_per_batch": 18, "init_random_frames": 30}
+    check_same(env, made, batches(4), lambda: options)
+
+
+def test_random_frames_are_counted_in_the_replay_buffer() -> None:
+    def filled(collector: Any) -> Iterator[Any]:
+        stream = iter(collector)
+        for _ in range(4):
+            next(stream)
+            yield collector.replay_buffer[:]
+
+    def options() -> dict[str, Any]:
+        buffer = ReplayBuffer(storage=LazyTensorStorage(200, ndim=2), batch_size=4)
+        return {"replay_buffer": buffer, "init_random_frames": 30, "frames_per_batch": 18}
+
+    check_same(ENVS["pendulum"], policies.actor, filled, options)
+
+
+def test_random_actions_after_the_policy_has_acted() -> None:
+    """The policy's last outputs stay, and are zeroed where episodes start."""
+
+    def again(collector: Any) -> Iterator[Any]:
+        stream = iter(collector)
+        for _ in range(2):
+            yield next(stream)
+        collector.init_random_frames = 1000
+        for _ in range(2):
+            yield next(stream)
+
+    check_same(*policies.case("tanh-normal"), again, lambda: {"frames_per_batch": 18})
+
+
+POLICIES: dict[str, Callable[[Any], Any]] = {
+    "no policy": lambda env: None,
+    "without a spec": lambda env: RandomPolicy(),
+    "of one action": lambda env: RandomPolicy(env.action_spec),
+    "of all actions": lambda env: RandomPolicy(env.full_action_spec),
+    "of some entries more": lambda env: RandomPolicy(
+        Composite(
+            {**env.full_action_spec, "extra": Composite(a=Bounded(0, 1, env.action_spec.shape))},
+            shape=env.batch_size,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("env", ["pendulum", "discretized actions", "cartpole-unbatched"])
+def test_random_policies(env: str, policy: str) -> None:
+    check_same(RANDOM_ENVS[env], POLICIES[policy])
+    made = RANDOM_ENVS[env]()
+    assert how(Collector(made, POLICIES[policy](made), frames_per_batch=6)) == [DRAWN]
+
+
+class Biased(RandomPolicy):
+    """A subclass, which does something else."""
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        out = super().__call__(td)
+        return out.set("action", out["action"] / 2)
+
+
+def test_a_subclass_of_the_random_policy_is_called_as_it_is() -> None:
+    check_same(ENVS["pendulum"], lambda env: Biased(env.action_spec))
+    env = ENVS["pendulum"]()
+    collector = Collector(env, Biased(env.action_spec), frames_per_batch=6)
+    assert how(collector) == ["on a TensorDict: is no TensorDict module"]
+
+
+def own_rand_action() -> EnvBase:
+    """An env object whose user has replaced ``rand_action``."""
+    env = ENVS["pendulum"]()
+    draw = env.rand_action
+
+    def rand_action(tensordict: TensorDictBase | None = None) -> TensorDictBase:
+        out = draw(tensordict)
+        return out.set("action", out["action"] / 2)
+
+    env.__dict__["rand_action"] = rand_action
+    return env
+
+
+def test_an_env_with_a_rand_action_of_its_own() -> None:
+    options = {"frames_per_batch": 18, "init_random_frames": 30}
+    check_same(own_rand_action, policies.actor, batches(4), lambda: options)
+    collector = Collector(own_rand_action(), frames_per_batch=6)
+    batch = collector.collect(frames=60, random=True)
+    assert (batch["action"].abs() <= 1).all()
+
+
+@pytest.mark.parametrize("env", ["toy-dict-action", "discretized actions"])
+def test_random_actions_by_frames_and_by_episodes(env: str) -> None:
+    collector = Collector(RANDOM_ENVS[env](), frames_per_batch=18)
+    spec = collector.env.full_action_spec_unbatched
+    for batch in (
+        collector.collect(frames=18, random=True),
+        collector.collect(episodes=3, random=True, seed=0),
+    ):
+        assert all(spec[key].is_in(batch[key]) for key in spec.keys(True, True))
+
+
+def test_the_draws_of_a_batch_cost_no_tensordict(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    env = ENVS["pendulum"]()
+    collector = Collector(env, policies.actor(env), frames_per_batch=18, init_random_frames=18)
+    monkeypatch.setattr(Composite, "rand", partial(calls.append))
+    next(iter(collector))
+    assert not calls

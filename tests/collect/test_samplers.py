@@ -1,0 +1,647 @@
+"""Policy modules on StepDicts do what they do on TensorDicts, to the bit, and draw the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from tensordict.nn import (
+    CompositeDistribution,
+    ProbabilisticTensorDictModule,
+    TensorDictModule,
+    TensorDictSequential,
+    set_composite_lp_aggregate,
+)
+from torch import distributions as D
+from torch import nn
+from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
+from torchrl.envs import ExplorationType, set_exploration_type
+from torchrl.modules import (
+    AdditiveGaussianModule,
+    ConsistentDropoutModule,
+    Delta,
+    DistributionalDQNnet,
+    DistributionalQValueModule,
+    EGreedyModule,
+    IndependentNormal,
+    MaskedCategorical,
+    MaskedOneHotCategorical,
+    NormalParamExtractor,
+    OneHotCategorical,
+    OneHotOrdinal,
+    Ordinal,
+    OrnsteinUhlenbeckProcessModule,
+    QValueModule,
+    SafeModule,
+    TanhDelta,
+    TanhModule,
+    TanhNormal,
+    TruncatedNormal,
+)
+from torchrl.modules.models.exploration import LazygSDEModule
+from torchrl.modules.tensordict_module import SafeProbabilisticModule
+
+from tdcollect.collect.path import lowered
+from tdcollect.collect.step_dict import flat, nested_shapes
+
+from . import policies
+from .envs import ENVS
+from .oracle import UPSTREAM, assert_same, batches, check_same
+
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+
+N = 3
+STRAIGHT = "computed straight, checked once per batch"
+CALLED = "called straight"
+OWN = "its own code, on arrays"
+
+RANDOM, DETERMINISTIC = ExplorationType.RANDOM, ExplorationType.DETERMINISTIC
+
+
+def check(
+    module: Any,
+    given: Mapping[str, Any],
+    how: str | None = STRAIGHT,
+    batch: tuple[int, ...] = (N,),
+    kind: ExplorationType = RANDOM,
+    calls: int = 3,
+) -> None:
+    """Compare a module on TensorDicts with its calls on StepDicts, call after call.
+
+    Args:
+        module: runs on the entries, and on what it wrote the last time.
+        given: the entries, as a TensorDict takes them.
+        how: how each of its parts must run; None if the module may be called as it is.
+        batch: the batch size.
+        kind: the exploration type.
+        calls: how often.
+    """
+    theirs = TensorDict(dict(given), batch)
+    ours = flat(theirs.clone())
+    ours.shapes = nested_shapes(theirs)
+    with torch.no_grad(), set_exploration_type(kind):
+        policy = lowered(module, ours, torch.Size(batch), None)
+        if how is not None:
+            assert {found for _, found in policy.described} == {how}, policy.described
+        state = torch.get_rng_state()
+        for _ in range(calls):
+            module(theirs)
+        after = torch.get_rng_state()
+        torch.set_rng_state(state)
+        for _ in range(calls):
+            policy(ours)
+        policy.check()
+    assert torch.equal(torch.get_rng_state(), after), "other random numbers"
+    found = {key: value.contiguous() for key, value in ours.items()}
+    assert_same(found, dict(theirs.items(True, True)), type(module).__name__)
+
+
+def probabilistic(
+    cls: Any, kind: Any, in_keys: Any, scored: bool = False, **kwargs: Any
+) -> ProbabilisticTensorDictModule:
+    return cls(
+        in_keys=in_keys,
+        out_keys=["action"],
+        distribution_class=kind,
+        distribution_kwargs=kwargs,
+        return_log_prob=scored,
+    )
+
+
+MODULES = [SafeProbabilisticModule, ProbabilisticTensorDictModule]
+NORMAL = ["loc", "scale"]
+
+bounds = st.sampled_from(
+    [
+        {},
+        {"low": -1.0, "high": 1.0},
+        {"low": -2, "high": 3},
+        {"high": 5.0},
+        {"low": torch.tensor([-2.0, -1.0, 0.0, -0.5]), "high": torch.tensor([2.0, 1.0, 0.5, 4.0])},
+        {"low": torch.tensor(-0.25)},
+        {"low": torch.full((N, 4), -2.0, dtype=torch.float64), "high": torch.full((N, 4), 9.0)},
+        {"low": torch.full((4,), -1.0), "high": torch.full((4,), 1.0)},
+    ]
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    cls=st.sampled_from(MODULES),
+    kind=st.sampled_from([RANDOM, DETERMINISTIC]),
+    scored=st.booleans(),
+    bounds=bounds,
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "event_dims": st.integers(0, 2),
+            "tanh_loc": st.booleans(),
+            "upscale": st.sampled_from([5.0, 1, torch.tensor(2.0), torch.full((4,), 0.5)]),
+            "safe_tanh": st.booleans(),
+        },
+    ),
+    scale=st.sampled_from(["entry", "one per row", "number", "tensor", "function"]),
+    spread=st.sampled_from([0.1, 1.0, 30.0]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_tanh_normal(
+    seed: int,
+    cls: Any,
+    kind: ExplorationType,
+    scored: bool,
+    bounds: dict[str, Any],
+    options: dict[str, Any],
+    scale: str,
+    spread: float,
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(seed)
+    entries = {"loc": spread * torch.randn(N, 4, dtype=dtype)}
+    kwargs = {**bounds, **options}
+    if scale == "entry":
+        entries["scale"] = torch.rand(N, 4, dtype=dtype) + 0.1
+    elif scale == "one per row":
+        entries["scale"] = torch.rand(N, 1, dtype=dtype) + 0.1
+    elif scale == "number":
+        kwargs["scale"] = 0.5
+    elif scale == "tensor":
+        kwargs["scale"] = torch.rand(4, dtype=dtype) + 0.1
+    else:
+        kwargs["scale"] = partial(torch.full_like, fill_value=0.2)
+    module = probabilistic(cls, TanhNormal, list(entries), scored, **kwargs)
+    check(module, entries, batch=() if options.get("event_dims") == 2 else (N,), kind=kind)
+
+
+def test_tanh_normal_without_batch_dimension() -> None:
+    for shape in [(), (4,)]:
+        given = {"loc": torch.randn(shape), "scale": torch.rand(shape) + 0.1}
+        for cls in MODULES:
+            check(probabilistic(cls, TanhNormal, NORMAL, True, tanh_loc=False), given, batch=())
+
+
+def test_bounds_of_more_dimensions_than_the_parameters() -> None:
+    given = {"loc": torch.randn(4), "scale": torch.rand(4) + 0.1}
+    bounds = {"low": torch.full((N, 4), -2.0), "high": torch.full((N, 4), 2.0)}
+    for kind in (RANDOM, DETERMINISTIC):
+        module = probabilistic(SafeProbabilisticModule, TanhNormal, NORMAL, **bounds)
+        check(module, given, batch=(), kind=kind)
+
+
+def test_parameters_in_another_order() -> None:
+    given = {"loc": torch.randn(N, 4), "scale": torch.rand(N, 4) + 0.1}
+    for kind in (TanhNormal, IndependentNormal, D.Normal):
+        check(probabilistic(SafeProbabilisticModule, kind, NORMAL[::-1], True), given)
+    renamed = {"s": given["scale"], "m": given["loc"]}
+    check(
+        probabilistic(SafeProbabilisticModule, TanhNormal, {"scale": "s", "loc": "m"}, True),
+        renamed,
+    )
+
+
+@pytest.mark.parametrize("kind", [TanhNormal, IndependentNormal, TanhDelta])
+def test_arguments_that_the_class_refuses(kind: Any) -> None:
+    """The first draw builds the distribution."""
+    given = {"loc": torch.randn(N, 4), "scale": torch.rand(N, 4) + 0.1, "param": torch.randn(N, 4)}
+    wrong = {"event_dim": 3} if kind is IndependentNormal else {"low": 1.0, "high": -1.0}
+    in_keys = ["param"] if kind is TanhDelta else NORMAL
+    module = probabilistic(SafeProbabilisticModule, kind, in_keys, **wrong)
+    raised = []
+    for call in (module, lowered(module, flat(TensorDict(given, [N])), torch.Size([N]), None)):
+        with set_exploration_type(RANDOM), pytest.raises((RuntimeError, ValueError)) as error:
+            call(TensorDict(given, [N]) if call is module else flat(TensorDict(given, [N])))
+        raised.append((error.type, str(error.value)))
+    assert raised[0] == raised[1]
+
+
+# ------------------------------------------------------------------------------ other distributions
+
+
+def multi(logits: torch.Tensor) -> D.Distribution:
+    """Several choices at once."""
+    return D.Independent(D.Categorical(logits=logits.unflatten(-1, (2, 2))), 1)
+
+
+POINTS = {"param": torch.linspace(-3, 3, 4 * N).view(N, 4)}
+LOC_SCALE = {"loc": POINTS["param"], "scale": POINTS["param"].abs() + 0.1}
+LOGITS = {"logits": POINTS["param"].sin()}
+MASKED = {**LOGITS, "mask": torch.arange(4 * N).view(N, 4) % 3 != 1}
+DEEP = {"logits": LOGITS["logits"].expand(2, N, 4).transpose(0, 1).contiguous()}
+DEEP_MASKED = {**DEEP, "mask": MASKED["mask"][:, None].expand(N, 2, 4).contiguous()}
+
+Case = tuple[Any, Mapping[str, torch.Tensor], dict[str, Any], str, str | None]
+
+DISTRIBUTIONS: dict[str, Case] = {
+    # class, entries, arguments; how it runs at random, and deterministically
+    "Normal": (D.Normal, LOC_SCALE, {}, STRAIGHT, CALLED),
+    "IndependentNormal": (IndependentNormal, LOC_SCALE, {}, STRAIGHT, CALLED),
+    "IndependentNormal, unscaled": (
+        IndependentNormal,
+        LOC_SCALE,
+        {"tanh_loc": False, "upscale": 3.0, "event_dim": 1},
+        STRAIGHT,
+        CALLED,
+    ),
+    "IndependentNormal of one scale": (
+        IndependentNormal,
+        POINTS | {"loc": POINTS["param"]},
+        {"scale": 0.25},
+        STRAIGHT,
+        CALLED,
+    ),
+    "TruncatedNormal": (
+        TruncatedNormal,
+        LOC_SCALE,
+        {"low": -2.0, "high": 2.0, "tanh_loc": False},
+        CALLED,
+        CALLED,
+    ),
+    "Delta": (Delta, POINTS, {}, CALLED, CALLED),
+    "TanhDelta": (TanhDelta, POINTS, {}, STRAIGHT, STRAIGHT),
+    "TanhDelta in bounds": (
+        TanhDelta,
+        POINTS,
+        {"low": torch.full((4,), -2.0), "high": torch.full((4,), 0.5), "safe": False},
+        STRAIGHT,
+        STRAIGHT,
+    ),
+    "Categorical": (D.Categorical, LOGITS, {}, STRAIGHT, STRAIGHT),
+    "OneHotCategorical": (OneHotCategorical, LOGITS, {}, STRAIGHT, STRAIGHT),
+    "OneHotCategorical of several": (OneHotCategorical, DEEP, {}, STRAIGHT, STRAIGHT),
+    "MaskedCategorical": (MaskedCategorical, MASKED, {}, STRAIGHT, STRAIGHT),
+    "MaskedCategorical of several": (MaskedCategorical, DEEP_MASKED, {}, STRAIGHT, STRAIGHT),
+    "MaskedCategorical with options": (
+        MaskedCategorical,
+        MASKED,
+        {"neg_inf": -50.0, "use_cross_entropy": False},
+        CALLED,
+        CALLED,
+    ),
+    "MaskedOneHotCategorical": (MaskedOneHotCategorical, MASKED, {}, STRAIGHT, STRAIGHT),
+    "Ordinal": (Ordinal, {"scores": LOGITS["logits"]}, {}, CALLED, CALLED),
+    "OneHotOrdinal": (OneHotOrdinal, {"scores": LOGITS["logits"]}, {}, CALLED, CALLED),
+    "several choices": (multi, LOGITS, {}, CALLED, CALLED),
+}
+
+
+@pytest.mark.parametrize("scored", [True, False], ids=["scored", "not scored"])
+@pytest.mark.parametrize("cls", MODULES)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions(name: str, cls: Any, scored: bool) -> None:
+    kind, given, kwargs, at_random, fixed = DISTRIBUTIONS[name]
+    in_keys = [key for key in given if key != "param" or kind in (Delta, TanhDelta)]
+    module = probabilistic(cls, kind, in_keys, scored, **kwargs)
+    if scored and kind is TanhDelta:
+        at_random = fixed = CALLED
+    check(module, given, at_random)
+    check(module, given, fixed, kind=DETERMINISTIC)
+    if kind is not D.Normal:
+        check(module, given, None, kind=ExplorationType.MODE)
+    if kind in (D.Normal, IndependentNormal, TruncatedNormal, Delta):
+        check(module, given, None, kind=ExplorationType.MEAN)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    one_hot=st.booleans(),
+    scored=st.booleans(),
+    kind=st.sampled_from([RANDOM, DETERMINISTIC]),
+    scale=st.sampled_from([0.0, 1e-7, 1.0, 100.0]),
+)
+def test_masks(seed: int, one_hot: bool, scored: bool, kind: ExplorationType, scale: float) -> None:
+    torch.manual_seed(seed)
+    mask = torch.rand(N, 5) < 0.4
+    mask[torch.arange(N), torch.randint(5, (N,))] = True
+    given = {"logits": scale * torch.randn(N, 5), "mask": mask}
+    cls = MaskedOneHotCategorical if one_hot else MaskedCategorical
+    check(probabilistic(SafeProbabilisticModule, cls, list(given), scored), given, kind=kind)
+
+
+def test_a_mask_without_actions_is_found_at_the_end_of_the_batch() -> None:
+    given = {**MASKED, "mask": torch.zeros(N, 4, dtype=torch.bool)}
+    module = probabilistic(SafeProbabilisticModule, MaskedCategorical, ["logits", "mask"])
+    step = flat(TensorDict(given, [N]))
+    with set_exploration_type(RANDOM):
+        policy = lowered(module, step, torch.Size([N]), None)
+        policy(step)
+    with pytest.raises(RuntimeError, match="-inf for every action"):
+        policy.check()
+
+
+# -------------------------------------------------------------------------- composite distributions
+
+
+def parameters(*parts: tuple[Any, ...]) -> TensorDictModule:
+    """Writes the parameters of parts: (name, parameter, value)."""
+    keys = [("params", *(name if isinstance(name, tuple) else (name,)), p) for name, p, _ in parts]
+    values = tuple(value for *_, value in parts)
+    return TensorDictModule(lambda _: values, in_keys=["observation"], out_keys=keys)
+
+
+def composite(cls: Any, scored: bool, **kwargs: Any) -> TensorDictSequential:
+    parts = parameters(
+        ("turn", "logits", LOGITS["logits"]),
+        (("arm", "push"), "loc", LOC_SCALE["loc"]),
+        (("arm", "push"), "scale", LOC_SCALE["scale"]),
+        ("lift", "loc", LOC_SCALE["loc"][:, :1]),
+        ("lift", "scale", LOC_SCALE["scale"][:, :1]),
+    )
+    kinds = {"turn": OneHotCategorical, ("arm", "push"): TanhNormal, "lift": TanhNormal}
+    kwargs = {"distribution_map": kinds, "extra_kwargs": {"lift": {"low": -2.0}}, **kwargs}
+    sample = cls(
+        in_keys=["params"],
+        distribution_class=CompositeDistribution,
+        distribution_kwargs=kwargs,
+        return_log_prob=scored,
+    )
+    return TensorDictSequential(parts, sample)
+
+
+OBSERVED = {"observation": POINTS["param"]}
+
+
+@pytest.mark.parametrize("aggregate", [True, False], ids=["summed", "apart"])
+@pytest.mark.parametrize("scored", [True, False], ids=["scored", "not scored"])
+@pytest.mark.parametrize("cls", MODULES)
+def test_composite_distributions(cls: Any, scored: bool, aggregate: bool) -> None:
+    names = {"turn": ("agent", "turn"), ("arm", "push"): "push", "lift": "lift"}
+    with set_composite_lp_aggregate(aggregate):
+        for options in ({}, {"name_map": names}):
+            module = composite(cls, scored, **options)
+            for kind in (RANDOM, DETERMINISTIC):
+                ours = flat(TensorDict(OBSERVED, [N]))
+                with set_exploration_type(kind):
+                    described = lowered(module, ours, torch.Size([N]), None).described
+                assert [how for _, how in described] == [CALLED, STRAIGHT]
+                check(module, OBSERVED, None, kind=kind)
+
+
+def test_composite_log_probs_under_names_of_their_own() -> None:
+    with set_composite_lp_aggregate(False):
+        sample = SafeProbabilisticModule(
+            in_keys=["params"],
+            out_keys=["turn", "lift"],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={"distribution_map": {"turn": D.Categorical, "lift": D.Normal}},
+            return_log_prob=True,
+            log_prob_keys=["a", "b"],
+        )
+        parts = parameters(
+            ("turn", "logits", LOGITS["logits"]),
+            ("lift", "loc", LOC_SCALE["loc"]),
+            ("lift", "scale", LOC_SCALE["scale"]),
+        )
+        check(TensorDictSequential(parts, sample), OBSERVED, None)
+
+
+def test_a_composite_part_that_needs_an_object_costs_this_module_only() -> None:
+    parts = parameters(("lift", "scores", LOGITS["logits"]))
+    sample = ProbabilisticTensorDictModule(
+        in_keys=["params"],
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={"distribution_map": {"lift": Ordinal}},
+        return_log_prob=False,
+    )
+    module = TensorDictSequential(parts, sample)
+    with set_exploration_type(RANDOM):
+        policy = lowered(module, flat(TensorDict(OBSERVED, [N])), torch.Size([N]), None)
+    assert [how for _, how in policy.described] == [
+        CALLED,
+        "on a TensorDict: draws from a composite distribution, of whose parts Ordinal needs an "
+        "object",
+    ]
+    check(module, OBSERVED, None)
+
+
+# ------------------------------------------------------------------------------------ other modules
+
+
+ACTION = {"action": POINTS["param"]}
+BOX = Bounded(-2, 2, (N, 4))
+WIDE = Bounded(-0.5, 0.5, (N, 4))
+CHOICE = {"action": torch.eye(4, dtype=torch.long)[:N]}
+AGENTS = {"agents": TensorDict({"action": torch.eye(4).long()[:2].expand(N, 2, 4)}, [N, 2])}
+AGENTS_BOX = {"agents": TensorDict({"action": torch.linspace(-3, 3, 8 * N).view(N, 2, 4)}, [N, 2])}
+KEY = ("agents", "action")
+ATOMS = {"action_value": torch.linspace(-1, 1, 20 * N).view(N, 5, 4).log_softmax(-2)}
+
+
+def agents_spec(leaf: Any) -> Composite:
+    return Composite(agents=Composite(action=leaf, shape=(N, 2)), shape=(N,))
+
+
+def softened(module: Any, **buffers: float) -> Any:
+    for name, value in buffers.items():
+        getattr(module, name).fill_(value)
+    return module
+
+
+def init(*shape: int) -> torch.Tensor:
+    return torch.tensor([[False], [True], [False]]).expand(N, *shape)
+
+
+OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
+    "tanh": (lambda: TanhModule(in_keys=["action"]), ACTION),
+    "tanh in a spec": (lambda: TanhModule(in_keys=["action"], spec=BOX, clamp=True), ACTION),
+    "tanh of two": (
+        lambda: TanhModule(in_keys=["action", "other"], low=-2.0, high=0.5),
+        {**ACTION, "other": ACTION["action"] * 2},
+    ),
+    "tanh of agents": (lambda: TanhModule(in_keys=[KEY], out_keys=[KEY], low=-3.0), AGENTS_BOX),
+    "OU": (
+        lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone(), safe=False),
+        {**ACTION, "is_init": init(1)},
+    ),
+    "OU, safe": (
+        lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone(), sigma_min=0.1, theta=0.5),
+        {**ACTION, "is_init": init(1)},
+    ),
+    "OU without is_init": (lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone()), ACTION),
+    "OU of agents": (
+        lambda: OrnsteinUhlenbeckProcessModule(
+            agents_spec(Bounded(-1, 1, (N, 2, 4))), action_key=KEY
+        ),
+        {**AGENTS_BOX, "is_init": init(1)},
+    ),
+    "Gaussian noise": (lambda: AdditiveGaussianModule(BOX), ACTION),
+    "Gaussian noise, safe": (lambda: AdditiveGaussianModule(WIDE, std=3.0, safe=True), ACTION),
+    "Gaussian noise for agents": (
+        lambda: AdditiveGaussianModule(agents_spec(Bounded(-1, 1, (N, 2, 4))), action_key=KEY),
+        AGENTS_BOX,
+    ),
+    "epsilon-greedy": (lambda: EGreedyModule(OneHot(4, (N, 4)), 0.5), CHOICE),
+    "epsilon-greedy, unbatched spec": (lambda: EGreedyModule(OneHot(4), 0.5), CHOICE),
+    "epsilon-greedy with a mask": (
+        lambda: EGreedyModule(OneHot(4, (N, 4)), 0.9, action_mask_key="mask"),
+        {**CHOICE, "mask": MASKED["mask"]},
+    ),
+    "epsilon-greedy of several choices": (
+        lambda: EGreedyModule(MultiCategorical([2, 3], (N, 2)), 0.5),
+        {"action": torch.tensor([[0, 1], [1, 2], [1, 0]])},
+    ),
+    "epsilon-greedy of integers": (
+        lambda: EGreedyModule(Categorical(4, (N,)), 0.5),
+        {"action": torch.tensor([0, 1, 3])},
+    ),
+    "epsilon-greedy of agents": (
+        lambda: EGreedyModule(agents_spec(OneHot(4, (N, 2, 4))), 0.5, action_key=KEY),
+        AGENTS,
+    ),
+    "epsilon-greedy of masked agents": (
+        lambda: EGreedyModule(
+            agents_spec(OneHot(4, (N, 2, 4))), 0.5, action_key=KEY, action_mask_key="mask"
+        ),
+        {**AGENTS, "mask": torch.arange(8 * N).view(N, 2, 4) % 3 != 1},
+    ),
+    "Q-values with a mask": (
+        lambda: QValueModule(action_space="one_hot", action_mask_key="mask"),
+        {"action_value": POINTS["param"], "mask": MASKED["mask"]},
+    ),
+    "Q-values of agents": (
+        lambda: QValueModule(
+            action_value_key=("agents", "value"),
+            out_keys=[KEY, ("agents", "value"), ("agents", "chosen")],
+            action_space="categorical",
+        ),
+        {"agents": TensorDict({"value": torch.linspace(-1, 1, 8 * N).sin().view(N, 2, 4)}, [N, 2])},
+    ),
+    "distributions of Q-values": (
+        lambda: DistributionalQValueModule(
+            action_space="one_hot", support=torch.linspace(-1, 1, 5)
+        ),
+        ATOMS,
+    ),
+    "distributional net": (DistributionalDQNnet, ATOMS),
+    "dropout that is kept": (
+        lambda: ConsistentDropoutModule(0.5, ["action", "mask"], input_shape=(N, 4)),
+        {**ACTION, "mask": MASKED["mask"].float()},
+    ),
+    "dropout in eval mode": (
+        lambda: ConsistentDropoutModule(0.5, ["action", "mask"]).eval(),
+        {**ACTION, "mask": MASKED["mask"].float()},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [RANDOM, DETERMINISTIC])
+@pytest.mark.parametrize("name", OTHERS)
+def test_modules_that_run_their_own_code(name: str, kind: ExplorationType) -> None:
+    make, given = OTHERS[name]
+    torch.manual_seed(0)
+    check(make(), given, OWN, kind=kind)
+
+
+def test_safe_modules_project_on_their_spec() -> None:
+    module = SafeModule(lambda x: 3 * x, ["action"], ["action"], spec=WIDE, safe=True)
+    check(module, ACTION, None)
+    actor = SafeProbabilisticModule(
+        in_keys=NORMAL,
+        out_keys=["action"],
+        spec=WIDE,
+        safe=True,
+        distribution_class=IndependentNormal,
+        return_log_prob=True,
+    )
+    check(actor, LOC_SCALE, None)
+    for one in (module, actor):
+        policy = lowered(one, flat(TensorDict(ACTION | LOC_SCALE, [N])), torch.Size([N]), None)
+        assert policy.straight
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    spec=st.sampled_from(
+        [
+            WIDE,
+            Bounded(-0.5, 0.5, (4,)),
+            Bounded(0.0, torch.tensor([0.0, 1.0, 2.0, 3.0]), (4,)),
+            Bounded(-0.5, 0.5, (N, 4), dtype=torch.float64),
+            Bounded(-1, 1, (N, 4), dtype=torch.int64),
+            Unbounded((N, 4)),
+        ]
+    ),
+    odd=st.sampled_from([0.0, -0.0, float("nan"), float("inf"), -float("inf"), 0.5]),
+    scale=st.sampled_from([0.1, 1.0]),
+)
+def test_projections(seed: int, spec: Any, odd: float, scale: float) -> None:
+    torch.manual_seed(seed)
+    value = (scale * torch.randn(N, 4)).clamp(-3, 3)
+    value[torch.rand(N, 4) < 0.3] = odd
+    module = SafeModule(nn.Identity(), ["action"], ["action"], spec=spec, safe=True)
+    check(module, {"action": value}, None, calls=1)
+    if not spec.dtype.is_floating_point:
+        return
+    for safe in (True, False):
+        check(AdditiveGaussianModule(spec, safe=safe), {"action": value}, OWN, calls=1)
+
+
+def test_a_spec_that_changes_meanwhile() -> None:
+    """As during an evaluation, which gives exploration modules the spec of its batch."""
+    module = AdditiveGaussianModule(WIDE, safe=True)
+    step = flat(TensorDict(ACTION, [N]))
+    with set_exploration_type(RANDOM):
+        policy = lowered(module, step, torch.Size([N]), None)
+        policy(step)
+        assert step["action"].abs().max() == 0.5
+        module.spec = Bounded(-0.25, 0.25, (N, 4))
+        policy(step)
+        assert step["action"].abs().max() == 0.25
+
+
+def test_other_hooks_beside_the_projection_are_called_on_a_tensordict() -> None:
+    module = SafeModule(lambda x: 3 * x, ["action"], ["action"], spec=WIDE, safe=True)
+    module.register_forward_hook(lambda module, given, out: out.set("seen", out["action"] + 1))
+    policy = lowered(module, flat(TensorDict(ACTION, [N])), torch.Size([N]), None)
+    assert [how for _, how in policy.described] == ["on a TensorDict: has hooks"]
+    check(module, ACTION, None)
+
+
+def test_state_dependent_exploration() -> None:
+    noise = torch.linspace(-1, 1, 8 * N).view(N, 2, 4)
+    torch.manual_seed(0)
+    module = TensorDictSequential(
+        TensorDictModule(nn.Linear(4, 2), ["observation"], ["mean"]),
+        TensorDictModule(
+            LazygSDEModule(),
+            ["mean", "observation", "_eps_gSDE"],
+            ["loc", "scale", "action", "_eps_gSDE"],
+        ),
+        SafeProbabilisticModule(NORMAL, ["action"], distribution_class=IndependentNormal),
+    )
+    given = {**OBSERVED, "_eps_gSDE": noise}
+    with set_exploration_type(RANDOM):
+        module(TensorDict(given, [N]))  # its weights take their shapes
+    for kind in (RANDOM, DETERMINISTIC):
+        check(module, given, None, kind=kind)
+        with set_exploration_type(kind):
+            policy = lowered(module, flat(TensorDict(given, [N])), torch.Size([N]), None)
+        assert policy.straight
+
+
+def test_normal_parameters() -> None:
+    torch.manual_seed(0)
+    module: Any = TensorDictSequential(
+        TensorDictModule(
+            nn.Sequential(nn.Linear(4, 8), NormalParamExtractor()), ["observation"], NORMAL
+        ),
+        probabilistic(SafeProbabilisticModule, TanhNormal, NORMAL, True, tanh_loc=False),
+    )
+    check(module, OBSERVED, None)
+
+
+@pytest.mark.parametrize("kind", [RANDOM, DETERMINISTIC])
+def test_noise_without_starts_of_episodes_is_zeroed_with_the_slot(kind: ExplorationType) -> None:
+    options = {
+        "frames_per_batch": 40,
+        "exploration_type": kind,
+        "auto_register_policy_transforms": False,
+    }
+    check_same(ENVS["pendulum"], policies.ornstein_uhlenbeck, batches(2), lambda: options)

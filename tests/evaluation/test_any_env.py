@@ -1,0 +1,425 @@
+"""Any TorchRL env is evaluated: one ledger, however its episodes are run."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    EnvBase,
+    ExplorationType,
+    GymEnv,
+    ParallelEnv,
+    PendulumEnv,
+    SerialEnv,
+    TransformedEnv,
+)
+from torchrl.envs import transforms as T
+from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, TanhNormal
+
+import tdcollect
+from tdcollect import EvaluationCollector, NotReproducibleError, make_env
+from tdcollect.cli import main
+from tdcollect.evaluation.episodes.global_streams import WithStreams
+from tdcollect.evaluation.ledger.manifest import describe
+from tdcollect.evaluation.ledger.records import Episode, ledger_digest
+from tdcollect.seeding import env_seed, global_seeds
+from tdcollect.states import global_states
+
+from .envs import GlobalNumpy, GlobalPython, GlobalTorch, SeedsGlobal, Walk
+from .ledger import digest, episodes_of, records
+from .policies import categorical, deterministic, recurrent
+from .torchrl_envs import Carrying, Drift, Seeded, Teams, Unreached, teams
+
+torch.set_num_threads(1)
+
+RANDOM = {"exploration_type": ExplorationType.RANDOM}
+CARTPOLE = "CartPole-v1"
+
+
+def noops(make: Callable[[], EnvBase] = partial(GymEnv, CARTPOLE)) -> TransformedEnv:
+    return TransformedEnv(make(), T.Compose(T.NoopResetEnv(4), T.StepCounter(20), T.RewardSum()))
+
+
+def on_teams(seed: int = 0) -> TensorDictSequential:
+    """A stochastic policy for the groups of ``Teams``."""
+    parts = []
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for group in Teams.groups:
+            layer = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+            split = TensorDictModule(
+                lambda x, layer=layer: (layer(x)[..., :1], layer(x)[..., 1:].exp()),
+                [(group, "observation")],
+                [(group, "loc"), (group, "scale")],
+            )
+            keys = [(group, "loc"), (group, "scale")]
+            parts.append(
+                ProbabilisticActor(split, keys, [(group, "action")], distribution_class=TanhNormal)
+            )
+    return TensorDictSequential(*parts)
+
+
+CASES: dict[str, tuple[Callable[[], EnvBase], Any]] = {
+    "global-generators": (Drift, categorical),
+    "one-element": (partial(Drift, (1,)), deterministic),
+    "own-generator": (Seeded, partial(recurrent, LSTMModule)),
+    "global-generators-recurrent": (Drift, partial(recurrent, GRUModule)),
+    "transformed": (
+        lambda: TransformedEnv(
+            TransformedEnv(Seeded(), T.ObservationNorm(0.3, 1.7, ["observation"])),
+            T.Compose(T.CatFrames(2, dim=-1, in_keys=["observation"]), T.StepCounter(9)),
+        ),
+        partial(categorical, 6),
+    ),
+    "gym": (partial(GymEnv, CARTPOLE), partial(categorical, 4)),
+    "noops": (noops, partial(categorical, 4)),
+    "noops-over-make-env": (
+        partial(noops, partial(make_env, CARTPOLE)),
+        partial(recurrent, LSTMModule, 4),
+    ),
+    "state-in-the-tensordict": (
+        lambda: TransformedEnv(PendulumEnv(), T.StepCounter(15)),
+        lambda: None,
+    ),
+    "groups": (Teams, on_teams),
+    "flags-of-groups": (teams, on_teams),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_number_of_slots_in_any_order_gives_one_ledger(name: str) -> None:
+    make, make_policy = CASES[name]
+    policy = make_policy()
+    whole = records(make, policy, 8, num_envs=3, **RANDOM)
+    ledgers = {ledger_digest(whole)}
+    for slots, episodes in [(1, 8), (7, range(7, -1, -1))]:
+        ledgers.add(digest(make, policy, episodes, num_envs=slots, **RANDOM))
+    env = make()
+    ledgers.add(digest(env, policy, 8, **RANDOM))
+    assert len(ledgers) == 1
+    assert records(make, policy, [5], **RANDOM) == [record for record in whole if record.index == 5]
+    assert len({record.digest for record in whole}) == 8
+
+
+@pytest.mark.parametrize("given", [partial(GymEnv, CARTPOLE), GymEnv(CARTPOLE)])
+def test_a_gym_env_has_the_episodes_of_make_env(given: Any) -> None:
+    policy = categorical(4)
+    assert digest(given, policy, 5, **RANDOM) == digest(CARTPOLE, policy, 5, **RANDOM)
+
+
+def test_an_episode_is_the_one_that_the_env_has_by_itself() -> None:
+    """With the seeds that the documentation names, in a plain loop."""
+    for index, data in episodes_of(Drift, None, 4).items():
+        seed = env_seed(0, index)
+        of_torch, of_numpy, of_python = global_seeds(seed)
+        with torch.random.fork_rng():
+            torch.manual_seed(of_torch)
+            np.random.seed(of_numpy)  # noqa: NPY002
+            random.seed(of_python)
+            env = Drift()
+            env.set_seed(seed)
+            step = env.reset()
+            for row in data:
+                assert torch.equal(step["observation"], row["observation"])
+                step = env.step(step.set("action", row["action"]))["next"].exclude("reward")
+                assert torch.equal(step["observation"], row["next", "observation"])
+
+
+@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
+def test_batched_envs_are_taken_apart(kind: Any) -> None:
+    def limited() -> EnvBase:
+        return TransformedEnv(GymEnv(CARTPOLE), T.StepCounter(20))
+
+    policy = categorical(4)
+    expected = digest(limited, policy, 6, **RANDOM)
+    assert digest(kind(2, limited), policy, 6, **RANDOM) == expected
+    assert digest(lambda: kind(3, limited), policy, 6, **RANDOM) == expected
+    over = TransformedEnv(kind(2, partial(GymEnv, CARTPOLE)), T.StepCounter(20))
+    assert digest(over, policy, 6, **RANDOM) == expected
+
+
+def test_what_the_envs_of_a_batched_env_have_learned_goes_along() -> None:
+    def normed() -> EnvBase:
+        return TransformedEnv(Seeded(), T.VecNorm(in_keys=["observation"]))
+
+    env = SerialEnv(2, normed)
+    env.set_seed(0)
+    env.rollout(10, break_when_any_done=False)
+    learned = env.state_dict()["worker0"]
+
+    def make() -> EnvBase:
+        made = normed()
+        made.load_state_dict(learned)
+        return made
+
+    assert digest(env, categorical(), 4) == digest(make, categorical(), 4)
+
+
+@pytest.mark.parametrize("env", [Drift, noops, partial(Teams, root=True)])
+def test_nothing_outside_changes(env: Any) -> None:
+    np.random.normal()  # noqa: NPY002  which keeps a second number
+    given = env()
+    before = repr(global_states())
+    for collector in (
+        EvaluationCollector(env, None, 6, num_envs=2),
+        EvaluationCollector(given, None, 6),
+    ):
+        for _ in collector:
+            assert repr(global_states()) == before
+        collector.close()
+        assert repr(global_states()) == before
+
+
+def test_running_statistics_of_a_given_env_stand_still() -> None:
+    env = TransformedEnv(Seeded(), T.VecNorm(in_keys=["observation"]))
+    env.set_seed(0)
+    env.rollout(10)
+    before = repr(env.transform.state_dict()), env.transform.training
+    digest(env, categorical(), 4)
+    assert (repr(env.transform.state_dict()), env.transform.training) == before
+    assert not env.transform.frozen
+
+
+DRAWING = [GlobalNumpy, GlobalPython, GlobalTorch, SeedsGlobal]
+
+
+@pytest.mark.parametrize("env", DRAWING)
+def test_gymnasium_envs_that_draw_globally_get_streams(env: Any) -> None:
+    policy = categorical()
+    expected = digest(env, policy, 8, num_envs=1, **RANDOM)
+    assert digest(env, policy, 8, num_envs=5, **RANDOM) == expected
+    made = make_env(WithStreams(env, "it"), 3, backend="process", start_method="fork")
+    assert digest(made, policy, 8, **RANDOM) == expected
+    made.close()
+
+
+def test_the_manifest_says_where_draws_come_from() -> None:
+    def manifest(env: Any) -> dict[str, Any]:
+        with EvaluationCollector(env, None, 3) as collector:
+            return describe(collector)
+
+    says = "from a stream of each episode, started from its env seed"
+    assert "global_random_numbers" not in manifest(Walk)
+    assert manifest(GlobalNumpy)["global_random_numbers"] == says
+    assert manifest(Drift)["global_random_numbers"] == says
+    assert manifest(GlobalNumpy)["env"]["id"] == "GlobalNumpy"
+    one, other = manifest(Drift)["env"], manifest(partial(Drift, (1,)))["env"]
+    assert one == other
+    assert one["observation_space"] == "observation: UnboundedContinuous([3], float32)"
+
+
+def test_buffers_of_the_latest_frames_are_not_in_the_manifest() -> None:
+    env = TransformedEnv(make_env(Walk, 3), T.CatFrames(2, dim=-1, in_keys=["observation"]))
+    run = partial(tdcollect.evaluate, env, categorical(6), 4, progress=False)
+    first, again = run(), run()
+    assert first.manifest["env"]["transforms"] == ["CatFrames"]
+    assert (first.manifest, first.digest) == (again.manifest, again.digest)
+
+
+def test_an_evaluation_is_resumed_replayed_and_verified(tmp_path: Path) -> None:
+    policy = on_teams()
+    kept = {"keep_trajectories": True, "progress": False, **RANDOM}
+    out = tmp_path / "interrupted"
+    whole = tdcollect.evaluate(Teams, policy, 8, output_dir=tmp_path / "whole", **kept)
+
+    class Interrupting(Teams):
+        made = 0
+
+        def _step(self, tensordict: Any) -> Any:
+            Interrupting.made += 1
+            if Interrupting.made == 60:
+                raise KeyboardInterrupt
+            return super()._step(tensordict)
+
+    Interrupting.__qualname__, Interrupting.__name__ = Teams.__qualname__, "Teams"
+    Interrupting.__module__ = Teams.__module__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tdcollect.evaluation.episodes.collector._SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            tdcollect.evaluate(Interrupting, policy, 8, num_envs=1, output_dir=out, **kept)
+    assert 0 < len(tdcollect.EvaluationResult.load(out).episodes) < 8
+    again = tdcollect.evaluate(Teams, policy, 8, num_envs=3, output_dir=out, **kept)
+    assert again.digest == whole.digest
+    assert tdcollect.verify(out).passed
+    for name in ("episodes.jsonl", "manifest.json", "results.json", "report.html"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    loaded = tdcollect.EvaluationResult.load(out, Teams, policy)
+    assert torch.equal(loaded.replay(4)["red", "action"], whole.trajectory(4)["red", "action"])
+    assert tdcollect.compare(again, whole, names=["a", "b"])
+
+
+# Several rewards
+
+
+def test_returns_of_groups_are_means_over_agents() -> None:
+    result = tdcollect.evaluate(
+        Teams, on_teams(), 5, keep_trajectories=True, progress=False, **RANDOM
+    )
+    for record in result.episodes:
+        data = result.trajectory(record.index)
+        expected = {
+            f"{group}/reward": float(data["next", group, "reward"].double().sum(0).mean())
+            for group in Teams.groups
+        }
+        assert record.group_returns == pytest.approx(expected)
+        assert record.episode_return == pytest.approx(np.mean([*expected.values()]))
+        assert record.length == 4
+        assert Episode.from_json(record.to_json()) == record
+        assert json.loads(record.to_json())["group_returns"] == record.group_returns
+    assert set(result.group_returns) == {"blue/reward", "red/reward"}
+    assert result.manifest["returns"] == {
+        "rewards": ["blue/reward", "red/reward"],
+        "combined": "mean over the agents of a group, then over groups",
+    }
+    assert result.manifest["entries"]["reward"] == ["blue/reward", "red/reward"]
+
+
+@pytest.mark.parametrize("key", ["red/reward", ("red", "reward"), [("red", "reward")]])
+def test_reward_keys_choose_what_counts(key: Any) -> None:
+    both, red = (
+        tdcollect.evaluate(Teams, on_teams(), 5, reward_keys=keys, progress=False, **RANDOM)
+        for keys in (None, key)
+    )
+    assert [e.digest for e in both.episodes] == [e.digest for e in red.episodes]
+    assert red.returns.tolist() == both.group_returns["red/reward"].tolist()
+    red.replay(2)
+    with pytest.raises(ValueError, match=r"same episodes, but .* returns\.rewards is"):
+        tdcollect.compare(both, red, names=["both", "red"])
+
+
+def test_flags_of_groups_end_an_episode_once_all_agents_are_done() -> None:
+    one, other = (episodes_of(env, on_teams(), 3) for env in (Teams, teams))
+    for index, data in one.items():
+        assert len(data) == 4
+        assert torch.equal(data["red", "action"], other[index]["red", "action"])
+        assert torch.equal(data["next", "terminated"], other[index]["next", "terminated"])
+
+
+def test_a_limit_of_steps_truncates_an_env_without_such_a_flag() -> None:
+    found = records(Seeded, categorical(), 6, max_episode_steps=3)
+    assert {(r.truncated, r.terminated) for r in found if r.length == 3} >= {(True, False)}
+    assert all(record.length <= 3 for record in found)
+
+
+def test_the_command_line_takes_a_function_that_makes_an_env(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["tests.evaluation.torchrl_envs:teams", "--policy", "random", "--json"]
+    out = str(tmp_path / "run")
+    chosen = ["--episodes", "3", "--reward-keys", "red/reward", "--output-dir", out]
+    assert main(["evaluate", *given, *chosen, "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["completed"] == 3
+    assert main(["replay", out, "1", "--env", given[0], *given[1:]]) == 0
+    assert json.loads(capsys.readouterr().out)["same"]
+    assert main(["verify", out]) == 0
+
+
+# Errors
+
+
+BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "batched": (
+        lambda: Drift((4,)),
+        {},
+        r"slots can be seeded one by one, got Drift.* of batch size \[4\].* pass a function that",
+    ),
+    "gym-vector": (
+        lambda: GymEnv(CARTPOLE, num_envs=2),
+        {},
+        r"one by one, got .*batch size \[2\].*one GymEnv without num_envs",
+    ),
+    "backend": (Drift, {"backend": "serial"}, "makes a TorchRL env.*: expected no backend"),
+    "unlike": (
+        lambda: SerialEnv(2, [Drift, Seeded]),
+        {},
+        "expected an env whose slots are alike, got SerialEnv of unlike functions",
+    ),
+    "reward-key": (
+        Teams,
+        {"reward_keys": ["red/reward", "green/reward"]},
+        "reward_keys among the env's, blue/reward, red/reward, got green/reward",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_envs_are_told_before_an_episode_starts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, settings, text = BAD[name]
+    monkeypatch.setattr(Drift, "_reset", lambda *_, **__: pytest.fail("reset"))
+    monkeypatch.setattr(Teams, "_reset", lambda *_, **__: pytest.fail("reset"))
+    with pytest.raises((TypeError, ValueError), match=text):
+        EvaluationCollector(make, None, 4, **settings)
+    if name in ("batched", "gym-vector", "unlike"):
+        with pytest.raises((TypeError, ValueError), match=text):
+            EvaluationCollector(make(), None, 4)
+
+
+@pytest.mark.parametrize("keys", [5, "", [], ["a", "a"], [("a", 1)]])
+def test_bad_reward_keys_are_told_before_an_env_is_made(keys: Any) -> None:
+    with pytest.raises(ValueError, match="expected reward_keys to be the key of a reward entry"):
+        EvaluationCollector(lambda: pytest.fail("made"), None, reward_keys=keys)
+
+
+def test_a_callable_that_gives_one_env_twice_is_told() -> None:
+    env = Drift()
+    with pytest.raises(ValueError, match=r"a new env at each call.*got the same Drift.* twice"):
+        EvaluationCollector(lambda: env, None, 4)
+
+
+def test_an_env_that_no_seed_reaches_is_refused() -> None:
+    with pytest.raises(NotReproducibleError, match=r"Unreached .* its seed does not reach"):
+        records(Unreached, None, 4)
+
+
+def test_an_env_that_carries_something_on_is_made_anew() -> None:
+    assert digest(Carrying, categorical(), 6, num_envs=2) == digest(Seeded, categorical(), 6)
+    with pytest.raises(NotReproducibleError, match="Pass a function that makes it"):
+        records(Carrying(), None, 4)
+    with pytest.raises(ValueError, match=r"the env Seeded that is given .*pass a function"):
+        EvaluationCollector(Seeded(), None, fresh_envs=True)
+
+
+def test_an_env_that_raises_is_made_anew_and_its_episode_recorded() -> None:
+    found = records(partial(Drift, fails_at=9), categorical(), 12, num_envs=4, max_restarts=1)
+    sound = {record.index: record for record in records(Drift, categorical(), 12)}
+    assert {record.completed for record in found} == {True, False}
+    for record in found:
+        assert record.completed == (sound[record.index].length < 9)
+        assert not record.completed or record == sound[record.index]
+        assert record.restarts == (not record.completed)
+    with pytest.raises(RuntimeError, match=r"failed in step\(\) of slot 0: RuntimeError: broken"):
+        records(Drift(fails_at=9), categorical(), 12)
+
+
+def test_entries_that_are_not_tensors_of_fixed_shapes_are_told() -> None:
+    class Ragged(Drift):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_spec["more"] = Unbounded((-1,))
+
+    with pytest.raises(ValueError, match=r"tensors of fixed shapes, got other ones in \['more'\]"):
+        EvaluationCollector(Ragged, None, 2)
+
+
+def test_vmas_draws_from_streams() -> None:
+    pytest.importorskip("vmas")
+    from torchrl.envs import VmasEnv
+
+    make = partial(VmasEnv, "balance", num_envs=1, n_agents=3)
+    ledgers = {digest(make, None, 3, num_envs=n, max_episode_steps=10) for n in (1, 2)}
+    assert len(ledgers) == 1
+    with pytest.raises(TypeError, match=r"one by one, got VmasEnv.*\(num_envs=1, say\)"):
+        EvaluationCollector(partial(VmasEnv, "balance", num_envs=4), None)

@@ -1,0 +1,96 @@
+"""TorchRL's training scripts: their pipelines give the same batches under both collectors."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrl.collectors import Collector as ParentCollector
+
+from tdcollect import Collector
+
+from .collect.oracle import UPSTREAM, assert_same, copy_of, random_states, seed_everything
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+
+import torchrl_scripts as scripts
+
+pytestmark = [
+    pytest.mark.filterwarnings(UPSTREAM),
+    pytest.mark.filterwarnings("ignore:::torchrl_scripts"),
+    pytest.mark.usefixtures("forked_workers"),
+]
+
+SIZE = scripts.Size(frames=24, slots=2, random_frames=24, steps=9)
+"""Episodes are shorter than the rows of a slot; actions are random in the first of two batches."""
+
+ENVS = {1: scripts.TORCHRL, 2: scripts.ours()}
+LEVELS = [level for level, envs in ENVS.items() if envs is not None]
+
+_ON_ARRAYS = """
+    dqn_cartpole discrete_sac discrete_cql_online discrete_iql cql_online iql_online crossq ddpg
+    offline_to_online a2c_mujoco ppo_mujoco gail redq
+    collector_device recurrent_slices linear_pendulum coding_ppo coding_dqn dqn_with_rnn
+    recurrent_sequences getting_started_3 getting_started_5 compact_observations torchrl_demo
+"""
+ON_ARRAYS: dict[int, set[str]] = {1: set(_ON_ARRAYS.split()), 2: set(_ON_ARRAYS.split())}
+"""Per level, scripts whose every part runs on arrays."""
+
+DIFFER = {
+    "multi_step": "its actions are floats for a one-hot spec; TorchRL's SerialEnv cuts them to "
+    "integers on the way to the envs",
+}
+"""Scripts whose bits are not the parent's, and why."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log file
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", scripts.SCRIPTS)
+def test_a_script_gives_the_same_bits(
+    name: str, level: int, request: pytest.FixtureRequest
+) -> None:
+    if name in DIFFER:
+        request.applymarker(pytest.mark.xfail(reason=DIFFER[name], strict=True))
+    missing = scripts.SCRIPTS[name].missing()
+    if missing:
+        pytest.skip(f"{', '.join(missing)} cannot be imported")
+
+    theirs = parents_record(name)
+    ours, obstacles = record(Collector, name, level)
+
+    for i, ((batch, state), (expected, expected_state)) in enumerate(
+        zip(ours, theirs, strict=True)
+    ):
+        assert_same(batch, expected, f"batch {i}")
+        assert_same(state, expected_state, f"random state after batch {i}")
+    if name in ON_ARRAYS[level]:
+        assert obstacles == []
+
+
+@functools.cache
+def parents_record(name: str) -> list[Any]:
+    return record(ParentCollector, name, level=1)[0]
+
+
+def record(kind: Any, name: str, level: int) -> tuple[list[Any], list[str]]:
+    """Two batches, each with the random states after it; and what keeps parts off the arrays."""
+    seed_everything(0)
+    pipeline = scripts.SCRIPTS[name].make(ENVS[level], SIZE)
+    env = pipeline.seeded_env()
+    seed_everything(1)
+    collector = kind(env, pipeline.policy, **pipeline.options)
+    try:
+        batches = iter(collector)
+        found = [(copy_of(next(batches)), random_states()) for _ in range(2)]
+        return found, scripts.obstacles(collector.explain()) if kind is Collector else []
+    finally:
+        collector.shutdown()

@@ -232,6 +232,8 @@ def shaped_like(
         return  # slots unlike each other are stacked as they are
     for name, part in template.items():
         inner = batch.get(name, None)
+        if inner is None and is_non_tensor(part):
+            continue
         if isinstance(part, TensorDictBase):
             if inner is None:
                 inner = TensorDict({}, batch_size=batch.batch_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ from tdcollect._upstream.torchrl import (
     step_of,
 )
 from tdcollect.collect.step_dict import Key, StepDict
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import nested, nested_unchecked
 from tdcollect.envs.transforms import ELEMENTWISE
 
 if TYPE_CHECKING:
@@ -188,11 +188,12 @@ class Island(StepTransform):
     obstacle = True
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str):
-        self._step, self._reset = step_of(transform), reset_of(transform)
+        self._call, self._reset = call_of(transform), reset_of(transform)
+        self._step = step_of(transform) if reads_step(transform) else None
         self._inverse = inverse_call_of(transform) if inverts(transform) else None
         self._prepare = preparation_of(transform)
-        self._reads_step = reads_step(transform)
         self._batch_size, self._device = env.batch_size, env.device
+        self._pack = nested_unchecked if env.device in (None, torch.device("cpu")) else nested
         self.how = f"on a TensorDict of its own: it {reason} ({_COST})"
 
     def prepare(self, marks: StepDict) -> None:
@@ -204,19 +205,37 @@ class Island(StepTransform):
             _replace(step, self._inverse(self._packed(step)))
 
     def step(self, step: StepDict, following: StepDict) -> None:
-        given = self._packed(step if self._reads_step else {})
-        _replace(following, self._step(given, self._packed(following)))
+        if self._step is None:
+            _replace(following, self._call(self._packed(following)))
+        else:
+            taken = self._packed(step)
+            _replace(following, self._step(taken, self._packed(following)))
+            _replace(step, taken)  # later transforms see what it has written there
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        _replace(begun, self._reset(self._packed(marks), self._packed(begun)))
+        given = self._packed(marks)
+        _replace(begun, self._reset(given, self._packed(begun)))
+        _replace(marks, given)
 
-    def _packed(self, step: Mapping[Key, torch.Tensor]) -> TensorDict:
-        return nested(step.items(), self._batch_size, self._device)
+    def _packed(self, step: StepDict) -> TensorDict:
+        return self._pack(step.items(), self._batch_size, self._device)
 
 
 def _replace(step: StepDict, changed: TensorDictBase) -> None:
     step.clear()
-    step.update(changed.items(True, True))
+    if type(changed) is not TensorDict:
+        step.update(changed.items(True, True))
+        return
+    for name, value in changed.items():
+        if type(value) is torch.Tensor:
+            step[name] = value
+        elif isinstance(value, TensorDictBase):
+            step.update(
+                ((name, key) if isinstance(key, str) else (name, *key), leaf)
+                for key, leaf in value.items(True, True)
+            )
+        else:
+            step[name] = value
 
 
 def island(transform: T.Transform, env: EnvBase, reason: str) -> StepTransform:

@@ -223,8 +223,8 @@ def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> 
     Args:
         template: has the nested TensorDicts, empty ones too, and their devices.
         batch: is changed in place.
-        cast: give entries the template's dtypes (where a policy runs under autocast, say), drop
-            those that it lacks, and write zeros for those that the batch lacks.
+        cast: give entries the template's dtypes (where a policy runs under autocast, say), and
+            write zeros for those that the batch lacks.
     """
     if isinstance(template, LazyStackedTensorDict):
         return  # slots unlike each other are stacked as they are
@@ -245,6 +245,3 @@ def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> 
             batch.set(name, torch.zeros(part.shape, dtype=part.dtype, device=batch.device))
         elif cast and inner.dtype != part.dtype:
             batch.set(name, inner.to(part.dtype))
-    if cast:
-        for name in [name for name in batch.keys() if name not in template.keys()]:  # noqa: SIM118
-            batch.pop(name)

@@ -226,7 +226,7 @@ def shaped_like(
         template: has the nested TensorDicts, empty ones too, and their devices.
         batch: is changed in place.
         cast: give entries the template's dtypes (where a policy runs under autocast, say).
-        fill: drop entries that the template lacks, and write zeros for those that the batch lacks.
+        fill: write zeros for entries that the batch lacks.
     """
     if isinstance(template, LazyStackedTensorDict):
         return  # slots unlike each other are stacked as they are
@@ -249,6 +249,3 @@ def shaped_like(
                 batch.set(name, torch.zeros(shape, dtype=part.dtype, device=batch.device))
         elif cast and inner.dtype != part.dtype:
             batch.set(name, inner.to(part.dtype))
-    if fill:
-        for name in [name for name in batch.keys() if name not in template.keys()]:  # noqa: SIM118
-            batch.pop(name)

@@ -153,6 +153,18 @@ class Applied(E.ObservationTransform):
         return self._call(reset)
 
 
+class Marks(E.Transform):
+    """Marks steps with a flag alone, and does not end the episode."""
+
+    def __init__(self, flag: str):
+        super().__init__()
+        self.flag = flag
+
+    def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
+        marked = next_tensordict[OBS][..., :1] > 0.5
+        return next_tensordict.set(self.flag, next_tensordict[self.flag] | marked)
+
+
 class StepsAgain(E.Transform):
     """Steps its parent env once more, where no episode has ended."""
 
@@ -207,6 +219,10 @@ ISLANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "prepares": ("toy", composed(Prepares, Prepares)),
     "numpy": ("toy", Applied),
     "lambda": ("toy", lambda: lambda td: td.set(OBS, td[OBS] * 2)),
+    "truncates-alone": ("toy", composed(lambda: Marks("truncated"), transforms.books)),
+    "terminates-alone": ("torchrl-serial", lambda: Marks("terminated")),
+    "truncates-alone-unbatched": ("toy-unbatched", lambda: Marks("truncated")),
+    "truncates-alone-counted": ("pendulum", lambda: E.StepCounter(3, update_done=False)),
     "steps-again": ("cartpole-unbatched", composed(transforms.norm, StepsAgain, E.RewardSum)),
     "steps-again-gym": ("torchrl-gym", composed(E.RewardSum, StepsAgain)),
     "steps-again-batched": ("pendulum", StepsAgain),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torchrl.data.utils import contains_lazy_spec
@@ -34,6 +35,11 @@ class ArrayEnv(SteppedEnv):
         transformed: the env with its transforms.
         exact: carries float64 rewards through the transforms; they are added to each step under
             ``"_exact_reward"``. None to leave them out.
+
+    Attributes:
+        ends_by_done: whether a trajectory is known to end only where the flag ``"done"`` is true.
+            A user's transform may truncate without it: TorchRL then resets nothing, but gives a
+            new trajectory id, and the next step keeps the flag.
     """
 
     def __init__(
@@ -62,6 +68,11 @@ class ArrayEnv(SteppedEnv):
             transform.merged = self._merges
         self._exact = exact
         self._taken = StepDict()
+        known = all(transform.follows_specs for transform in transforms)
+        self._unspecified: list[Key] | None = [] if known else None
+        self.ends_by_done = known
+        if not known:
+            self.carried += transformed.done_keys
         self._inverse = list(reversed(transforms))
 
     @property
@@ -91,9 +102,26 @@ class ArrayEnv(SteppedEnv):
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
             transform.step(given, following)
+        if self._unspecified is None:
+            self._unspecified = self._without_spec(following, next_keys)
+        for key in self._unspecified:
+            following.pop(key, None)
         if self._exact is not None and self.base is not None:
             following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))
         return following, error
+
+    def ended_trajectories(self, following: StepDict) -> list[int]:
+        """The slots with any flag of an end."""
+        flags = [following[key].numpy() for key in self.transformed.done_keys]
+        slots: list[int] = np.logical_or.reduce(flags).reshape(-1).nonzero()[0].tolist()
+        return slots
+
+    def _without_spec(self, following: StepDict, next_keys: list[Key]) -> list[Key]:
+        """The entries that are not the policy's, and that TorchRL's batch has no room for."""
+        known = {from_next(key) for key in next_keys}
+        for spec in self.transformed.output_spec.values():
+            known.update(spec.keys(True, True))
+        return [key for key in following if key not in known]
 
     def begin(
         self,

@@ -53,6 +53,8 @@ class StepTransform(abc.ABC):
         label: its name; empty for one that is no part of the user's env.
         how: the way in which it runs, in words.
         cost: about what it costs where it leaves the arrays; empty on them.
+        follows_specs: whether it is known to write no entries without a spec, and no flag of an
+            end without ``"done"``.
         steps_singly: whether some slots can be stepped while the others wait.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
             there what TorchRL writes, for transforms above that mix rows.
@@ -60,6 +62,7 @@ class StepTransform(abc.ABC):
 
     keys: Sequence[Key] = ()
     by_row = True
+    follows_specs = True
     steps_singly = True
     merged = False
     label = ""
@@ -129,6 +132,29 @@ class OwnCode(StepTransform):
         self._reset(marks, begun)
 
 
+class Applied(OwnCode):
+    """A user's transform that only maps tensors; its results may be of other kinds."""
+
+    follows_specs = False
+
+    def __init__(self, transform: T.Transform, by_row: bool):
+        super().__init__(transform, by_row)
+        self._out_keys = transform.out_keys
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        super().step(step, following)
+        self._to_tensors(following)
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        super().reset(begun, marks, before)
+        self._to_tensors(begun)
+
+    def _to_tensors(self, entries: StepDict) -> None:
+        for key in self._out_keys:
+            if key in entries and not isinstance(entries[key], torch.Tensor):
+                entries[key] = torch.as_tensor(entries[key])
+
+
 class OwnSteps(StepTransform):
     """A transform with a state, or a view of the step taken: its own code on StepDicts.
 
@@ -183,6 +209,7 @@ class Island(StepTransform):
 
     by_row = False
     cost = "20 to 50 us a step"
+    follows_specs = False
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str):
         self._call, self._reset = call_of(transform), reset_of(transform)
@@ -248,6 +275,6 @@ def island(transform: T.Transform, env: EnvBase, reason: str) -> StepTransform:
     """
     if changes_loop(transform):
         raise NotOnArrays(f"the transform {type(transform).__name__} changes the env's own loop")
-    if only_applies(transform, ELEMENTWISE):
-        return OwnCode(transform, by_row=False)
+    if only_applies(transform, ELEMENTWISE) and preparation_of(transform) is None:
+        return Applied(transform, by_row=False)
     return Island(transform, env, reason)

@@ -96,9 +96,10 @@ def collect_frames(
             stepping = False
             batch.append(step, following)
             upcoming = next_step(step, begun, env.carried, next_keys)
-            if ended and new_ids is not None:
+            renewed = ended if env.ends_by_done else env.ended_trajectories(following)
+            if renewed and new_ids is not None:
                 ids = upcoming[keys.TRAJ_IDS] = upcoming[keys.TRAJ_IDS].clone()
-                ids.numpy().reshape(-1)[ended] = new_ids(len(ended)).cpu().numpy()
+                ids.numpy().reshape(-1)[renewed] = new_ids(len(renewed)).cpu().numpy()
             if 0 < len(ended) < slots:
                 for key in forgotten:
                     value = upcoming[key] = upcoming[key].clone()

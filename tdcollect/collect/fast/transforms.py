@@ -37,11 +37,8 @@ from tdcollect.envs.transforms import ELEMENTWISE, transforms_of
 
 class _StepCounter(StepTransform):
     def __init__(self, transform: T.StepCounter):
-        if transform.max_steps is not None and not transform.update_done:
-            raise NotOnArrays(
-                "StepCounter(update_done=False) truncates episodes without ending them: leave "
-                "update_done out"
-            )
+        self._ends = transform.update_done
+        self.follows_specs = self.by_row = self._ends or transform.max_steps is None
         self._key: Key = transform.step_count_key
         self.keys = [self._key]
         self._max_steps = transform.max_steps
@@ -51,7 +48,8 @@ class _StepCounter(StepTransform):
         following[self._key] = count = step[self._key] + 1
         if self._max_steps is not None:
             truncated = (count >= self._max_steps) | following[self._truncated]
-            following[keys.DONE] = following[keys.DONE] | truncated
+            if self._ends:
+                following[keys.DONE] = following[keys.DONE] | truncated
             following[self._truncated] = truncated
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:

@@ -31,14 +31,43 @@ SIZE = scripts.Size(frames=24, slots=2, random_frames=24, steps=9)
 ENVS = {1: scripts.TORCHRL, 2: scripts.ours()}
 LEVELS = [level for level, envs in ENVS.items() if envs is not None]
 
-_ON_ARRAYS = """
-    dqn_cartpole discrete_sac discrete_cql_online discrete_iql cql_online iql_online crossq ddpg
-    offline_to_online a2c_mujoco ppo_mujoco gail redq
-    collector_device recurrent_slices linear_pendulum coding_ppo coding_dqn dqn_with_rnn
-    recurrent_sequences getting_started_3 getting_started_5 compact_observations torchrl_demo
-"""
-ON_ARRAYS: dict[int, set[str]] = {1: set(_ON_ARRAYS.split()), 2: set(_ON_ARRAYS.split())}
-"""Per level, scripts whose every part runs on arrays."""
+_ADOPTED = [
+    "dqn_cartpole",
+    "discrete_sac",
+    "discrete_cql_online",
+    "discrete_iql",
+    "cql_online",
+    "iql_online",
+    "crossq",
+    "ddpg",
+    "offline_to_online",
+    "a2c_mujoco",
+    "ppo_mujoco",
+    "gail",
+    "redq",
+    "a2c_atari",
+    "dqn_trainer",
+    "ddpg_trainer",
+    "ppo_trainer",
+    "sac_trainer",
+    "cql_trainer",
+    "td3_trainer",
+    "collector_device",
+    "recurrent_slices",
+    "linear_pendulum",
+    "random_parallel",
+    "coding_ppo",
+    "coding_dqn",
+    "dqn_with_rnn",
+    "recurrent_sequences",
+    "getting_started_3",
+    "getting_started_5",
+    "compact_observations",
+    "torchrl_demo",
+]
+_STARTED = ["sac", "sac_async", "tqc", "td3", "coding_ddpg"]
+ON_ARRAYS = {1: {*_ADOPTED}, 2: {*_ADOPTED, *_STARTED}}
+"""Per level, scripts whose every part runs on arrays; some start a ParallelEnv's workers."""
 
 DIFFER = {
     "multi_step": "its actions are floats for a one-hot spec; TorchRL's SerialEnv cuts them to "

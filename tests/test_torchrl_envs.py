@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -327,6 +328,22 @@ def test_an_error_of_an_env_names_its_slot() -> None:
     with pytest.raises(tdcollect.envs.SlotError, match=r"slot 0.*three"):
         env.rollout(5)
     env.close()
+
+
+def test_an_env_that_hangs_ends_after_torchrls_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrl._utils, "BATCHED_PIPE_TIMEOUT", 0.2)
+    env = ours(1, partial(torchrl_envs.slow, "step"))
+    with pytest.raises(tdcollect.envs.SlotError, match=r"took more than 0\.2 s"):
+        env.rollout(1)
+    env.close()
+
+
+def test_an_env_may_take_its_time_to_close() -> None:
+    env = ours(1, partial(torchrl_envs.slow, "close"), shutdown_timeout=0.2)
+    env.rollout(1)
+    start = time.monotonic()
+    env.close()
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import gymnasium as gym
 import pytest
 import torch
 from torch import multiprocessing as mp
+from torchrl import _utils
 from torchrl.envs import (
     EnvCreator,
     GymEnv,
@@ -102,6 +103,13 @@ def test_threads_are_limited_as_torchrl_does(monkeypatch: pytest.MonkeyPatch) ->
     assert "torch.get_num_threads() - self.num_workers" in inspect.getsource(
         ParallelEnv._start_workers
     )
+
+
+def test_the_timeout_of_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_batched.pipe_timeout() is None
+    assert '"BATCHED_PIPE_TIMEOUT", "10000.0"' in inspect.getsource(_utils)
+    monkeypatch.setattr(_utils, "BATCHED_PIPE_TIMEOUT", 5.0)
+    assert of_batched.pipe_timeout() == 5.0
 
 
 class Answers:

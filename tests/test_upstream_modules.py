@@ -283,3 +283,19 @@ def test_encode_key_for_filesystem_gives_the_names_of_memory_maps(
     assert of_modules.encode_key_for_filesystem(key) == name
     TensorDict({key: torch.zeros(1)}).memmap(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"meta.json", f"{name}.memmap"}
+
+
+def test_unchecked_tensordict_is_the_one_that_is_checked() -> None:
+    value = torch.zeros(2, 3)
+    made = of_modules.unchecked_tensordict({"a": value, "b": {"c": value}}, torch.Size([2]), None)
+    checked = TensorDict({"a": value, "b": {"c": value}}, batch_size=[2])
+    assert made["a"] is value
+    assert made["b"].batch_size == checked["b"].batch_size
+    assert type(made["b"]) is TensorDict
+    assert list(made.keys(True, True)) == list(checked.keys(True, True))
+    made["b", "d"] = value
+    assert ("b", "d") in made.keys(True)
+    on_cpu = of_modules.unchecked_tensordict(
+        {"b": {"c": value}}, torch.Size([2]), torch.device("cpu")
+    )
+    assert on_cpu["b"].device == torch.device("cpu")

@@ -125,3 +125,10 @@ def test_step_of_and_reset_of_are_what_an_env_calls() -> None:
     assert begun["step_count"].item() == 0
     following = of_torchrl.step_of(transform)(begun, begun.clone())
     assert following["step_count"].item() == 1
+
+
+def test_replaced_calls_are_those_on_the_object() -> None:
+    norm: Any = E.ObservationNorm(0.0, 1.0, in_keys=["observation"])
+    assert of_transforms.replaced_calls(norm) == []
+    norm._apply_transform = lambda value: value
+    assert of_transforms.replaced_calls(norm) == ["_apply_transform"]

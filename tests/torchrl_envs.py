@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -178,3 +179,25 @@ class Fails(gym.Env):
 
 def fails() -> EnvBase:
     return GymWrapper(Fails())
+
+
+class Slow(Fails):
+    """Takes a minute to step, or to close.
+
+    Args:
+        what: ``"step"`` or ``"close"``.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what, self.taken = what, 0
+
+    def step(self, action: Any) -> Any:
+        time.sleep(60 if self.what == "step" else 0)
+        return super().step(action)
+
+    def close(self) -> None:
+        time.sleep(60 if self.what == "close" and self.taken else 0)
+
+
+def slow(what: str) -> EnvBase:
+    return GymWrapper(Slow(what))

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torchrl import _utils
 from torchrl._utils import _get_default_mp_start_method
 from torchrl.envs import EnvBase, EnvCreator, GymEnv, GymWrapper, ParallelEnv
 from torchrl.envs.batched_envs import _recursively_strip_locks_from_state_dict as without_locks
+
+_PIPE_TIMEOUT = 10_000.0
 
 ParallelEnvMeta: Any = type(ParallelEnv)
 """The metaclass that gives a ``SerialEnv`` for ``serial_for_single``."""
@@ -103,6 +106,12 @@ def drop_channels(env: ParallelEnv) -> None:
         env.__dict__.pop(name, None)
 
 
+def pipe_timeout() -> float | None:
+    """The seconds that workers may take; None for TorchRL's default, which is hours."""
+    timeout = float(_utils.BATCHED_PIPE_TIMEOUT)
+    return None if timeout == _PIPE_TIMEOUT else timeout
+
+
 def limit_threads(env: ParallelEnv) -> None:
     """Give this process as many of torch's threads as TorchRL does beside its workers."""
     if env.num_threads is None:
@@ -154,6 +163,7 @@ __all__ = [
     "is_vectorised",
     "is_view",
     "limit_threads",
+    "pipe_timeout",
     "reset_inside",
     "seeds_torch",
     "set_channels",

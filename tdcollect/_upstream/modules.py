@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from tensordict import TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -71,6 +73,19 @@ def parameters_of(module: nn.Module) -> dict[str, Any]:
 def schema_of(operator: Any) -> Any:
     """The schema of an operator: its ``name``, and its ``arguments``."""
     return operator._schema
+
+
+def unchecked_tensordict(
+    entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    """A TensorDict of tensors that are known to fit its batch size and device.
+
+    Args:
+        entries: by name; those of nested TensorDicts in dicts of their own.
+        batch_size: of all of them.
+        device: of all of them.
+    """
+    return TensorDict._new_unsafe(entries, batch_size=batch_size, device=device)
 
 
 MEMMAP_TYPE = "_type"
@@ -150,5 +165,6 @@ __all__ = [
     "project_outputs",
     "schema_of",
     "selects_output",
+    "unchecked_tensordict",
     "validates_arguments",
 ]

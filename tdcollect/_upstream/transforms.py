@@ -86,10 +86,19 @@ def restart_stacks(transform: T.CatFrames, entries: Any, starting: torch.Tensor)
     transform._call(entries, _reset=starting)
 
 
+_CALLS = ("_call", "_step", "_reset", "_inv_call", "_apply_transform", "_inv_apply_transform")
+
+
+def replaced_calls(transform: T.Transform) -> list[str]:
+    """The methods called by an env that a user has replaced on this transform object."""
+    return [name for name in _CALLS if name in vars(transform)]
+
+
 __all__ = [
     "VecNormSums",
     "VecNormV2Statistics",
     "casts_integers",
+    "replaced_calls",
     "restart_stacks",
     "stack_buffer_name",
 ]

@@ -78,7 +78,12 @@ class BatchBuilder:
         if self._keys is None:
             step, following = self._held[0], self._following[0]
             self._keys = [key for key in step if not (is_next(key) or key in self._left_out)]
-            self._next_keys = [key for key in following if under_next(key) not in self._left_out]
+            self._next_keys = [
+                key
+                for key, value in following.items()
+                # A transform may add other things, which TorchRL's batch has no room for either.
+                if under_next(key) not in self._left_out and isinstance(value, torch.Tensor)
+            ]
         try:
             for key in self._keys:
                 self._store(key, [step[key] for step in self._held])

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torchrl.envs import EnvBase
 
-from tdcollect.collect.env_parts import ExactReward, base_of, transforms_of
+from tdcollect.collect.env_parts import ExactReward
 from tdcollect.collect.policies import ON_TENSORDICT, Noise, Policy, TensorDictPolicy
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.collect.tensordict_env import SteppedEnv, TensorDictEnv
 from tdcollect.display import html_table, one_line
+from tdcollect.envs.transforms import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 if TYPE_CHECKING:

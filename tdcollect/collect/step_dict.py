@@ -28,12 +28,12 @@ class StepDict(dict[Key, torch.Tensor]):
 
     Attributes:
         shape: the batch size, where a method asks for it; set by whoever runs that code.
-        device: the device that a TensorDict would name, likewise.
+        device: the device that a TensorDict would name, if any, likewise.
         shapes: the batch sizes of nested TensorDicts, by their paths, where they were noted.
     """
 
     shape: torch.Size
-    device: torch.device | None
+    device: torch.device | None = None
     shapes: Mapping[tuple[str, ...], torch.Size] = MappingProxyType({})
 
     @property
@@ -51,6 +51,10 @@ class StepDict(dict[Key, torch.Tensor]):
         """The number of batch dimensions."""
         return len(self.shape)
 
+    def keys(self, *nested: Any, **options: Any) -> Any:
+        """All keys: those of leaves, nested ones included."""
+        return dict.keys(self)
+
     def get(self, key: Any, default: Any = None) -> Any:
         """The entry, or ``default``; a keyword here, as TensorDict has it."""
         return dict.get(self, key, default)
@@ -60,12 +64,12 @@ class StepDict(dict[Key, torch.Tensor]):
         self[key] = value
         return self
 
-    def exclude(self, *excluded: Key, inplace: bool = True) -> StepDict:
-        """Drop entries."""
-        assert inplace
+    def exclude(self, *excluded: Key, inplace: bool = False) -> StepDict:
+        """Drop entries: from this step, or from a copy."""
+        step = self if inplace else StepDict(self)
         for key in excluded:
-            self.pop(key, None)
-        return self
+            step.pop(key, None)
+        return step
 
     def reshape(self, *shape: Any) -> StepDict:
         """The same entries under another batch size."""
@@ -213,18 +217,23 @@ def next_step(
     return following
 
 
-def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> None:
+def shaped_like(
+    template: TensorDictBase, batch: TensorDictBase, cast: bool, fill: bool = False
+) -> None:
     """Give a batch the parts of TorchRL's that are no entries.
 
     Args:
         template: has the nested TensorDicts, empty ones too, and their devices.
         batch: is changed in place.
         cast: give entries the template's dtypes (where a policy runs under autocast, say).
+        fill: drop entries that the template lacks, and write zeros for those that the batch lacks.
     """
     if isinstance(template, LazyStackedTensorDict):
         return  # slots unlike each other are stacked as they are
     for name, part in template.items():
         inner = batch.get(name, None)
+        if inner is None and is_non_tensor(part):
+            continue
         if isinstance(part, TensorDictBase):
             if inner is None:
                 inner = TensorDict({}, batch_size=batch.batch_size)
@@ -232,7 +241,14 @@ def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> 
                 inner.clear_device_()
             elif inner.device != part.device:
                 inner = inner.to(part.device)
-            shaped_like(part, inner, cast)
+            shaped_like(part, inner, cast, fill)
             batch.set(name, inner)
-        elif cast and inner is not None and inner.dtype != part.dtype:
+        elif inner is None:
+            if fill:
+                shape = (*batch.batch_size, *part.shape[template.ndim :])
+                batch.set(name, torch.zeros(shape, dtype=part.dtype, device=batch.device))
+        elif cast and inner.dtype != part.dtype:
             batch.set(name, inner.to(part.dtype))
+    if fill:
+        for name in [name for name in batch.keys() if name not in template.keys()]:  # noqa: SIM118
+            batch.pop(name)

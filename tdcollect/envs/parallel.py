@@ -17,7 +17,8 @@ from tdcollect._upstream import batched_envs as upstream
 from tdcollect.envs.gym_env import SerialEnv
 from tdcollect.envs.parallel_slots import Channel, difference, env_of_slots, with_lifted
 from tdcollect.envs.slot_env import SlotSettings, make_slot
-from tdcollect.envs.slot_plan import NotUnderstood, Parts, flat_transforms, parts_of_made
+from tdcollect.envs.slot_plan import NotUnderstood, Parts, parts_of_made
+from tdcollect.envs.transforms import base_of, flat_transforms
 from tdcollect.states import global_states
 
 _PARTS, _INNER, _SHOWN = "tdcollect_parts", "tdcollect_inner", "tdcollect_shown"
@@ -57,8 +58,8 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         num_workers: the number of slots, as in TorchRL; as many processes share them as there are
             cores to use.
         create_env_fn: makes the env of a slot; or one such function per slot.
-        **kwargs: those of TorchRL's ``ParallelEnv``. ``daemon`` and ``shutdown_timeout`` concern
-            TorchRL's workers only: ours never outlive this process.
+        **kwargs: those of TorchRL's ``ParallelEnv``. ``daemon`` concerns TorchRL's workers only:
+            ours never outlive this process.
     """
 
     @classmethod
@@ -172,7 +173,12 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             for create, kwargs in zip(self.create_env_fn, self.create_env_kwargs, strict=True)
         ]
         base = env_of_slots(
-            factories, parts, device=self.device, start_method="fork" if forks else "spawn"
+            factories,
+            parts,
+            device=self.device,
+            start_method="fork" if forks else "spawn",
+            timeout=upstream.pipe_timeout(),
+            grace=self.shutdown_timeout,
         )
         try:
             backend = base.stepper.backend
@@ -297,7 +303,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             how = (
                 "in TorchRL's workers"
                 if self.inner is None
-                else repr(_base_of(self.inner).stepper.backend)
+                else repr(base_of(self.inner).stepper.backend)
             )
         return f"{type(self).__name__}({self.num_workers} slots, {how})"
 
@@ -367,10 +373,6 @@ def _calls(
             given["options"] = options[group[0]]
         calls.append((group, given))
     return calls
-
-
-def _base_of(inner: EnvBase) -> EnvBase:
-    return inner.base_env if isinstance(inner, TransformedEnv) else inner
 
 
 def _with_rows(

@@ -83,10 +83,17 @@ def env_of_slots(
     parts: Parts,
     *,
     device: torch.device | None,
-    start_method: str = "spawn",
+    **options: Any,
 ) -> GymnasiumEnv:
-    """An env ``[N]`` over slots of :func:`make_slot`, with the specs that TorchRL gives them."""
-    backend = ProcessBackend(factories, parts.categorical, start_method=start_method)
+    """An env ``[N]`` over slots of :func:`make_slot`, with the specs that TorchRL gives them.
+
+    Args:
+        factories: one per slot.
+        parts: of the env of one.
+        device: of the entries.
+        **options: of :class:`ProcessBackend`.
+    """
+    backend = ProcessBackend(factories, parts.categorical, **options)
     try:
         if parts.plan.entries:
             backend.read_info({e.key: np.zeros(e.shape, e.dtype) for e in parts.plan.entries})

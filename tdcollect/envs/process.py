@@ -19,7 +19,7 @@ import numpy as np
 
 from tdcollect.envs.backend import Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
-from tdcollect.workers.launch import WorkerProcess
+from tdcollect.workers.launch import GRACE, WorkerProcess
 from tdcollect.workers.pool import WorkerPool, usable_cores
 from tdcollect.workers.protocol import (
     RESET,
@@ -52,6 +52,7 @@ class ProcessBackend(Backend):
         timeout: seconds that an env may take for one call before it counts as hanging and its
             worker is killed, noticed within twice as long; None to wait for ever.
         start_method: ``"spawn"`` (a fresh interpreter) or ``"fork"``.
+        grace: seconds that the envs of a worker may take to close before it is killed.
 
     Raises:
         ValueError: if the envs' spaces differ.
@@ -71,6 +72,7 @@ class ProcessBackend(Backend):
         num_workers: int | None = None,
         timeout: float | None = None,
         start_method: str = "spawn",
+        grace: float = GRACE,
     ):
         if os.name != "posix":
             raise RuntimeError(
@@ -79,7 +81,7 @@ class ProcessBackend(Backend):
         self.num_envs = len(factories)
         self._stepped: Sequence[int] = ()
         count = min(num_workers or usable_cores(), self.num_envs)
-        self._pool = WorkerPool(factories, count, timeout, start_method)
+        self._pool = WorkerPool(factories, count, timeout, start_method, grace)
         try:
             found = self._pool.started(self._pool.processes)
             observation, action = found[0][0]
@@ -304,7 +306,7 @@ class ProcessBackend(Backend):
     def close(self) -> None:
         """Close the envs and end the workers; a second call does nothing.
 
-        A worker whose envs have not closed after 5 seconds is killed.
+        A worker whose envs have not closed after ``grace`` seconds is killed.
         """
         self._pool.close()
 

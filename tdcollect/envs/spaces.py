@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from torchrl.data import Composite, TensorSpec
 
 from tdcollect import keys
+from tdcollect._upstream.modules import unchecked_tensordict
 from tdcollect.envs.leaves import BoxLeaf, Leaf, check_length, leaf_of, stacked_leaf
 from tdcollect.workers.values import Array, unstack
 
@@ -174,6 +175,20 @@ def nested(
     device: torch.device | None = None,
 ) -> TensorDict:
     """Entries, each with its name or path, as a TensorDict that shares their memory."""
+    return TensorDict(_by_name(entries), batch_size=tuple(batch_size), device=device)
+
+
+def nested_unchecked(
+    entries: Iterable[tuple[str | Path, torch.Tensor]],
+    batch_size: torch.Size,
+    device: torch.device | None,
+) -> TensorDict:
+    """The same, ten times as fast, of tensors that fit the batch size, and are on the device."""
+    return unchecked_tensordict(_by_name(entries), batch_size, device)
+
+
+def _by_name(entries: Iterable[tuple[str | Path, torch.Tensor]]) -> dict[str, Any]:
+    """Entries by name; those of nested TensorDicts in dicts of their own."""
     source: dict[str, Any] = {}
     for key, value in entries:
         if isinstance(key, str):
@@ -183,4 +198,4 @@ def nested(
             for name in key[:-1]:
                 parent = parent.setdefault(name, {})
             parent[key[-1]] = value
-    return TensorDict(source, batch_size=tuple(batch_size), device=device)
+    return source

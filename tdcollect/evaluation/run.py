@@ -54,7 +54,8 @@ def evaluate(
     it resumes the evaluation found there, or finds it done.
 
     Args:
-        env: see :class:`tdcollect.EvaluationCollector`, as for the policy.
+        env: see :class:`tdcollect.EvaluationCollector`, as for the policy: a gymnasium id, any
+            ``EnvBase``, or a function that makes an env.
         policy: any policy that a collector takes; None for random actions.
         episodes: the number of episodes, or their indices.
         seed: the root seed.

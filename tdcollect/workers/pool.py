@@ -42,6 +42,7 @@ class WorkerPool:
         num_workers: how many processes.
         timeout: seconds that an env may take for one call; None to wait forever.
         method: ``"spawn"`` or ``"fork"``.
+        grace: seconds that the envs of a worker may take to close.
 
     Attributes:
         processes: the workers, in the order of their slots.
@@ -54,11 +55,13 @@ class WorkerPool:
         num_workers: int,
         timeout: float | None,
         method: str,
+        grace: float = GRACE,
     ):
         self.processes: list[WorkerProcess] = []
         self.seeds: dict[int, int | None] = {}
         self.timeout = timeout
         self.method = method
+        self._grace = grace
         self._factories = list(factories)
         self._one_core_each = num_workers <= usable_cores()
         bounds = [len(factories) * i // num_workers for i in range(num_workers + 1)]
@@ -252,7 +255,7 @@ class WorkerPool:
         living = [process for process in self.processes if not process.lost]
         try:
             asked = [process for process in living if process.call("close")]
-            answers = self._wait("close", asked, GRACE)
+            answers = self._wait("close", asked, self._grace)
         finally:
             self.end()
         for process, answer in answers.items():

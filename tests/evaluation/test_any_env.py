@@ -77,9 +77,10 @@ CASES: dict[str, tuple[Callable[[], EnvBase], Any]] = {
     "global-generators-recurrent": (Drift, partial(recurrent, GRUModule)),
     "transformed": (
         lambda: TransformedEnv(
-            Seeded(), T.Compose(T.ObservationNorm(0.3, 1.7, ["observation"]), T.StepCounter(9))
+            TransformedEnv(Seeded(), T.ObservationNorm(0.3, 1.7, ["observation"])),
+            T.Compose(T.CatFrames(2, dim=-1, in_keys=["observation"]), T.StepCounter(9)),
         ),
-        categorical,
+        partial(categorical, 6),
     ),
     "gym": (partial(GymEnv, CARTPOLE), partial(categorical, 4)),
     "noops": (noops, partial(categorical, 4)),
@@ -216,6 +217,14 @@ def test_the_manifest_says_where_draws_come_from() -> None:
     one, other = manifest(Drift)["env"], manifest(partial(Drift, (1,)))["env"]
     assert one == other
     assert one["observation_space"] == "observation: UnboundedContinuous([3], float32)"
+
+
+def test_buffers_of_the_latest_frames_are_not_in_the_manifest() -> None:
+    env = TransformedEnv(make_env(Walk, 3), T.CatFrames(2, dim=-1, in_keys=["observation"]))
+    run = partial(tdcollect.evaluate, env, categorical(6), 4, progress=False)
+    first, again = run(), run()
+    assert first.manifest["env"]["transforms"] == ["CatFrames"]
+    assert (first.manifest, first.digest) == (again.manifest, again.digest)
 
 
 def test_an_evaluation_is_resumed_replayed_and_verified(tmp_path: Path) -> None:

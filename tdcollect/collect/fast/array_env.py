@@ -11,7 +11,7 @@ from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, replaced_methods, steps_alone
-from tdcollect.collect.env_parts import ExactReward, base_of, transforms_of
+from tdcollect.collect.env_parts import ExactReward
 from tdcollect.collect.fast.inner import InnerEnv, RewardShape, SlotArrays, TorchRLEnv
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
 from tdcollect.collect.fast.members import Shown, member_slots
@@ -21,6 +21,7 @@ from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.parallel import ParallelEnv as OurParallelEnv
+from tdcollect.envs.transforms import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 
@@ -47,7 +48,11 @@ class ArrayEnv(SteppedEnv):
         self.batch_size = transformed.batch_size
         self.step_bytes = inner.step_bytes
         self.base = inner.slots
-        self.waits = inner.slots is not None and inner.slots.steps_singly
+        self.waits = (
+            inner.slots is not None
+            and inner.slots.steps_singly
+            and all(transform.steps_singly for transform in transforms)
+        )
         self.transforms = transforms
         self.inner = inner
         # A transform that mixes rows must see in all of them what it sees under TorchRL. Slots
@@ -56,6 +61,7 @@ class ArrayEnv(SteppedEnv):
         for transform in transforms:
             transform.merged = self._merges
         self._exact = exact
+        self._taken = StepDict()
         self._inverse = list(reversed(transforms))
 
     @property
@@ -75,7 +81,7 @@ class ArrayEnv(SteppedEnv):
         slots: list[int] | None = None,
     ) -> tuple[StepDict, SlotError | None]:
         """Step ``slots`` (None for all); see :meth:`SteppedEnv.advance`."""
-        given = step
+        given = self._taken = step
         if self.transforms:
             given = StepDict(step)
             for transform in self._inverse:
@@ -111,7 +117,7 @@ class ArrayEnv(SteppedEnv):
     def _merge(self, begun: StepDict, following: StepDict, starting: torch.Tensor) -> None:
         """Give the slots that go on their own rows back."""
         for key in self.carried:
-            own = following.get(key)
+            own = following.get(key, self._taken.get(key))
             if own is None:
                 continue
             mask = starting.reshape(starting.shape[:-1] + (1,) * (own.ndim - starting.ndim + 1))
@@ -146,6 +152,8 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
         reasons += refused.reasons
     if reasons:
         raise NotOnArrays(*reasons)
+    for transform in transforms:
+        transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
     return ArrayEnv(inner, [*further, *transforms, *last], env, exact)
 

@@ -1,11 +1,14 @@
-"""CatFrames on StepDicts.
+"""CatFrames and FrameSkipTransform on StepDicts.
 
-A step gives out one new tensor, the stack. TorchRL's buffer in the transform, one stack in size,
-holds a copy of the latest: later transforms, policies and users may write into theirs, and
-TorchRL's own loop can go on from there.
+CatFrames: a step gives out one new tensor, the stack. TorchRL's buffer in the transform, one stack
+in size, holds a copy of the latest: later transforms, policies and users may write into theirs,
+and TorchRL's own loop can go on from there.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torchrl.envs import transforms as T
@@ -14,7 +17,10 @@ from tdcollect import keys
 from tdcollect._upstream.torchrl import call_of
 from tdcollect._upstream.transforms import restart_stacks, stack_buffer_name
 from tdcollect.collect.fast.islands import StepTransform
-from tdcollect.collect.step_dict import StepDict
+from tdcollect.collect.step_dict import Key, StepDict, from_next, is_next
+
+if TYPE_CHECKING:
+    from tdcollect.collect.fast.inner import InnerEnv
 
 
 class CatFrames(StepTransform):
@@ -75,6 +81,60 @@ class CatFrames(StepTransform):
             for frame, buffer in pairs
         )
         return self._has_buffers
+
+
+class FrameSkip(StepTransform):
+    """TorchRL's FrameSkipTransform: the part of the env below it takes each step several times.
+
+    Args:
+        transform: has the number of steps.
+        lower: gives the transforms of its parent env on StepDicts, innermost first. They are
+            TorchRL's copies, made at the first step: some share the state of the originals.
+    """
+
+    steps_singly = False
+
+    def __init__(self, transform: T.FrameSkipTransform, lower: Callable[[], list[StepTransform]]):
+        self._transform = transform
+        self._lower = lower
+        self._below: list[StepTransform] | None = None
+
+    def attach(self, inner: InnerEnv, further: Sequence[StepTransform]) -> None:
+        self._inner, self._further = inner, further
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        key: Key = self._transform.parent.reward_key
+        reward, latest = following[key], following
+        for _ in range(self._transform.frame_skip - 1):
+            latest = self._again(step)
+            reward = reward + latest[key]
+        if latest is not following:
+            following.clear()
+            following.update(latest)
+        following[key] = reward
+
+    def _again(self, step: StepDict) -> StepDict:
+        """Step the part below. Its inverse transforms apply once more, as in TorchRL."""
+        if self._below is None:
+            self._below = [*self._further, *self._lower()]
+            for transform in self._below:
+                transform.attach(self._inner, self._further)
+        given = StepDict(step)
+        for transform in reversed(self._below):
+            transform.inv(given)
+        (buffers,) = self._inner.allocate(1, False, False)
+        following, error = self._inner.step(given, None, buffers)
+        if error is not None:
+            raise error
+        for key in step:
+            if is_next(key):
+                following.setdefault(from_next(key), step[key])
+        for transform in self._below:
+            transform.step(given, following)
+        return following
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        pass
 
 
 def cat_frames(transform: T.CatFrames) -> StepTransform | str:

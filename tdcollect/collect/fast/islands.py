@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -23,9 +23,12 @@ from tdcollect._upstream.torchrl import (
     reset_of,
     step_of,
 )
-from tdcollect.collect.env_parts import ELEMENTWISE
 from tdcollect.collect.step_dict import Key, StepDict
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import nested, nested_unchecked
+from tdcollect.envs.transforms import ELEMENTWISE
+
+if TYPE_CHECKING:
+    from tdcollect.collect.fast.inner import InnerEnv
 
 
 class NotOnArrays(Exception):
@@ -50,12 +53,14 @@ class StepTransform(abc.ABC):
         label: its name; empty for one that is no part of the user's env.
         how: the way in which it runs, in words.
         obstacle: whether it leaves the arrays.
+        steps_singly: whether some slots can be stepped while the others wait.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
             there what TorchRL writes, for transforms above that mix rows.
     """
 
     keys: Sequence[Key] = ()
     by_row = True
+    steps_singly = True
     merged = False
     label = ""
     how = "on arrays"
@@ -84,14 +89,16 @@ class StepTransform(abc.ABC):
             begun: the entries that the env's reset, and the transforms below, gave for all slots.
             marks: has ``"_reset"``, bool ``[N, 1]`` (``[1]`` unbatched): the slots that begin an
                 episode.
-            before: the :attr:`keys` that the latest step led to, in all slots; zeros where a
-                transform mixes rows, as TorchRL has it: these slots get their own rows back then.
+            before: the entries that the latest step led to, in all slots.
         """
+
+    def attach(self, inner: InnerEnv, further: Sequence[StepTransform]) -> None:  # noqa: B027
+        """Be told of the env, and of the transforms that it has of its own, innermost first."""
 
     def _initial(self, marks: StepDict, initial: Any, value: torch.Tensor) -> torch.Tensor:
         """``initial`` in the slots that begin an episode, ``value`` elsewhere."""
         if self.merged:
-            return torch.empty_like(value).copy_(torch.as_tensor(initial))
+            value = torch.zeros_like(value)
         starting = marks[keys.RESET]
         mask = starting.reshape(starting.shape[:-1] + (1,) * (value.ndim - starting.ndim + 1))
         return value.masked_fill(mask.to(value.device), initial)
@@ -122,6 +129,49 @@ class OwnCode(StepTransform):
         self._reset(marks, begun)
 
 
+class OwnSteps(StepTransform):
+    """A transform with a state, or a view of the step taken: its own code on StepDicts.
+
+    Of TensorDicts, it must need no more than StepDicts have.
+
+    Args:
+        transform: called where TorchRL calls it, with the same tensors.
+        env: the env with all of its transforms.
+        by_row: as in :class:`StepTransform`.
+    """
+
+    def __init__(self, transform: T.Transform, env: EnvBase, by_row: bool):
+        self._step, self._reset = step_of(transform), reset_of(transform)
+        self._inverse = inverse_call_of(transform) if inverts(transform) else None
+        self._prepare = preparation_of(transform)
+        self._shape = env.batch_size
+        self.by_row = by_row
+
+    def prepare(self, marks: StepDict) -> None:
+        if self._prepare is not None:
+            marks.shape = self._shape
+            _take_over(marks, self._prepare(marks))
+
+    def inv(self, step: StepDict) -> None:
+        if self._inverse is not None:
+            step.shape = self._shape
+            _take_over(step, self._inverse(step))
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        step.shape = following.shape = self._shape
+        _take_over(following, self._step(step, following))
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        begun.shape = marks.shape = self._shape
+        _take_over(begun, self._reset(marks, begun))
+
+
+def _take_over(step: StepDict, changed: StepDict) -> None:
+    if changed is not step:
+        step.clear()
+        step.update(changed)
+
+
 _COST = "20 to 50 us a step"
 
 
@@ -138,11 +188,12 @@ class Island(StepTransform):
     obstacle = True
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str):
-        self._step, self._reset = step_of(transform), reset_of(transform)
+        self._call, self._reset = call_of(transform), reset_of(transform)
+        self._step = step_of(transform) if reads_step(transform) else None
         self._inverse = inverse_call_of(transform) if inverts(transform) else None
         self._prepare = preparation_of(transform)
-        self._reads_step = reads_step(transform)
         self._batch_size, self._device = env.batch_size, env.device
+        self._pack = nested_unchecked if env.device in (None, torch.device("cpu")) else nested
         self.how = f"on a TensorDict of its own: it {reason} ({_COST})"
 
     def prepare(self, marks: StepDict) -> None:
@@ -154,19 +205,37 @@ class Island(StepTransform):
             _replace(step, self._inverse(self._packed(step)))
 
     def step(self, step: StepDict, following: StepDict) -> None:
-        given = self._packed(step if self._reads_step else {})
-        _replace(following, self._step(given, self._packed(following)))
+        if self._step is None:
+            _replace(following, self._call(self._packed(following)))
+        else:
+            taken = self._packed(step)
+            _replace(following, self._step(taken, self._packed(following)))
+            _replace(step, taken)  # later transforms see what it has written there
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        _replace(begun, self._reset(self._packed(marks), self._packed(begun)))
+        given = self._packed(marks)
+        _replace(begun, self._reset(given, self._packed(begun)))
+        _replace(marks, given)
 
-    def _packed(self, step: Mapping[Key, torch.Tensor]) -> TensorDict:
-        return nested(step.items(), self._batch_size, self._device)
+    def _packed(self, step: StepDict) -> TensorDict:
+        return self._pack(step.items(), self._batch_size, self._device)
 
 
 def _replace(step: StepDict, changed: TensorDictBase) -> None:
     step.clear()
-    step.update(changed.items(True, True))
+    if type(changed) is not TensorDict:
+        step.update(changed.items(True, True))
+        return
+    for name, value in changed.items():
+        if type(value) is torch.Tensor:
+            step[name] = value
+        elif isinstance(value, TensorDictBase):
+            step.update(
+                ((name, key) if isinstance(key, str) else (name, *key), leaf)
+                for key, leaf in value.items(True, True)
+            )
+        else:
+            step[name] = value
 
 
 def island(transform: T.Transform, env: EnvBase, reason: str) -> StepTransform:

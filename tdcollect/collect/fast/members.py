@@ -16,7 +16,6 @@ from torchrl.envs import transforms as T
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import does_nothing_in_steps, settings_of
-from tdcollect.collect.env_parts import ELEMENTWISE, transforms_of
 from tdcollect.collect.fast.inner import InnerEnv, SlotArrays
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
 from tdcollect.collect.fast.transforms import lower_transforms
@@ -24,9 +23,7 @@ from tdcollect.collect.step_dict import Key, StepDict, flat
 from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import nested
-
-_LIFTED = (*ELEMENTWISE, T.InitTracker, T.RewardSum, T.StepCounter, T.TensorDictPrimer)
-"""Transforms without a state of their own that can treat a batch as they treat one env."""
+from tdcollect.envs.transforms import is_lifted, transforms_of
 
 
 class Shown(StepTransform):
@@ -196,18 +193,10 @@ def member_slots(
 
 
 def _can_be_lifted(transforms: Sequence[T.Transform]) -> bool:
-    first = transforms[0]
-    if type(first) not in _LIFTED or _counts_axes_from_the_front(first):
+    if not is_lifted(transforms[0]):
         return False
-    settings = settings_of(first)
+    settings = settings_of(transforms[0])
     return all(_equal(settings_of(other), settings) for other in transforms[1:])
-
-
-def _counts_axes_from_the_front(transform: T.Transform) -> bool:
-    """Tell whether an axis of one env would be another one of a batch."""
-    axes = [getattr(transform, name, -1) for name in ("dim", "first_dim", "last_dim")]
-    axes += getattr(transform, "dims", ())
-    return any(axis >= 0 for axis in axes) or getattr(transform, "unsqueeze_if_oor", False)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -17,12 +17,22 @@ from torchrl.envs.llm.transforms import PolicyVersion
 from tdcollect import keys
 from tdcollect._upstream.modules import has_forward_hooks
 from tdcollect._upstream.torchrl import inverse_call_of
-from tdcollect.collect.env_parts import ELEMENTWISE
-from tdcollect.collect.fast.frames import cat_frames
-from tdcollect.collect.fast.islands import NotOnArrays, OwnCode, StepTransform, island
+from tdcollect._upstream.transforms import replaced_calls
+from tdcollect.collect.fast.entries import (
+    Changed,
+    check,
+    device_cast,
+    exclude,
+    nothing,
+    rename,
+    select,
+)
+from tdcollect.collect.fast.frames import FrameSkip, cat_frames
+from tdcollect.collect.fast.islands import NotOnArrays, OwnCode, OwnSteps, StepTransform, island
 from tdcollect.collect.fast.normalization import vec_norm
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.env_action import EnvAction
+from tdcollect.envs.transforms import ELEMENTWISE, transforms_of
 
 
 class _StepCounter(StepTransform):
@@ -50,6 +60,7 @@ class _StepCounter(StepTransform):
 
 class _RewardSum(StepTransform):
     def __init__(self, transform: T.RewardSum):
+        self._transform = transform
         self._keys: list[tuple[Key, Key]] = list(
             zip(transform.in_keys, transform.out_keys, strict=True)
         )
@@ -57,11 +68,14 @@ class _RewardSum(StepTransform):
 
     def step(self, step: StepDict, following: StepDict) -> None:
         for in_key, out_key in self._keys:
-            following[out_key] = step[out_key] + following[in_key]
+            following[out_key] = step.get(out_key, 0.0) + following[in_key]
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        for _, out_key in self._keys:
-            begun[out_key] = self._initial(marks, 0, before[out_key])
+        for in_key, out_key in self._keys:
+            if out_key in before:
+                begun[out_key] = self._initial(marks, 0, before[out_key])
+            else:  # another transform has renamed or dropped it
+                begun[out_key] = self._transform.parent.full_reward_spec[in_key].zero()
 
 
 class _InitTracker(StepTransform):
@@ -137,6 +151,26 @@ class _PolicyVersion(StepTransform):
         return torch.full(shape, int(self._transform.version), dtype=torch.int64)
 
 
+_BY_OWN_CODE = {
+    T.ActionDiscretizer: True,
+    T.ActionMask: False,
+    T.DiscreteActionProjection: True,
+    T.ExpandAs: False,
+    T.FlattenAction: True,
+    T.Hash: False,
+    T.RNDTransform: False,
+    T.RandomTruncationTransform: True,
+    T.Stack: False,
+    T.TargetReturn: False,
+    T.TimeMaxPool: False,
+    T.Timer: False,
+    T.TrajCounter: False,
+    T.UnaryTransform: False,
+    T.gSDENoise: False,
+}
+"""Transforms whose own code runs on StepDicts, and whether it treats each row by itself."""
+
+
 def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
     """Transforms on StepDicts.
 
@@ -158,8 +192,9 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
         except NotOnArrays as refused:
             reasons += refused.reasons
             continue
-        if isinstance(made, OwnCode) and carried.intersection(transform.in_keys):
+        if isinstance(made, OwnCode | Changed) and carried.intersection(transform.in_keys):
             made.by_row = False  # the rows of slots that go on hold its result already
+            carried.update(transform.out_keys)
         carried.update(made.keys)
         made.label = type(transform).__name__
         lowered.append(made)
@@ -168,13 +203,35 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
     return lowered
 
 
+def _lower_all(env: EnvBase) -> list[StepTransform]:
+    return lower_transforms(transforms_of(env), env)
+
+
 def _lower(transform: T.Transform, env: EnvBase) -> StepTransform | str:
     """A transform on StepDicts, or the reason why its class is not known."""
     kind = type(transform)
+    if replaced := replaced_calls(transform):
+        return f"has a {replaced[0]} of its own"
     if has_forward_hooks(transform):
         return "has hooks"
     if kind in ELEMENTWISE:
         return OwnCode(transform, by_row=True)
+    if kind in _BY_OWN_CODE:
+        return _own_steps(transform, env)
+    if kind is T.FrameSkipTransform:
+        return FrameSkip(transform, lambda: _lower_all(transform.parent))
+    if kind is T.RenameTransform:
+        return rename(transform)
+    if kind is T.ExcludeTransform:
+        return exclude(transform)
+    if kind is T.SelectTransform:
+        return select(transform)
+    if kind is T.DeviceCastTransform:
+        return device_cast(transform, env)
+    if kind is T.FiniteTensorDictCheck:
+        return check(transform)
+    if kind is T.RemoveEmptySpecs:
+        return nothing()
     if kind is T.CatFrames:
         return cat_frames(transform)
     if kind in (T.VecNorm, T.VecNormV2):
@@ -196,12 +253,23 @@ def _lower(transform: T.Transform, env: EnvBase) -> StepTransform | str:
             return "writes strings"
         return _PolicyVersion(transform)
     if kind is T.TensorDictPrimer:
-        if (
-            transform.random
-            or transform.single_default_value
-            or transform.call_before_env_reset
-            or any(callable(value) for value in dict(transform.default_value.items()).values())
-        ):
-            return "draws or computes its values"
+        if transform.single_default_value or transform.call_before_env_reset:
+            return "has a function that writes its values"
+        if transform.random or any(map(callable, dict(transform.default_value.items()).values())):
+            return OwnSteps(transform, env, by_row=False)
         return _Primer(transform)
     return "is not known to run on arrays"
+
+
+def _own_steps(transform: T.Transform, env: EnvBase) -> StepTransform | str:
+    kind = type(transform)
+    renames = transform.in_keys_inv != transform.out_keys_inv
+    if kind is T.ActionDiscretizer and renames and env.transform is transform:
+        raise NotOnArrays(
+            "the transform ActionDiscretizer, where it is alone, writes to the step that the batch "
+            "holds; put it into a Compose"
+        )
+    entries = (*transform.in_keys, *transform.out_keys)
+    if kind in (T.Stack, T.Timer) and any(isinstance(key, tuple) for key in entries):
+        return "has nested entries"
+    return OwnSteps(transform, env, by_row=_BY_OWN_CODE[kind])

@@ -72,7 +72,8 @@ class GlobalRandomness:
         message = (
             f"{who} drew from the global random numbers of {', '.join(moved)}, which no seed "
             "of an episode reaches: its episodes would depend on what runs beside them. Draw "
-            "from env.np_random in envs, and with torch operations on whole batches in policies"
+            "from env.np_random in envs; put transforms that draw over one slot, in a function "
+            "that makes one; and draw with torch operations on whole batches in policies"
         )
         if suspects:
             message += (

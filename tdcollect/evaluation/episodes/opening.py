@@ -11,8 +11,9 @@ from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, Transforme
 from torchrl.envs import transforms as T
 from torchrl.envs.transforms import VecNormV2
 
-from tdcollect.collect.env_parts import leaves_random_numbers_alone, transforms_of
+from tdcollect.collect.env_parts import leaves_random_numbers_alone
 from tdcollect.envs.make import make_env
+from tdcollect.envs.transforms import all_transforms_of, innermost, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.global_streams import GlobalStream, Outside, WithStreams
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
@@ -117,7 +118,7 @@ def _open_callable(
 
 def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opened:
     """Open an env that was given, or that a callable has made."""
-    base = _innermost(env)
+    base = innermost(env)
     if isinstance(base, (SerialEnv, ParallelEnv)):
         make = _maker(env, base)
         first = make()
@@ -169,7 +170,7 @@ def _made(make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 
 def _still(env: EnvBase) -> EnvBase:
     """Put the transforms of an env that was made here into eval mode, with statistics frozen."""
-    for transform in transforms_of(env):
+    for transform in all_transforms_of(env):
         transform.eval()
         if getattr(transform, "frozen", None) is False:
             transform.freeze()
@@ -191,18 +192,12 @@ def _with_streams(env: Any, how: dict[str, Any], finish: Finish) -> EnvBase:
     return _finished(make_env(make, **how), finish)
 
 
-def _innermost(env: EnvBase) -> EnvBase:
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    return env
-
-
 def _runs_alone(env: EnvBase) -> bool:
     """Tell whether an env is one slot, to be stepped through its own methods.
 
     An env of ``make_env`` is stepped below them, unless it is under a transform that may draw.
     """
-    base = _innermost(env)
+    base = innermost(env)
     if isinstance(base, (SerialEnv, ParallelEnv)) or env.batch_size.numel() != 1:
         return False
     plain = type(env) is TransformedEnv or env is base
@@ -212,7 +207,7 @@ def _runs_alone(env: EnvBase) -> bool:
 
 def _is_unstarted(env: EnvBase) -> bool:
     """Tell whether an env is a batched one whose envs are not made yet; closing it would raise."""
-    base = _innermost(env)
+    base = innermost(env)
     return isinstance(base, (SerialEnv, ParallelEnv)) and base.is_closed
 
 
@@ -231,7 +226,7 @@ def _maker(env: EnvBase, base: Any) -> Callable[[], EnvBase]:
         )
     # What its envs have learned, running statistics of transforms say, goes along.
     state = None if base.is_closed else base.state_dict()["worker0"]
-    outer = _outer(env)
+    outer = all_transforms_of(env)
 
     def make() -> EnvBase:
         made = _made(make_one, kwargs)
@@ -242,15 +237,6 @@ def _maker(env: EnvBase, base: Any) -> Callable[[], EnvBase]:
         return made
 
     return make
-
-
-def _outer(env: EnvBase) -> list[T.Transform]:
-    """The transforms over a batched env, innermost first."""
-    found: list[T.Transform] = []
-    while isinstance(env, TransformedEnv):
-        found = [*transforms_of(env), *found]
-        env = env.base_env
-    return found
 
 
 def _check_transforms(env: EnvBase) -> None:

@@ -200,7 +200,7 @@ def _random_step(slots: SlotEnvs, slot: int, row: StepDict, draw: int) -> StepDi
     if row[keys.DONE].all():
         return slots.reset_slot(slot, draw)
     given = slots.given(row)
-    with GlobalStream(draw):
+    with GlobalStream(draw, slots.device):
         acted = slots.envs[slot].rand_action(given)
     return StepDict({**row, **slots.step_slot(slot, acted)})
 

@@ -15,12 +15,12 @@ from torchrl.envs import transforms as T
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, resets_with_seed, wrapped_env
-from tdcollect.collect.env_parts import base_of, transforms_of
 from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.display import one_line
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import nested
+from tdcollect.envs.transforms import all_transforms_of, innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.global_streams import GlobalStream, Outside
 
@@ -40,6 +40,7 @@ class SlotEnvs(SteppedEnv):
 
     Attributes:
         name: the env's name in messages.
+        device: the envs'.
 
     Raises:
         ValueError: for an env whose entries are not tensors of fixed shapes.
@@ -76,8 +77,8 @@ class SlotEnvs(SteppedEnv):
             leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves.values()
         )
         self._dims = len(env.batch_size)
-        self._device = env.device
-        self._seeds_in_reset = resets_with_seed(base_of(env))
+        self.device = env.device
+        self._seeds_in_reset = resets_with_seed(innermost(env))
         self._streams: list[GlobalStream | None] = [None] * len(self.envs)
         self._latest: list[StepDict] = [StepDict() for _ in self.envs]
         self._following: list[StepDict | None] = [None] * len(self.envs)
@@ -90,18 +91,18 @@ class SlotEnvs(SteppedEnv):
     @property
     def is_closed(self) -> bool:
         """True if the envs are closed, as far as they tell."""
-        base = base_of(self.envs[0])
+        base = innermost(self.envs[0])
         tells = isinstance(base, GymnasiumEnv) or wrapped_env(base) is not base
         return self._closed or (tells and base.is_closed)
 
     @property
     def transforms(self) -> list[T.Transform]:
         """The transforms of all slots."""
-        return [transform for env in self.envs for transform in transforms_of(env)]
+        return [transform for env in self.envs for transform in all_transforms_of(env)]
 
     def outside(self) -> Outside:
         """Keep the global generators as they are outside, while slots are reset and stepped."""
-        return Outside(self._device)
+        return Outside(self.device)
 
     def close(self) -> None:
         """Close the envs; a second call does nothing."""
@@ -114,7 +115,7 @@ class SlotEnvs(SteppedEnv):
         """Have the envs' next episodes start from fresh entropy."""
         fresh = np.random.SeedSequence().generate_state(len(self.envs), np.uint32) >> 1
         for env, seed in zip(self.envs, fresh.tolist(), strict=True):
-            with self.outside(), GlobalStream(seed, self._device):
+            with self.outside(), GlobalStream(seed, self.device):
                 env.set_seed(seed)
 
     def rebuild_slots(self, slots: list[int]) -> None:
@@ -129,7 +130,7 @@ class SlotEnvs(SteppedEnv):
 
     def latest_info(self, slot: int) -> dict[str, Any]:
         """The entries of a slot's latest step that tell of success, under gymnasium's names."""
-        base = base_of(self.envs[slot])
+        base = innermost(self.envs[slot])
         if isinstance(base, GymnasiumEnv):
             return dict(base.latest_info(0))
         row = self._following[slot] or StepDict()
@@ -139,7 +140,7 @@ class SlotEnvs(SteppedEnv):
         """Start an episode in one slot, within :meth:`outside`; the row of its first step."""
         env = self.envs[slot]
         if seed is not None:
-            self._streams[slot] = GlobalStream(seed, self._device)
+            self._streams[slot] = GlobalStream(seed, self.device)
         with self._stream(slot):
             if seed is None:
                 given = env.reset()
@@ -164,7 +165,7 @@ class SlotEnvs(SteppedEnv):
         env = self.transformed
         lead = (1,) * self._dims
         entries = ((key, value.reshape(lead + value.shape)) for key, value in row.items())
-        return nested(entries, env.batch_size, self._device)
+        return nested(entries, env.batch_size, self.device)
 
     def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
         """Start an episode in every slot; the entries of its first step."""
@@ -249,7 +250,7 @@ class SlotEnvs(SteppedEnv):
     def _stream(self, slot: int) -> GlobalStream:
         stream = self._streams[slot]
         if stream is None:
-            stream = self._streams[slot] = GlobalStream(0, self._device)
+            stream = self._streams[slot] = GlobalStream(0, self.device)
         return stream
 
     def _row(self, tensordict: TensorDictBase) -> StepDict:
@@ -276,7 +277,7 @@ _NAMES = ("scenario_name", "env_name", "task_name")
 
 def env_name(env: EnvBase) -> str:
     """Return the name of an env: gymnasium's id, or its class with what it was made from."""
-    base = base_of(env)
+    base = innermost(env)
     if isinstance(base, GymnasiumEnv):
         return base.name
     inner = wrapped_env(base)

@@ -17,12 +17,13 @@ from gymnasium.envs.registration import EnvSpec
 from torch import nn
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
+from torchrl.envs import transforms as T
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect._upstream.torchrl import wrapped_env
-from tdcollect.collect.env_parts import base_of, transforms_of
 from tdcollect.collect.step_dict import entry_path
 from tdcollect.display import visible
+from tdcollect.envs.transforms import all_transforms_of, innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
@@ -77,7 +78,7 @@ def describe(collector: EvaluationCollector) -> dict[str, Any]:
             "id": collector.base.name,
             "kwargs": _texts(settings.env_kwargs or {}),
             **_env(collector.env),
-            "transforms": [_transform(t) for t in transforms_of(collector.env)],
+            "transforms": [_transform(t) for t in all_transforms_of(collector.env)],
         },
         "entries": digested_entries(collector.env, collector.returns),
         **extra,
@@ -195,7 +196,7 @@ def _class(policy: Any) -> str:
 
 def _env(env: EnvBase) -> dict[str, Any]:
     """Return the entries of an env: its wrappers, outermost first, and its spaces or specs."""
-    base = base_of(env)
+    base = innermost(env)
     if isinstance(base, GymnasiumEnv):
         return {
             "wrappers": list(_wrappers(base.env_spec)),
@@ -247,8 +248,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool, np.generic))
 
 
+_HOLD_EPISODES = (T.CatFrames, T.TimeMaxPool)
+"""Transforms whose buffers hold the latest steps, and nothing that was learned."""
+
+
 def _transform(transform: Any) -> str:
-    digest = weights_digest(transform)
+    digest = None if isinstance(transform, _HOLD_EPISODES) else weights_digest(transform)
     name = type(transform).__name__
     return name if digest is None else f"{name}({digest[:16]})"
 

@@ -9,7 +9,7 @@ from tdcollect.evaluation.ledger.manifest import RANDOM, leaf_differences, manif
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.statistics import in_order
 
-SAME = ("protocol", "env", "max_episode_steps", "returns", "global_random_numbers")
+SAME = ("protocol", "env", "max_episode_steps", "returns")
 REMARKED = (
     "inference_batch_size",
     "inference_threads",

@@ -1,0 +1,280 @@
+"""Transforms that tdcollect does not know: each alone gets TensorDicts, and does what it does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict, TensorDictBase
+from torchrl import envs as E
+from torchrl.data import Unbounded
+
+from tdcollect import Collector
+
+from . import policies, transforms
+from .envs import ENVS
+from .oracle import UPSTREAM, check_same
+
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+
+OBS = "observation"
+
+
+class Own(E.Transform):
+    """A user's transform: ``_call`` runs at resets, too."""
+
+    def _reset(self, tensordict: TensorDictBase, reset: TensorDictBase) -> TensorDictBase:
+        return self._call(reset)
+
+
+class Adding(Own):
+    """Adds an entry of the observation's shape, with its spec."""
+
+    key: Any = "added"
+
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        shape = (*observation_spec.shape, 3)
+        observation_spec[self.key] = Unbounded(shape, dtype=torch.float32)
+        return observation_spec
+
+
+class InPlace(Own):
+    def _call(self, next_tensordict: Any) -> Any:
+        next_tensordict[OBS].mul_(0.5)
+        next_tensordict[OBS] += 1
+        return next_tensordict
+
+
+class NewTensorDict(Own):
+    def _call(self, next_tensordict: Any) -> Any:
+        entries = dict(next_tensordict.items())
+        entries[OBS] = entries[OBS] * 2
+        return TensorDict(entries, next_tensordict.batch_size)
+
+
+class Replaces(Adding):
+    """Removes the observation; another entry takes its place."""
+
+    def _call(self, next_tensordict: Any) -> Any:
+        return next_tensordict.set("added", next_tensordict.pop(OBS) + 1)
+
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        del observation_spec[OBS]
+        return super().transform_observation_spec(observation_spec)
+
+
+class Nests(Adding):
+    key = ("deep", "added")
+
+    def _call(self, next_tensordict: Any) -> Any:
+        next_tensordict["deep", "added"] = next_tensordict[OBS].flip(-1)
+        return next_tensordict
+
+
+class PaysForActions(E.Transform):
+    def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
+        next_tensordict["reward"] = next_tensordict["reward"] - tensordict["action"][..., :1] * 0.1
+        return next_tensordict
+
+
+class CountsEpisodes(Adding):
+    """Counts the episodes of each slot, by the mask of its resets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.zeros(())
+
+    def _call(self, next_tensordict: Any) -> Any:
+        counts = self.count.expand(*next_tensordict.batch_size, 1)
+        return next_tensordict.set("added", counts.repeat_interleave(3, -1).clone())
+
+    def _reset(self, tensordict: Any, reset: Any) -> Any:
+        mask = tensordict.get("_reset", None)
+        if mask is None:
+            mask = torch.ones(*reset.batch_size, 1, dtype=torch.bool)
+        self.count = self.count + mask
+        return self._call(reset)
+
+
+class Mixes(Own):
+    """Centres the observations of a step."""
+
+    def _call(self, next_tensordict: Any) -> Any:
+        value = next_tensordict[OBS]
+        mean = value.mean(0, keepdim=True)
+        return next_tensordict.set(OBS, value - mean)
+
+
+class LeavesNote(E.Transform):
+    """Writes to the step taken, for a later transform."""
+
+    def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
+        tensordict["note"] = next_tensordict["reward"] * 2
+        return next_tensordict
+
+
+class ReadsNote(E.Transform):
+    def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
+        next_tensordict["reward"] = next_tensordict["reward"] + tensordict["note"]
+        return next_tensordict
+
+
+class Prepares(Own):
+    """Changes the marks of a reset, and the step, for a later transform's reset."""
+
+    enable_inv_on_reset = True
+
+    def _inv_call(self, tensordict: Any) -> Any:
+        return tensordict.set("noted", torch.ones(*tensordict.batch_size, 1))
+
+    def _call(self, next_tensordict: Any) -> Any:
+        return next_tensordict
+
+    def _reset(self, tensordict: Any, reset: Any) -> Any:
+        noted = 0 if tensordict is None else tensordict.get("noted", torch.zeros(()))
+        return reset.set(OBS, reset[OBS] + noted)
+
+
+class Applied(E.ObservationTransform):
+    """Maps the observation, by NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__(in_keys=[OBS], out_keys=[OBS])
+
+    def _apply_transform(self, obs: torch.Tensor) -> Any:
+        return obs.numpy() * 2
+
+    def _reset(self, tensordict: TensorDictBase, reset: TensorDictBase) -> TensorDictBase:
+        return self._call(reset)
+
+
+class StepsAgain(E.Transform):
+    """Steps its parent env once more, where no episode has ended."""
+
+    def _step(self, tensordict: Any, next_tensordict: Any) -> Any:
+        if next_tensordict["done"].any():
+            return next_tensordict
+        again = self.parent._step(tensordict)
+        return again.set("reward", again["reward"] + next_tensordict["reward"])
+
+
+class Describes(Own):
+    """Adds entries without a spec, which the batch does not have."""
+
+    def _call(self, next_tensordict: Any) -> Any:
+        next_tensordict["text"] = "a note"
+        return next_tensordict.set("square", next_tensordict[OBS] ** 2)
+
+
+def replaced() -> E.Transform:
+    norm: Any = transforms.norm()
+    norm._apply_transform = lambda value: value * 3
+    return norm
+
+
+def hooked() -> E.Transform:
+    norm = transforms.norm()
+    norm.register_forward_hook(lambda *_: None)
+    return norm
+
+
+def composed(*parts: Any) -> Callable[[], E.Transform]:
+    return lambda: E.Compose(*(part() for part in parts))
+
+
+ISLANDS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "in-place": ("toy", InPlace),
+    "in-place-over-norm": ("toy", composed(transforms.norm, InPlace, E.RewardSum)),
+    "in-place-under-frames": (
+        "toy",
+        composed(InPlace, lambda: E.CatFrames(3, -1, [OBS]), E.StepCounter),
+    ),
+    "in-place-over-frames": ("toy", composed(lambda: E.CatFrames(3, -1, [OBS]), InPlace)),
+    "new-tensordict": ("toy", NewTensorDict),
+    "replaces": ("toy", Replaces),
+    "nests": ("toy", Nests),
+    "pays": ("toy", composed(PaysForActions, E.RewardSum)),
+    "counts": ("toy", CountsEpisodes),
+    "counts-unbatched": ("toy-unbatched", CountsEpisodes),
+    "counts-serial": ("torchrl-serial", CountsEpisodes),
+    "mixes": ("toy", composed(transforms.books, Mixes)),
+    "notes": ("toy", composed(LeavesNote, ReadsNote)),
+    "prepares": ("toy", composed(Prepares, Prepares)),
+    "numpy": ("toy", Applied),
+    "lambda": ("toy", lambda: lambda td: td.set(OBS, td[OBS] * 2)),
+    "steps-again": ("cartpole-unbatched", composed(transforms.norm, StepsAgain, E.RewardSum)),
+    "steps-again-gym": ("torchrl-gym", composed(E.RewardSum, StepsAgain)),
+    "steps-again-batched": ("pendulum", StepsAgain),
+    "noops": ("cartpole-unbatched", lambda: E.NoopResetEnv(4)),
+    "noops-gym": ("torchrl-gym", composed(lambda: E.NoopResetEnv(4), transforms.books)),
+    "replaced": ("cartpole", replaced),
+    "hooked": ("cartpole", hooked),
+    "noise": ("toy", transforms.Noise),
+    "terminates": (
+        "toy",
+        lambda: E.transforms.TerminateTransform(lambda td: td[OBS][..., 0] > 1),
+    ),
+    "actions-by-mean": ("toy", composed(transforms.RunningSum, transforms.NegatedAction)),
+}
+
+
+@pytest.mark.parametrize("case", ISLANDS)
+def test_an_unknown_transform_is_torchrls_to_the_bit(case: str) -> None:
+    env, transform = ISLANDS[case]
+    check_same(lambda: E.TransformedEnv(ENVS[env](), transform()), policies.actor)
+
+
+@pytest.mark.parametrize("case", ISLANDS)
+def test_around_an_unknown_transform_all_stays_on_arrays(case: str) -> None:
+    env, transform = ISLANDS[case]
+    made = E.TransformedEnv(ENVS[env](), transform())
+    collector = Collector(made, None, frames_per_batch=made.batch_size.numel())
+    plan = collector._runner.plan(iterating=True)
+    assert plan.env is not None, plan.reasons
+
+
+def test_entries_without_a_spec_are_left_out_of_the_following_step() -> None:
+    def script(collector: Any) -> Iterator[Any]:
+        for batch in itertools.islice(collector, 3):
+            # What resets give stays in the step, stale.
+            yield batch.exclude("square", "text")
+
+    check_same(lambda: E.TransformedEnv(ENVS["toy"](), Describes()), policies.random_policy, script)
+
+
+POOL: dict[str, Callable[[], E.Transform]] = {
+    "norm": transforms.norm,
+    "sum": E.RewardSum,
+    "count": lambda: E.StepCounter(4),
+    "init": E.InitTracker,
+    "frames": lambda: E.CatFrames(2, -1, [OBS]),
+    "vec-norm": lambda: E.VecNormV2([OBS], reduce_batch_dims=True),
+    "vec-norm-1": lambda: E.VecNorm([OBS, "reward"]),
+    "clip": lambda: E.ClipTransform([OBS], low=-1.0, high=1.0),
+    "copy": lambda: E.RenameTransform([OBS], ["kept"], create_copy=True),
+    "pool": lambda: E.TimeMaxPool([OBS], T=2),
+    "target": lambda: E.TargetReturn(3.0),
+    "in-place": InPlace,
+    "new": NewTensorDict,
+    "pays": PaysForActions,
+    "mixes": Mixes,
+    "noise": transforms.Noise,
+    "ends": transforms.EarlyEnd,
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from(sorted(POOL)), min_size=2, max_size=6, unique=True),
+    st.sampled_from(["toy", "toy-unbatched", "torchrl-serial"]),
+)
+def test_any_order_of_transforms_is_torchrls_to_the_bit(names: list[str], env: str) -> None:
+    def make() -> E.EnvBase:
+        return E.TransformedEnv(ENVS[env](), E.Compose(*(POOL[name]() for name in names)))
+
+    check_same(make, policies.random_policy)

@@ -52,7 +52,7 @@ class StepTransform(abc.ABC):
             go on as :meth:`step` made them.
         label: its name; empty for one that is no part of the user's env.
         how: the way in which it runs, in words.
-        obstacle: whether it leaves the arrays.
+        cost: about what it costs where it leaves the arrays; empty on them.
         steps_singly: whether some slots can be stepped while the others wait.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
             there what TorchRL writes, for transforms above that mix rows.
@@ -64,7 +64,7 @@ class StepTransform(abc.ABC):
     merged = False
     label = ""
     how = "on arrays"
-    obstacle = False
+    cost = ""
 
     def prepare(self, marks: StepDict) -> None:  # noqa: B027
         """Change the entries that the env's reset is given, in place."""
@@ -172,9 +172,6 @@ def _take_over(step: StepDict, changed: StepDict) -> None:
         step.update(changed)
 
 
-_COST = "20 to 50 us a step"
-
-
 class Island(StepTransform):
     """Any transform, called as TorchRL calls it, on TensorDicts of its own.
 
@@ -185,7 +182,7 @@ class Island(StepTransform):
     """
 
     by_row = False
-    obstacle = True
+    cost = "20 to 50 us a step"
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str):
         self._call, self._reset = call_of(transform), reset_of(transform)
@@ -194,7 +191,7 @@ class Island(StepTransform):
         self._prepare = preparation_of(transform)
         self._batch_size, self._device = env.batch_size, env.device
         self._pack = nested_unchecked if env.device in (None, torch.device("cpu")) else nested
-        self.how = f"on a TensorDict of its own: it {reason} ({_COST})"
+        self.how = f"on a TensorDict of its own: it {reason}"
 
     def prepare(self, marks: StepDict) -> None:
         if self._prepare is not None:

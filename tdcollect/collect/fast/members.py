@@ -62,7 +62,8 @@ class _EnvByEnv(StepTransform):
     def __init__(self, transforms: Sequence[StepTransform]):
         self._transforms = transforms
         self.how = f"env by env, {transforms[0].how}"
-        self.label, self.obstacle = transforms[0].label, transforms[0].obstacle
+        self.label = transforms[0].label
+        self.cost = transforms[0].cost and f"{transforms[0].cost} and env"
 
     def inv(self, step: StepDict) -> None:
         rows = self._rows(step)

@@ -17,7 +17,7 @@ from torchrl.envs import transforms as T
 from tdcollect import keys
 from tdcollect._upstream.torchrl import does_nothing_in_steps, settings_of
 from tdcollect.collect.fast.inner import InnerEnv, SlotArrays
-from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
+from tdcollect.collect.fast.islands import Island, NotOnArrays, StepTransform
 from tdcollect.collect.fast.transforms import lower_transforms
 from tdcollect.collect.step_dict import Key, StepDict, flat
 from tdcollect.envs.adopted import reset_arguments
@@ -178,7 +178,7 @@ def member_slots(
     stacks = [transforms_of(member) for member in members]
     if len({tuple(map(type, stack)) for stack in stacks}) > 1:
         raise NotOnArrays("its envs have transforms unlike each other's")
-    lowered = [lower_transforms(stack, env) for stack, env in zip(stacks, members, strict=True)]
+    lowered = [_lowered(stack, env) for stack, env in zip(stacks, members, strict=True)]
     together: list[StepTransform] = []
     lifted = True
     for ones, made in zip(zip(*stacks, strict=True), zip(*lowered, strict=True), strict=True):
@@ -191,6 +191,16 @@ def member_slots(
     if lifted:
         return arrays, [*together, Shown(shown, mixes)]
     return MemberSlots(arrays, members, together, shown), []
+
+
+def _lowered(stack: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
+    """The transforms of one env; one that steps the env again does so by its own code."""
+    lowered = lower_transforms(stack, env)
+    for i, transform in enumerate(stack):
+        if not lowered[i].steps_singly:
+            own = Island(transform, env, "steps its env again")
+            own.label, lowered[i] = lowered[i].label, own
+    return lowered
 
 
 def _can_be_lifted(transforms: Sequence[T.Transform]) -> bool:

@@ -35,7 +35,16 @@ LEVELS = [level for level, envs in ENVS.items() if envs is not None]
 _ADOPTED = {
     *("dqn_cartpole", "discrete_sac", "discrete_cql_online", "discrete_iql", "cql_online"),
     *("iql_online", "crossq", "ddpg", "offline_to_online", "a2c_mujoco", "ppo_mujoco", "gail"),
-    *("redq", "a2c_atari", "dqn_trainer", "ddpg_trainer", "ppo_trainer", "sac_trainer"),
+    *(
+        "redq",
+        "rnd_mujoco",
+        "a2c_atari",
+        "ppo_atari",
+        "dqn_trainer",
+        "ddpg_trainer",
+        "ppo_trainer",
+        "sac_trainer",
+    ),
     *("cql_trainer", "td3_trainer", "collector_device", "recurrent_slices", "linear_pendulum"),
     *("random_parallel", "coding_ppo", "coding_dqn", "dqn_with_rnn", "recurrent_sequences"),
     *("getting_started_3", "getting_started_5", "compact_observations", "torchrl_demo"),
@@ -45,6 +54,7 @@ ON_ARRAYS = {1: _ADOPTED, 2: _ADOPTED | _STARTED}
 """Per level, scripts whose every part runs on arrays; some start a ParallelEnv's workers."""
 
 DIFFER = {
+    "dreamer": "FrameSkipTransform beside each env of a SerialEnv fails",
     "multi_step": "its actions are floats for a one-hot spec; TorchRL's SerialEnv cuts them to "
     "integers on the way to the envs",
 }

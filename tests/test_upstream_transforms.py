@@ -132,3 +132,11 @@ def test_replaced_calls_are_those_on_the_object() -> None:
     assert of_transforms.replaced_calls(norm) == []
     norm._apply_transform = lambda value: value
     assert of_transforms.replaced_calls(norm) == ["_apply_transform"]
+
+
+def test_skipped_step_repeats_the_step_that_is_skipped() -> None:
+    env = env_with(E.StepCounter())
+    given = env.reset().set("action", torch.zeros(1))
+    following = of_transforms.skipped_step(env, given)
+    assert torch.equal(following["observation"], given["observation"])
+    assert following["reward"].item() == 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torchrl._utils import _append_last
+from torchrl.envs import EnvBase
 from torchrl.envs import transforms as T
 
 
@@ -86,6 +87,11 @@ def restart_stacks(transform: T.CatFrames, entries: Any, starting: torch.Tensor)
     transform._call(entries, _reset=starting)
 
 
+def skipped_step(env: EnvBase, given: TensorDictBase) -> TensorDictBase:
+    """The entries that follow a step that an env skips."""
+    return env._skip_tensordict(given)
+
+
 _CALLS = ("_call", "_step", "_reset", "_inv_call", "_apply_transform", "_inv_apply_transform")
 
 
@@ -100,5 +106,6 @@ __all__ = [
     "casts_integers",
     "replaced_calls",
     "restart_stacks",
+    "skipped_step",
     "stack_buffer_name",
 ]

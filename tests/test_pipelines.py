@@ -53,13 +53,6 @@ _STARTED = {"sac", "sac_async", "tqc", "td3", "coding_ddpg"}
 ON_ARRAYS = {1: _ADOPTED, 2: _ADOPTED | _STARTED}
 """Per level, scripts whose every part runs on arrays; some start a ParallelEnv's workers."""
 
-DIFFER = {
-    "dreamer": "FrameSkipTransform beside each env of a SerialEnv fails",
-    "multi_step": "its actions are floats for a one-hot spec; TorchRL's SerialEnv cuts them to "
-    "integers on the way to the envs",
-}
-"""Scripts whose bits are not the parent's, and why."""
-
 
 @pytest.fixture(autouse=True)
 def _light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -73,11 +66,7 @@ def _light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", scripts.SCRIPTS)
-def test_a_script_gives_the_same_bits(
-    name: str, level: int, request: pytest.FixtureRequest
-) -> None:
-    if name in DIFFER:
-        request.applymarker(pytest.mark.xfail(reason=DIFFER[name], strict=True))
+def test_a_script_gives_the_same_bits(name: str, level: int) -> None:
     missing = scripts.SCRIPTS[name].missing()
     if missing:
         pytest.skip(f"{', '.join(missing)} cannot be imported")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torchrl._utils import _append_last
+from torchrl.envs import EnvBase
 from torchrl.envs import transforms as T
 
 
@@ -86,6 +87,11 @@ def restart_stacks(transform: T.CatFrames, entries: Any, starting: torch.Tensor)
     transform._call(entries, _reset=starting)
 
 
+def skipped_step(env: EnvBase, given: TensorDictBase) -> TensorDictBase:
+    """The entries that follow a step that an env skips."""
+    return env._skip_tensordict(given)
+
+
 _CALLS = ("_call", "_step", "_reset", "_inv_call", "_apply_transform", "_inv_apply_transform")
 
 
@@ -94,11 +100,18 @@ def replaced_calls(transform: T.Transform) -> list[str]:
     return [name for name in _CALLS if name in vars(transform)]
 
 
+def lives_of(transform: T.EndOfLifeTransform) -> Any:
+    """The lives that are left in the env: a number, or one per env."""
+    return transform._get_lives()
+
+
 __all__ = [
     "VecNormSums",
     "VecNormV2Statistics",
     "casts_integers",
+    "lives_of",
     "replaced_calls",
     "restart_stacks",
+    "skipped_step",
     "stack_buffer_name",
 ]

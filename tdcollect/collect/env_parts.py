@@ -34,12 +34,23 @@ _LEAVE_REWARD = (
     T.ActionMask,
     T.ActionScaling,
     T.CatFrames,
+    T.DiscreteActionProjection,
+    T.ExpandAs,
+    T.FiniteTensorDictCheck,
+    T.FlattenAction,
+    T.Hash,
     T.InitTracker,
+    T.RNDTransform,
+    T.RandomTruncationTransform,
+    T.RemoveEmptySpecs,
     T.RewardSum,
     T.StepCounter,
     T.TargetReturn,
     T.TensorDictPrimer,
     T.TimeMaxPool,
+    T.Timer,
+    T.TrajCounter,
+    T.UnaryTransform,
     T.VecNorm,
     T.VecNormV2,
 )
@@ -71,6 +82,15 @@ class ExactReward:
         return step[keys.REWARD]
 
 
+def _leaves_reward(transform: T.Transform) -> bool:
+    kind = type(transform)
+    if kind is T.RenameTransform:
+        return keys.REWARD not in (*transform.in_keys, *transform.out_keys)
+    if kind is T.ExcludeTransform:
+        return keys.REWARD not in transform.excluded_keys
+    return kind in _LEAVE_REWARD and keys.REWARD not in transform.out_keys
+
+
 def exact_reward_of(env: EnvBase) -> ExactReward | None:
     """Carries the rewards of an env through its transforms in float64.
 
@@ -86,6 +106,6 @@ def exact_reward_of(env: EnvBase) -> ExactReward | None:
         alone = list(transform.in_keys) == list(transform.out_keys) == [keys.REWARD]
         if kind in _SCALAR and alone:
             changing.append(transform)
-        elif kind not in _LEAVE_REWARD or keys.REWARD in transform.out_keys:
+        elif not _leaves_reward(transform):
             return None
     return ExactReward(changing)

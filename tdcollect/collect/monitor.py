@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch.nn.functional import pad
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
@@ -115,6 +116,10 @@ class CollectionLog:
         if self.wanted:
             self._reward_entries = [entries[under_next(key)] for key in reward_keys]
             self._done_entry = entries[keys.NEXT_DONE]
+            if not self.by_episodes:  # a transform may truncate without ending the episode
+                for key in (keys.TERMINATED, keys.TRUNCATED):
+                    if under_next(key) in entries:
+                        self._done_entry = self._done_entry | entries[under_next(key)]
             self._failed_entry = entries.get(under_next(keys.ENV_ERROR))
 
     def note(self, given: tuple[TensorDictBase, TensorDictBase], env: EnvBase) -> None:
@@ -181,11 +186,17 @@ class CollectionLog:
         return np.array([piece.slot for piece in order], np.int64)
 
     def _stacked(self, steps: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """A list of entries ``[*N, *feature]`` for each of T steps, as an array ``[N, T, F]``."""
-        parts = [
-            torch.stack([value.reshape(self._slots, -1) for value in values], 1)
-            for values in zip(*steps, strict=True)
-        ]
+        """A list of entries ``[*N, *feature]`` for each of T steps, as an array ``[N, T, F]``.
+
+        Features that a step has less than others are zero: those of actions cut short by an end.
+        """
+        parts = []
+        for values in zip(*steps, strict=True):
+            rows = [value.reshape(self._slots, -1) for value in values]
+            if len({row.shape for row in rows}) > 1:
+                most = max(row.shape[1] for row in rows)
+                rows = [pad(row, (0, most - row.shape[1])) for row in rows]
+            parts.append(torch.stack(rows, 1))
         if not parts:
             return np.zeros((self._slots, 0, 0))
         return torch.cat(parts, -1).detach().cpu().numpy()

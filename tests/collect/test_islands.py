@@ -263,6 +263,65 @@ def test_entries_without_a_spec_are_left_out_of_the_following_step() -> None:
     check_same(lambda: E.TransformedEnv(ENVS["toy"](), Describes()), policies.random_policy, script)
 
 
+def high(tensordict: Any) -> torch.Tensor:
+    return tensordict[OBS][..., 0] > 0.5
+
+
+def every_other(tensordict: Any) -> torch.Tensor:
+    return (tensordict["step_count"] % 2 == 1).squeeze(-1)
+
+
+def at_once(tensordict: Any) -> torch.Tensor:
+    chosen = every_other(tensordict)
+    return chosen.any().expand(chosen.shape)
+
+
+class Draws:
+    """A random policy that makes so many actions a step."""
+
+    def __init__(self, env: E.TransformedEnv, actions: int = 1):
+        self.actions_of = env.base_env.action_spec
+        self.actions = actions
+
+    def __call__(self, tensordict: Any) -> Any:
+        drawn = [self.actions_of.rand() for _ in range(self.actions)]
+        dim = tensordict.ndim
+        return tensordict.set("action", drawn[0] if len(drawn) == 1 else torch.stack(drawn, dim))
+
+
+PARTLY: dict[str, tuple[str, Callable[[], Any]]] = {
+    "some-slots": (
+        "toy",
+        composed(E.StepCounter, lambda: E.ConditionalSkip(high), E.RewardSum),
+    ),
+    "some-slots-serial": (
+        "torchrl-serial",
+        composed(E.StepCounter, lambda: E.ConditionalSkip(every_other)),
+    ),
+    "all-slots": ("pendulum", composed(E.StepCounter, lambda: E.ConditionalSkip(at_once))),
+    "unbatched": (
+        "torchrl-gym-pendulum",
+        composed(E.StepCounter, lambda: E.ConditionalSkip(every_other)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PARTLY)
+def test_a_transform_may_skip_steps(case: str) -> None:
+    env, transform = PARTLY[case]
+    check_same(lambda: E.TransformedEnv(ENVS[env](), transform()), Draws)
+
+
+@pytest.mark.parametrize("env", ["cartpole", "pendulum", "torchrl-gym-pendulum"])
+def test_a_transform_may_take_several_actions_a_step(env: str) -> None:
+    """Steps in the middle of which an episode ends have fewer rewards."""
+    check_same(
+        lambda: E.TransformedEnv(ENVS[env](), E.MultiAction()),
+        lambda made: Draws(made, actions=2),
+        catch=True,
+    )
+
+
 POOL: dict[str, Callable[[], E.Transform]] = {
     "norm": transforms.norm,
     "sum": E.RewardSum,

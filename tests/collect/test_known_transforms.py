@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 from torchrl import envs as E
 from torchrl.data import Unbounded
+from torchrl.envs.transforms import _timer as timer
 
-from tdcollect import Collector
+from tdcollect import Collector, make_env
+from tdcollect.collect.env_parts import exact_reward_of
 
 from . import policies, transforms
 from .envs import ENVS
@@ -20,6 +28,7 @@ from .transforms import primer
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
 OBS = "observation"
+MASK = spaces.Box(0, 1, (3,), np.int8)
 
 
 def rnd() -> E.Transform:
@@ -172,3 +181,78 @@ def test_a_known_transform_needs_no_tensordict(case: str) -> None:
     plan = collector._runner.plan(iterating=True)
     assert plan.env is not None, plan.reasons
     assert {part.how for part in plan.env.parts} == {"on arrays"}
+
+
+class Masked(gym.Env[Any, Any]):
+    """Its observation has a mask of the actions that may be taken."""
+
+    observation_space = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": MASK})
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 6))
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return self._observation(), float(action), self.left == 0, False, {}
+
+    def _observation(self) -> Any:
+        self.mask = self.np_random.permutation(np.array([0, 1, 1], np.int8))
+        x = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return {"x": x, "action_mask": self.mask}
+
+
+def masked(batched: bool) -> E.EnvBase:
+    env = make_env(Masked, 3 if batched else None)
+    to_bool = E.DTypeCastTransform(torch.int8, torch.bool, in_keys=["action_mask"])
+    return E.TransformedEnv(env, E.Compose(to_bool, E.ActionMask()))
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_masks_of_actions_reach_the_action_spec(batched: bool) -> None:
+    check_same(lambda: masked(batched), policies.random_policy)
+
+
+def test_the_timer_is_asked_as_often_as_by_torchrl(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> E.EnvBase:
+        ticks = itertools.count()
+        monkeypatch.setattr(timer, "time", SimpleNamespace(time=lambda: float(next(ticks))))
+        return E.TransformedEnv(ENVS["toy"](), E.Compose(timer.Timer(), E.RewardSum()))
+
+    check_same(make, policies.random_policy)
+
+
+def test_a_finite_check_names_what_is_not() -> None:
+    env = E.TransformedEnv(
+        ENVS["toy"](),
+        E.Compose(
+            E.UnaryTransform([OBS], [OBS], fn=lambda value: value / 0), E.FiniteTensorDictCheck()
+        ),
+    )
+    with pytest.raises(ValueError, match="non-finite"):
+        next(iter(Collector(env, None, frames_per_batch=9)))
+
+
+def test_a_rename_names_the_entry_that_is_missing() -> None:
+    env = E.TransformedEnv(ENVS["toy"](), E.RenameTransform(["nothing"], ["something"]))
+    with pytest.raises(KeyError, match="expected an entry 'nothing' for RenameTransform"):
+        next(iter(Collector(env, None, frames_per_batch=9)))
+
+
+@pytest.mark.parametrize(
+    ("transform", "exact"),
+    [
+        (lambda: E.RenameTransform([OBS], ["state"]), True),
+        (lambda: E.RenameTransform([OBS], ["reward2"], create_copy=True), True),
+        (lambda: E.RenameTransform(["reward"], ["gain"], create_copy=True), False),
+        (lambda: E.ExcludeTransform(OBS), True),
+        (lambda: E.TrajCounter(), True),
+        (lambda: E.LineariseRewards(["reward"], weights=[0.3]), False),
+        (lambda: E.FrameSkipTransform(2), False),
+    ],
+)
+def test_rewards_are_exact_where_a_transform_leaves_them_alone(transform: Any, exact: bool) -> None:
+    env = E.TransformedEnv(ENVS["toy"](), transform())
+    assert (exact_reward_of(env) is not None) is exact

@@ -12,16 +12,18 @@ from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, replaced_methods, steps_alone
+from tdcollect._upstream.transforms import skipped_step
 from tdcollect.collect.env_parts import ExactReward
 from tdcollect.collect.fast.inner import InnerEnv, RewardShape, SlotArrays, TorchRLEnv
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
 from tdcollect.collect.fast.members import Shown, member_slots
 from tdcollect.collect.fast.transforms import lower_transforms
-from tdcollect.collect.step_dict import Key, StepDict, from_next
+from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.parallel import ParallelEnv as OurParallelEnv
+from tdcollect.envs.spaces import nested
 from tdcollect.envs.transforms import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
@@ -97,6 +99,10 @@ class ArrayEnv(SteppedEnv):
             given = StepDict(step)
             for transform in self._inverse:
                 transform.inv(given)
+            if keys.STEP in given:
+                slots = self._chosen(given, slots)
+                if slots == []:
+                    return self._skipped(given, next_keys), None
         following, error = self.inner.step(given, slots, buffers)
         for key in next_keys:
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
@@ -109,6 +115,29 @@ class ArrayEnv(SteppedEnv):
         if self._exact is not None and self.base is not None:
             following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))
         return following, error
+
+    def _chosen(self, given: StepDict, slots: list[int] | None) -> list[int] | None:
+        """Of ``slots``, those that a transform has chosen to be stepped; None for all."""
+        chosen = given[keys.STEP].reshape(-1)
+        if chosen.all():
+            del given[keys.STEP]
+            return slots
+        if not isinstance(self.inner, SlotArrays | TorchRLEnv):
+            raise NotImplementedError(
+                "expected a transform that steps all slots, got one that writes "
+                f"{keys.STEP!r} over envs with transforms of their own; set "
+                "tdcollect.collect.path.RUN_ON_ARRAYS to False"
+            )
+        found: list[int] = chosen.nonzero()[:, 0].tolist()
+        return found if slots is None else [slot for slot in slots if slot in found]
+
+    def _skipped(self, given: StepDict, next_keys: list[Key]) -> StepDict:
+        """The entries of a step that no slot takes: no transform sees it."""
+        env = self.transformed
+        following = flat(skipped_step(env, nested(given.items(), env.batch_size, env.device)))
+        for key in next_keys:
+            following.setdefault(from_next(key), given[key])
+        return following
 
     def ended_trajectories(self, following: StepDict) -> list[int]:
         """The slots with any flag of an end."""
@@ -167,7 +196,7 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
     reasons = [f"the env has a {name} of its own" for name in sorted(replaced)]
     if len(env.done_keys_groups) > 1 or not set(keys.FLAGS).issuperset(env.done_keys):
         reasons.append(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
-    plain = _has_plain_entries(env)
+    plain = type(env) is GymnasiumEnv or _has_plain_entries(env)
     if not plain:
         reasons.append("the env has entries that are no tensors of one shape")
     try:

@@ -44,8 +44,13 @@ class _Rename(Changed):
 
     def _rename(self, entries: StepDict, pairs: Iterable[tuple[Key, Key]], partly: bool) -> None:
         for old, new in pairs:
-            if partly and old not in entries:
-                continue
+            if old not in entries:
+                if partly:
+                    continue
+                raise KeyError(
+                    f"expected an entry {old!r} for RenameTransform, got {list(entries)}; correct "
+                    "its in_keys"
+                )
             entries[new] = entries[old] if self._copies else entries.pop(old)
 
 

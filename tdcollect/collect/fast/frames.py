@@ -103,6 +103,11 @@ class FrameSkip(StepTransform):
         self._inner, self._further = inner, further
 
     def step(self, step: StepDict, following: StepDict) -> None:
+        if keys.STEP in step:
+            raise NotImplementedError(
+                "expected no transform that steps some slots alone around FrameSkipTransform; set "
+                "tdcollect.collect.path.RUN_ON_ARRAYS to False"
+            )
         key: Key = self._transform.parent.reward_key
         reward, latest = following[key], following
         for _ in range(self._transform.frame_skip - 1):

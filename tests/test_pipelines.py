@@ -47,6 +47,7 @@ _ADOPTED = {
     ),
     *("cql_trainer", "td3_trainer", "collector_device", "recurrent_slices", "linear_pendulum"),
     *("random_parallel", "coding_ppo", "coding_dqn", "dqn_with_rnn", "recurrent_sequences"),
+    *("dqn_atari", "impala", "ppo_atari_serial"),
     *("getting_started_3", "getting_started_5", "compact_observations", "torchrl_demo"),
 }
 _STARTED = {"sac", "sac_async", "tqc", "td3", "coding_ddpg"}

@@ -57,11 +57,14 @@ _LEAVE_REWARD = (
 """Transforms that leave the reward alone unless it is among their ``out_keys``."""
 
 
+_MAY_DRAW = (T.ActionDiscretizer, T.RandomTruncationTransform, T.UnaryTransform)
+
+
 def leaves_random_numbers_alone(transform: T.Transform) -> bool:
     """Tell whether a transform is known to draw no random numbers."""
     if type(transform) is T.TensorDictPrimer:
         return not transform.random
-    return type(transform) in _LEAVE_REWARD
+    return type(transform) in _LEAVE_REWARD and type(transform) not in _MAY_DRAW
 
 
 class ExactReward:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ import torchrl_scripts as scripts
 pytestmark = [
     pytest.mark.filterwarnings(UPSTREAM),
     pytest.mark.filterwarnings("ignore:::torchrl_scripts"),
-    pytest.mark.usefixtures("forked_workers"),
 ]
 
 SIZE = scripts.Size(frames=24, slots=2, random_frames=24, steps=9)
@@ -31,14 +32,17 @@ SIZE = scripts.Size(frames=24, slots=2, random_frames=24, steps=9)
 ENVS = {1: scripts.TORCHRL, 2: scripts.ours()}
 LEVELS = [level for level, envs in ENVS.items() if envs is not None]
 
-_ON_ARRAYS = """
-    dqn_cartpole discrete_sac discrete_cql_online discrete_iql cql_online iql_online crossq ddpg
-    offline_to_online a2c_mujoco ppo_mujoco gail redq
-    collector_device recurrent_slices linear_pendulum coding_ppo coding_dqn dqn_with_rnn
-    recurrent_sequences getting_started_3 getting_started_5 compact_observations torchrl_demo
-"""
-ON_ARRAYS: dict[int, set[str]] = {1: set(_ON_ARRAYS.split()), 2: set(_ON_ARRAYS.split())}
-"""Per level, scripts whose every part runs on arrays."""
+_ADOPTED = {
+    *("dqn_cartpole", "discrete_sac", "discrete_cql_online", "discrete_iql", "cql_online"),
+    *("iql_online", "crossq", "ddpg", "offline_to_online", "a2c_mujoco", "ppo_mujoco", "gail"),
+    *("redq", "a2c_atari", "dqn_trainer", "ddpg_trainer", "ppo_trainer", "sac_trainer"),
+    *("cql_trainer", "td3_trainer", "collector_device", "recurrent_slices", "linear_pendulum"),
+    *("random_parallel", "coding_ppo", "coding_dqn", "dqn_with_rnn", "recurrent_sequences"),
+    *("getting_started_3", "getting_started_5", "compact_observations", "torchrl_demo"),
+}
+_STARTED = {"sac", "sac_async", "tqc", "td3", "coding_ddpg"}
+ON_ARRAYS = {1: _ADOPTED, 2: _ADOPTED | _STARTED}
+"""Per level, scripts whose every part runs on arrays; some start a ParallelEnv's workers."""
 
 DIFFER = {
     "multi_step": "its actions are floats for a one-hot spec; TorchRL's SerialEnv cuts them to "
@@ -48,9 +52,13 @@ DIFFER = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)  # MuJoCo writes a log file
     torch.set_num_threads(1)
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)  # spawned, workers import torch
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributions import Categorical
 from torchrl.envs import (
@@ -34,7 +35,15 @@ PONG = "ALE/Pong-v5"
 NEEDS = ("ale_py",)
 
 
-def _game(gym_env: Any, size: Size, seed: int | None, *transforms: Any, **kwargs: Any) -> EnvBase:
+def _game(
+    gym_env: Any,
+    size: Size,
+    seed: int | None,
+    *transforms: Any,
+    alone: bool = False,
+    **kwargs: Any,
+) -> EnvBase:
+    """One game; ``alone`` in its process, whose torch it seeds, too: NoopResetEnv draws from it."""
     env = gym_env(
         PONG,
         frame_skip=4,
@@ -49,6 +58,8 @@ def _game(gym_env: Any, size: Size, seed: int | None, *transforms: Any, **kwargs
     for transform in (NoopResetEnv(noops=noops, random=True), EndOfLifeTransform(), *transforms):
         env.append_transform(transform)
     if seed is not None:
+        if alone:
+            torch.manual_seed(seed)
         env.set_seed(seed)
     return env
 
@@ -57,7 +68,7 @@ def _games(envs: Envs, size: Size, slots: int, batched: str, **kwargs: Any) -> E
     """Several games. The scripts do not seed them; here each is seeded as it is made."""
     slots = min(slots, size.slots)
     kind = getattr(envs, batched)
-    make = partial(_game, envs.GymEnv, size, **kwargs)
+    make = partial(_game, envs.GymEnv, size, alone=kind is envs.ParallelEnv, **kwargs)
     options = {"serial_for_single": True} if kind is envs.ParallelEnv else {}
     seeds = [{"seed": SEED + slot} for slot in range(slots)]
     return kind(

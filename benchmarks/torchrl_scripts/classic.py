@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from tensordict.nn import (
     InteractionType,
     NormalParamExtractor,
@@ -152,6 +153,7 @@ def _trainer_slot(
     gym_env: Any, kwargs: dict[str, Any], env_id: str, kinds: tuple[Any, ...], seed: int
 ) -> EnvBase:
     env = TransformedEnv(gym_env(env_id, **kwargs), Compose(*(kind() for kind in kinds)))
+    torch.manual_seed(seed)  # NoopResetEnv draws from it
     env.set_seed(seed)
     return env
 

@@ -34,7 +34,6 @@ from tdcollect.collect.construction import (
     needs_state,
     refusing,
 )
-from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.hooks import AnyHooks
 from tdcollect.collect.monitor import Monitor, StatsAttribute, with_progress
 from tdcollect.collect.path import Explanation, short
@@ -44,6 +43,7 @@ from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import take_over
+from tdcollect.envs.transforms import base_of
 from tdcollect.progress import check_tqdm
 from tdcollect.threads import collecting
 from tdcollect.trajectories.split import Layout, split_trajectories

@@ -1,4 +1,4 @@
-"""An env taken apart: the env itself, its transforms, and what these make of its reward."""
+"""The effect of an env's transforms on its reward, and on random numbers."""
 
 from __future__ import annotations
 
@@ -13,31 +13,8 @@ from tdcollect import keys
 from tdcollect._upstream.torchrl import call_of, replaced_methods
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.envs.env_action import EnvAction
+from tdcollect.envs.transforms import ELEMENTWISE, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-
-ELEMENTWISE = (
-    T.BinarizeReward,
-    T.CatTensors,
-    T.CenterCrop,
-    T.ClipTransform,
-    T.Crop,
-    T.DTypeCastTransform,
-    T.DoubleToFloat,
-    T.FlattenObservation,
-    T.GrayScale,
-    T.LineariseRewards,
-    T.ObservationNorm,
-    T.PermuteTransform,
-    T.Resize,
-    T.RewardClipping,
-    T.RewardScaling,
-    T.SignTransform,
-    T.SqueezeTransform,
-    T.SuccessReward,
-    T.ToTensorImage,
-    T.UnsqueezeTransform,
-)
-"""Stateless transforms, which treat every row by itself."""
 
 _SCALAR = (
     T.BinarizeReward,
@@ -85,38 +62,6 @@ def leaves_random_numbers_alone(transform: T.Transform) -> bool:
     if type(transform) is T.TensorDictPrimer:
         return not transform.random
     return type(transform) in _LEAVE_REWARD
-
-
-def base_of(env: EnvBase) -> EnvBase:
-    """The env itself, without its transforms."""
-    return env.base_env if isinstance(env, TransformedEnv) else env
-
-
-def innermost(env: EnvBase) -> EnvBase:
-    """The env itself, below any number of layers of transforms."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    return env
-
-
-def all_transforms_of(env: EnvBase) -> list[T.Transform]:
-    """The transforms of all layers of an env, innermost first; subclasses count as layers."""
-    found: list[T.Transform] = []
-    while isinstance(env, TransformedEnv):
-        found = [*_parts(env.transform), *found]
-        env = env.base_env
-    return found
-
-
-def transforms_of(env: EnvBase) -> list[T.Transform]:
-    """The transforms of an env, innermost first; a ``Compose`` is taken apart."""
-    return _parts(env.transform) if type(env) is TransformedEnv else []
-
-
-def _parts(transform: T.Transform) -> list[T.Transform]:
-    if type(transform) is T.Compose:
-        return [part for child in transform for part in _parts(child)]
-    return [transform]
 
 
 class ExactReward:

@@ -22,7 +22,6 @@ from torchrl.envs import EnvBase
 from tdcollect import keys
 from tdcollect._upstream.collector import CollectorState
 from tdcollect.collect.arguments import check_positive_int
-from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.hooks import AnyHooks, as_hooks
 from tdcollect.collect.policies import Policy
@@ -30,6 +29,7 @@ from tdcollect.collect.statistics import Bools, Collection, Floats, Ints, Statis
 from tdcollect.collect.step_dict import Key, StepDict, under_next
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.collect.watch import Watch, marked_slots
+from tdcollect.envs.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.progress import progress_bar
 

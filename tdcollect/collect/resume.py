@@ -11,9 +11,9 @@ from tensordict import TensorDict
 
 from tdcollect import keys
 from tdcollect._upstream.collector import CollectorState
-from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.step_dict import flat
 from tdcollect.envs.spaces import nested
+from tdcollect.envs.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.states import global_states, pack, set_global_states, unpack
 

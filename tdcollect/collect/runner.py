@@ -15,7 +15,6 @@ from torchrl.envs.utils import exploration_type, set_exploration_type
 from tdcollect import keys
 from tdcollect.collect import path
 from tdcollect.collect.by_count import whole_episodes
-from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.path import Plan, lowered
 from tdcollect.collect.policies import Policy, RandomActions, draws_from_spec
@@ -32,6 +31,7 @@ from tdcollect.collect.step_dict import (
 from tdcollect.collect.torchrl_loop import CollectorPart, TorchRLLoop
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
+from tdcollect.envs.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 if TYPE_CHECKING:
@@ -397,7 +397,7 @@ class Runner(CollectorPart):
         # Has the devices and empty entries of the parent's batch, and the dtypes of its buffers.
         template = parent.preallocated if buffered else parent.carrier
         batch = nested(entries.items(), shape, collector.storing_device or template.device)
-        shaped_like(template, batch, cast=buffered)
+        shaped_like(template, batch, cast=buffered, fill=buffered)
         if buffered or collector.replay_buffer is None or parent.ignores_replay_buffer:
             batch.refine_names(..., keys.TIME)
         return batch

@@ -217,14 +217,16 @@ def next_step(
     return following
 
 
-def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> None:
+def shaped_like(
+    template: TensorDictBase, batch: TensorDictBase, cast: bool, fill: bool = False
+) -> None:
     """Give a batch the parts of TorchRL's that are no entries.
 
     Args:
         template: has the nested TensorDicts, empty ones too, and their devices.
         batch: is changed in place.
-        cast: give entries the template's dtypes (where a policy runs under autocast, say), and
-            write zeros for those that the batch lacks.
+        cast: give entries the template's dtypes (where a policy runs under autocast, say).
+        fill: write zeros for entries that the batch lacks.
     """
     if isinstance(template, LazyStackedTensorDict):
         return  # slots unlike each other are stacked as they are
@@ -239,9 +241,11 @@ def shaped_like(template: TensorDictBase, batch: TensorDictBase, cast: bool) -> 
                 inner.clear_device_()
             elif inner.device != part.device:
                 inner = inner.to(part.device)
-            shaped_like(part, inner, cast)
+            shaped_like(part, inner, cast, fill)
             batch.set(name, inner)
-        elif cast and inner is None:
-            batch.set(name, torch.zeros(part.shape, dtype=part.dtype, device=batch.device))
+        elif inner is None:
+            if fill:
+                shape = (*batch.batch_size, *part.shape[template.ndim :])
+                batch.set(name, torch.zeros(shape, dtype=part.dtype, device=batch.device))
         elif cast and inner.dtype != part.dtype:
             batch.set(name, inner.to(part.dtype))

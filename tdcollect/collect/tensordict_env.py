@@ -11,11 +11,12 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries
-from tdcollect.collect.env_parts import ExactReward, base_of
+from tdcollect.collect.env_parts import ExactReward
 from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
 from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import nested
+from tdcollect.envs.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 

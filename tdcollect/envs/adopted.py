@@ -32,6 +32,7 @@ from tdcollect.envs.gym_env import GymEnv as OurGymEnv
 from tdcollect.envs.parallel import ParallelEnv
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
+from tdcollect.envs.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 
@@ -80,7 +81,7 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
     if isinstance(env, ParallelEnv) and env.inner is not None:
         return chain(seed, env.num_workers, static)
     if isinstance(env, SERIAL):
-        members = [_base_of(member) for member in serial_envs(env) or ()]
+        members = [base_of(member) for member in serial_envs(env) or ()]
         if members and all(isinstance(member, GymWrapper) for member in members):
             return chain(seed, len(members), static)
     return None
@@ -142,7 +143,7 @@ def take_over(env: EnvBase) -> None:
     Args:
         env: with its transforms.
     """
-    base = _base_of(env)
+    base = base_of(env)
     if type(base) is TorchRLParallelEnv:
         ParallelEnv.adopt(base)
 
@@ -180,10 +181,6 @@ def adopt(env: EnvBase) -> Adopted:
     slots = known[1]
     slots.stepper.follow()
     return Adopted(slots, members, shown)
-
-
-def _base_of(env: EnvBase) -> EnvBase:
-    return env.base_env if isinstance(env, TransformedEnv) else env
 
 
 def _parts(single: GymWrapper) -> tuple[Any, ...]:

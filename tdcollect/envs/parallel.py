@@ -17,7 +17,8 @@ from tdcollect._upstream import batched_envs as upstream
 from tdcollect.envs.gym_env import SerialEnv
 from tdcollect.envs.parallel_slots import Channel, difference, env_of_slots, with_lifted
 from tdcollect.envs.slot_env import SlotSettings, make_slot
-from tdcollect.envs.slot_plan import NotUnderstood, Parts, flat_transforms, parts_of_made
+from tdcollect.envs.slot_plan import NotUnderstood, Parts, parts_of_made
+from tdcollect.envs.transforms import base_of, flat_transforms
 from tdcollect.states import global_states
 
 _PARTS, _INNER, _SHOWN = "tdcollect_parts", "tdcollect_inner", "tdcollect_shown"
@@ -302,7 +303,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             how = (
                 "in TorchRL's workers"
                 if self.inner is None
-                else repr(_base_of(self.inner).stepper.backend)
+                else repr(base_of(self.inner).stepper.backend)
             )
         return f"{type(self).__name__}({self.num_workers} slots, {how})"
 
@@ -372,10 +373,6 @@ def _calls(
             given["options"] = options[group[0]]
         calls.append((group, given))
     return calls
-
-
-def _base_of(inner: EnvBase) -> EnvBase:
-    return inner.base_env if isinstance(inner, TransformedEnv) else inner
 
 
 def _with_rows(

@@ -23,14 +23,9 @@ from tdcollect._upstream.batched_envs import (
     without_locks,
 )
 from tdcollect._upstream.torchrl import wrapped_env
-from tdcollect.envs.slot_plan import (
-    SlotPlan,
-    beside_env,
-    digest_of,
-    flat_transforms,
-    space_of_boxes,
-)
+from tdcollect.envs.slot_plan import SlotPlan, beside_env, digest_of, space_of_boxes
 from tdcollect.envs.spaces import SpaceCodec, key_of
+from tdcollect.envs.transforms import flat_transforms
 from tdcollect.states import global_states, set_global_states
 
 

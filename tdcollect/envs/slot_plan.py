@@ -31,35 +31,9 @@ from tdcollect._upstream.batched_envs import (
 from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.envs.gym_env import GymEnv as OurGymEnv
 from tdcollect.envs.spaces import SpaceCodec, compose, observation_name
+from tdcollect.envs.transforms import LIFTED, flat_transforms, is_lifted
 from tdcollect.states import global_states, set_global_states
 from tdcollect.workers.values import InfoEntry
-
-LIFTED = (
-    T.BinarizeReward,
-    T.CatTensors,
-    T.CenterCrop,
-    T.ClipTransform,
-    T.DTypeCastTransform,
-    T.DoubleToFloat,
-    T.ExcludeTransform,
-    T.FlattenObservation,
-    T.GrayScale,
-    T.InitTracker,
-    T.ObservationNorm,
-    T.PermuteTransform,
-    T.RenameTransform,
-    T.RewardClipping,
-    T.RewardScaling,
-    T.RewardSum,
-    T.SelectTransform,
-    T.SignTransform,
-    T.SqueezeTransform,
-    T.StepCounter,
-    T.TensorDictPrimer,
-    T.ToTensorImage,
-    T.UnsqueezeTransform,
-)
-"""Transforms that give the same for a batch as for each of its rows."""
 
 BESIDE = (
     *LIFTED,
@@ -169,7 +143,7 @@ def parts_of(env: EnvBase) -> Parts:
     for transform in transforms:
         if type(transform) not in BESIDE:
             raise NotUnderstood(f"the transform {type(transform).__name__} is not known")
-    count = 1 + max((i for i, t in enumerate(transforms) if not _is_lifted(t)), default=-1)
+    count = 1 + max((i for i, t in enumerate(transforms) if not is_lifted(t)), default=-1)
     beside, lifted = transforms[:count], transforms[count:]
     ends = [t for t in beside if type(t) is T.EndOfLifeTransform]
     direct = (
@@ -202,13 +176,6 @@ def parts_of(env: EnvBase) -> Parts:
     )
 
 
-def flat_transforms(transform: T.Transform) -> list[T.Transform]:
-    """Transforms, innermost first; a ``Compose`` is taken apart."""
-    if type(transform) is T.Compose:
-        return [part for child in transform for part in flat_transforms(child)]
-    return [transform]
-
-
 def beside_env(base: EnvBase, transforms: Sequence[T.Transform]) -> EnvBase:
     """The env with the transforms that run beside it; these have no parent yet."""
     return TransformedEnv(base, T.Compose(*transforms)) if transforms else base
@@ -229,28 +196,6 @@ def _check_base(base: EnvBase) -> bool:
 
 def _is_plain(end: T.EndOfLifeTransform) -> bool:
     return end.done_key == keys.DONE and all(isinstance(key, str) for key in end.out_keys)
-
-
-def _is_lifted(transform: T.Transform) -> bool:
-    """Tell whether a transform gives the same for a batch as for each row."""
-    kind = type(transform)
-    if kind not in LIFTED:
-        return False
-    if kind is T.CatTensors:
-        return transform.dim < 0 and not transform.unsqueeze_if_oor
-    if kind is T.ToTensorImage:
-        return not transform.unsqueeze
-    if kind is T.RewardSum:
-        return not transform.reward_spec
-    if kind is T.TensorDictPrimer:
-        values = transform.default_value
-        return not (
-            transform.random
-            or transform.single_default_value
-            or transform.call_before_env_reset
-            or any(callable(value) for value in dict(values.items()).values())
-        )
-    return True
 
 
 def _check_specs(inner: EnvBase, base: EnvBase) -> None:

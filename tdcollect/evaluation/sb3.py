@@ -18,8 +18,8 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from tdcollect.collect.env_parts import base_of
 from tdcollect.envs.spaces import key_of
+from tdcollect.envs.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ACTION_MASKS, check_masks
 from tdcollect.evaluation.imports import extra_module

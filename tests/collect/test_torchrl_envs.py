@@ -126,6 +126,18 @@ LEVEL_1: dict[str, Callable[[], Any]] = {
         E.RewardSum(),
         E.VecNorm(in_keys=["observation"]),
     ),
+    "serial-inside-names": lambda: under(
+        E.SerialEnv(
+            3,
+            lambda: under(
+                cartpole(),
+                E.RenameTransform(["observation"], ["seen"], create_copy=True),
+                E.SelectTransform("observation", "seen"),
+                E.StepCounter(),
+            ),
+        ),
+        E.ExcludeTransform("seen"),
+    ),
     "serial-inside-axes": lambda: E.SerialEnv(
         3,
         lambda: under(

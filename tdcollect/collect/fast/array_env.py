@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, replaced_methods, steps_alone
 from tdcollect._upstream.transforms import skipped_step
-from tdcollect.collect.env_parts import ExactReward, base_of, transforms_of
+from tdcollect.collect.env_parts import ExactReward
 from tdcollect.collect.fast.inner import InnerEnv, RewardShape, SlotArrays, TorchRLEnv
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
 from tdcollect.collect.fast.members import Shown, member_slots
@@ -24,6 +24,7 @@ from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.parallel import ParallelEnv as OurParallelEnv
 from tdcollect.envs.spaces import nested
+from tdcollect.envs.transforms import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 

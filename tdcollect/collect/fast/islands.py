@@ -23,9 +23,9 @@ from tdcollect._upstream.torchrl import (
     reset_of,
     step_of,
 )
-from tdcollect.collect.env_parts import ELEMENTWISE
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.spaces import nested, nested_unchecked
+from tdcollect.envs.transforms import ELEMENTWISE
 
 if TYPE_CHECKING:
     from tdcollect.collect.fast.inner import InnerEnv
@@ -52,7 +52,7 @@ class StepTransform(abc.ABC):
             go on as :meth:`step` made them.
         label: its name; empty for one that is no part of the user's env.
         how: the way in which it runs, in words.
-        obstacle: whether it leaves the arrays.
+        cost: about what it costs where it leaves the arrays; empty on them.
         follows_specs: whether it is known to write no entries without a spec, and no flag of an
             end without ``"done"``.
         steps_singly: whether some slots can be stepped while the others wait.
@@ -67,7 +67,7 @@ class StepTransform(abc.ABC):
     merged = False
     label = ""
     how = "on arrays"
-    obstacle = False
+    cost = ""
 
     def prepare(self, marks: StepDict) -> None:  # noqa: B027
         """Change the entries that the env's reset is given, in place."""
@@ -198,9 +198,6 @@ def _take_over(step: StepDict, changed: StepDict) -> None:
         step.update(changed)
 
 
-_COST = "20 to 50 us a step"
-
-
 class Island(StepTransform):
     """Any transform, called as TorchRL calls it, on TensorDicts of its own.
 
@@ -211,8 +208,8 @@ class Island(StepTransform):
     """
 
     by_row = False
+    cost = "20 to 50 us a step"
     follows_specs = False
-    obstacle = True
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str):
         self._call, self._reset = call_of(transform), reset_of(transform)
@@ -221,7 +218,7 @@ class Island(StepTransform):
         self._prepare = preparation_of(transform)
         self._batch_size, self._device = env.batch_size, env.device
         self._pack = nested_unchecked if env.device in (None, torch.device("cpu")) else nested
-        self.how = f"on a TensorDict of its own: it {reason} ({_COST})"
+        self.how = f"on a TensorDict of its own: it {reason}"
 
     def prepare(self, marks: StepDict) -> None:
         if self._prepare is not None:

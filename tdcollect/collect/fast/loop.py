@@ -21,6 +21,7 @@ from tdcollect.collect.policies import Policy
 from tdcollect.collect.step_dict import (
     Key,
     StepDict,
+    by_slot,
     check_tensors,
     flat,
     forgotten_entries,
@@ -102,8 +103,10 @@ def collect_frames(
                 ids.numpy().reshape(-1)[renewed] = new_ids(len(renewed)).cpu().numpy()
             if 0 < len(ended) < slots:
                 for key in forgotten:
-                    value = upcoming[key] = upcoming[key].clone()
-                    value[ended] = 0
+                    value = upcoming[key] = upcoming[key].clone(
+                        memory_format=torch.contiguous_format
+                    )
+                    by_slot(value, env.batch_size)[ended] = 0
             taken, step = step, upcoming
             if watch is not None:
                 watch(taken, following, step, ended)

@@ -16,17 +16,14 @@ from torchrl.envs import transforms as T
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import does_nothing_in_steps, settings_of
-from tdcollect.collect.env_parts import ELEMENTWISE, transforms_of
 from tdcollect.collect.fast.inner import InnerEnv, SlotArrays
-from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
+from tdcollect.collect.fast.islands import Island, NotOnArrays, StepTransform
 from tdcollect.collect.fast.transforms import lower_transforms
 from tdcollect.collect.step_dict import Key, StepDict, flat
 from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import nested
-
-_LIFTED = (*ELEMENTWISE, T.InitTracker, T.RewardSum, T.StepCounter, T.TensorDictPrimer)
-"""Transforms without a state of their own that can treat a batch as they treat one env."""
+from tdcollect.envs.transforms import is_lifted, transforms_of
 
 
 class Shown(StepTransform):
@@ -65,7 +62,8 @@ class _EnvByEnv(StepTransform):
     def __init__(self, transforms: Sequence[StepTransform]):
         self._transforms = transforms
         self.how = f"env by env, {transforms[0].how}"
-        self.label, self.obstacle = transforms[0].label, transforms[0].obstacle
+        self.label = transforms[0].label
+        self.cost = transforms[0].cost and f"{transforms[0].cost} and env"
 
     def inv(self, step: StepDict) -> None:
         rows = self._rows(step)
@@ -180,7 +178,7 @@ def member_slots(
     stacks = [transforms_of(member) for member in members]
     if len({tuple(map(type, stack)) for stack in stacks}) > 1:
         raise NotOnArrays("its envs have transforms unlike each other's")
-    lowered = [lower_transforms(stack, env) for stack, env in zip(stacks, members, strict=True)]
+    lowered = [_lowered(stack, env) for stack, env in zip(stacks, members, strict=True)]
     together: list[StepTransform] = []
     lifted = True
     for ones, made in zip(zip(*stacks, strict=True), zip(*lowered, strict=True), strict=True):
@@ -195,19 +193,21 @@ def member_slots(
     return MemberSlots(arrays, members, together, shown), []
 
 
+def _lowered(stack: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
+    """The transforms of one env; one that steps the env again does so by its own code."""
+    lowered = lower_transforms(stack, env)
+    for i, transform in enumerate(stack):
+        if not lowered[i].steps_singly:
+            own = Island(transform, env, "steps its env again")
+            own.label, lowered[i] = lowered[i].label, own
+    return lowered
+
+
 def _can_be_lifted(transforms: Sequence[T.Transform]) -> bool:
-    first = transforms[0]
-    if type(first) not in _LIFTED or _counts_axes_from_the_front(first):
+    if not is_lifted(transforms[0]):
         return False
-    settings = settings_of(first)
+    settings = settings_of(transforms[0])
     return all(_equal(settings_of(other), settings) for other in transforms[1:])
-
-
-def _counts_axes_from_the_front(transform: T.Transform) -> bool:
-    """Tell whether an axis of one env would be another one of a batch."""
-    axes = [getattr(transform, name, -1) for name in ("dim", "first_dim", "last_dim")]
-    axes += getattr(transform, "dims", ())
-    return any(axis >= 0 for axis in axes) or getattr(transform, "unsqueeze_if_oor", False)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -18,7 +18,6 @@ from tdcollect import keys
 from tdcollect._upstream.modules import has_forward_hooks
 from tdcollect._upstream.torchrl import inverse_call_of
 from tdcollect._upstream.transforms import replaced_calls
-from tdcollect.collect.env_parts import ELEMENTWISE, transforms_of
 from tdcollect.collect.fast.entries import (
     Changed,
     check,
@@ -33,6 +32,7 @@ from tdcollect.collect.fast.islands import NotOnArrays, OwnCode, OwnSteps, StepT
 from tdcollect.collect.fast.normalization import vec_norm
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.env_action import EnvAction
+from tdcollect.envs.transforms import ELEMENTWISE, transforms_of
 
 
 class _StepCounter(StepTransform):

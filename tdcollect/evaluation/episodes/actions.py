@@ -25,10 +25,10 @@ from torchrl.data import (
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect import keys
-from tdcollect.collect.env_parts import base_of
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 

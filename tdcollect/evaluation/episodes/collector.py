@@ -15,12 +15,13 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.collect.construction import needs_state
-from tdcollect.collect.env_parts import base_of, exact_reward_of, transforms_of
+from tdcollect.collect.env_parts import exact_reward_of
 from tdcollect.collect.episodes import EpisodeLoop, Start
 from tdcollect.collect.path import stepped_env
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.display import one_line
+from tdcollect.envs.transforms import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, with_masks
 from tdcollect.evaluation.episodes.data import Assembly, Finished

@@ -11,13 +11,9 @@ from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, Transforme
 from torchrl.envs import transforms as T
 from torchrl.envs.transforms import VecNormV2
 
-from tdcollect.collect.env_parts import (
-    all_transforms_of,
-    innermost,
-    leaves_random_numbers_alone,
-    transforms_of,
-)
+from tdcollect.collect.env_parts import leaves_random_numbers_alone
 from tdcollect.envs.make import make_env
+from tdcollect.envs.transforms import all_transforms_of, innermost, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.global_streams import GlobalStream, Outside, WithStreams
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError

@@ -15,12 +15,12 @@ from torchrl.envs import transforms as T
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, resets_with_seed, wrapped_env
-from tdcollect.collect.env_parts import all_transforms_of, innermost
 from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.display import one_line
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import nested
+from tdcollect.envs.transforms import all_transforms_of, innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.global_streams import GlobalStream, Outside
 

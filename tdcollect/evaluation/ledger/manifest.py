@@ -21,9 +21,9 @@ from torchrl.envs import transforms as T
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect._upstream.torchrl import wrapped_env
-from tdcollect.collect.env_parts import all_transforms_of, innermost
 from tdcollect.collect.step_dict import entry_path
 from tdcollect.display import visible
+from tdcollect.envs.transforms import all_transforms_of, innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.ledger.records import FORMAT, Episode

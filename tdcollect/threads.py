@@ -64,7 +64,8 @@ def collecting(pauses: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        _collections.discard(collection)
+        if _collections is not None:  # as the interpreter ends, it may be gone
+            _collections.discard(collection)
 
 
 @contextmanager

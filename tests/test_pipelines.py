@@ -35,20 +35,24 @@ LEVELS = [level for level, envs in ENVS.items() if envs is not None]
 _ADOPTED = {
     *("dqn_cartpole", "discrete_sac", "discrete_cql_online", "discrete_iql", "cql_online"),
     *("iql_online", "crossq", "ddpg", "offline_to_online", "a2c_mujoco", "ppo_mujoco", "gail"),
-    *("redq", "a2c_atari", "dqn_trainer", "ddpg_trainer", "ppo_trainer", "sac_trainer"),
+    *(
+        "redq",
+        "rnd_mujoco",
+        "a2c_atari",
+        "ppo_atari",
+        "dqn_trainer",
+        "ddpg_trainer",
+        "ppo_trainer",
+        "sac_trainer",
+    ),
     *("cql_trainer", "td3_trainer", "collector_device", "recurrent_slices", "linear_pendulum"),
     *("random_parallel", "coding_ppo", "coding_dqn", "dqn_with_rnn", "recurrent_sequences"),
+    *("dqn_atari", "impala", "ppo_atari_serial"),
     *("getting_started_3", "getting_started_5", "compact_observations", "torchrl_demo"),
 }
 _STARTED = {"sac", "sac_async", "tqc", "td3", "coding_ddpg"}
 ON_ARRAYS = {1: _ADOPTED, 2: _ADOPTED | _STARTED}
 """Per level, scripts whose every part runs on arrays; some start a ParallelEnv's workers."""
-
-DIFFER = {
-    "multi_step": "its actions are floats for a one-hot spec; TorchRL's SerialEnv cuts them to "
-    "integers on the way to the envs",
-}
-"""Scripts whose bits are not the parent's, and why."""
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +67,7 @@ def _light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", scripts.SCRIPTS)
-def test_a_script_gives_the_same_bits(
-    name: str, level: int, request: pytest.FixtureRequest
-) -> None:
-    if name in DIFFER:
-        request.applymarker(pytest.mark.xfail(reason=DIFFER[name], strict=True))
+def test_a_script_gives_the_same_bits(name: str, level: int) -> None:
     missing = scripts.SCRIPTS[name].missing()
     if missing:
         pytest.skip(f"{', '.join(missing)} cannot be imported")

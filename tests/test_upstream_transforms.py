@@ -140,3 +140,10 @@ def test_skipped_step_repeats_the_step_that_is_skipped() -> None:
     following = of_transforms.skipped_step(env, given)
     assert torch.equal(following["observation"], given["observation"])
     assert following["reward"].item() == 0
+
+
+def test_lives_are_read_off_the_env() -> None:
+    transform = E.EndOfLifeTransform(eol_attribute="unwrapped.lives")
+    env = env_with(E.RewardSum()).append_transform(transform)
+    env.base_env._env.unwrapped.lives = lambda: 3
+    assert of_transforms.lives_of(transform) == 3

@@ -100,10 +100,16 @@ def replaced_calls(transform: T.Transform) -> list[str]:
     return [name for name in _CALLS if name in vars(transform)]
 
 
+def lives_of(transform: T.EndOfLifeTransform) -> Any:
+    """The lives that are left in the env: a number, or one per env."""
+    return transform._get_lives()
+
+
 __all__ = [
     "VecNormSums",
     "VecNormV2Statistics",
     "casts_integers",
+    "lives_of",
     "replaced_calls",
     "restart_stacks",
     "skipped_step",

@@ -196,7 +196,7 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
     reasons = [f"the env has a {name} of its own" for name in sorted(replaced)]
     if len(env.done_keys_groups) > 1 or not set(keys.FLAGS).issuperset(env.done_keys):
         reasons.append(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
-    plain = _has_plain_entries(env)
+    plain = type(env) is GymnasiumEnv or _has_plain_entries(env)
     if not plain:
         reasons.append("the env has entries that are no tensors of one shape")
     try:

@@ -245,6 +245,22 @@ class Island(StepTransform):
         return self._pack(step.items(), self._batch_size, self._device)
 
 
+class InResets(Island):
+    """A transform that works in resets alone, by its own code."""
+
+    cost = ""
+
+    def __init__(self, transform: T.Transform, env: EnvBase):
+        super().__init__(transform, env, "")
+        self.how = "in resets alone, by its own code"
+
+    def inv(self, step: StepDict) -> None:
+        pass
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        pass
+
+
 def _replace(step: StepDict, changed: TensorDictBase) -> None:
     step.clear()
     if type(changed) is not TensorDict:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tensordict.utils import expand_as_right
 from torchrl.envs import EnvBase
 from torchrl.envs import transforms as T
 from torchrl.envs.llm.transforms import PolicyVersion
@@ -17,7 +18,7 @@ from torchrl.envs.llm.transforms import PolicyVersion
 from tdcollect import keys
 from tdcollect._upstream.modules import has_forward_hooks
 from tdcollect._upstream.torchrl import inverse_call_of
-from tdcollect._upstream.transforms import replaced_calls
+from tdcollect._upstream.transforms import lives_of, replaced_calls
 from tdcollect.collect.fast.entries import (
     Changed,
     check,
@@ -28,7 +29,14 @@ from tdcollect.collect.fast.entries import (
     select,
 )
 from tdcollect.collect.fast.frames import FrameSkip, cat_frames
-from tdcollect.collect.fast.islands import NotOnArrays, OwnCode, OwnSteps, StepTransform, island
+from tdcollect.collect.fast.islands import (
+    InResets,
+    NotOnArrays,
+    OwnCode,
+    OwnSteps,
+    StepTransform,
+    island,
+)
 from tdcollect.collect.fast.normalization import vec_norm
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.envs.env_action import EnvAction
@@ -149,6 +157,27 @@ class _PolicyVersion(StepTransform):
         return torch.full(shape, int(self._transform.version), dtype=torch.int64)
 
 
+class _EndOfLife(StepTransform):
+    def __init__(self, transform: T.EndOfLifeTransform, env: EnvBase):
+        self._transform = transform
+        self._eol: Key = transform.eol_key
+        self._lives: Key = transform.lives_key
+        self._done: Key = transform.done_key
+        self.keys = [self._eol, self._lives]
+        # A reset reads the lives of all slots, and marks no end in any.
+        self.by_row = env.batch_size.numel() == 1
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        lives = torch.as_tensor(lives_of(self._transform))
+        done = following[self._done]
+        following[self._eol] = expand_as_right(step[self._lives] > lives, done) | done
+        following[self._lives] = lives
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        begun[self._eol] = torch.zeros_like(before[self._done])
+        begun[self._lives] = torch.as_tensor(lives_of(self._transform))
+
+
 _BY_OWN_CODE = {
     T.ActionDiscretizer: True,
     T.ActionMask: False,
@@ -256,6 +285,10 @@ def _lower(transform: T.Transform, env: EnvBase) -> StepTransform | str:
         if transform.random or any(map(callable, dict(transform.default_value.items()).values())):
             return OwnSteps(transform, env, by_row=False)
         return _Primer(transform)
+    if kind is T.EndOfLifeTransform:
+        return _EndOfLife(transform, env)
+    if kind is T.NoopResetEnv:
+        return InResets(transform, env)
     return "is not known to run on arrays"
 
 

@@ -18,7 +18,7 @@ from tdcollect import Collector
 
 from . import policies, transforms
 from .envs import ENVS
-from .oracle import UPSTREAM, check_same
+from .oracle import UPSTREAM, ParentCollector, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -261,6 +261,22 @@ def test_entries_without_a_spec_are_left_out_of_the_following_step() -> None:
             yield batch.exclude("square", "text")
 
     check_same(lambda: E.TransformedEnv(ENVS["toy"](), Describes()), policies.random_policy, script)
+
+
+class EndsAtOnce(E.Transform):
+    """Ends the second episode of a slot at its reset."""
+
+    def _reset(self, tensordict: Any, reset: Any) -> Any:
+        if tensordict is None or tensordict.get("_reset", None) is None:
+            return reset
+        return reset.set("done", torch.ones_like(reset["done"]))
+
+
+@pytest.mark.parametrize("kind", [Collector, ParentCollector])
+def test_an_episode_that_ends_at_its_reset_is_refused(kind: Any) -> None:
+    env = E.TransformedEnv(ENVS["toy"](), EndsAtOnce())
+    with pytest.raises(RuntimeError, match="reset"):
+        next(iter(kind(env, None, frames_per_batch=60)))
 
 
 class Averages(Adding):

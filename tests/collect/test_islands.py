@@ -18,7 +18,7 @@ from tdcollect import Collector
 
 from . import policies, transforms
 from .envs import ENVS
-from .oracle import UPSTREAM, check_same
+from .oracle import UPSTREAM, ParentCollector, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -261,6 +261,60 @@ def test_entries_without_a_spec_are_left_out_of_the_following_step() -> None:
             yield batch.exclude("square", "text")
 
     check_same(lambda: E.TransformedEnv(ENVS["toy"](), Describes()), policies.random_policy, script)
+
+
+class EndsAtOnce(E.Transform):
+    """Ends the second episode of a slot at its reset."""
+
+    def _reset(self, tensordict: Any, reset: Any) -> Any:
+        if tensordict is None or tensordict.get("_reset", None) is None:
+            return reset
+        return reset.set("done", torch.ones_like(reset["done"]))
+
+
+@pytest.mark.parametrize("kind", [Collector, ParentCollector])
+def test_an_episode_that_ends_at_its_reset_is_refused(kind: Any) -> None:
+    env = E.TransformedEnv(ENVS["toy"](), EndsAtOnce())
+    with pytest.raises(RuntimeError, match="reset"):
+        next(iter(kind(env, None, frames_per_batch=60)))
+
+
+class Averages(Adding):
+    """Averages an entry over the slots: over all of them, at a reset too."""
+
+    def __init__(self, key: str):
+        super().__init__()
+        self.read = key
+
+    def _call(self, next_tensordict: Any) -> Any:
+        value = next_tensordict[self.read].to(torch.float32)
+        mean = value.mean(0, keepdim=True)[..., :1]
+        return next_tensordict.set("added", mean.expand(*value.shape[:-1], 3).clone())
+
+
+AVERAGED: dict[str, tuple[str, Callable[[], E.Transform]]] = {
+    "sum": ("episode_reward", E.RewardSum),
+    "count": ("step_count", E.StepCounter),
+    "init": ("is_init", E.InitTracker),
+    "primer": ("memory", lambda: transforms.primer(False)),
+    "primer-random": ("memory", lambda: transforms.primer(True)),
+    "target": ("target_return", lambda: E.TargetReturn(10.0)),
+    "trajectories": ("traj_count", E.TrajCounter),
+    "frames": (OBS, lambda: E.CatFrames(3, -1, [OBS])),
+    "pool": (OBS, lambda: E.TimeMaxPool([OBS], T=2)),
+    "vec-norm": (OBS, lambda: E.VecNormV2([OBS], reduce_batch_dims=True)),
+    "stateless": (OBS, lambda: E.VecNormV2([OBS], stateful=False)),
+    "copy": ("copy", lambda: E.RenameTransform([OBS], ["copy"], create_copy=True)),
+}
+
+
+@pytest.mark.parametrize("case", AVERAGED)
+def test_slots_that_go_on_show_at_a_reset_what_torchrls_do(case: str) -> None:
+    key, transform = AVERAGED[case]
+    check_same(
+        lambda: E.TransformedEnv(ENVS["cartpole"](), E.Compose(transform(), Averages(key))),
+        policies.actor,
+    )
 
 
 def high(tensordict: Any) -> torch.Tensor:

@@ -237,9 +237,14 @@ class Island(StepTransform):
             _replace(step, taken)  # later transforms see what it has written there
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        given = self._packed(marks)
+        given, starting = self._packed(marks), marks[keys.RESET]
         _replace(begun, self._reset(given, self._packed(begun)))
         _replace(marks, given)
+        if any(key in begun and bool((begun[key] & starting).any()) for key in keys.FLAGS):
+            raise RuntimeError(
+                f"expected no episode to end at its reset, got flags of {self.label} that say so; "
+                "set them in its _step"
+            )
 
     def _packed(self, step: StepDict) -> TensorDict:
         return self._pack(step.items(), self._batch_size, self._device)

@@ -271,6 +271,7 @@ class Runner(CollectorPart):
         if plan.env is None:
             return None
         collector, parent = self._collector, self._parent
+        plan.env.drops_unspecified = parent.preallocates
         env, lower = log.timed_parts(plan.env, lower)
         if log.watch is not None:
             log.watch.begin(parent.carrier)

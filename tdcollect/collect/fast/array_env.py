@@ -40,9 +40,13 @@ class ArrayEnv(SteppedEnv):
 
     Attributes:
         ends_by_done: whether a trajectory is known to end only where the flag ``"done"`` is true.
-            A user's transform may truncate without it: TorchRL then resets nothing, but gives a
-            new trajectory id, and the next step keeps the flag.
+            A user's env or transform may truncate without it: TorchRL then resets nothing, but
+            gives a new trajectory id, and the next step keeps the flag.
+        drops_unspecified: whether entries without a spec are left out of the following step, as
+            TorchRL's preallocated batches have no room for them.
     """
+
+    drops_unspecified = False
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class ArrayEnv(SteppedEnv):
             transform.merged = self._merges
         self._exact = exact
         self._taken = StepDict()
-        known = all(transform.follows_specs for transform in transforms)
+        known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
         self._unspecified: list[Key] | None = [] if known else None
         self.ends_by_done = known
         if not known:
@@ -108,10 +112,11 @@ class ArrayEnv(SteppedEnv):
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
             transform.step(given, following)
-        if self._unspecified is None:
-            self._unspecified = self._without_spec(following, next_keys)
-        for key in self._unspecified:
-            following.pop(key, None)
+        if self.drops_unspecified:
+            if self._unspecified is None:
+                self._unspecified = self._without_spec(following, next_keys)
+            for key in self._unspecified:
+                following.pop(key, None)
         if self._exact is not None and self.base is not None:
             following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))
         return following, error

@@ -35,6 +35,7 @@ class InnerEnv(abc.ABC):
         slots: the env on gymnasium slots; None where it has none.
         step_bytes: the size of one step's observations, over all slots.
         whole: whether a reset gives entries of slots that go on, too, which mean nothing.
+        follows_specs: as of :class:`StepTransform`.
         transforms: those that run inside of it, innermost first.
         how: the way in which it is stepped, in words.
         cost: about what that costs where it leaves the arrays; empty on them.
@@ -43,6 +44,7 @@ class InnerEnv(abc.ABC):
     slots: GymnasiumEnv | None = None
     step_bytes: int
     whole = False
+    follows_specs = True
     transforms: Sequence[StepTransform] = ()
     how = "steps on arrays"
     cost = ""
@@ -137,6 +139,7 @@ class TorchRLEnv(InnerEnv):
     """
 
     whole = True
+    follows_specs = False
     cost = "its own step, and 30 to 60 us"
 
     def __init__(self, env: EnvBase, reason: str):

@@ -63,6 +63,7 @@ class _EnvByEnv(StepTransform):
         self._transforms = transforms
         self.how = f"env by env, {transforms[0].how}"
         self.label = transforms[0].label
+        self.follows_specs = transforms[0].follows_specs
         self.cost = transforms[0].cost and f"{transforms[0].cost} and env"
 
     def inv(self, step: StepDict) -> None:
@@ -124,6 +125,10 @@ class MemberSlots(InnerEnv):
         self._arrays = arrays
         self._members = members
         self._shown = shown
+        self._written: set[Key] | None = None
+        if not all(transform.follows_specs for transform in transforms):
+            specs = members[0].output_spec.values()
+            self._written = {key for spec in specs for key in spec.keys(True, True)}
 
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[Any]:
         return self._arrays.allocate(count, pinned, exact)
@@ -137,6 +142,9 @@ class MemberSlots(InnerEnv):
         following, error = self._arrays.step(given, slots, buffers)
         for transform in self.transforms:
             transform.step(given, following)
+        if self._written is not None:  # the SerialEnv has room for no other entries
+            for key in [key for key in following if key not in self._written]:
+                del following[key]
         return following, error
 
     def reset(

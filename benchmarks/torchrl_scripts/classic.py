@@ -139,7 +139,7 @@ def iql_online(envs: Envs, size: Size) -> Pipeline:
 
 
 def trainer_env(envs: Envs, size: Size, slots: int, env_id: str, *kinds: Any) -> EnvBase:
-    """What the trainers' default configuration makes: transforms inside of a ``ParallelEnv``.
+    """The env of the trainers' default configuration: transforms inside of a ``ParallelEnv``.
 
     The trainers seed it through their collector, which does not restart it; here each env is
     seeded as it is made.

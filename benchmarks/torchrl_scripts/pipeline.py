@@ -65,7 +65,7 @@ class Size(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """What a script hands to its collector.
+    """The env, the policy and the options that a script hands to its collector.
 
     ``env`` may be a function. ``seeded`` is True if the script has seeded it.
     """

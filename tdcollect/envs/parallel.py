@@ -276,7 +276,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         return reset
 
     def _mark(self, tensordict: TensorDictBase | None, slots: Sequence[int]) -> TensorDictBase:
-        """What a reset of ``slots`` is given."""
+        """The entries that a reset of ``slots`` is given."""
         rows = torch.zeros((self.num_workers, 1), dtype=torch.bool, device=self.device)
         rows[list(slots)] = True
         marks = TensorDict({keys.RESET: rows}, self.batch_size, device=self.device)

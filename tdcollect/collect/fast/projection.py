@@ -20,7 +20,7 @@ Projection = Callable[[Tensor], Tensor]
 
 
 def projection(spec: TensorSpec) -> Projection:
-    """What ``spec.project`` does to a tensor; the bounds of floats are read once."""
+    """The projection that ``spec.project`` makes; the bounds of floats are read once."""
     if type(spec) not in (Bounded, BoundedContinuous) or not spec.dtype.is_floating_point:
         project: Projection = spec.project
         return project

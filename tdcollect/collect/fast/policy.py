@@ -201,7 +201,7 @@ class Program:
         return None
 
     def _draw(self, module: ProbabilisticTensorDictModule) -> Draw | None:
-        """The draw that a sampler is to make; None where the distribution itself must check its arguments."""
+        """The draw of a sampler; None where the distribution itself must check its arguments."""
         interaction = interaction_type() or module.default_interaction_type
         if interaction is None or self._checked or validates_arguments():
             return None

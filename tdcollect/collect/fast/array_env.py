@@ -201,6 +201,8 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
     reasons = [f"the env has a {name} of its own" for name in sorted(replaced)]
     if len(env.done_keys_groups) > 1 or not set(keys.FLAGS).issuperset(env.done_keys):
         reasons.append(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
+    if any(env.full_done_spec[key].dtype is not torch.bool for key in env.done_keys):
+        reasons.append("the env has flags of another dtype than bool")
     plain = type(env) is GymnasiumEnv or _has_plain_entries(env)
     if not plain:
         reasons.append("the env has entries that are no tensors of one shape")

@@ -140,8 +140,8 @@ class EvaluationCollector:
         self._in_order = in_order
         self.policy = policy
         self._fresh_envs: bool | None = None
-        with evaluating():
-            pass  # no env is made beside a collection
+        with evaluating():  # no env is made beside a collection, or while another thread draws
+            check_alone()
         self._use(open_env(env, settings, self._finish))
         try:
             self._check_open()

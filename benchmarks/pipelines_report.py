@@ -129,7 +129,8 @@ def _entries(level: dict[str, Any]) -> list[str]:
 
 
 def _deviations(rows: list[dict[str, Any]]) -> list[str]:
-    body = [[row["name"], row["path"], row["note"]] for row in rows]
+    # Under the name of their repository: this one has a folder of examples, too.
+    body = [[row["name"], f"rl/{row['path']}".replace(", ", ", rl/"), row["note"]] for row in rows]
     return ["Their places, and where they deviate:\n", table(["name", "script", "deviates"], body)]
 
 

@@ -86,6 +86,11 @@ class Runner(CollectorPart):
     def set_position(self, carrier: TensorDictBase | None = None, stale: bool = False) -> None:
         """The envs are at a step: this one, or the carried one (None)."""
         if carrier is not None:
+            # Agents and the like keep the batch sizes that TorchRL gave them.
+            for path, size in nested_shapes(self._parent.carrier).items():
+                part = carrier.get(path, None)
+                if part is not None and part.batch_size != size:
+                    part.batch_size = size
             self._parent.carrier = carrier
         self.stale = stale
 

@@ -241,6 +241,9 @@ def shaped_like(
                 inner.clear_device_()
             elif inner.device != part.device:
                 inner = inner.to(part.device)
+            deeper = part.batch_size[template.ndim :]
+            if deeper:
+                inner.batch_size = (*batch.batch_size, *deeper)
             shaped_like(part, inner, cast, fill)
             batch.set(name, inner)
         elif inner is None:

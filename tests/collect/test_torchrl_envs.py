@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl import envs as E
 from torchrl.collectors import Collector as ParentCollector
-from torchrl.data import Binary, Composite, OneHot, Unbounded
+from torchrl.data import Binary, Categorical, Composite, OneHot, Unbounded
+from torchrl.modules import EGreedyModule, QValueModule
 
 from tdcollect import Collector
 from tdcollect.envs import ParallelEnv
@@ -317,3 +319,56 @@ OWN: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", OWN)
 def test_envs_of_a_users_own_give_the_parents_batches(name: str, options: Any) -> None:
     check_same(OWN[name], policies.actor, make_options=lambda: options)
+
+
+class Agents(E.EnvBase):
+    """Three slots of two agents, with nested entries of a batch size of their own."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=[3])
+        each = Composite(observation=Unbounded((3, 2, 4)), shape=(3, 2))
+        self.observation_spec = Composite(agents=each, shape=(3,))
+        action = Composite(action=Categorical(5, shape=(3, 2)), shape=(3, 2))
+        self.action_spec = Composite(agents=action, shape=(3,))
+        reward = Composite(reward=Unbounded((3, 2, 1)), shape=(3, 2))
+        self.reward_spec = Composite(agents=reward, shape=(3,))
+        self.place = torch.zeros(3, 2, 4)
+
+    def _set_seed(self, seed: int | None) -> None:
+        torch.manual_seed(seed or 0)
+
+    def _given(self) -> TensorDict:
+        return TensorDict({"agents": TensorDict({"observation": self.place}, [3, 2])}, [3])
+
+    def _reset(self, tensordict: Any = None, **kwargs: Any) -> TensorDict:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        fresh = torch.rand(3, 2, 4)
+        self.place = fresh if mask is None else torch.where(mask[..., None], fresh, self.place)
+        return self._given()
+
+    def _step(self, tensordict: Any) -> TensorDict:
+        self.place = self.place + tensordict["agents", "action"][..., None] * 0.3
+        done = (self.place > 3).flatten(1).any(-1, keepdim=True)
+        following = self._given()
+        following["agents", "reward"] = self.place[..., :1].clone()
+        return following.update({"done": done, "terminated": done.clone()})
+
+
+def greedy(env: Any) -> Any:
+    """Each agent decides by itself whether it explores."""
+    value, action = ("agents", "action_value"), ("agents", "action")
+    net = TensorDictModule(torch.nn.Linear(4, 5), [("agents", "observation")], [value])
+    best = QValueModule(
+        action_value_key=value,
+        out_keys=[action, value, ("agents", "chosen")],
+        action_space="categorical",
+    )
+    spec = env.full_action_spec_unbatched
+    explore = EGreedyModule(spec, eps_init=0.5, eps_end=0.5, action_key=action)
+    return TensorDictSequential(net, best, explore)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_agents_keep_their_batch_size_from_batch_to_batch(summed: bool) -> None:
+    total = [("agents", "reward")], [("agents", "episode_reward")]
+    check_same(lambda: under(Agents(), E.RewardSum(*total)) if summed else Agents(), greedy)

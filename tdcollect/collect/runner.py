@@ -181,7 +181,7 @@ class Runner(CollectorPart):
             self._parent.start_new_trajectories()
         with set_exploration_type(collector.exploration_type):
             lower = partial(self._lower, policy=self._random) if random else self._lower
-            batch = self._on_arrays(plan, lower, collector.frames_per_batch, log, filled=random)
+            batch = self._on_arrays(plan, lower, collector.frames_per_batch, log)
         if batch is None:
             self.owns_batch = False
             self._loop.warn_of_lost(self._not_tensors)
@@ -263,11 +263,8 @@ class Runner(CollectorPart):
         steps: int,
         log: CollectionLog,
         gradients: bool = False,
-        filled: bool = False,
     ) -> TensorDictBase | None:
         """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``.
-
-        With ``filled``, entries that nothing has written are zeros, as in the parent's buffers.
 
         None where the env is not on arrays, or the policy turns out to write something else than
         tensors: it has then been called for the first step, and its outputs are in the carried
@@ -298,10 +295,6 @@ class Runner(CollectorPart):
             self._not_tensors, self._has_acted = found.entries, True
             return None
         log.note_entries(entries, collector.env.reward_keys)
-        if filled and parent.preallocates:
-            for key, value in parent.preallocated.items(True, True):
-                if key not in entries:
-                    entries[key] = torch.zeros_like(value, memory_format=torch.contiguous_format)
         batch = self._assemble(entries, (*collector.env.batch_size, steps))
         return parent.truncate_last_step(batch)
 

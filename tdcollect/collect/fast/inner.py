@@ -94,9 +94,8 @@ class SlotArrays(InnerEnv):
         sizes = (entry.dtype.itemsize * math.prod(entry.shape) for entry in entries)
         self.slots = slots
         self.step_bytes = slots.num_envs * sum(sizes)
-        self._begun: list[Key] = [key_of(entry.path) for entry in entries]
         flags = (keys.TERMINATED, keys.TRUNCATED, keys.DONE)
-        self._written = [*self._begun, keys.REWARD, *flags]
+        self._written: list[Key] = [*(key_of(e.path) for e in entries), keys.REWARD, *flags]
         self._spare: list[StepBuffers] = []
 
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[StepBuffers]:

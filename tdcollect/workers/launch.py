@@ -1,49 +1,30 @@
 """Worker processes as their parent sees them: how they start, answer and end.
 
-Whatever happens to the parent, no worker outlives it: each holds the read end of a pipe whose other
-end the parent alone has, and ends when that closes. Memory is shared through files without a name,
-which are gone with the last process that maps them.
+Memory is shared through files without a name, which are gone with the last process that maps them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing import spawn
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import tdcollect
 from tdcollect.workers import worker
+from tdcollect.workers.child import Lifeline, Spawned, ending
 from tdcollect.workers.protocol import CALL, Connection, packed
 
 START_METHODS = ("spawn", "fork")
 GRACE = 5.0
 """Seconds that a worker has for closing its envs."""
-
-# The package comes from where it is here, wherever a relative sys.path leads by now.
-_BOOT = """
-import json, socket, sys
-path, root, end, lifeline = sys.argv[1:]
-sys.path[:0] = [root]
-import tdcollect
-sys.path[:] = json.loads(path)
-from tdcollect.workers.worker import main
-main(socket.socket(fileno=int(end)), int(lifeline))
-"""
-_ROOT = str(Path(tdcollect.__file__).absolute().parent.parent)
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class WorkerLost(RuntimeError):
@@ -78,21 +59,22 @@ class WorkerProcess:
         self._control = control
         self._sequence = 0
         ours, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
+        self._lifeline = Lifeline()
         self.connection = Connection(ours)
-        self._child: _Spawned | _Forked | None = None
+        self._child: Spawned | _Forked | None = None
         _alive.add(self)
         try:
+            descriptors = (theirs.fileno(), self._lifeline.descriptor)
             if method == "spawn":
-                self._child = _Spawned(theirs, lifeline)
+                self._child = Spawned("tdcollect.workers.worker", descriptors)
             else:
-                self._child = _Forked(theirs, lifeline, factories)
+                self._child = _Forked(*descriptors, factories)
         except BaseException:
             self.end()
             raise
         finally:
             theirs.close()
-            os.close(lifeline)
+            os.close(self._lifeline.descriptor)
 
     @property
     def pid(self) -> int:
@@ -142,7 +124,7 @@ class WorkerProcess:
             slot, calls = self.at_work
             code = self.end(kill=reason is not None)
             where = f" while slot {slot} was at work" if calls else ""
-            self.lost = f"the worker of {named(self.slots)} {reason or _ending(code)}{where}"
+            self.lost = f"the worker of {named(self.slots)} {reason or ending(code)}{where}"
         return self.lost
 
     def end(self, kill: bool = True) -> int | None:
@@ -165,23 +147,12 @@ class WorkerProcess:
         """Close the socket and the pipe to the process, and leave it alone."""
         _alive.discard(self)
         self.connection.close()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        self._lifeline.close()
 
 
 def named(slots: Sequence[int]) -> str:
     """Consecutive slots in words."""
     return f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
-
-
-def _ending(code: int | None) -> str:
-    if code is not None and code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"ended with exit code {code}"
 
 
 _alive: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
@@ -199,40 +170,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_abandon_all)
 
 
-class _Spawned:
-    """A worker in a fresh interpreter."""
-
-    def __init__(self, end: socket.socket, lifeline: int):
-        # One thread each, unless the environment says otherwise: workers may use all cores.
-        threads = {name: "1" for name in _THREADS if name not in os.environ}
-        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-        executable = spawn.get_executable()
-        if isinstance(executable, bytes):
-            executable = os.fsdecode(executable)
-        descriptors = (end.fileno(), lifeline)
-        self._process = subprocess.Popen(
-            [executable, "-c", _BOOT, path, _ROOT, *map(str, descriptors)],
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **threads},
-        )
-        self.pid = self._process.pid
-
-    def wait(self, seconds: float) -> int | None:
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def kill(self) -> int:
-        self._process.kill()
-        return self._process.wait()
-
-
 class _Forked:
     """A worker in a fork of this process."""
 
-    def __init__(self, end: socket.socket, lifeline: int, factories: Sequence[Callable[[], Any]]):
+    def __init__(self, end: int, lifeline: int, factories: Sequence[Callable[[], Any]]):
         sys.stdout.flush()  # else both would print the buffered text
         sys.stderr.flush()
         self._code: int | None = None
@@ -267,7 +208,7 @@ class _Forked:
                 self._code = os.waitstatus_to_exitcode(status)
 
 
-def _run_fork(end: socket.socket, lifeline: int, factories: Sequence[Callable[[], Any]]) -> None:
+def _run_fork(end: int, lifeline: int, factories: Sequence[Callable[[], Any]]) -> None:
     """Run a worker, and never return into the code of the parent."""
     code = 1
     try:

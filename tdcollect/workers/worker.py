@@ -10,7 +10,6 @@ import mmap
 import os
 import pickle
 import select
-import signal
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from tdcollect.workers.child import begin
 from tdcollect.workers.protocol import (
     CALL,
     STEP,
@@ -277,42 +277,16 @@ def _packed_outcome(failed: dict[int, Failure], misfits: dict[int, Any]) -> byte
         return packed(({**failed, **dict.fromkeys(misfits, describe(error))}, {}))
 
 
-def _end_with_parent(lifeline: int) -> None:
-    """Have the kernel end this process when the parent's end of a pipe closes.
-
-    This also ends a worker that hangs in an env, were it in C code that holds the interpreter's
-    lock, which no thread and no handler of ours could do. Where the kernel does not signal pipes,
-    an idle worker still sees its socket close.
-    """
-    try:
-        import fcntl
-
-        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends the process
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
-    except (ImportError, AttributeError, OSError):
-        return
-    waiting = select.poll()
-    waiting.register(lifeline, 0)
-    if waiting.poll(0):  # it closed before the kernel was asked
-        os._exit(1)
-
-
-def main(end: socket.socket, lifeline: int, factories: Sequence[EnvFactory] | None = None) -> None:
+def main(end: int, lifeline: int, factories: Sequence[EnvFactory] | None = None) -> None:
     """Serve a parent.
 
     Args:
-        end: this worker's end of the socket pair.
+        end: the descriptor of this worker's end of the socket pair.
         lifeline: the read end of a pipe that the parent holds open.
         factories: one callable per slot; None to read them, pickled, from the socket.
     """
-    # Ctrl-C is for the parent. The launch has kept it, and other signals, from us so far.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    _end_with_parent(lifeline)
-    connection = Connection(end)
+    begin(lifeline)
+    connection = Connection(socket.socket(fileno=end))
     try:
         _, sequence, payload = connection.receive()
         descriptor = connection.receive_descriptor()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.run import evaluate
     from tdcollect.evaluation.verification import verify
+    from tdcollect.evaluation.workers.local import LocalWorkers
     from tdcollect.seeding import env_seed, policy_seed
     from tdcollect.trajectories import split_trajectories
 
@@ -36,6 +37,7 @@ __all__ = [
     "EvaluationResult",
     "GymnasiumEnv",
     "Hooks",
+    "LocalWorkers",
     "LogStatistics",
     "NotReproducibleError",
     "Render",
@@ -62,6 +64,7 @@ _MODULES = {
     "EvaluationResult": "evaluation.result",
     "GymnasiumEnv": "envs",
     "Hooks": "collect",
+    "LocalWorkers": "evaluation.workers.local",
     "LogStatistics": "collect",
     "NotReproducibleError": "evaluation.episodes.isolation",
     "Render": "collect",

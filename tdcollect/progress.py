@@ -32,6 +32,14 @@ def progress_bar(total: int | None, unit: str, initial: int = 0, *, leave: bool 
     return Lines(total, unit, initial)
 
 
+def line_above(bar: Any, text: str) -> None:
+    """Print a line to stderr, above the bar if there is one."""
+    if isinstance(bar, Lines):
+        bar.say(text)
+    else:
+        bar.write(f"tdcollect: {text}", file=sys.stderr)
+
+
 def check_tqdm() -> None:
     """Raise ModuleNotFoundError, naming the extra, where tqdm is not installed."""
     try:
@@ -75,13 +83,18 @@ class Lines:
         """Add ``more`` to the count."""
         self.n += more
         now = time.monotonic()
-        if now - self._told >= SECONDS_BETWEEN_LINES and sys.stderr is not None:
+        if now - self._told >= SECONDS_BETWEEN_LINES:
             self._told = now
-            print(self._line(now - self._began), file=sys.stderr, flush=True)
+            self.say(self._line(now - self._began))
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if sys.stderr is not None:
+            print(f"tdcollect: {text}", file=sys.stderr, flush=True)
 
     def _line(self, passed: float) -> str:
         of_total = "" if self._total is None else f" of {self._total}"
-        parts = [f"tdcollect: {self.n}{of_total} {self._unit}", seconds_text(passed)]
+        parts = [f"{self.n}{of_total} {self._unit}", seconds_text(passed)]
         done = self.n - self._initial
         if self._total is not None and done:
             left = passed / done * max(0, self._total - self.n)

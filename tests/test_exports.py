@@ -22,6 +22,7 @@ EXPORTED = {
         "EvaluationResult",
         "GymnasiumEnv",
         "Hooks",
+        "LocalWorkers",
         "LogStatistics",
         "NotReproducibleError",
         "Render",

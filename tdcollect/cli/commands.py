@@ -117,6 +117,11 @@ _CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
 )
 @click.option("--num-envs", type=int, help="Number of slots.  [default: 16]")
 @click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    help="Number of processes that run the episodes, each on slots of its own.",
+)
+@click.option(
     "--output-dir",
     type=_FOLDER,
     help="Directory for ledger and report. Resumes the evaluation found there.",

@@ -126,6 +126,8 @@ class EpisodeLoop:
         options: gymnasium's reset options.
         rebuild: build a slot's env anew for each episode.
         started: called with the slot and the episode of each start.
+        arrived: tells whether ``starts``, which had no more, has more by now; asked at each step
+            while slots are free. None if that cannot be.
         replace: is given an episode whose env raised, and the error; returns the episode to run in
             its place, or None for none. Without it, errors are raised.
 
@@ -150,6 +152,7 @@ class EpisodeLoop:
         options: dict[str, Any] | None = None,
         rebuild: bool = False,
         started: Callable[[int, Start], None] | None = None,
+        arrived: Callable[[], bool] | None = None,
         replace: Callable[[Start, Exception], Start | None] | None = None,
         watch: EpisodeWatch | None = None,
     ):
@@ -168,6 +171,7 @@ class EpisodeLoop:
         self._options = options
         self._rebuild = rebuild
         self._started = started
+        self._arrived = arrived
         self._replace = replace
         self._watch = watch
         for name, value in (("max_episode_steps", max_episode_steps), ("options", options)):
@@ -211,6 +215,10 @@ class EpisodeLoop:
 
     def _next(self) -> Start | None:
         return self._again.popleft() if self._again else next(self._starts, None)
+
+    def _more_arrived(self) -> bool:
+        free = self._arrived is not None and len(self._running) < len(self._slots)
+        return free and self._arrived()  # type: ignore[misc]
 
     def _start_all(self) -> bool:
         """Start an episode in every slot; False where none is left to start."""
@@ -282,7 +290,7 @@ class EpisodeLoop:
             self._stop(lost, error, pieces, at, built=True)
         at += 1
         done = self._ends(following)
-        if not done and error is None:  # nothing to start or to reset
+        if not done and error is None and not self._more_arrived():  # nothing to start or to reset
             self._present = next_step(step, following, self._env.carried, self._next_keys)
             if self._watch is not None:
                 self._watch.step_taken(step, following, self._present, [], active)

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
-from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.imports import extra_module
-from tdcollect.evaluation.ledger.directory import Directory, check_directory
-from tdcollect.evaluation.ledger.manifest import describe
-from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger.directory import check_directory
 from tdcollect.evaluation.replay import replayer
-from tdcollect.evaluation.reports.report import write_report
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.runner import InThisProcess, Runner, run_to_result
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
     takes_settings,
 )
-from tdcollect.progress import progress_bar
+from tdcollect.evaluation.workers.driver import Driver
+from tdcollect.evaluation.workers.job import Job
+from tdcollect.evaluation.workers.local import as_workers
+from tdcollect.evaluation.workers.protocol import Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,6 +42,7 @@ def evaluate(
     output_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
     request: Request | None = None,
+    workers: Workers | int | None = None,
     **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
     """Run test episodes by index, the same to the bit however they are run.
@@ -66,6 +63,9 @@ def evaluate(
             elsewhere a line every 30 seconds.
         request: env and policy by name, as the command line takes them. They are kept in
             ``output_dir``, and the report then has the commands that run episodes again.
+        workers: a number of processes that run the episodes, each on slots of its own; or
+            :class:`tdcollect.LocalWorkers`, :class:`tdcollect.RayWorkers`, which stay for the
+            evaluations that follow. None, or 0, for this process.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
@@ -77,6 +77,7 @@ def evaluate(
             a directory of another evaluation, naming the difference.
         NotReproducibleError: if the env or the policy does not give the same episode for the
             same seeds.
+        RuntimeError: if workers end again and again as they make env and policy.
 
     Examples:
         >>> result = evaluate("CartPole-v1", policy, episodes=100, seed=0, output_dir="runs/test")
@@ -90,56 +91,26 @@ def evaluate(
         check_directory(Path(output_dir))
         _check_report_extras()
     asked = EvaluationSettings(episodes, seed, **settings)
-
+    crew = as_workers(workers)
     with ExitStack() as stack:
-        running = stack.enter_context(EvaluationCollector.from_settings(env, policy, asked))
-        manifest = describe(running)
-        ended: list[Episode] = []
-        directory = None
-        if output_dir is not None:
-            directory = Directory(output_dir, manifest)
-            stack.callback(directory.close)
-            ended = list(directory.episodes)
-            if keep_trajectories:
-                directory.check_kept(ended)
-        trajectories: dict[int, TensorDict] = {}
-        there = {episode.index for episode in ended}
-        running.episode_indices = [i for i in running.episode_indices if i not in there]
-        started, left = time.time(), len(running.episode_indices)
-        run = running.run(keep_trajectories)
-        try:
-            for record, data in _with_progress(run, left) if progress and left else run:
-                ended.append(record)
-                if directory is not None:
-                    directory.add(record, data)
-                elif data is not None:
-                    trajectories[record.index] = data
-        except BaseException as error:
-            if directory is not None:
-                directory.give_up(error)
-            raise
+        runner: Runner
+        if crew is None:
+            runner = InThisProcess(env, policy, asked)
+        else:
+            if crew is not workers:
+                stack.callback(crew.close)
+            runner = Driver(crew, Job(env, policy, asked, crew.num_workers))
+        stack.callback(runner.close)
         replay = replayer(env, policy, lambda index: replace(asked, episodes=[index]))
-        result = EvaluationResult(manifest, ended, output_dir, trajectories, replay, running.errors)
-        if directory is not None:
-            summary = result.summary()
-            directory.finish(result.episodes)
-            if request is not None:
-                request.write(directory.path)
-            files = write_report(directory.path, manifest, result.episodes, summary, request)
-            directory.write_results(summary.to_dict(), files)
-            if left:
-                how = {"env": repr(running.base), "threads": torch.get_num_threads()}
-                directory.note_run(started, left, how)
-        return result
-
-
-def _with_progress(run: Generator[Finished, None, None], total: int) -> Iterator[Finished]:
-    """Yield the finished episodes, with a progress bar."""
-    with closing(run), progress_bar(total, "test episodes", leave=False) as bar:
-        for finished in run:
-            bar.update(1)
-            yield finished
-            del finished  # else its data would stay in memory beside the next one's
+        return run_to_result(
+            runner,
+            asked.episode_indices,
+            replay,
+            keep_trajectories=keep_trajectories,
+            output_dir=output_dir,
+            progress=progress,
+            request=request,
+        )
 
 
 def _check_report_extras() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import signal
 import subprocess
@@ -16,6 +17,8 @@ import weakref
 from collections.abc import Sequence
 from multiprocessing import spawn
 from pathlib import Path
+
+import numpy as np
 
 import tdcollect
 
@@ -130,6 +133,16 @@ def end_with_parent(lifeline: int) -> None:
     waiting.register(lifeline, 0)
     if waiting.poll(0):  # it closed before the kernel was asked
         os._exit(1)
+
+
+def reseed() -> None:
+    """Give a fork what a fresh interpreter has of its own: random states, and one thread."""
+    random.seed()
+    np.random.seed()  # noqa: NPY002 (the global state is the one that forks share)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+        torch.set_num_threads(1)
 
 
 def ending(code: int | None) -> str:

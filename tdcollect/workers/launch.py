@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import socket
 import sys
@@ -16,10 +15,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from tdcollect.workers import worker
-from tdcollect.workers.child import Lifeline, Spawned, ending
+from tdcollect.workers.child import Lifeline, Spawned, ending, reseed
 from tdcollect.workers.protocol import CALL, Connection, packed
 
 START_METHODS = ("spawn", "fork")
@@ -212,7 +209,7 @@ def _run_fork(end: int, lifeline: int, factories: Sequence[Callable[[], Any]]) -
     """Run a worker, and never return into the code of the parent."""
     code = 1
     try:
-        _make_own()
+        reseed()
         worker.main(end, lifeline, factories)
         code = 0
     except SystemExit as stop:
@@ -224,13 +221,3 @@ def _run_fork(end: int, lifeline: int, factories: Sequence[Callable[[], Any]]) -
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _make_own() -> None:
-    """Set up what a fresh interpreter has of its own: random states, and one thread."""
-    random.seed()
-    np.random.seed()  # noqa: NPY002 (the global state is the one that forks share)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.default_generator.seed()
-        torch.set_num_threads(1)

@@ -20,6 +20,7 @@ from tdcollect.workers.protocol import (
     InterruptsHeld,
     packed,
     poll_awake,
+    raised_there,
     shared_file,
 )
 
@@ -28,10 +29,6 @@ _START_SECONDS = 60.0
 
 # Seconds before a sleep. A worker has its core to itself; the parent may share one with a worker.
 _WORKER_AWAKE, _PARENT_AWAKE = 1e-3, 2e-4
-
-
-class RemoteTraceback(Exception):
-    """The traceback of an exception in a worker, as text."""
 
 
 class WorkerPool:
@@ -230,17 +227,9 @@ class WorkerPool:
 
     def _raised(self, slot: int, failure: Failure) -> Exception:
         """The exception of an env in a worker; its cause is the traceback there."""
-        pickled, summary, trace = failure
-        try:
-            error = pickle.loads(pickled) if pickled is not None else None
-        except Exception:  # an exception that does not survive its own pickling
-            error = None
-        if not isinstance(error, Exception):
-            error = RuntimeError(summary)
         seed = self.seeds.get(slot)
         seeded = "" if seed is None else f", last reset with seed {seed}"
-        error.__cause__ = RemoteTraceback(f"in the worker of slot {slot}{seeded}:\n\n{trace}")
-        return error
+        return raised_there(failure, f"the worker of slot {slot}{seeded}")
 
     # --- ending --------------------------------------------------------------------------------
 

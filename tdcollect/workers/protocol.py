@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 import select
 import signal
 import socket
@@ -242,3 +243,20 @@ def describe(error: Exception) -> Failure:
     except Exception:  # whatever a class's own __reduce__ raises
         pickled = None
     return pickled, f"{type(error).__name__}: {error}", text
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in another process, as text."""
+
+
+def raised_there(failure: Failure, where: str) -> Exception:
+    """Return the exception of another process; its cause is the traceback there."""
+    pickled, summary, trace = failure
+    try:
+        error = pickle.loads(pickled) if pickled is not None else None
+    except Exception:  # an exception that does not survive its own pickling
+        error = None
+    if not isinstance(error, Exception):
+        error = RuntimeError(summary)
+    error.__cause__ = RemoteTraceback(f"in {where}:\n\n{trace}")
+    return error

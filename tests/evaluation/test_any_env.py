@@ -245,7 +245,7 @@ def test_an_evaluation_is_resumed_replayed_and_verified(tmp_path: Path) -> None:
     Interrupting.__qualname__, Interrupting.__name__ = Teams.__qualname__, "Teams"
     Interrupting.__module__ = Teams.__module__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tdcollect.evaluation.episodes.collector._SECONDS", 0.0)
+        patch.setattr("tdcollect.evaluation.episodes.feed.AllAtOnce.seconds", 0.0)
         with pytest.raises(KeyboardInterrupt):
             tdcollect.evaluate(Interrupting, policy, 8, num_envs=1, output_dir=out, **kept)
     assert 0 < len(tdcollect.EvaluationResult.load(out).episodes) < 8

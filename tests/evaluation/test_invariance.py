@@ -332,7 +332,7 @@ def test_blocks_may_end_at_any_step(monkeypatch) -> None:
             return super().step(action)
 
     def first_of(seconds: float) -> tuple[int, Any]:
-        monkeypatch.setattr("tdcollect.evaluation.episodes.collector._SECONDS", seconds)
+        monkeypatch.setattr("tdcollect.evaluation.episodes.feed.AllAtOnce.seconds", seconds)
         with EvaluationCollector(Counted, recurrent(GRUModule), 12, num_envs=3, **RANDOM) as run:
             ended = run.run()
             before = len(steps)

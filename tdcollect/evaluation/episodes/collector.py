@@ -25,6 +25,7 @@ from tdcollect.envs.transforms import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, with_masks
 from tdcollect.evaluation.episodes.data import Assembly, Finished
+from tdcollect.evaluation.episodes.feed import AllAtOnce, Feed
 from tdcollect.evaluation.episodes.inference import Inference, as_policy, at_batch_size
 from tdcollect.evaluation.episodes.isolation import (
     GlobalRandomness,
@@ -36,7 +37,7 @@ from tdcollect.evaluation.episodes.isolation import (
     with_threads,
 )
 from tdcollect.evaluation.episodes.opening import Opened, open_env
-from tdcollect.evaluation.episodes.probe import probe_env, probe_slots
+from tdcollect.evaluation.episodes.probe import Verdict, probe_env, probe_slots
 from tdcollect.evaluation.episodes.returns import Returns
 from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
 from tdcollect.evaluation.ledger.records import Episode
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
 # Steps between two checks: this often, finished episodes are yielded and reach the journal.
 _STEPS = 128
-_SECONDS = 1.0  # or this much time, with slow envs
 _BLOCK_BYTES = 2**25  # or about this much memory, with large observations
 
 
@@ -127,13 +127,29 @@ class EvaluationCollector:
         policy: Any,
         settings: EvaluationSettings,
         in_order: bool = False,
+        most_slots: int | None = None,
     ) -> EvaluationCollector:
-        """Return a collector of the episodes that the settings ask for."""
+        """Return a collector of the episodes that the settings ask for.
+
+        Args:
+            env: as for the constructor; and the policy.
+            policy: likewise.
+            settings: all of the settings.
+            in_order: as for the constructor.
+            most_slots: the most slots that are made here, where others run episodes too.
+        """
         collector = cls.__new__(cls)
-        collector._open(env, policy, settings, in_order)
+        collector._open(env, policy, settings, in_order, most_slots)
         return collector
 
-    def _open(self, env: Any, policy: Any, settings: EvaluationSettings, in_order: bool) -> None:
+    def _open(
+        self,
+        env: Any,
+        policy: Any,
+        settings: EvaluationSettings,
+        in_order: bool,
+        most_slots: int | None = None,
+    ) -> None:
         self.settings = settings
         self.episode_indices = settings.episode_indices
         self.episode_seeds = settings.seed_schedule()
@@ -142,7 +158,7 @@ class EvaluationCollector:
         self._fresh_envs: bool | None = None
         with evaluating():  # no env is made beside a collection, or while another thread draws
             check_alone()
-        self._use(open_env(env, settings, self._finish))
+        self._use(open_env(env, settings, self._finish, most_slots))
         try:
             self._check_open()
             self.returns = Returns(self.env, settings.reward_keys)
@@ -189,6 +205,11 @@ class EvaluationCollector:
         if self.base.is_closed:
             raise RuntimeError(f"the env {self.base.name} is closed; make a new one to evaluate")
 
+    @property
+    def slots(self) -> int:
+        """The number of slots."""
+        return (self._opened.slots or self.env).batch_size.numel()
+
     def __len__(self) -> int:
         return len(self.episode_indices)
 
@@ -197,11 +218,14 @@ class EvaluationCollector:
             if finished.data is not None:
                 yield finished.data
 
-    def run(self, keep_trajectories: bool = False) -> Generator[Finished, None, None]:
+    def run(
+        self, keep_trajectories: bool = False, feed: Feed | None = None
+    ) -> Generator[Finished, None, None]:
         """Run all episodes; yields the record of each, and its data if they are kept.
 
         Args:
             keep_trajectories: keep the data of each episode until it is yielded.
+            feed: gives the indices while episodes run; None for ``episode_indices``.
         """
         self._check_open()
         episodes: list[Episode] = []
@@ -209,7 +233,7 @@ class EvaluationCollector:
         self.errors = {}
         with evaluating():
             check_alone()
-        steps = self._run(keep_trajectories)
+        steps = self._run(keep_trajectories, feed or AllAtOnce(self.episode_indices))
         waiting: dict[int, Finished] = {}
         due = iter(self.episode_indices)
         following = next(due, None)
@@ -254,11 +278,17 @@ class EvaluationCollector:
         slots = self._opened.slots
         return transforms_of(self.env) if slots is None else slots.transforms
 
-    def prepare(self) -> None:
+    def prepare(self, verdict: Verdict | None = None) -> Verdict | None:
         """Probe the env, unless it has been: a seed must decide what it does.
 
         If gymnasium envs that can be made anew draw from the global generators, they are made anew
         with streams of their episodes.
+
+        Args:
+            verdict: of a probe of the same env elsewhere; None to probe this one.
+
+        Returns:
+            The verdict; None if there are no episodes to run.
 
         Raises:
             NotReproducibleError: if the env does not give the same episode for the same seeds.
@@ -267,7 +297,20 @@ class EvaluationCollector:
             with evaluating():
                 check_alone()
             with self._apart():
-                self._fresh_envs = self._probe()
+                if verdict is None:
+                    self._fresh_envs = self._probe()
+                else:
+                    self._adopt(verdict)
+        return None if self._fresh_envs is None else Verdict(self._fresh_envs, self.has_streams)
+
+    def _adopt(self, verdict: Verdict) -> None:
+        if verdict.has_streams and not self.has_streams:
+            assert self._opened.with_streams is not None  # as where it was probed
+            plain, made = self._opened, self._opened.with_streams()
+            plain.close()
+            self._use(Opened(made))
+            self.has_streams = True
+        self._fresh_envs = verdict.fresh_envs
 
     def _probe(self) -> bool:
         """Return True if episodes must run on new envs."""
@@ -292,7 +335,7 @@ class EvaluationCollector:
             self.has_streams = True
             return fresh_envs
 
-    def _run(self, keep_trajectories: bool) -> Generator[list[Finished], None, None]:
+    def _run(self, keep_trajectories: bool, feed: Feed) -> Generator[list[Finished], None, None]:
         """Run all episodes; yields lists of those that have ended."""
         if not self.episode_indices:
             return
@@ -326,6 +369,7 @@ class EvaluationCollector:
                         stacklevel=2,
                     )
             inference(rows, active)
+            feed.stepped()
 
         def start(slot: int, start: Start) -> None:
             inference.start(slot, self.episode_seeds(start.index)[1])
@@ -344,20 +388,28 @@ class EvaluationCollector:
             env,
             act,
             lambda rows: remembered or [],
-            (Start(index, self.episode_seeds(index)[0], index) for index in self.episode_indices),
+            map(self._start, feed),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
-            seconds=_SECONDS,
+            seconds=feed.seconds,
+            arrived=feed.arrived,
             max_episode_steps=self.settings.max_episode_steps,
             rebuild=fresh_envs,
             started=start,
             replace=None if max_restarts is None else failed,
         )
-        for block in loop:
-            inference.check()
-            actions.check_block(block)
-            yield [*assembly.feed(block), *failures]
+        while True:
+            for block in loop:
+                inference.check()
+                actions.check_block(block)
+                yield [*assembly.feed(block), *failures]
+                failures.clear()
+            yield [*failures]
             failures.clear()
-        yield failures
+            if not feed.goes_on():
+                return
+
+    def _start(self, index: int) -> Start:
+        return Start(index, self.episode_seeds(index)[0], index)
 
     def _first_call(
         self, inference: Inference, rows: StepDict, env: SteppedEnv, actions: ActionCheck
@@ -400,11 +452,8 @@ class EvaluationCollector:
 
     def __repr__(self) -> str:
         state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
-        envs = self._opened.slots or self.env
-        slots = f"{envs.batch_size.numel()} slots"
-        return one_line(
-            self, f"{len(self.episode_indices)} episodes of {self.base.name}", *state, slots
-        )
+        episodes = f"{len(self.episode_indices)} episodes of {self.base.name}"
+        return one_line(self, episodes, *state, f"{self.slots} slots")
 
 
 def _device_of(policy: Any, device: torch.device | str | None) -> torch.device:

@@ -52,13 +52,16 @@ class Opened(NamedTuple):
 Finish = Callable[[EnvBase], EnvBase]
 
 
-def open_env(env: Any, settings: EvaluationSettings, finish: Finish) -> Opened:
+def open_env(
+    env: Any, settings: EvaluationSettings, finish: Finish, most_slots: int | None = None
+) -> Opened:
     """Open the env of an evaluation; one that is made here has at most one slot per episode.
 
     Args:
         env: as :class:`tdcollect.EvaluationCollector` takes it.
         settings: those of the evaluation.
         finish: adds to an env what the policy asks for, and checks it.
+        most_slots: the most slots that are made here; None for any number.
 
     Raises:
         TypeError, ValueError: for what is no env, or one whose slots cannot be seeded one by one.
@@ -66,6 +69,8 @@ def open_env(env: Any, settings: EvaluationSettings, finish: Finish) -> Opened:
     names = ("num_envs", "backend", "env_kwargs")
     given = [name for name in names if getattr(settings, name) is not None]
     episodes = max(len(settings.episode_indices), 1)
+    if most_slots is not None:
+        episodes = min(episodes, most_slots)
     if isinstance(env, EnvBase):
         if given:
             raise ValueError(f"the env {_text(env)} is made already: expected no {_and(given)}")

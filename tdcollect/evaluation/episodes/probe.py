@@ -30,6 +30,18 @@ _ENOUGH = 4
 """Steps that two runs must have been compared over if every pair of runs was cut short."""
 
 
+class Verdict(NamedTuple):
+    """The result of probing an env.
+
+    Attributes:
+        fresh_envs: episodes must run on new envs.
+        has_streams: draws from the global generators come from a stream of each episode.
+    """
+
+    fresh_envs: bool
+    has_streams: bool
+
+
 def probe_env(env: GymnasiumEnv, fresh_envs: bool | None = None) -> bool:
     """Run a few seeds in slot 0, alone and then, in reverse order, beside slot 1; compare the runs.
 

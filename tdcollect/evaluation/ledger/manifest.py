@@ -101,7 +101,7 @@ def describe(collector: EvaluationCollector) -> dict[str, Any]:
             "machine": platform.machine(),
             "cpu": torch.backends.cpu.get_cpu_capability(),
         },
-        "git": _git(),
+        "git": git_state(),
     }
 
 
@@ -269,7 +269,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _git() -> dict[str, Any] | None:
+def git_state() -> dict[str, Any] | None:
     """Return the commit that is checked out here, and whether tracked files differ from it."""
     command = "git --no-optional-locks status --porcelain=v2 --branch --no-ahead-behind -uno"
     try:

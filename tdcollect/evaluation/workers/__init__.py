@@ -1,0 +1,1 @@
+"""Test episodes on several workers: local processes, or the actors of a Ray cluster."""

@@ -1,0 +1,228 @@
+"""The driver: runs the episodes of a job on workers, whatever happens to them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+from tensordict import TensorDictBase
+
+from tdcollect.display import count_text
+from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.ledger.manifest import differences, git_state
+from tdcollect.evaluation.ledger.records import FAILED, Episode
+from tdcollect.evaluation.runner import warn
+from tdcollect.evaluation.workers.job import Job
+from tdcollect.evaluation.workers.protocol import (
+    MOST_HELD,
+    Open,
+    Opened,
+    Raised,
+    Run,
+    Worker,
+    Workers,
+)
+from tdcollect.evaluation.workers.schedule import Schedule
+from tdcollect.workers.protocol import raised_there
+
+_START_SECONDS = 60.0  # an env has at least so long to be made, whatever the timeout
+_LOOK_SECONDS = 0.5  # between two looks at the workers' steps
+
+
+class Driver:
+    """Runs the episodes of a job on workers; make one for each evaluation, and close it.
+
+    Args:
+        workers: the workers, which are started if they are not running.
+        job: the job.
+        weights: the policy's weights, where the job's own are not meant.
+
+    Attributes:
+        manifest: the manifest of the evaluation, of worker 0's machine.
+        num_workers: the number of workers.
+        note: is told in a line of each worker that is lost; warns unless it is set.
+        errors: the last error of each failed episode, by index, as text.
+        lost: how each lost worker ended, in lines.
+
+    Raises:
+        Exception: that the env or the policy raises as it is made.
+        RuntimeError: if workers are lost again and again as they make them.
+        TypeError: for a job that cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        job: Job,
+        weights: Mapping[str, TensorDictBase] | None = None,
+    ):
+        if workers.in_use:
+            raise RuntimeError(f"expected workers that are free, got {workers!r}, which are in use")
+        self._workers = workers
+        self._pickled = job.pickled()
+        self._seeds = job.settings.seed_schedule()
+        self._weights = None if weights is None else cloudpickle.dumps(weights)
+        self.num_workers = workers.num_workers
+        self.note: Callable[[str], None] = warn
+        self._first: Opened | None = None
+        self._opened: dict[int, Opened] = {}
+        self._died: Counter[int] = Counter()  # workers in a row as they made the env, by rank
+        self._beats: dict[int, tuple[int, float]] = {}  # of those at work, and since when
+        self._schedule = Schedule([], workers.num_workers, workers.max_lost)
+        self.errors: dict[int, str] = {}
+        self.lost: list[str] = []
+        workers.in_use = True
+        workers.turn += 1
+        try:
+            for rank in range(workers.num_workers):
+                self._open(workers.crew.get(rank) or workers.start(rank))
+            while self._first is None:
+                list(self._answers())  # no episode, as none has been handed out
+        except BaseException:
+            self.close()
+            raise
+        self.manifest = {**self._first.manifest, "git": git_state()}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The env and the workers, for the notes on a run."""
+        assert self._first is not None
+        kind, number = self._workers.kind, self._workers.num_workers
+        workers = {"kind": kind, "number": number, "lost": self.lost}
+        return {"env": self._first.env, "threads": self._first.threads, "workers": workers}
+
+    def run(self, indices: Iterable[int], keep: bool) -> Generator[Finished, None, None]:
+        """Run episodes; yields them as they end.
+
+        Args:
+            indices: of the episodes.
+            keep: yield their data too.
+
+        Raises:
+            NotReproducibleError: if an episode that ran twice has two digests.
+            ValueError: for a worker that differs from the manifest.
+            Exception: that a worker raises, as an evaluation without workers would.
+        """
+        workers = self._workers
+        self._schedule = Schedule(indices, workers.num_workers, workers.max_lost)
+        while self._schedule.left:
+            for rank, opened in self._opened.items():
+                idle = not self._schedule.holds(rank)
+                more = self._schedule.hand_out(rank, opened.slots)
+                if more:
+                    workers.crew[rank].send(Run(workers.turn, self._pickled.key, more, keep))
+                if more and idle:
+                    self._beats[rank] = (workers.crew[rank].beats(), time.monotonic())
+            yield from self._answers()
+
+    def _answers(self) -> Iterator[Finished]:
+        """Wait for answers for a moment; yields the episodes that have ended."""
+        timeout = self._workers.timeout
+        for worker, answer in self._workers.wait(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS)):
+            if answer is None:
+                yield from self._lose(worker)
+            elif answer.turn != self._workers.turn:
+                continue  # of an evaluation that ended before this worker was up
+            elif isinstance(answer, Opened):
+                self._take_in(worker, answer)
+            elif isinstance(answer, Raised):
+                raise raised_there(answer.failure, worker.name)
+            else:
+                new = self._schedule.take_in(worker.rank, worker.name, answer.record)
+                if not self._schedule.holds(worker.rank):
+                    self._beats.pop(worker.rank, None)
+                if new and answer.error is not None:
+                    self.errors[answer.record.index] = answer.error
+                if new:
+                    yield Finished(answer.record, answer.data)
+        for worker in self._hanging() if timeout else ():
+            yield from self._lose(worker, f"was ended, as it finished no step in {timeout:g} s")
+
+    def _open(self, worker: Worker) -> None:
+        """Have a worker make env and policy, unless it has them."""
+        key, env_key, job = self._pickled
+        sent = None if key in worker.holds else job
+        verdict = self._workers.verdicts.get(env_key)
+        worker.send(Open(self._workers.turn, key, sent, self._weights, verdict))
+        worker.holds = [*(held for held in worker.holds if held != key), key][-MOST_HELD:]
+        self._beats[worker.rank] = (worker.beats(), time.monotonic())
+
+    def _take_in(self, worker: Worker, opened: Opened) -> None:
+        """Take a worker in that has env and policy."""
+        self._workers.verdicts[self._pickled.env_key] = opened.verdict
+        self._opened[worker.rank] = opened
+        self._died.pop(worker.rank, None)
+        self._beats.pop(worker.rank, None)
+        if self._first is not None:
+            self._check(worker, opened)
+        elif worker.rank == 0:
+            self._first = opened
+            for rank, other in self._opened.items():
+                self._check(self._workers.crew[rank], other)
+
+    def _check(self, worker: Worker, opened: Opened) -> None:
+        """Refuse a worker that differs from the manifest."""
+        assert self._first is not None
+        here, there = ({**one.manifest, "git": None} for one in (self._first, opened))
+        found = differences(here, there)
+        if found:
+            texts = "; ".join(f"its {path} is {b!r} and not {a!r}" for path, a, b in found)
+            raise ValueError(
+                f"expected workers that are alike, got {worker.name} that differs from the "
+                f"evaluation's manifest: {texts}"
+            )
+
+    def _hanging(self) -> list[Worker]:
+        """Return the workers at work that have finished no step for too long."""
+        now, found = time.monotonic(), []
+        for rank, (before, since) in self._beats.items():
+            worker = self._workers.crew[rank]
+            beats, limit = worker.beats(), self._workers.timeout or math.inf
+            if rank not in self._opened:
+                limit = max(limit, _START_SECONDS) if beats else math.inf
+            if beats != before:
+                self._beats[rank] = (beats, now)
+            elif now - since > limit:
+                found.append(worker)
+        return found
+
+    def _lose(self, worker: Worker, reason: str | None = None) -> Iterator[Finished]:
+        """Put another worker in the place of one that was lost; yields episodes that it fails."""
+        rank, workers = worker.rank, self._workers
+        how = worker.end()
+        how = reason or how
+        del workers.crew[rank]
+        self._beats.pop(rank, None)
+        held = self._schedule.held(rank)
+        failed = self._schedule.lose(rank)
+        if self._opened.pop(rank, None) is None:
+            self._died[rank] += 1
+            if self._died[rank] >= workers.max_lost:
+                raise RuntimeError(
+                    f"{worker.name} {how} as it made the env and the policy, and so did "
+                    f"{self._died[rank] - 1} before it; try the evaluation without workers"
+                )
+        again = ""
+        if failed:
+            again = f"; episode {failed[0]}, its only one, has failed"
+        elif held:
+            again = f"; {count_text(held, 'episode')} of it run again"
+        self.lost.append(f"{worker.name} {how}{again}")
+        self.note(self.lost[-1])
+        self._open(workers.start(rank))
+        for index in failed:
+            self.errors[index] = f"its worker {how}, the last of {workers.max_lost} that it cost"
+            yield Finished(Episode(index, *self._seeds(index), FAILED), None)
+
+    def close(self) -> None:
+        """Release the workers; those that have not ended their episodes are ended."""
+        workers = self._workers
+        for rank, worker in [*workers.crew.items()]:
+            if self._schedule.holds(rank):
+                worker.end()
+                del workers.crew[rank]
+        workers.in_use = False

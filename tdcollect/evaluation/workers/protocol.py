@@ -1,0 +1,187 @@
+"""What the driver of an evaluation and its workers say to each other, and what a worker is to it.
+
+The driver hands out indices of episodes, and alone writes files. A worker makes env and policy of a
+job once, keeps them, and answers with one record per episode that ends. Local processes and Ray
+actors run the same loop (``serving.py``) and differ in how messages travel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from tensordict import TensorDict
+
+from tdcollect.display import count_text, one_line
+from tdcollect.evaluation.episodes.probe import Verdict
+from tdcollect.evaluation.ledger.records import Episode, is_count
+from tdcollect.workers.protocol import Failure
+
+MOST_HELD = 4
+"""Jobs that a worker holds at a time."""
+
+
+class Open(NamedTuple):
+    """Make env and policy of a job, unless they are there; set the policy's weights.
+
+    Attributes:
+        turn: tells this evaluation from those before.
+        key: of the job.
+        job: the pickled job; None if this worker holds it.
+        weights: the pickled weights; None to leave them.
+        verdict: the probe's verdict on the env; None to probe it.
+    """
+
+    turn: int
+    key: str
+    job: bytes | None
+    weights: bytes | None
+    verdict: Verdict | None
+
+
+class Run(NamedTuple):
+    """Run these episodes of a job too, with their data if ``keep``."""
+
+    turn: int
+    key: str
+    indices: Sequence[int]
+    keep: bool
+
+
+class Opened(NamedTuple):
+    """Env and policy of a job are there.
+
+    Attributes:
+        turn: of the message.
+        manifest: the manifest of the evaluation, as this worker sees it.
+        verdict: the probe's.
+        slots: the number of slots.
+        env: the env as text.
+        threads: the number of torch's threads.
+    """
+
+    turn: int
+    manifest: dict[str, Any]
+    verdict: Verdict
+    slots: int
+    env: str
+    threads: int
+
+
+class Ended(NamedTuple):
+    """An episode ended: its record, its error as text if it failed, its data if they are kept."""
+
+    turn: int
+    record: Episode
+    error: str | None
+    data: TensorDict | None
+
+
+class Raised(NamedTuple):
+    """A job cannot go on: the exception that says why."""
+
+    turn: int
+    failure: Failure
+
+
+Message = Open | Run
+Answer = Opened | Ended | Raised
+
+
+class Worker(ABC):
+    """One worker, as the driver sees it.
+
+    Attributes:
+        rank: its place among the workers; that of a lost one goes to its replacement.
+        holds: the keys of the jobs that it holds, the latest last.
+    """
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.holds: list[str] = []
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The process, as text for messages."""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """Send a message; nothing happens if the worker has gone, which ``wait`` tells."""
+
+    @abstractmethod
+    def beats(self) -> int:
+        """The number of steps that it has finished, as far as is known; 0 until it is up."""
+
+    @abstractmethod
+    def end(self) -> str:
+        """End it at once, unless it has ended; return how it ended, as text."""
+
+    @property
+    def name(self) -> str:
+        """Its rank and its process."""
+        return f"worker {self.rank} ({self.where})"
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name)
+
+
+class Workers(ABC):
+    """Workers for test episodes, :class:`tdcollect.LocalWorkers` or :class:`tdcollect.RayWorkers`.
+
+    They start when they are first needed, and stay for the evaluations that follow. They end with
+    :meth:`close`, with a ``with`` block, and when nothing refers to them any more.
+
+    Attributes:
+        num_workers: how many.
+        timeout: the seconds that a worker may take for a step; None for any time.
+        max_lost: the number of workers that an episode may cost before it counts as failed.
+        crew: the workers that run, by rank.
+        verdicts: of probes, by the key of the env.
+        turn: the number of evaluations so far.
+        in_use: True while an evaluation uses them.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, num_workers: int, timeout: float | None, max_lost: int):
+        for name, value in (("num_workers", num_workers), ("max_lost", max_lost)):
+            if not is_count(value) or value < 1:
+                raise ValueError(f"expected {name} to be a positive int, got {value!r}")
+        if timeout is not None:
+            number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+            if not number or not timeout > 0:
+                raise ValueError(
+                    f"expected timeout to be positive seconds without a finished step, or None, "
+                    f"got {timeout!r}"
+                )
+        self.num_workers = int(num_workers)
+        self.timeout = timeout
+        self.max_lost = int(max_lost)
+        self.crew: dict[int, Worker] = {}
+        self.verdicts: dict[str, Verdict] = {}
+        self.turn = 0
+        self.in_use = False
+
+    @abstractmethod
+    def start(self, rank: int) -> Worker:
+        """Start a worker, or another one in the place of one that was lost."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> Iterable[tuple[Worker, Answer | None]]:
+        """Wait for answers, so long at most; None comes from a worker that was lost."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers; they start anew if they are needed again."""
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        running = f"{len(self.crew)} running" if self.crew else "not started"
+        return one_line(self, count_text(self.num_workers, "worker"), running)

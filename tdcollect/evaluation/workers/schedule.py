@@ -72,8 +72,10 @@ class Schedule:
             depth = slots + pace.episodes_in(_SECONDS)
             if len(held) > depth - max(1, depth // 4):
                 return []
-            share = -(-len(self._waiting) // self._num_workers)
-            count = min(depth - len(held), share)
+            # What others hold, they may be about to end; but at first nobody is.
+            left = len(self._waiting) if pace.ended else self.left
+            share = -(-left // self._num_workers)
+            count = min(depth, share, len(held) + len(self._waiting)) - len(held)
             group = [self._waiting.popleft() for _ in range(count)]
         held.update(dict.fromkeys(group))
         return group

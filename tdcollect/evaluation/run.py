@@ -16,12 +16,12 @@ from torchrl.envs import EnvBase
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.finishing import check_report_extras, finish
 from tdcollect.evaluation.ledger.directory import Directory, check_directory
 from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.replay import replayer
-from tdcollect.evaluation.reports.report import write_report
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import (
@@ -46,6 +46,7 @@ def evaluate(
     output_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
     request: Request | None = None,
+    shard: tuple[int, int] | None = None,
     **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
     """Run test episodes by index, the same to the bit however they are run.
@@ -66,11 +67,14 @@ def evaluate(
             elsewhere a line every 30 seconds.
         request: env and policy by name, as the command line takes them. They are kept in
             ``output_dir``, and the report then has the commands that run episodes again.
+        shard: ``(i, n)`` to run only the i-th of n parts, i from 0: the episodes at positions i,
+            i + n, i + 2n, .... Each has an ``output_dir`` of its own, with the manifest of the
+            whole evaluation; :func:`tdcollect.merge` makes one evaluation of them.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
         The result; ``result.summary()`` gives statistics, ``result.replay(i)`` runs an episode
-        again.
+        again, and ``result.missing`` names the episodes that a shard leaves to others.
 
     Raises:
         TypeError, ValueError: if an argument cannot be honoured, before an env is made; and for
@@ -88,7 +92,8 @@ def evaluate(
         raise ValueError("expected an output_dir, in which request is kept, got None; pass one")
     if output_dir is not None:
         check_directory(Path(output_dir))
-        _check_report_extras()
+        check_report_extras("evaluate(output_dir=...)")
+    part = None if shard is None else Shard.of(shard)
     asked = EvaluationSettings(episodes, seed, **settings)
 
     with ExitStack() as stack:
@@ -97,14 +102,16 @@ def evaluate(
         ended: list[Episode] = []
         directory = None
         if output_dir is not None:
-            directory = Directory(output_dir, manifest)
+            directory = Directory(output_dir, manifest, part)
             stack.callback(directory.close)
+            manifest = directory.manifest
             ended = list(directory.episodes)
             if keep_trajectories:
                 directory.check_kept(ended)
         trajectories: dict[int, TensorDict] = {}
         there = {episode.index for episode in ended}
-        running.episode_indices = [i for i in running.episode_indices if i not in there]
+        own = running.episode_indices if part is None else part.select(running.episode_indices)
+        running.episode_indices = [i for i in own if i not in there]
         started, left = time.time(), len(running.episode_indices)
         run = running.run(keep_trajectories)
         try:
@@ -121,14 +128,14 @@ def evaluate(
         replay = replayer(env, policy, lambda index: replace(asked, episodes=[index]))
         result = EvaluationResult(manifest, ended, output_dir, trajectories, replay, running.errors)
         if directory is not None:
-            summary = result.summary()
-            directory.finish(result.episodes)
-            if request is not None:
-                request.write(directory.path)
-            files = write_report(directory.path, manifest, result.episodes, summary, request)
-            directory.write_results(summary.to_dict(), files)
+            finish(directory, result, request)
             if left:
-                how = {"env": repr(running.base), "threads": torch.get_num_threads()}
+                how: dict[str, Any] = {
+                    "env": repr(running.base),
+                    "threads": torch.get_num_threads(),
+                }
+                if part is not None:
+                    how["shard"] = list(part)
                 directory.note_run(started, left, how)
         return result
 
@@ -140,9 +147,3 @@ def _with_progress(run: Generator[Finished, None, None], total: int) -> Iterator
             bar.update(1)
             yield finished
             del finished  # else its data would stay in memory beside the next one's
-
-
-def _check_report_extras() -> None:
-    """Raise for packages that the report lacks, before anything runs."""
-    for name in ("scipy", "matplotlib"):
-        extra_module(name, "evaluate(output_dir=...)")

@@ -178,6 +178,11 @@ _CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
     metavar="I/N",
     help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them.",
 )
+@click.option(
+    "--allow-mixed",
+    is_flag=True,
+    help="Resume under other versions, platform or device; the manifest tells.",
+)
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
 @click.option(
     "--on-env-error",
@@ -209,6 +214,7 @@ def evaluate(
     device: str | None,
     keep_trajectories: bool,
     shard: Any,
+    allow_mixed: bool,
     quiet: bool,
     as_json: bool,
     **settings: Any,
@@ -260,6 +266,7 @@ def evaluate(
             progress=not quiet,
             request=None if output_dir is None else request,
             shard=shard,
+            allow_mixed=allow_mixed,
             **settings,
         )
     return say_result(result, as_json=as_json, quiet=quiet, shard=shard)

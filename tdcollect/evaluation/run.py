@@ -47,6 +47,7 @@ def evaluate(
     progress: bool = True,
     request: Request | None = None,
     shard: tuple[int, int] | None = None,
+    allow_mixed: bool = False,
     **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
     """Run test episodes by index, the same to the bit however they are run.
@@ -70,6 +71,9 @@ def evaluate(
         shard: ``(i, n)`` to run only the i-th of n parts, i from 0: the episodes at positions i,
             i + n, i + 2n, .... Each has an ``output_dir`` of its own, with the manifest of the
             whole evaluation; :func:`tdcollect.merge` makes one evaluation of them.
+        allow_mixed: resume an evaluation whose ``versions``, ``platform`` or ``device`` were
+            others, which may change episodes. The manifest then has the values in its entry
+            ``mixed``.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
@@ -102,9 +106,8 @@ def evaluate(
         ended: list[Episode] = []
         directory = None
         if output_dir is not None:
-            directory = Directory(output_dir, manifest, part)
+            directory = Directory(output_dir, manifest, part, allow_mixed)
             stack.callback(directory.close)
-            manifest = directory.manifest
             ended = list(directory.episodes)
             if keep_trajectories:
                 directory.check_kept(ended)
@@ -113,6 +116,10 @@ def evaluate(
         own = running.episode_indices if part is None else part.select(running.episode_indices)
         running.episode_indices = [i for i in own if i not in there]
         started, left = time.time(), len(running.episode_indices)
+        if directory is not None:
+            if left:
+                directory.note_mixed(manifest)
+            manifest = directory.manifest
         run = running.run(keep_trajectories)
         try:
             for record, data in _with_progress(run, left) if progress and left else run:

@@ -131,7 +131,7 @@ class Directory:
         mixable = all(may_be_mixed(path) for path, *_ in found)
         if found and not (allow_mixed and mixable):
             texts = "; ".join(f"{path} is {a!r} there and {b!r} here" for path, a, b in found)
-            advice = ", or pass allow_mixed=True, which the manifest then tells" if mixable else ""
+            advice = "; or go on with allow_mixed=True (--allow-mixed)" if mixable else ""
             raise ValueError(
                 f"{self.path} holds another evaluation: {texts}. Choose another directory, or "
                 f"remove this one to start anew{advice}"

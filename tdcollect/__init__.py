@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tdcollect.envs import GymnasiumEnv, make_env
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
     from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+    from tdcollect.evaluation.merging import merge
     from tdcollect.evaluation.reports.comparison import compare
     from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.run import evaluate
@@ -48,6 +49,7 @@ __all__ = [
     "load_checkpoint",
     "log_stats",
     "make_env",
+    "merge",
     "policy_seed",
     "save_checkpoint",
     "split_trajectories",
@@ -75,6 +77,7 @@ _MODULES = {
     "load_checkpoint": "checkpoint",
     "log_stats": "collect",
     "make_env": "envs",
+    "merge": "evaluation.merging",
     "policy_seed": "seeding",
     "save_checkpoint": "checkpoint",
     "split_trajectories": "trajectories",

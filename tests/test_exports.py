@@ -33,6 +33,7 @@ EXPORTED = {
         "load_checkpoint",
         "log_stats",
         "make_env",
+        "merge",
         "policy_seed",
         "save_checkpoint",
         "split_trajectories",

@@ -13,7 +13,13 @@ from tensordict import TensorDictBase
 
 from tdcollect.display import count_text
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.ledger.manifest import differences, git_state
+from tdcollect.evaluation.ledger.manifest import (
+    MIXED,
+    differences,
+    git_state,
+    may_be_mixed,
+    mixed_entries,
+)
 from tdcollect.evaluation.ledger.records import FAILED, Episode
 from tdcollect.evaluation.runner import warn
 from tdcollect.evaluation.workers.job import Job
@@ -40,11 +46,13 @@ class Driver:
         workers: the workers, which are started if they are not running.
         job: the job.
         weights: the policy's weights, where the job's own are not meant.
+        allow_mixed: take workers in whose versions, platform or device differ from worker 0's.
 
     Attributes:
         manifest: the manifest of the evaluation, of worker 0's machine.
         num_workers: the number of workers.
         note: is told in a line of each worker that is lost; warns unless it is set.
+        let_in: is given the manifest of a worker that differs, before it runs an episode.
         errors: the last error of each failed episode, by index, as text.
         lost: how each lost worker ended, in lines.
 
@@ -59,6 +67,7 @@ class Driver:
         workers: Workers,
         job: Job,
         weights: Mapping[str, TensorDictBase] | None = None,
+        allow_mixed: bool = False,
     ):
         if workers.in_use:
             raise RuntimeError(f"expected workers that are free, got {workers!r}, which are in use")
@@ -68,6 +77,9 @@ class Driver:
         self._weights = None if weights is None else cloudpickle.dumps(weights)
         self.num_workers = workers.num_workers
         self.note: Callable[[str], None] = warn
+        self.let_in: Callable[[Mapping[str, Any]], None] = lambda manifest: None
+        self._allow_mixed = allow_mixed
+        self._unlike: list[Mapping[str, Any]] = []  # manifests of workers that are let in
         self._first: Opened | None = None
         self._opened: dict[int, Opened] = {}
         self._died: Counter[int] = Counter()  # workers in a row as they made the env, by rank
@@ -85,7 +97,7 @@ class Driver:
         except BaseException:
             self.close()
             raise
-        self.manifest = {**self._first.manifest, "git": git_state()}
+        self.manifest: dict[str, Any] = {**self._first.manifest, "git": git_state()}
 
     @property
     def about(self) -> dict[str, Any]:
@@ -110,6 +122,10 @@ class Driver:
         workers = self._workers
         self._schedule = Schedule(indices, workers.num_workers, workers.max_lost)
         while self._schedule.left:
+            while self._unlike:
+                unlike = self._unlike.pop()
+                self.manifest[MIXED] = mixed_entries(self.manifest, unlike)
+                self.let_in(unlike)
             for rank, opened in self._opened.items():
                 idle = not self._schedule.holds(rank)
                 more = self._schedule.hand_out(rank, opened.slots)
@@ -165,15 +181,19 @@ class Driver:
                 self._check(self._workers.crew[rank], other)
 
     def _check(self, worker: Worker, opened: Opened) -> None:
-        """Refuse a worker that differs from the manifest."""
+        """Refuse a worker that differs from the manifest, unless it may."""
         assert self._first is not None
         here, there = ({**one.manifest, "git": None} for one in (self._first, opened))
         found = differences(here, there)
-        if found:
+        mixable = all(may_be_mixed(path) for path, *_ in found)
+        if found and self._allow_mixed and mixable:
+            self._unlike.append(there)
+        elif found:
             texts = "; ".join(f"its {path} is {b!r} and not {a!r}" for path, a, b in found)
+            advice = "; make them alike, or pass allow_mixed=True" if mixable else ""
             raise ValueError(
                 f"expected workers that are alike, got {worker.name} that differs from the "
-                f"evaluation's manifest: {texts}"
+                f"evaluation's manifest: {texts}{advice}"
             )
 
     def _hanging(self) -> list[Worker]:

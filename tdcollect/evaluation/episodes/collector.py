@@ -278,7 +278,9 @@ class EvaluationCollector:
         slots = self._opened.slots
         return transforms_of(self.env) if slots is None else slots.transforms
 
-    def prepare(self, verdict: Verdict | None = None) -> Verdict | None:
+    def prepare(
+        self, verdict: Verdict | None = None, stepped: Callable[[], None] | None = None
+    ) -> Verdict | None:
         """Probe the env, unless it has been: a seed must decide what it does.
 
         If gymnasium envs that can be made anew draw from the global generators, they are made anew
@@ -286,6 +288,7 @@ class EvaluationCollector:
 
         Args:
             verdict: of a probe of the same env elsewhere; None to probe this one.
+            stepped: called at each step of the probe.
 
         Returns:
             The verdict; None if there are no episodes to run.
@@ -298,7 +301,7 @@ class EvaluationCollector:
                 check_alone()
             with self._apart():
                 if verdict is None:
-                    self._fresh_envs = self._probe()
+                    self._fresh_envs = self._probe(stepped)
                 else:
                     self._adopt(verdict)
         return None if self._fresh_envs is None else Verdict(self._fresh_envs, self.has_streams)
@@ -312,21 +315,21 @@ class EvaluationCollector:
             self.has_streams = True
         self._fresh_envs = verdict.fresh_envs
 
-    def _probe(self) -> bool:
+    def _probe(self, stepped: Callable[[], None] | None = None) -> bool:
         """Return True if episodes must run on new envs."""
         asked, slots = self.settings.fresh_envs, self._opened.slots
         if slots is not None:
-            return probe_slots(slots, asked)
+            return probe_slots(slots, asked, stepped)
         assert isinstance(self.base, GymnasiumEnv)
         try:
-            return probe_env(self.base, asked)
+            return probe_env(self.base, asked, stepped)
         except NotReproducibleError as fault:
             make = self._opened.with_streams
             if make is None or not fault.may_be_draws:
                 raise
             plain, made = self._opened, make()
             try:
-                fresh_envs = probe_env(base_of(made), asked)
+                fresh_envs = probe_env(base_of(made), asked, stepped)
             except NotReproducibleError:
                 made.close()
                 raise fault from None

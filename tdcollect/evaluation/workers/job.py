@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ class Pickled(NamedTuple):
 
     Attributes:
         key: tells it from other jobs.
-        env_key: tells its env from other envs.
+        env_key: tells its env, as the probe sees it, from other envs.
         job: the bytes that :func:`unpickled` reads.
     """
 
@@ -59,26 +58,30 @@ class Job:
         env = _dumped("env", (self.env, _spec(self.env), how))
         policy = _dumped("policy", self.policy)
         settings = _dumped("settings", (self.settings, self.num_workers))
-        path = [entry for entry in sys.path if isinstance(entry, str)]
-        job = pickle.dumps((path, env, policy, settings))
+        job = pickle.dumps((env, policy, settings))
         key = hashlib.sha256(env + policy + settings).hexdigest()
-        return Pickled(key, hashlib.sha256(env).hexdigest(), job)
+        # A slot alone passes the probe where two that share something do not.
+        slots = (self.settings.num_envs, min(self._share, 2))
+        env_key = hashlib.sha256(env + repr(slots).encode()).hexdigest()
+        return Pickled(key, env_key, job)
+
+    @property
+    def _share(self) -> int:
+        """The most episodes that a worker runs at once."""
+        return max(1, -(-len(self.settings.episode_indices) // self.num_workers))
 
     def open(self) -> EvaluationCollector:
         """Return a collector of the job's episodes."""
-        share = -(-len(self.settings.episode_indices) // self.num_workers)
         return EvaluationCollector.from_settings(
-            self.env, self.policy, self.settings, most_slots=max(share, 1)
+            self.env, self.policy, self.settings, most_slots=self._share
         )
 
 
 def unpickled(job: bytes) -> Job:
-    """Read a job that :meth:`Job.pickled` wrote, in a process that looks for modules as it did."""
-    path, *parts = pickle.loads(job)
-    sys.path += [entry for entry in path if entry not in sys.path]
-    (env, spec, _), policy, (settings, num_workers) = map(pickle.loads, parts)
+    """Read a job that :meth:`Job.pickled` wrote."""
+    (env, spec, _), policy, (settings, num_workers) = map(pickle.loads, pickle.loads(job))
     if spec is not None:
-        gym.registry.setdefault(spec.id, spec)
+        gym.registry[spec.id] = spec  # another one may have been of that id
     return Job(env, policy, settings, num_workers)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from tdcollect.workers.child import Lifeline, Spawned, begin, end_with_parent, reseed
 
 _MESSAGE = struct.Struct("<cq")
-_FORK, _REAP, _KILL, _READY = b"f", b"r", b"k", b"?"
+_FORK, _REAP, _READY = b"f", b"r", b"?"
 
 
 class Template:
@@ -52,14 +52,13 @@ class Template:
         """
         return self._ask(_FORK, 0, descriptors)
 
-    def reap(self, pid: int, kill: bool) -> int | None:
+    def reap(self, pid: int) -> int | None:
         """Wait for the end of a worker, and return its exit code; None if the template has gone.
 
         Args:
             pid: its process id.
-            kill: end it first.
         """
-        return self._ask(_KILL if kill else _REAP, pid)
+        return self._ask(_REAP, pid)
 
     def _ask(self, kind: bytes, pid: int, descriptors: Sequence[int] = ()) -> int | None:
         try:
@@ -77,9 +76,13 @@ class Template:
 
     def close(self) -> None:
         """End the process; workers that run are left to their own lifelines."""
+        self.abandon()
+        self._child.kill()
+
+    def abandon(self) -> None:
+        """Let go of the process, in a fork of its parent."""
         self._socket.close()
         self._lifeline.close()
-        self._child.kill()
 
 
 def main(end: int, lifeline: int) -> None:
@@ -90,6 +93,7 @@ def main(end: int, lifeline: int) -> None:
         lifeline: the read end of a pipe that the parent holds open.
     """
     begin(lifeline)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep exit codes from us
     from tdcollect.evaluation.workers import local
 
     gc.collect()
@@ -111,8 +115,6 @@ def main(end: int, lifeline: int) -> None:
         elif kind == _READY:
             answer = 0
         else:
-            if kind == _KILL:
-                os.kill(pid, signal.SIGKILL)
             answer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         requests.sendall(_MESSAGE.pack(kind, answer))
 

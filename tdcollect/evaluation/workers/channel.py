@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
@@ -110,6 +111,11 @@ class Channel:
         while self._outgoing:
             waiting.poll()
             self.flush()
+
+    def send_no_more(self) -> None:
+        """Have the other end find that this one has gone, once it has read all messages."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close this end."""

@@ -34,7 +34,6 @@ from tdcollect.evaluation.workers.protocol import (
     Workers,
 )
 from tdcollect.evaluation.workers.schedule import Schedule
-from tdcollect.evaluation.workers.surroundings import Surroundings
 from tdcollect.workers.protocol import raised_there
 
 _START_SECONDS = 60.0  # an env has at least so long to be made, whatever the timeout
@@ -77,7 +76,6 @@ class Driver:
         if weights is not None:  # in place of the job's, which stay where it is held as it is
             self._weights = cloudpickle.dumps(weights)
             self._pickled = self._pickled._replace(key=f"{self._pickled.key}, with weights")
-        self._around = Surroundings.here()
         self._seeds = job.settings.seed_schedule()
         self.num_workers = workers.num_workers
         self.note: Callable[[str], None] = warn
@@ -178,10 +176,10 @@ class Driver:
 
     def _open(self, worker: Worker) -> None:
         """Have a worker make env and policy, unless it has them."""
-        key, env_key, job = self._pickled
+        key, env_key, job, around = self._pickled
         sent = None if key in worker.holds else job
         verdict = self._workers.verdicts.get(env_key)
-        worker.send(Open(self._workers.turn, self._around, key, sent, self._weights, verdict))
+        worker.send(Open(self._workers.turn, around, key, sent, self._weights, verdict))
         worker.holds = [*(held for held in worker.holds if held != key), key][-MOST_HELD:]
         self._beats[worker.rank] = (worker.beats(), time.monotonic())
 

@@ -16,6 +16,7 @@ from torchrl.weight_update import WeightStrategy
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.workers.surroundings import Surroundings
 
 
 class Pickled(NamedTuple):
@@ -25,11 +26,13 @@ class Pickled(NamedTuple):
         key: tells it from other jobs.
         env_key: tells its env, as the probe sees it, from other envs.
         job: the bytes that :func:`unpickled` reads.
+        around: of the process that pickled it.
     """
 
     key: str
     env_key: str
     job: bytes
+    around: Surroundings
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,12 @@ class Job:
         policy = _dumped("policy", self.policy)
         settings = _dumped("settings", (self.settings, self.num_workers))
         job = pickle.dumps((env, policy, settings))
-        key = hashlib.sha256(env + policy + settings).hexdigest()
+        around = Surroundings.here()
         # A slot alone passes the probe where two that share something do not.
         slots = (self.settings.num_envs, min(self._share, 2))
-        env_key = hashlib.sha256(env + repr(slots).encode()).hexdigest()
-        return Pickled(key, env_key, job)
+        env_key = hashlib.sha256(env + repr((around, slots)).encode()).hexdigest()
+        key = hashlib.sha256(env_key.encode() + policy + settings).hexdigest()
+        return Pickled(key, env_key, job, around)
 
     @property
     def _share(self) -> int:

@@ -108,7 +108,7 @@ class LocalWorkers(Workers):
         self._end()
         self._end = self._beats = None
 
-    def _disown(self) -> None:
+    def disown(self) -> None:
         """In a fork of this process: these workers are not its own."""
         if self._end is None:
             return
@@ -190,8 +190,7 @@ class _Process(Worker):
 
     def leave(self) -> None:
         """Ask it to close its envs and to end."""
-        with contextlib.suppress(OSError):
-            self._channel.post(pickle.dumps(None))
+        self._channel.send_no_more()
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, so long at most."""
@@ -231,7 +230,7 @@ _living: weakref.WeakSet[LocalWorkers] = weakref.WeakSet()
 
 def _disown_all() -> None:
     for workers in list(_living):
-        workers._disown()
+        workers.disown()
 
 
 if hasattr(os, "register_at_fork"):

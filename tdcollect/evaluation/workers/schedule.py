@@ -118,9 +118,11 @@ class Schedule:
         self._paces.pop(rank, None)
         for index in held:
             self._lost[index] += 1
+        if not held:
+            return []
         if len(held) == 1 and self._lost[held[0]] >= self._max_lost:
             return held
-        most = max((self._lost[index] for index in held), default=0)
+        most = max(self._lost[index] for index in held)
         size = 1 if most >= self._max_lost - 1 else -(-len(held) // 4)
         for at in range(0, len(held), size):
             self._suspects.append(held[at : at + size])

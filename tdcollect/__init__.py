@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         log_stats,
     )
     from tdcollect.envs import GymnasiumEnv, make_env
+    from tdcollect.evaluation.beside.evaluator import Evaluator
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
     from tdcollect.evaluation.episodes.isolation import NotReproducibleError
     from tdcollect.evaluation.reports.comparison import compare
@@ -34,6 +35,7 @@ __all__ = [
     "Collector",
     "EvaluationCollector",
     "EvaluationResult",
+    "Evaluator",
     "GymnasiumEnv",
     "Hooks",
     "LogStatistics",
@@ -60,6 +62,7 @@ _MODULES = {
     "Collector": "collect",
     "EvaluationCollector": "evaluation.episodes.collector",
     "EvaluationResult": "evaluation.result",
+    "Evaluator": "evaluation.beside.evaluator",
     "GymnasiumEnv": "envs",
     "Hooks": "collect",
     "LogStatistics": "collect",

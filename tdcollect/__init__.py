@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         log_stats,
     )
     from tdcollect.envs import GymnasiumEnv, make_env
+    from tdcollect.evaluation.beside.evaluator import Evaluator
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
     from tdcollect.evaluation.episodes.isolation import NotReproducibleError
     from tdcollect.evaluation.merging import merge
@@ -36,6 +37,7 @@ __all__ = [
     "Collector",
     "EvaluationCollector",
     "EvaluationResult",
+    "Evaluator",
     "GymnasiumEnv",
     "Hooks",
     "LocalWorkers",
@@ -64,6 +66,7 @@ _MODULES = {
     "Collector": "collect",
     "EvaluationCollector": "evaluation.episodes.collector",
     "EvaluationResult": "evaluation.result",
+    "Evaluator": "evaluation.beside.evaluator",
     "GymnasiumEnv": "envs",
     "Hooks": "collect",
     "LocalWorkers": "evaluation.workers.local",

@@ -8,9 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
-import cloudpickle
-from tensordict import TensorDictBase
-
 from tdcollect.display import count_text
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.ledger.manifest import (
@@ -25,10 +22,12 @@ from tdcollect.evaluation.runner import warn
 from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.protocol import (
     MOST_HELD,
+    Fetch,
     Open,
     Opened,
     Raised,
     Run,
+    State,
     Worker,
     Workers,
 )
@@ -45,7 +44,7 @@ class Driver:
     Args:
         workers: the workers, which are started if they are not running.
         job: the job.
-        weights: the policy's weights, where the job's own are not meant.
+        weights: pickled weights by model id, where the job's own are not meant.
         allow_mixed: take workers in whose versions, platform or device differ from worker 0's.
 
     Attributes:
@@ -66,7 +65,7 @@ class Driver:
         self,
         workers: Workers,
         job: Job,
-        weights: Mapping[str, TensorDictBase] | None = None,
+        weights: Mapping[str, bytes] | None = None,
         allow_mixed: bool = False,
     ):
         if workers.in_use:
@@ -74,13 +73,14 @@ class Driver:
         self._workers = workers
         self._pickled = job.pickled()
         self._seeds = job.settings.seed_schedule()
-        self._weights = None if weights is None else cloudpickle.dumps(weights)
+        self._weights = weights
         self.num_workers = workers.num_workers
         self.note: Callable[[str], None] = warn
         self.let_in: Callable[[Mapping[str, Any]], None] = lambda manifest: None
         self._allow_mixed = allow_mixed
         self._unlike: list[Mapping[str, Any]] = []  # manifests of workers that are let in
         self._first: Opened | None = None
+        self._state: dict[str, Any] | None = None
         self._opened: dict[int, Opened] = {}
         self._died: Counter[int] = Counter()  # workers in a row as they made the env, by rank
         self._beats: dict[int, tuple[int, float]] = {}  # of those at work, and since when
@@ -135,6 +135,18 @@ class Driver:
                     self._beats[rank] = (workers.crew[rank].beats(), time.monotonic())
             yield from self._answers()
 
+    def policy_state(self) -> dict[str, Any]:
+        """Return the policy's ``state_dict``, on the CPU; empty if it has none."""
+        asked: Worker | None = None
+        self._state = None
+        while self._state is None:
+            worker = self._workers.crew[0]
+            if 0 in self._opened and worker is not asked:
+                asked = worker
+                worker.send(Fetch(self._workers.turn, self._pickled.key))
+            list(self._answers())
+        return self._state
+
     def _answers(self) -> Iterator[Finished]:
         """Wait for answers for a moment; yields the episodes that have ended."""
         timeout = self._workers.timeout
@@ -145,6 +157,8 @@ class Driver:
                 continue  # of an evaluation that ended before this worker was up
             elif isinstance(answer, Opened):
                 self._take_in(worker, answer)
+            elif isinstance(answer, State):
+                self._state = answer.state
             elif isinstance(answer, Raised):
                 raise raised_there(answer.failure, worker.name)
             else:

@@ -9,19 +9,23 @@ import pickle
 import socket
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import cloudpickle
 
 from tdcollect.evaluation.ledger.records import is_count
+from tdcollect.evaluation.workers.job import pickled_part
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
 from tdcollect.evaluation.workers.serving import serve
-from tdcollect.evaluation.workers.template import Template
-from tdcollect.workers.child import Lifeline, ending
+from tdcollect.evaluation.workers.template import ForkOfTemplate, Template
+from tdcollect.workers.child import Lifeline, Spawned, ending
 from tdcollect.workers.launch import GRACE
 from tdcollect.workers.protocol import InterruptsHeld, shared_file
+
+_Start = Callable[[Sequence[int]], Spawned | ForkOfTemplate]
 
 
 class LocalWorkers(Workers):
@@ -37,6 +41,8 @@ class LocalWorkers(Workers):
         timeout: end a worker that finishes no step for so many seconds; None to wait for ever. An
             env has a minute to start, whatever the timeout.
         max_lost: the number of workers that an episode may cost, before it counts as failed.
+        init_fn: called first in each worker, before torch is imported there. Each worker is then a
+            fresh interpreter, which takes three seconds to start, and its core.
 
     Raises:
         ValueError: if an argument cannot be honoured.
@@ -49,11 +55,24 @@ class LocalWorkers(Workers):
 
     kind = "local"
 
-    def __init__(self, num_workers: int, timeout: float | None = None, max_lost: int = 3):
+    def __init__(
+        self,
+        num_workers: int,
+        timeout: float | None = None,
+        max_lost: int = 3,
+        *,
+        init_fn: Callable[[], Any] | None = None,
+    ):
         super().__init__(num_workers, timeout, max_lost)
+        self._init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
+        self.template_is_fork = False  # of this process; else a fresh interpreter
         self._templates: list[Template] = []  # at most one
         self._beats: memoryview | None = None
         self._end: Any = None
+
+    def __reduce__(self) -> Any:
+        """Copy the arguments only: the workers belong to this process."""
+        return _unpickled, (self.num_workers, self.timeout, self.max_lost, self._init_fn)
 
     def start(self, rank: int) -> Worker:
         if self._beats is None:
@@ -64,19 +83,27 @@ class LocalWorkers(Workers):
                 self, _end_all, self.crew, self._templates, self._beats_file
             )
         self._beats[rank] = 0
+        if self._init_fn is not None:
+            with InterruptsHeld():
+                return self._started(rank, partial(Spawned, "tdcollect.workers.late"))
         for _ in range(2):  # a template that has gone is replaced
             if not self._templates:
                 with InterruptsHeld():
-                    self._templates.append(Template())
+                    self._templates.append(Template(self.template_is_fork))
             template = self._templates[0]
             if template.ready():
                 with InterruptsHeld():
-                    worker = _Process(rank, template, self._beats, self._beats_file)
-                    self.crew[rank] = worker
-                return worker
+                    return self._started(rank, template.fork)
             template.close()
             self._templates.clear()
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
+
+    def _started(self, rank: int, start: _Start) -> Worker:
+        assert self._beats is not None
+        worker = _Process(rank, self._beats, self._beats_file, start)
+        worker.begin(self._init_fn)
+        self.crew[rank] = worker
+        return worker
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
         awaited: dict[Any, _Process] = {}
@@ -101,32 +128,46 @@ class LocalWorkers(Workers):
 
 
 class _Process(Worker):
-    """A local worker."""
+    """A local worker.
 
-    def __init__(self, rank: int, template: Template, beats: memoryview, beats_file: int):
+    Args:
+        rank: its rank.
+        beats: the shared memory for its steps.
+        beats_file: the file behind it.
+        start: starts the process, given the descriptors that it inherits.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        beats: memoryview,
+        beats_file: int,
+        start: _Start,
+    ):
         super().__init__(rank)
         self._beats = beats
-        self._template = template
         self._ended: str | None = None
         ours, theirs = socket.socketpair()
         self._lifeline = Lifeline()
         self._connection = Connection(ours.detach())
-        descriptors = (self._lifeline.descriptor, theirs.fileno(), beats_file)
         try:
-            pid = template.fork(descriptors)
+            self._child = start((self._lifeline.descriptor, theirs.fileno(), beats_file))
         finally:
             theirs.close()
             os.close(self._lifeline.descriptor)
-        if pid is None:
-            raise RuntimeError("expected a worker to start, but the process that starts them ended")
-        self._pid = pid
         # A process that the env has forked may hold the connection open: its end is no sure sign.
+        pid = self._child.pid
         self._process = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
-        self._connection.send(rank)
+
+    def begin(self, init_fn: bytes | None) -> None:
+        """Send the first messages; those to a fresh interpreter have a function for it to call."""
+        if init_fn is not None:
+            self._connection.send((init_fn, __name__))
+        self._connection.send(self.rank)
 
     @property
     def where(self) -> str:
-        return f"process {self._pid}"
+        return f"process {self._child.pid}"
 
     @property
     def signs(self) -> list[Any]:
@@ -163,13 +204,21 @@ class _Process(Worker):
     def end(self) -> str:
         if self._ended is None:
             # If it has ended by itself, this tells how; a signal to it would not arrive.
-            code = self._template.reap(self._pid, kill=True)
+            code = self._child.kill()
             self._lifeline.close()
             self._connection.close()
             if self._process is not None:
                 os.close(self._process)
             self._ended = "ended" if code is None else ending(code)
         return self._ended
+
+
+def _unpickled(
+    num_workers: int, timeout: float | None, max_lost: int, init_fn: bytes | None
+) -> LocalWorkers:
+    workers = LocalWorkers(num_workers, timeout, max_lost)
+    workers._init_fn = init_fn
+    return workers
 
 
 def _end_all(crew: dict[int, Worker], templates: list[Template], beats_file: int) -> None:
@@ -198,15 +247,13 @@ def as_workers(workers: Any) -> Workers | None:
     return LocalWorkers(workers) if workers else None
 
 
-def main(lifeline: int, end: int, beats_file: int) -> None:
+def main(connection: Connection, beats_file: int) -> None:
     """Run a worker.
 
     Args:
-        lifeline: the read end of a pipe that the driver holds open.
-        end: this worker's end of the socket pair.
+        connection: to the driver.
         beats_file: memory with one int64 per worker, in which it counts its steps.
     """
-    connection = Connection(end)
     rank = connection.recv()
     beats = memoryview(mmap.mmap(beats_file, 0)).cast("q")
     os.close(beats_file)

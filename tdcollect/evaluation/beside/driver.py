@@ -7,6 +7,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import cloudpickle
+
 from tdcollect.evaluation.beside.curve import point_of
 from tdcollect.evaluation.beside.folder import Folder
 from tdcollect.evaluation.beside.job import unpacked
@@ -31,7 +33,9 @@ class Driver:
         """Run a request; an exception is an answer too."""
         try:
             answer = self._evaluate(request)
-            pickle.dumps(answer)  # else an object among the user's metrics would end the process
+            cloudpickle.dumps(
+                answer
+            )  # else an object among the user's metrics would end the process
             return answer
         except Exception as error:
             return failure(error, self._warm is not None and self._warm.applied)
@@ -82,6 +86,6 @@ def main(connection: Connection) -> None:
         try:
             while True:
                 answer = driver.answer(pickle.loads(connection.recv_bytes()))
-                connection.send_bytes(pickle.dumps(answer))
+                connection.send_bytes(cloudpickle.dumps(answer))
         finally:
             driver.close()

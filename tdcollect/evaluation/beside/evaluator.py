@@ -471,7 +471,7 @@ def _close(courier: Courier) -> None:
     lost = courier.close(2.0)
     if lost:
         logger.warning(
-            "%s ended before they were done; call wait() until it returns None, or use the "
-            "Evaluator in a with block",
+            "%s lost: the Evaluator ended first; call wait() until it returns None, or use it in a "
+            "with block",
             count_text(lost, "evaluation"),
         )

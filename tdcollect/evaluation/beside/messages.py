@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import cloudpickle
+
 from tdcollect.evaluation.beside.curve import Best, Point
 from tdcollect.evaluation.ledger.records import Episode
 
@@ -79,7 +81,8 @@ def failure(error: Exception, applied: bool) -> Failure:
     """Return the message for an exception, with its traceback as a note."""
     lines = "".join(traceback.format_exception(error)).rstrip()
     try:
-        sent: Exception = pickle.loads(pickle.dumps(error))
+        # By cloudpickle, as the classes of a main program came here: they are the same again there.
+        sent: Exception = pickle.loads(cloudpickle.dumps(error))
     except Exception:  # of a class that cannot travel
         sent = RuntimeError(f"{type(error).__name__}: {error}")
     sent.__cause__ = None

@@ -10,6 +10,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import cloudpickle
 from tensordict import TensorDict
 
 from tdcollect.evaluation.beside.curve import point_of
@@ -49,7 +50,7 @@ class Answering:
         self._applied = False
         try:
             answer = self._evaluate(request)
-            pickle.dumps(answer)  # else an object among the user's metrics would end the process
+            cloudpickle.dumps(answer)  # else an odd metric of the user's would end the process
             return answer
         except Exception as error:
             return failure(error, self._applied)
@@ -63,6 +64,7 @@ class Answering:
         runner = _Watched(self._workers, self._job, request.weights)
         try:
             self._applied = True
+            runner.note = lambda line: None  # the training process says it
             runner.keeps = self._metrics_fn is not None
             return self._run(request, runner)
         finally:
@@ -94,6 +96,7 @@ class Answering:
             metrics_of(point, result.returns, pace, custom, self._setup.log_prefix),
             point,
             None if self._folder is None else self._folder.best,
+            runner.lost,
         )
 
     def close(self) -> None:
@@ -138,6 +141,6 @@ def main(connection: Connection) -> None:
         try:
             while True:
                 answer = answering.answer(pickle.loads(connection.recv_bytes()))
-                connection.send_bytes(pickle.dumps(answer))
+                connection.send_bytes(cloudpickle.dumps(answer))
         finally:
             answering.close()

@@ -434,6 +434,8 @@ class Evaluator:
 
     def _receive(self, asked: Asked, answer: Answer) -> Any:
         """Note an answer, in the courier's thread; returns the outcome of the request."""
+        for line in answer.lost:
+            logger.warning("%s, at step %s", line, asked.request.step)
         self._curve = with_point(self._curve, answer.point)
         if self._directory is not None:
             self._best = answer.best
@@ -476,7 +478,7 @@ def _close(courier: Courier) -> None:
     lost = courier.close(2.0)
     if lost:
         logger.warning(
-            "%s ended before they were done; call wait() until it returns None, or use the "
-            "Evaluator in a with block",
+            "%s lost: the Evaluator ended first; call wait() until it returns None, or use it in a "
+            "with block",
             count_text(lost, "evaluation"),
         )

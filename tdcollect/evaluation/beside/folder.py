@@ -32,7 +32,7 @@ from tdcollect.files import write_atomically
 
 CURVE, FIGURE, BEST, WEIGHTS = "curve.csv", "curve.png", "best.json", "best.pt"
 _STEP = re.compile(r"step-(\d{9,})")
-_SECONDS, _LOOKS = 5.0, 50  # for a process that was killed to let go of its directory
+_SECONDS, _LOOKS = 2.0, 40  # for a process that was killed to let go of its directory
 
 
 class Folder:

@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import cloudpickle
+
 from tdcollect.evaluation.beside.curve import Best, Point
 from tdcollect.evaluation.ledger.records import Episode
 
@@ -56,6 +58,7 @@ class Answer(NamedTuple):
         metrics: for loggers, by name.
         point: its point of the curve.
         best: the best point so far.
+        lost: how each worker ended that was lost, in lines.
     """
 
     manifest: Mapping[str, Any]
@@ -65,6 +68,7 @@ class Answer(NamedTuple):
     metrics: dict[str, Any]
     point: Point
     best: Best | None
+    lost: list[str]
 
 
 class Failure(NamedTuple):
@@ -83,7 +87,8 @@ def failure(error: Exception, applied: bool) -> Failure:
     """Return the message for an exception, with its traceback as a note."""
     lines = "".join(traceback.format_exception(error)).rstrip()
     try:
-        sent: Exception = pickle.loads(pickle.dumps(error))
+        # By cloudpickle, as the classes of a main program came here: they are the same again there.
+        sent: Exception = pickle.loads(cloudpickle.dumps(error))
     except Exception:  # of a class that cannot travel
         sent = RuntimeError(f"{type(error).__name__}: {error}")
     sent.__cause__ = None

@@ -160,6 +160,7 @@ class Driver:
             elif isinstance(answer, State):
                 self._state = answer.state
             elif isinstance(answer, Raised):
+                self._end(worker)  # its env may be anywhere
                 raise raised_there(answer.failure, worker.name)
             else:
                 new = self._schedule.take_in(worker.rank, worker.name, answer.record)
@@ -227,10 +228,8 @@ class Driver:
     def _lose(self, worker: Worker, reason: str | None = None) -> Iterator[Finished]:
         """Put another worker in the place of one that was lost; yields episodes that it fails."""
         rank, workers = worker.rank, self._workers
-        how = worker.end()
+        how = self._end(worker)
         how = reason or how
-        del workers.crew[rank]
-        self._beats.pop(rank, None)
         held = self._schedule.held(rank)
         failed = self._schedule.lose(rank)
         if self._opened.pop(rank, None) is None:
@@ -252,11 +251,17 @@ class Driver:
             self.errors[index] = f"its worker {how}, the last of {workers.max_lost} that it cost"
             yield Finished(Episode(index, *self._seeds(index), FAILED), None)
 
+    def _end(self, worker: Worker) -> str:
+        how = worker.end()
+        del self._workers.crew[worker.rank]
+        self._beats.pop(worker.rank, None)
+        return how
+
     def close(self) -> None:
         """Release the workers; those that have not ended their episodes are ended."""
-        workers = self._workers
-        for rank, worker in [*workers.crew.items()]:
+        for rank, worker in [*self._workers.crew.items()]:
             if self._schedule.holds(rank):
-                worker.end()
-                del workers.crew[rank]
-        workers.in_use = False
+                self._end(worker)
+            elif rank not in self._opened:
+                worker.holds = []  # it may yet fail to make env and policy
+        self._workers.in_use = False

@@ -156,7 +156,7 @@ def interrupted(gate: Path) -> Any:
     """The future of an evaluation that was at work as its with block raised."""
     with suppress(ZeroDivisionError), Evaluator(partial(Gated, str(gate)), categorical()) as made:
         future = made.submit()
-        wait_for_resets(gate, 3)
+        wait_for_resets(gate, 1)
         raise ZeroDivisionError
     return future
 
@@ -168,8 +168,7 @@ def test_a_with_block_waits_unless_it_raises(tmp_path: Path) -> None:
         future = evaluator.submit()
         gate.touch()
     assert future.done()
-    gate.unlink()
-    future = interrupted(gate)
+    future = interrupted(tmp_path / "other")
     with pytest.raises(RuntimeError, match="shut down before the evaluation at step 0"):
         future.result(1)
 
@@ -240,7 +239,8 @@ class Mine(gymnasium.Env):
 
 
 policy = lambda td: td.set("action", torch.nn.functional.one_hot(torch.zeros(td.shape).long(), 2))
-evaluator = Evaluator(Mine, policy, num_trajectories=2, init_fn=first)
+gymnasium.register("Mine-v0", Mine)
+evaluator = Evaluator(lambda: gymnasium.make("Mine-v0"), policy, num_trajectories=2, init_fn=first)
 print(evaluator._courier.pid, flush=True)
 print(evaluator.evaluate()["eval/reward"], flush=True)
 open({gate!r}, "w")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import cloudpickle
+import gymnasium as gym
 import torch
 from torch import nn
 from torchrl.envs import EnvBase, Transform
@@ -51,12 +53,27 @@ def packed(job: Job) -> bytes:
     Raises:
         TypeError: for a part that cannot be pickled, naming it.
     """
-    return pickle.dumps({name: pickled(value, name) for name, value in job._asdict().items()})
+    parts = {name: pickled(value, name) for name, value in job._asdict().items()}
+    return pickle.dumps((_registered(), parts))
 
 
 def unpacked(blob: bytes) -> Job:
-    """Return the job that :func:`packed` was given."""
-    return Job(**{name: pickle.loads(part) for name, part in pickle.loads(blob).items()})
+    """Return the job that :func:`packed` was given, and register the envs known there."""
+    registered, parts = pickle.loads(blob)
+    for name, spec in registered.items():
+        if name not in gym.registry:
+            gym.registry[name] = pickle.loads(spec)
+    return Job(**{name: pickle.loads(part) for name, part in parts.items()})
+
+
+def _registered() -> dict[str, bytes]:
+    """Return the pickled specs of gymnasium's envs that a fresh interpreter may not know, by id."""
+    found = {}
+    for name, spec in gym.registry.items():
+        if not (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.")):
+            with suppress(Exception):  # one that cannot travel is one that no other process has
+                found[name] = cloudpickle.dumps(spec)
+    return found
 
 
 def pickled(value: Any, name: str) -> bytes:

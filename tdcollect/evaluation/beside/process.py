@@ -46,7 +46,7 @@ class DriverProcess:
         try:
             self._process = _spawned(theirs, lifeline)
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
         finally:
             theirs.close()
@@ -84,10 +84,11 @@ class DriverProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        self._abandon()
+        self.abandon()
         return _ending(code)
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Close this process's ends of the connection and the lifeline."""
         _alive.discard(self)
         self.connection.close()
         if self._lifeline >= 0:
@@ -125,7 +126,7 @@ _alive: weakref.WeakSet[DriverProcess] = weakref.WeakSet()
 def _abandon_all() -> None:
     """In a fork of this process: its copies of our ends would keep drivers from seeing us go."""
     for process in list(_alive):
-        process._abandon()
+        process.abandon()
 
 
 if hasattr(os, "register_at_fork"):

@@ -20,6 +20,7 @@ EXPORTED = {
         "Collector",
         "EvaluationCollector",
         "EvaluationResult",
+        "Evaluator",
         "GymnasiumEnv",
         "Hooks",
         "LocalWorkers",

@@ -16,6 +16,8 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.weight_update import WeightStrategy
 
+from tdcollect.evaluation.pickling import pickled_part
+
 POLICY = "policy"
 _TRANSFORM = re.compile(r"env\.transform\[(\d+)\]")
 _EXTRA_STATE = "__extra_state__"  # where TorchRL's WeightStrategy puts that of the module itself
@@ -70,6 +72,32 @@ def snapshot(source: Any, model_id: str) -> bytes:
             f"{type(source).__name__}; pass the module, or TensorDict.from_module(module).data"
         )
     return pickle.dumps(Weights(tensors, states), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def snapshots_of(
+    weights: Any, by_id: Mapping[str, Any] | None, policy: Any
+) -> tuple[dict[str, bytes], bytes | None]:
+    """Return the weights of a request as they are now, pickled, by model id.
+
+    Args:
+        weights: those of the policy, unless ``by_id`` has them; or None.
+        by_id: weights by model id.
+        policy: the evaluator's own, whose weights are taken if none are given; or None.
+
+    Returns:
+        The weights; and the policy itself, pickled, if it is taken and no module: what it holds
+        may have changed.
+    """
+    given = dict(by_id or {})
+    check_model_ids(given, "weights_dict")
+    if weights is not None:
+        given.setdefault(POLICY, weights)
+    itself = None
+    if POLICY not in given and isinstance(policy, nn.Module):
+        given[POLICY] = policy
+    elif POLICY not in given and policy is not None:
+        itself = pickled_part(POLICY, policy)
+    return {name: snapshot(source, name) for name, source in given.items()}, itself
 
 
 def extra_states(module: nn.Module) -> dict[str, Any]:

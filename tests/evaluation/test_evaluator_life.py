@@ -188,7 +188,7 @@ def test_a_with_block_waits_unless_it_raises(tmp_path: Path) -> None:
         future = evaluator.submit()
         gate.touch()
     assert future.done()
-    future = interrupted(tmp_path / "second")
+    future = interrupted(tmp_path / "other")
     with pytest.raises(RuntimeError, match="shut down before the evaluation at step 0"):
         future.result(1)
 
@@ -259,7 +259,8 @@ class Mine(gymnasium.Env):
 
 
 policy = lambda td: td.set("action", torch.nn.functional.one_hot(torch.zeros(td.shape).long(), 2))
-evaluator = Evaluator(Mine, policy, num_trajectories=2, init_fn=first)
+gymnasium.register("Mine-v0", Mine)
+evaluator = Evaluator(lambda: gymnasium.make("Mine-v0"), policy, num_trajectories=2, init_fn=first)
 print(evaluator._courier.pid, flush=True)
 print(evaluator.evaluate()["eval/reward"], flush=True)
 open({gate!r}, "w")

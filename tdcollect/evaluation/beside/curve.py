@@ -45,6 +45,10 @@ class Point(NamedTuple):
     digest: str
 
 
+COLUMNS = tuple(Point.__annotations__)
+"""The columns of ``curve.csv``."""
+
+
 class Best(NamedTuple):
     """The best evaluation so far; of equal ones the earliest.
 
@@ -93,7 +97,7 @@ def to_csv(curve: Iterable[Point]) -> bytes:
     """Return a curve as CSV; floats read back to the same bits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Point._fields)
+    writer.writerow(COLUMNS)
     writer.writerows(["" if value is None else value for value in point] for point in curve)
     return text.getvalue().encode()
 
@@ -106,7 +110,7 @@ def read_csv(file: Path) -> list[Point]:
     """
     try:
         header, *lines = csv.reader(io.StringIO(file.read_bytes().decode()))
-        if tuple(header) != Point._fields:
+        if tuple(header) != COLUMNS:
             raise ValueError(f"its columns are {', '.join(header)}")
         curve = [_point(line) for line in lines]
         if [point.step for point in curve] != sorted({point.step for point in curve}):
@@ -120,7 +124,7 @@ def read_csv(file: Path) -> list[Point]:
 
 
 def _point(line: Sequence[str]) -> Point:
-    if len(line) != len(Point._fields) or not is_digest(line[-1]):
+    if len(line) != len(COLUMNS) or not is_digest(line[-1]):
         raise ValueError(f"a line is {line}")
     step, episodes, failed = map(int, line[:3])
     mean, low, high, std, iqm, length = (float(text) if text else None for text in line[3:-1])

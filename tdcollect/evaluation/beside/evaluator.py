@@ -21,16 +21,16 @@ from torchrl.envs.utils import ExplorationType
 
 from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.beside import arguments
-from tdcollect.evaluation.beside.courier import Asked, Courier, Kind
-from tdcollect.evaluation.beside.curve import BEST_BY, Best, Point, value_of, with_point
-from tdcollect.evaluation.beside.folder import read_folder
-from tdcollect.evaluation.beside.messages import Answer, Request, Setup
+from tdcollect.evaluation.beside.courier import Courier, Kind
+from tdcollect.evaluation.beside.curve import BEST_BY, Best, Point
+from tdcollect.evaluation.beside.messages import Request, Setup
+from tdcollect.evaluation.beside.outcomes import Outcomes
 from tdcollect.evaluation.beside.process import DriverProcess
-from tdcollect.evaluation.beside.replaying import replay_of
+from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.evaluation.weights import POLICY, check_model_ids, extracted, snapshot
-from tdcollect.evaluation.workers.job import Job, check_recorders, pickled_part
+from tdcollect.evaluation.weights import extracted, snapshots_of
+from tdcollect.evaluation.workers.job import Job, check_recorders
 
 logger = logging.getLogger("tdcollect")
 
@@ -164,33 +164,20 @@ class Evaluator:
         )
         if isinstance(env, EnvBase) and dump_video:
             check_recorders(env)
-        self._curve: list[Point] = []
-        self._best: Best | None = None
-        self._best_by = best
-        self._directory = None if output_dir is None else Path(os.path.abspath(output_dir))
-        if self._directory is not None:
-            self._curve, self._best = read_folder(self._directory, best)
-
         self._policy = policy
         self._named = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-        self._on_result = on_result
         self._busy_policy = busy_policy
         self._step_counter = 0
         self._has_warned = False
         crew = arguments.crew_of(workers, backend, init_fn, num_gpus, ray_kwargs)
-        self._job = (
-            Job(env, policy, settings, crew.num_workers, policy_factory, no_recorders=dump_video)
-            .pickled()
-            .job
-        )
-        where = None if self._directory is None else str(self._directory)
+        kept = Job(env, policy, settings, crew.num_workers, policy_factory, no_recorders=dump_video)
+        job = kept.pickled().job
+        directory = None if output_dir is None else Path(os.path.abspath(output_dir))
+        self._outcomes = Outcomes(job, directory, best, on_result)
+        where = None if directory is None else str(directory)
         functions = pickled_part("metrics_fn", metrics_fn)
-        setup = pickle.dumps(
-            Setup(self._job, pickle.dumps(crew), functions, where, best, log_prefix)
-        )
-        # The thread refers to the evaluator weakly: else it would never be collected.
-        itself = weakref.ref(self)
-        self._courier = Courier(partial(DriverProcess, setup), partial(_finish, itself), queue_size)
+        setup = pickle.dumps(Setup(job, pickle.dumps(crew), functions, where, best, log_prefix))
+        self._courier = Courier(partial(DriverProcess, setup), self._outcomes.of, queue_size)
         self._end = weakref.finalize(self, _close, self._courier)
 
     # --- evaluations ---
@@ -227,7 +214,7 @@ class Evaluator:
             raise RuntimeError("expected evaluate() in the training loop, not in on_result")
         request = self._request(weights, step, weights_dict)
         metrics: dict[str, Any] = self._courier.ask(request, Kind.EVALUATE).result()
-        self._tell(metrics)
+        self._outcomes.tell(metrics)
         return metrics
 
     def trigger_eval(
@@ -340,12 +327,12 @@ class Evaluator:
     @property
     def curve(self) -> list[Point]:
         """The points of the learning curve, in the order of steps."""
-        return list(self._curve)
+        return list(self._outcomes.curve)
 
     @property
     def best(self) -> Best | None:
         """The best evaluation: its step, value and file of weights; None before the first."""
-        return self._best
+        return self._outcomes.best
 
     # --- life ---
 
@@ -389,7 +376,7 @@ class Evaluator:
         self._step_counter = int(state_dict.get("step_counter", 0))
 
     def _check_settled(self) -> None:
-        unread = self._on_result is None and bool(self._courier.unread)
+        unread = self._outcomes.on_result is None and bool(self._courier.unread)
         if self.pending or unread:
             raise RuntimeError(
                 "expected no evaluation to be pending, queued, or unread for a state dict; call "
@@ -403,27 +390,17 @@ class Evaluator:
 
     def __repr__(self) -> str:
         state = "shut down" if self._courier.closed else f"{len(self._courier.pending)} pending"
-        points = count_text(len(self._curve), "point")
-        best = "" if self._best is None else f"best {self._best.value:.6g} at {self._best.step}"
-        return one_line(self, *filter(None, (str(self._named), points, best, state)))
+        points, best = count_text(len(self.curve), "point"), self.best
+        found = "" if best is None else f"best {best.value:.6g} at {best.step}"
+        return one_line(self, *filter(None, (str(self._named), points, found, state)))
 
-    # --- requests and answers ---
+    # --- requests ---
 
     def _request(
         self, weights: Source | None, step: int | None, by_id: Mapping[str, Source] | None
     ) -> Request:
         """Return a request, with a snapshot of its weights as they are now."""
-        given = dict(by_id or {})
-        check_model_ids(given, "weights_dict")
-        if weights is not None:
-            given.setdefault(POLICY, weights)
-        policy = None
-        if POLICY not in given and self._policy is not None:
-            if isinstance(self._policy, nn.Module):
-                given[POLICY] = self._policy
-            else:  # what it holds may have changed
-                policy = pickled_part(POLICY, self._policy)
-        snapshots = {name: snapshot(source, name) for name, source in given.items()}
+        snapshots, policy = snapshots_of(weights, by_id, self._policy)
         return Request(self._next_step(step), snapshots, policy)
 
     def _next_step(self, step: int | None) -> int:
@@ -431,46 +408,6 @@ class Evaluator:
             return arguments.step_of(step)
         self._step_counter += 1
         return self._step_counter - 1
-
-    def _receive(self, asked: Asked, answer: Answer) -> Any:
-        """Note an answer, in the courier's thread; returns the outcome of the request."""
-        for line in answer.lost:
-            logger.warning("%s, at step %s", line, asked.request.step)
-        self._curve = with_point(self._curve, answer.point)
-        if self._directory is not None:
-            self._best = answer.best
-        else:
-            self._best = _best_of(self._curve, self._best_by)
-        if asked.kind is Kind.EVALUATE:
-            return answer.metrics
-        self._tell(answer.metrics)
-        if asked.kind is Kind.TRIGGER:
-            return answer.metrics
-        replay = replay_of(self._job, asked.request)
-        return EvaluationResult(
-            answer.manifest, answer.episodes, answer.directory, replay=replay, errors=answer.errors
-        )
-
-    def _tell(self, metrics: Mapping[str, Any]) -> None:
-        if self._on_result is None:
-            return
-        try:
-            values = {name: torch.as_tensor(value) for name, value in metrics.items()}
-            self._on_result(TensorDict(values))
-        except Exception:
-            logger.warning("on_result of the Evaluator failed", exc_info=True)
-
-
-def _finish(itself: weakref.ref[Evaluator], asked: Asked, answer: Answer) -> Any:
-    evaluator = itself()
-    return None if evaluator is None else evaluator._receive(asked, answer)
-
-
-def _best_of(curve: list[Point], by: str) -> Best | None:
-    """Return the best point, of equal ones the earliest; None without a finite return."""
-    best = max(curve, key=lambda point: value_of(point, by))  # the first of the greatest
-    value = value_of(best, by)
-    return None if value == float("-inf") else Best(best.step, value, None)
 
 
 def _close(courier: Courier) -> None:

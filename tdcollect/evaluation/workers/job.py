@@ -7,13 +7,13 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium as gym
 import torch
-from gymnasium.envs.registration import EnvSpec
 from torch import nn
 from torchrl.envs import EnvBase, Transform
 from torchrl.envs import transforms as T
@@ -21,6 +21,7 @@ from torchrl.envs import transforms as T
 from tdcollect.envs.make import make_env
 from tdcollect.envs.transforms import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.weights import POLICY, Weights, set_policy, set_transforms
 from tdcollect.states import global_states, set_global_states
@@ -67,12 +68,12 @@ class Job:
             TypeError: for a part that cannot be pickled, naming it.
         """
         how = (self.settings.env_kwargs, self.settings.backend, self.settings.fresh_envs)
-        env = pickled_part("env", (self.env, _spec(self.env), how))
+        env = pickled_part("env", (self.env, how))
         policy = pickled_part("policy", self.policy)
         factory = pickled_part("policy_factory", self.policy_factory)
         others = pickled_part("settings", (self.settings, self.num_workers, self.no_recorders))
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        job = pickle.dumps((path, env, policy, factory, others))
+        job = pickle.dumps((path, _registered(), env, policy, factory, others))
         key = hashlib.sha256(env + policy + factory + others).hexdigest()
         return Pickled(key, hashlib.sha256(env).hexdigest(), job)
 
@@ -132,12 +133,13 @@ class Job:
 
 def unpickled(job: bytes) -> Job:
     """Read a job that :meth:`Job.pickled` wrote, in a process that looks for modules as it did."""
-    path, *parts = pickle.loads(job)
+    path, registered, *parts = pickle.loads(job)
     sys.path += [entry for entry in path if entry not in sys.path]
-    (env, spec, _), policy, factory, others = map(pickle.loads, parts)
+    for name, spec in registered.items():
+        if name not in gym.registry:
+            gym.registry[name] = pickle.loads(spec)
+    (env, _), policy, factory, others = map(pickle.loads, parts)
     settings, num_workers, no_recorders = others
-    if spec is not None:
-        gym.registry.setdefault(spec.id, spec)
     return Job(env, policy, settings, num_workers, factory, no_recorders)
 
 
@@ -179,39 +181,14 @@ def check_recorders(env: EnvBase) -> None:
             )
 
 
-_ADVICE = {
-    "env": "pass a function that makes it, lambda: make_env()",
-    "policy": "an Evaluator takes a function that makes it, policy_factory=",
-}
-
-
-def pickled_part(name: str, value: Any) -> bytes:
-    """Pickle an argument, functions of any kind included.
-
-    Raises:
-        TypeError: if it cannot be, naming the argument.
-    """
-    try:
-        dumped: bytes = cloudpickle.dumps(value)
-    except Exception as error:  # whatever a class's own __reduce__ raises
-        advice = _ADVICE.get(name, "let it refer to nothing that is bound to this process")
-        of = value[0] if name == "env" else value
-        text = " ".join(f"{type(of).__name__} {of}".split())
-        raise TypeError(
-            f"expected {name} to be picklable, as episodes run in processes of their own, got "
-            f"{text[:120]} ({type(error).__name__}: {error}); {advice}"
-        ) from error
-    return dumped
-
-
-def _spec(env: Any) -> EnvSpec | None:
-    """Return the specification of an id, which may have been registered in this process only."""
-    if not isinstance(env, str) or ":" in env:
-        return None
-    try:
-        return gym.spec(env)
-    except gym.error.Error:
-        return None  # of EnvPool, or of nobody: the worker says so
+def _registered() -> dict[str, bytes]:
+    """Return the pickled specs of gymnasium's envs that a fresh interpreter may not know, by id."""
+    found = {}
+    for name, spec in gym.registry.items():
+        if not (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.")):
+            with suppress(Exception):  # one that cannot travel is one that no other process has
+                found[name] = cloudpickle.dumps(spec)
+    return found
 
 
 def _takes_env(factory: Callable[..., Any]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from tdcollect.evaluation.ledger.records import is_count
-from tdcollect.evaluation.workers.job import pickled_part
+from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
 from tdcollect.evaluation.workers.serving import serve
 from tdcollect.evaluation.workers.template import ForkOfTemplate, Template

@@ -223,7 +223,9 @@ class EpisodeLoop:
     def _start_all(self) -> bool:
         """Start an episode in every slot; False where none is left to start."""
         while True:
-            starts = {slot: s for slot in self._slots if (s := self._next()) is not None}
+            # Further episodes may arrive between two questions: slots are filled in their order.
+            found = [start for _ in self._slots if (start := self._next()) is not None]
+            starts = dict(zip(self._slots, found, strict=False))
             if not starts:
                 return False
             seeds, self._first_seeds = self._first_seeds, None

@@ -64,7 +64,7 @@ class LocalWorkers(Workers):
         init_fn: Callable[[], Any] | None = None,
     ):
         super().__init__(num_workers, timeout, max_lost)
-        self._init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
+        self.init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
         self.template_is_fork = False  # of this process; else a fresh interpreter
         self._templates: list[Template] = []  # at most one
         self._beats: memoryview | None = None
@@ -72,7 +72,7 @@ class LocalWorkers(Workers):
 
     def __reduce__(self) -> Any:
         """Copy the arguments only: the workers belong to this process."""
-        return _unpickled, (self.num_workers, self.timeout, self.max_lost, self._init_fn)
+        return _unpickled, (self.num_workers, self.timeout, self.max_lost, self.init_fn)
 
     def start(self, rank: int) -> Worker:
         if self._beats is None:
@@ -83,7 +83,7 @@ class LocalWorkers(Workers):
                 self, _end_all, self.crew, self._templates, self._beats_file
             )
         self._beats[rank] = 0
-        if self._init_fn is not None:
+        if self.init_fn is not None:
             with InterruptsHeld():
                 return self._started(rank, partial(Spawned, "tdcollect.workers.late"))
         for _ in range(2):  # a template that has gone is replaced
@@ -101,7 +101,7 @@ class LocalWorkers(Workers):
     def _started(self, rank: int, start: _Start) -> Worker:
         assert self._beats is not None
         worker = _Process(rank, self._beats, self._beats_file, start)
-        worker.begin(self._init_fn)
+        worker.begin(self.init_fn)
         self.crew[rank] = worker
         return worker
 
@@ -217,7 +217,7 @@ def _unpickled(
     num_workers: int, timeout: float | None, max_lost: int, init_fn: bytes | None
 ) -> LocalWorkers:
     workers = LocalWorkers(num_workers, timeout, max_lost)
-    workers._init_fn = init_fn
+    workers.init_fn = init_fn
     return workers
 
 

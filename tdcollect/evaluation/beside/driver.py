@@ -134,8 +134,13 @@ class _Watched(Driver):
             self.data[record.index] = data
 
 
-def main(connection: Connection) -> None:
-    """Answer requests until the training process closes the connection."""
+def main(end: int) -> None:
+    """Answer requests until the training process closes the connection.
+
+    Args:
+        end: this process's end of it.
+    """
+    connection = Connection(end)
     with suppress(EOFError, OSError):
         answering = Answering(pickle.loads(connection.recv_bytes()))
         try:

@@ -62,9 +62,7 @@ class Driver:
         prefix = self._setup.log_prefix
         metrics = metrics_of(point, result.returns, ran.frames_per_second, custom, prefix)
         return Answer(
-            manifest,
-            result.episodes,
-            result.errors,
+            pickle.dumps((manifest, result.episodes, result.errors)),
             None if path is None else str(path),
             metrics,
             point,

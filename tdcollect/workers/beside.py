@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import signal
@@ -34,6 +35,7 @@ def main(descriptor: int, lifeline: int) -> None:
     if first:
         pickle.loads(first)()
     import_module(_DRIVER).main(connection)
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # envs are closed; torch would take a second to go
+    os._exit(0)  # envs are closed; torch's modules would take a second to go

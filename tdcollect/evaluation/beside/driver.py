@@ -52,13 +52,13 @@ class Driver:
             self._folder.check_same_episodes(manifest)
             path = self._folder.step_path(request.step)
         ran = self._warm.run(manifest, path)
-        custom = {}
-        if self._job.metrics_fn is not None:
-            custom = custom_metrics(self._job.metrics_fn, ran.episodes)
         result = ran.result
         point = point_of(request.step, result.summary(), result.digest)
         if self._folder is not None:
             self._folder.note(point, str(manifest["env"]["id"]), ran.policy)
+        custom = {}
+        if self._job.metrics_fn is not None:
+            custom = custom_metrics(self._job.metrics_fn, ran.episodes)
         prefix = self._setup.log_prefix
         metrics = metrics_of(point, result.returns, ran.frames_per_second, custom, prefix)
         return Answer(

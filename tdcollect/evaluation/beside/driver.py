@@ -80,18 +80,16 @@ class Answering:
             runner, indices, None, keep_trajectories=False, output_dir=path, progress=False
         )
         pace = runner.steps / runner.seconds if runner.steps else 0.0
-        custom = {}
-        if self._metrics_fn is not None:
-            runner.run_again(result)
-            custom = custom_metrics(self._metrics_fn, runner.data)
         point = point_of(request.step, result.summary(), result.digest)
         if self._folder is not None:
             name = str(runner.manifest["env"]["id"])
             self._folder.note(point, name, runner.policy_state)
+        custom = {}
+        if self._metrics_fn is not None:
+            runner.run_again(result)
+            custom = custom_metrics(self._metrics_fn, runner.data)
         return Answer(
-            result.manifest,
-            result.episodes,
-            result.errors,
+            pickle.dumps((result.manifest, result.episodes, result.errors)),
             None if path is None else str(path),
             metrics_of(point, result.returns, pace, custom, self._setup.log_prefix),
             point,

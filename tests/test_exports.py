@@ -25,6 +25,7 @@ EXPORTED = {
         "LocalWorkers",
         "LogStatistics",
         "NotReproducibleError",
+        "RayWorkers",
         "Render",
         "SyncDataCollector",
         "compare",

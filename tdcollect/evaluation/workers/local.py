@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import pickle
+import signal
 import socket
 import time
 import weakref
@@ -17,7 +18,6 @@ import cloudpickle
 
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
-from tdcollect.evaluation.workers.serving import serve
 from tdcollect.evaluation.workers.template import Template
 from tdcollect.workers.child import Lifeline, ending
 from tdcollect.workers.launch import GRACE
@@ -71,7 +71,7 @@ class LocalWorkers(Workers):
             template = self._templates[0]
             if template.ready():
                 with InterruptsHeld():
-                    worker = _Process(rank, template, self._beats, self._beats_file)
+                    worker = Process(rank, template, self._beats, self._beats_file)
                     self.crew[rank] = worker
                 return worker
             template.close()
@@ -79,9 +79,9 @@ class LocalWorkers(Workers):
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
-        awaited: dict[Any, _Process] = {}
+        awaited: dict[Any, Process] = {}
         for worker in self.crew.values():
-            assert isinstance(worker, _Process)
+            assert isinstance(worker, Process)
             awaited.update(dict.fromkeys(worker.signs, worker))
         ready = wait(list(awaited), seconds)
         for worker in {awaited[sign]: None for sign in ready}:
@@ -90,7 +90,7 @@ class LocalWorkers(Workers):
     def close(self) -> None:
         if self._end is None:
             return
-        living = [worker for worker in self.crew.values() if isinstance(worker, _Process)]
+        living = [worker for worker in self.crew.values() if isinstance(worker, Process)]
         for worker in living:
             worker.leave()
         deadline = time.monotonic() + GRACE
@@ -100,7 +100,7 @@ class LocalWorkers(Workers):
         self._end = self._beats = None
 
 
-class _Process(Worker):
+class Process(Worker):
     """A local worker."""
 
     def __init__(self, rank: int, template: Template, beats: memoryview, beats_file: int):
@@ -133,14 +133,23 @@ class _Process(Worker):
         """What becomes readable when it answers or ends."""
         return [self._connection, *([] if self._process is None else [self._process])]
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message | None) -> None:
+        self.send_bytes(pickle.dumps(message))
+
+    def send_bytes(self, pickled: bytes) -> None:
+        """Send a pickled message."""
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(pickle.dumps(message))
+            self._connection.send_bytes(pickled)
 
     def answer(self) -> Answer | None:
         """Return the answer that is there; None if the process has ended instead."""
+        pickled = self.answer_bytes()
+        return None if pickled is None else pickle.loads(pickled)
+
+    def answer_bytes(self) -> bytes | None:
+        """Return the pickled answer that is there; None if the process has ended instead."""
         try:
-            return pickle.loads(self._connection.recv_bytes()) if self._connection.poll() else None
+            return self._connection.recv_bytes() if self._connection.poll() else None
         except (EOFError, OSError):
             return None
 
@@ -149,8 +158,7 @@ class _Process(Worker):
 
     def leave(self) -> None:
         """Ask it to close its envs and to end."""
-        with contextlib.suppress(OSError):
-            self._connection.send_bytes(pickle.dumps(None))
+        self.send(None)
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, so long at most."""
@@ -159,6 +167,13 @@ class _Process(Worker):
         while wait([sign], max(0, deadline - time.monotonic())):
             if self.answer() is None:  # what it had to say is of no use now
                 return
+
+    def kill(self) -> None:
+        """Kill it; ``end`` comes next."""
+        if self._process is None:
+            os.kill(self._pid, signal.SIGKILL)
+        else:
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def end(self) -> str:
         if self._ended is None:
@@ -206,6 +221,8 @@ def main(lifeline: int, end: int, beats_file: int) -> None:
         end: this worker's end of the socket pair.
         beats_file: memory with one int64 per worker, in which it counts its steps.
     """
+    from tdcollect.evaluation.workers.serving import serve
+
     connection = Connection(end)
     rank = connection.recv()
     beats = memoryview(mmap.mmap(beats_file, 0)).cast("q")

@@ -90,7 +90,7 @@ def main(end: int, lifeline: int) -> None:
         lifeline: the read end of a pipe that the parent holds open.
     """
     begin(lifeline)
-    from tdcollect.evaluation.workers import local
+    from tdcollect.evaluation.workers import local, serving  # noqa: F401 (which imports the rest)
 
     gc.collect()
     gc.freeze()  # what is here is shared by all forks, unless a collector touches it

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
         log_stats,
     )
     from tdcollect.envs import GymnasiumEnv, make_env
+    from tdcollect.evaluation.beside.evaluator import Evaluator
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
     from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+    from tdcollect.evaluation.merging import merge
     from tdcollect.evaluation.reports.comparison import compare
     from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.run import evaluate
@@ -36,6 +38,7 @@ __all__ = [
     "Collector",
     "EvaluationCollector",
     "EvaluationResult",
+    "Evaluator",
     "GymnasiumEnv",
     "Hooks",
     "LocalWorkers",
@@ -50,6 +53,7 @@ __all__ = [
     "load_checkpoint",
     "log_stats",
     "make_env",
+    "merge",
     "policy_seed",
     "save_checkpoint",
     "split_trajectories",
@@ -64,6 +68,7 @@ _MODULES = {
     "Collector": "collect",
     "EvaluationCollector": "evaluation.episodes.collector",
     "EvaluationResult": "evaluation.result",
+    "Evaluator": "evaluation.beside.evaluator",
     "GymnasiumEnv": "envs",
     "Hooks": "collect",
     "LocalWorkers": "evaluation.workers.local",
@@ -78,6 +83,7 @@ _MODULES = {
     "load_checkpoint": "checkpoint",
     "log_stats": "collect",
     "make_env": "envs",
+    "merge": "evaluation.merging",
     "policy_seed": "seeding",
     "save_checkpoint": "checkpoint",
     "split_trajectories": "trajectories",

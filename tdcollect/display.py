@@ -92,6 +92,14 @@ def count_text(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def listed_text(items: Sequence[Any], most: int = 3) -> str:
+    """Return items as ``2, 6 and 10``, or the first of many: ``2, 6, 10 and 22 more``."""
+    texts = list(map(str, items[:most]))
+    if len(items) > most:
+        return f"{', '.join(texts)} and {len(items) - most} more"
+    return " and ".join([", ".join(texts[:-1]), *texts[-1:]] if len(texts) > 1 else texts)
+
+
 def interval_text(low: float, high: float) -> str:
     """Return an interval as ``[low, high]``."""
     return f"[{number_text(low)}, {number_text(high)}]"

@@ -44,6 +44,13 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
     return path
 
 
+def remove(path: Path) -> None:
+    """Remove a file that :func:`write_atomically` wrote, if it is there, and what it left over."""
+    if path.parent.is_dir():
+        _sweep(path)
+    path.unlink(missing_ok=True)
+
+
 def _sweep(path: Path) -> None:
     """Remove the leftovers of processes that were killed while they wrote this file."""
     prefix, suffix = f".{path.name}.", ".part"

@@ -85,7 +85,8 @@ def evaluating() -> Iterator[None]:
                 "expected no other thread to collect during an evaluation, but a Collector is at "
                 f"work in the thread {collection.thread.name!r}: both would use the global random "
                 "states, the exploration type and the policy's modes. Evaluate between two batches "
-                "in the thread that collects, or in a process of its own"
+                "in the thread that collects, with workers=1, or beside training with "
+                "tdcollect.Evaluator"
             )
         yield
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -14,11 +14,9 @@ from typing import Any
 
 import click
 
-from tdcollect.cli import PIPE_CLOSED, drop_output
-from tdcollect.display import visible
+from tdcollect.cli.output import print_json, say, say_result
 
 _FOLDER = click.Path(path_type=Path)
-_MOST_ERRORS = 10  # printed of the errors of failed episodes
 _EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
 
@@ -44,7 +42,7 @@ def _never_silent(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(**given: Any) -> Any:
         try:
             return command(**given)
-        except BrokenPipeError as error:  # not stdout's: see _say
+        except BrokenPipeError as error:  # not stdout's: see `say`
             raise RuntimeError(f"a pipe was closed at its other end: {error}") from error
         except SystemExit as error:  # of a script that is no module: without `if __name__ == ...`
             raise RuntimeError(
@@ -84,6 +82,21 @@ def _int_list(context: Any, parameter: Any, text: str | None) -> list[int] | Non
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise click.BadParameter(f"expected ints with commas between, got {text!r}") from error
+
+
+def _shard(context: Any, parameter: Any, text: str | None) -> Any:
+    if text is None:
+        return None
+    from tdcollect.evaluation.ledger.shards import Shard
+
+    found = re.fullmatch("([0-9]+)/([0-9]+)", text)
+    try:
+        return Shard.of((int(found[1]), int(found[2])) if found else None)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"expected i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got "
+            f"{text!r}"
+        ) from error
 
 
 def _names(context: Any, parameter: Any, text: str | None) -> list[str] | None:
@@ -174,6 +187,17 @@ _CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
     help="Run the policy in eval mode, or keep the modes of its modules.",
 )
 @click.option("--device", help="Device that the policy runs on.")
+@click.option(
+    "--shard",
+    callback=_shard,
+    metavar="I/N",
+    help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them.",
+)
+@click.option(
+    "--allow-mixed",
+    is_flag=True,
+    help="Resume under other versions, platform or device; the manifest tells.",
+)
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
 @click.option(
     "--on-env-error",
@@ -204,6 +228,8 @@ def evaluate(
     exploration_type: str,
     device: str | None,
     keep_trajectories: bool,
+    shard: Any,
+    allow_mixed: bool,
     quiet: bool,
     as_json: bool,
     workers: int | None,
@@ -218,6 +244,8 @@ def evaluate(
     """
     if keep_trajectories and output_dir is None:
         raise click.UsageError("--keep-trajectories needs a directory: --output-dir DIR")
+    if shard is not None and output_dir is None:
+        raise click.UsageError("--shard needs a directory to merge from: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
     if ray_workers is not None and workers is not None:
@@ -267,35 +295,38 @@ def evaluate(
             progress=not quiet,
             request=None if output_dir is None else request,
             workers=crew,
+            shard=shard,
+            allow_mixed=allow_mixed,
             **settings,
         )
-        summary = result.summary()
-        report = None
-        if output_dir is not None:
-            from tdcollect.evaluation.reports.report import REPORT
+    return say_result(result, as_json=as_json, quiet=quiet, shard=shard)
 
-            report = output_dir / REPORT
-    if as_json:
-        _print_json(
-            env=result.manifest["env"]["id"],
-            policy=result.manifest["policy"]["class"],
-            ledger=result.digest,
-            report=report,
-            **summary.to_dict(),
-        )
-    elif not quiet:
-        _say(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}\n")
-        _say(summary)
-        _say(f"\nledger {result.digest}")
-        if report is not None:
-            _say(f"report {report}")
-    if summary.failed:
-        _say(f"tdcollect: {summary.failed} of {summary.episodes} episodes failed", err=True)
-        for index, error in sorted(result.errors.items())[:_MOST_ERRORS]:
-            _say(f"tdcollect: episode {index}: {' '.join(error.split())}", err=True)
-        if len(result.errors) > _MOST_ERRORS:
-            _say(f"tdcollect: and {len(result.errors) - _MOST_ERRORS} more", err=True)
-    return 1 if summary.failed else 0
+
+@program.command()
+@click.argument("directories", nargs=-1, required=True, type=_FOLDER, metavar="DIR...")
+@click.option(
+    "--output-dir", type=_FOLDER, required=True, help="Directory of the merged evaluation."
+)
+@click.option(
+    "--allow-mixed",
+    is_flag=True,
+    help="Merge shards whose versions, platform or device differ; the manifest tells.",
+)
+@click.option("--quiet", is_flag=True, help="Show no table.")
+@_as_json
+def merge(
+    directories: tuple[Path, ...], output_dir: Path, allow_mixed: bool, quiet: bool, as_json: bool
+) -> int:
+    """Merge the shards of an evaluation into one, as one process would have written it.
+
+    The shards must be of one evaluation, complete together and unaltered. The exit status is 1 if
+    episodes failed.
+    """
+    with _resumable(output_dir):
+        import tdcollect
+
+        result = tdcollect.merge(directories, output_dir, allow_mixed=allow_mixed)
+    return say_result(result, as_json=as_json, quiet=quiet)
 
 
 @program.command()
@@ -312,7 +343,11 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
-    from tdcollect.evaluation.ledger.reading import is_finished, number_of_episodes
+    from tdcollect.evaluation.ledger.reading import (
+        is_finished,
+        number_of_episodes,
+        read_shard,
+    )
     from tdcollect.evaluation.reports.report import write_comparison_report
 
     results = []
@@ -321,6 +356,11 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
         count = number_of_episodes(result.manifest) - len(result.episodes)
         if count or not is_finished(directory):
             lacks = f"{count} of its episodes" if count else "its results"
+            if (shard := read_shard(directory)) is not None:
+                raise ValueError(
+                    f"{directory} holds {shard.shard} of an evaluation; make one of all shards "
+                    "first, tdcollect merge DIR... --output-dir DIR, and compare that"
+                )
             raise ValueError(
                 f"{directory} is unfinished: it lacks {lacks}; run its evaluation again, which "
                 "resumes it"
@@ -332,11 +372,11 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
     found = tdcollect.compare(*results, names=names)
     report = None if output_dir is None else write_comparison_report(output_dir, found)[-1]
     if as_json:
-        _print_json(report=report, **found.to_dict())
+        print_json(report=report, **found.to_dict())
         return
-    _say(found)
+    say(found)
     if report is not None:
-        _say(f"\nreport {report}")
+        say(f"\nreport {report}")
 
 
 @program.command()
@@ -386,14 +426,14 @@ def replay(
         )
         record = result.replayed(index, video).record
     if as_json:
-        _print_json(**json.loads(record.to_json()), same=True, video=video)
+        print_json(**json.loads(record.to_json()), same=True, video=video)
         return
-    _say(
+    say(
         f"episode {index}: return {record.episode_return:.6g}, {record.length} steps; the same to "
         f"the bit as in the ledger (digest {record.digest})"
     )
     if video is not None:
-        _say(f"video {video}")
+        say(f"video {video}")
 
 
 @program.command()
@@ -402,7 +442,7 @@ def replay(
 def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     """Check evaluations without running them: files, seeds, digests, statistics, kept data.
 
-    The exit status is 1 if there is a problem, or an evaluation is unfinished.
+    The exit status is 1 if there is a problem, or an evaluation or a shard is unfinished.
     """
     import tdcollect
     from tdcollect.evaluation.ledger.reading import Problem
@@ -416,9 +456,9 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
             problem = Problem(directory, "expected the directory of an evaluation, got none")
             found.append(Verification(directory, 0, 0, (problem,)))
     if as_json:
-        _print_json(evaluations=[checked.to_dict() for checked in found])
+        print_json(evaluations=[checked.to_dict() for checked in found])
     else:
-        _say("\n".join(map(str, found)))
+        say("\n".join(map(str, found)))
     return 0 if all(checked.passed for checked in found) else 1
 
 
@@ -451,9 +491,9 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
         made = load_named(env, Path.cwd()) if is_named(env) else env
         found = diagnose(made, **settings)
     if as_json:
-        _print_json(**found.to_dict())
+        print_json(**found.to_dict())
     else:
-        _say(found)
+        say(found)
     return found.exit_code
 
 
@@ -466,27 +506,3 @@ def _resumable(output_dir: Path | None) -> Iterator[None]:
         if output_dir is None:
             raise
         raise click.Abort("the same command resumes the evaluation") from error
-
-
-def _print_json(**fields: Any) -> None:
-    text = json.dumps(_finite(fields), indent=1, default=str, allow_nan=False)
-    # json escapes all other control characters, and no reader of it takes `\x7f`.
-    _say(text.replace("\x7f", "\\u007f"))
-
-
-def _finite(value: Any) -> Any:
-    """Return the value with None for NaN and infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _say(text: object, err: bool = False) -> None:
-    """Print with control characters written out, whatever ledgers, requests and envs contain."""
-    try:
-        click.echo(visible(str(text), lines=True), err=err)
-    except BrokenPipeError as error:  # `| head`: the reader has read enough
-        drop_output()
-        raise click.exceptions.Exit(PIPE_CLOSED) from error

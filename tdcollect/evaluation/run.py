@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl.envs import EnvBase
 
-from tdcollect.evaluation.imports import extra_module
+from tdcollect.evaluation.finishing import check_report_extras
 from tdcollect.evaluation.ledger.directory import check_directory
+from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
@@ -43,6 +44,8 @@ def evaluate(
     progress: bool = True,
     request: Request | None = None,
     workers: Workers | int | None = None,
+    shard: tuple[int, int] | None = None,
+    allow_mixed: bool = False,
     **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
     """Run test episodes by index, the same to the bit however they are run.
@@ -66,11 +69,17 @@ def evaluate(
         workers: a number of processes that run the episodes, each on slots of its own; or
             :class:`tdcollect.LocalWorkers`, :class:`tdcollect.RayWorkers`, which stay for the
             evaluations that follow. None, or 0, for this process.
+        shard: ``(i, n)`` to run only the i-th of n parts, i from 0: the episodes at positions i,
+            i + n, i + 2n, .... Each has an ``output_dir`` of its own, with the manifest of the
+            whole evaluation; :func:`tdcollect.merge` makes one evaluation of them.
+        allow_mixed: take workers, and resume an evaluation, whose ``versions``, ``platform`` or
+            ``device`` are others, which may change episodes. The manifest then has the values in
+            its entry ``mixed``.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
         The result; ``result.summary()`` gives statistics, ``result.replay(i)`` runs an episode
-        again.
+        again, and ``result.missing`` names the episodes that a shard leaves to others.
 
     Raises:
         TypeError, ValueError: if an argument cannot be honoured, before an env is made; and for
@@ -89,17 +98,20 @@ def evaluate(
         raise ValueError("expected an output_dir, in which request is kept, got None; pass one")
     if output_dir is not None:
         check_directory(Path(output_dir))
-        _check_report_extras()
+        check_report_extras("evaluate(output_dir=...)")
+    part = None if shard is None else Shard.of(shard)
     asked = EvaluationSettings(episodes, seed, **settings)
     crew = as_workers(workers)
     with ExitStack() as stack:
         runner: Runner
-        if crew is None:
+        if crew is None or not asked.episode_indices:
             runner = InThisProcess(env, policy, asked)
         else:
             if crew is not workers:
                 stack.callback(crew.close)
-            runner = Driver(crew, Job(env, policy, asked, crew.num_workers))
+            runner = Driver(
+                crew, Job(env, policy, asked, crew.num_workers), allow_mixed=allow_mixed
+            )
         stack.callback(runner.close)
         replay = replayer(env, policy, lambda index: replace(asked, episodes=[index]))
         return run_to_result(
@@ -110,10 +122,6 @@ def evaluate(
             output_dir=output_dir,
             progress=progress,
             request=request,
+            shard=part,
+            allow_mixed=allow_mixed,
         )
-
-
-def _check_report_extras() -> None:
-    """Raise for packages that the report lacks, before anything runs."""
-    for name in ("scipy", "matplotlib"):
-        extra_module(name, "evaluate(output_dir=...)")

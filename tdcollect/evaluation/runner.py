@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Protocol
 
@@ -14,11 +14,12 @@ from tensordict import TensorDict
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.finishing import finish
 from tdcollect.evaluation.ledger.directory import Directory
 from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.replay import Replay
-from tdcollect.evaluation.reports.report import write_report
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -34,11 +35,13 @@ class Runner(Protocol):
         about: the env and what runs it, for the notes on a run.
         num_workers: the number of workers; 0 in this process.
         note: is told in a line of each worker that is lost.
+        let_in: is given the manifest of a worker that differs, before it runs an episode.
     """
 
     manifest: dict[str, Any]
     num_workers: int
     note: Callable[[str], None]
+    let_in: Callable[[Mapping[str, Any]], None]
 
     @property
     def errors(self) -> dict[int, str]: ...
@@ -60,6 +63,7 @@ class InThisProcess:
 
     def __init__(self, env: Any, policy: Any, settings: EvaluationSettings):
         self.note: Callable[[str], None] = warn
+        self.let_in: Callable[[Mapping[str, Any]], None] = lambda manifest: None
         self._collector = EvaluationCollector.from_settings(env, policy, settings)
         try:
             self.manifest = describe(self._collector)
@@ -91,32 +95,40 @@ def run_to_result(
     keep_trajectories: bool,
     output_dir: str | os.PathLike[str] | None,
     progress: bool,
-    request: Request | None,
+    request: Request | None = None,
+    shard: Shard | None = None,
+    allow_mixed: bool = False,
 ) -> EvaluationResult:
     """Run the episodes that the directory lacks, and write its files.
 
     Args:
         runner: runs the episodes.
-        indices: of the episodes.
+        indices: of the episodes of the evaluation.
         replay: for the result.
         keep_trajectories: as for :func:`tdcollect.evaluate`, and so all that follow.
         output_dir: likewise.
         progress: likewise.
         request: likewise.
+        shard: likewise.
+        allow_mixed: likewise.
     """
     with ExitStack() as stack:
         ended: list[Episode] = []
         directory = None
         if output_dir is not None:
-            directory = Directory(output_dir, runner.manifest)
+            directory = Directory(output_dir, runner.manifest, shard, allow_mixed)
             stack.callback(directory.close)
             ended = list(directory.episodes)
             if keep_trajectories:
                 directory.check_kept(ended)
         trajectories: dict[int, TensorDict] = {}
         there = {episode.index for episode in ended}
-        left = [index for index in indices if index not in there]
+        own = indices if shard is None else shard.select(indices)
+        left = [index for index in own if index not in there]
         started = time.time()
+        if directory is not None and left:
+            directory.note_mixed(runner.manifest)
+            runner.let_in = directory.note_mixed
         run = runner.run(left, keep_trajectories)
         try:
             for record, data in _shown(run, runner, len(left)) if progress and left else run:
@@ -129,18 +141,13 @@ def run_to_result(
             if directory is not None:
                 directory.give_up(error)
             raise
-        result = EvaluationResult(
-            runner.manifest, ended, output_dir, trajectories, replay, runner.errors
-        )
+        manifest = runner.manifest if directory is None else directory.manifest
+        result = EvaluationResult(manifest, ended, output_dir, trajectories, replay, runner.errors)
         if directory is not None:
-            summary = result.summary()
-            directory.finish(result.episodes)
-            if request is not None:
-                request.write(directory.path)
-            files = write_report(directory.path, runner.manifest, result.episodes, summary, request)
-            directory.write_results(summary.to_dict(), files)
+            finish(directory, result, request)
             if left:
-                directory.note_run(started, len(left), runner.about)
+                part = {} if shard is None else {"shard": shard}
+                directory.note_run(started, len(left), {**runner.about, **part})
         return result
 
 

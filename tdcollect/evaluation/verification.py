@@ -8,27 +8,33 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tdcollect.display import count_text, one_line, visible
+from tdcollect.display import count_text, listed_text, one_line, visible
 from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
     RESULTS,
+    SHARD,
     TRAJECTORIES,
     Problem,
+    ShardFile,
+    asked_indices,
     is_finished,
     number_of_episodes,
     read_data,
     read_ledger,
     read_manifest,
     read_object,
+    read_shard,
     sha256,
     trajectory_path,
 )
 from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.reports.intervals import MOST_RESAMPLES
 from tdcollect.evaluation.reports.statistics import summarize
 
@@ -42,12 +48,14 @@ class Verification:
         episodes: the number of records that could be read.
         kept: the number of episodes whose data were kept, and checked.
         problems: the problems, in the order of the files.
+        shard: ``(i, n)`` if the directory holds shard i of n, and None for a whole evaluation.
     """
 
     directory: Path
     episodes: int
     kept: int
     problems: tuple[Problem, ...]
+    shard: tuple[int, int] | None = None
 
     @property
     def passed(self) -> bool:
@@ -59,13 +67,15 @@ class Verification:
         found = "passed"
         if self.problems:
             found = f"failed, {count_text(len(self.problems), 'problem')}"
-        lines = [*map(str, self.problems), f"{self.directory}: {checked}: {found}"]
+        of = "" if self.shard is None else f"{Shard(*self.shard)}, "
+        lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {found}"]
         return "\n".join(map(visible, lines))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the checks as plain dicts, lists, strings and numbers, for JSON."""
         return {
             "directory": str(self.directory),
+            "shard": None if self.shard is None else list(self.shard),
             "episodes": self.episodes,
             "kept": self.kept,
             "problems": [
@@ -81,7 +91,8 @@ class Verification:
 def verify(path: str | os.PathLike[str]) -> Verification:
     """Check an evaluation as far as possible without running it.
 
-    An evaluation that is unfinished or was refused has that as a problem.
+    An evaluation or a shard that is unfinished or was refused has that as a problem. A shard that
+    is finished has none: see :func:`tdcollect.merge`.
 
     Args:
         path: the directory of the evaluation.
@@ -96,17 +107,45 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     except ValueError as error:
         return Verification(root, 0, 0, (Problem(root / MANIFEST, str(error)),))
     episodes = sorted(read_ledger(root, manifest, problems.append), key=lambda e: e.index)
-    missing = number_of_episodes(manifest) - len(episodes)
-    if missing > 0:
-        text = f"the evaluation is unfinished: it lacks {count_text(missing, 'episode')}"
-        problems.append(Problem(root / EPISODES, text))
-    elif not problems and not is_finished(root):
-        text = "the evaluation is unfinished: without this file nothing tells of an altered record"
-        problems.append(Problem(root / RESULTS, text))
-    if not problems:
+    mark = None
+    with suppress(ValueError):  # which is among the problems
+        mark = read_shard(root)
+    if mark is not None:
+        problems += _of_shard(root, mark, manifest, episodes)
+    else:
+        problems += _unfinished(root, number_of_episodes(manifest) - len(episodes), bool(problems))
+    if not problems and mark is None:
         problems += _derived(root, manifest, episodes)
     kept, found = _kept(root, manifest, episodes)
-    return Verification(root, len(episodes), kept, (*problems, *found))
+    shard = None if mark is None else mark.shard
+    return Verification(root, len(episodes), kept, (*problems, *found), shard)
+
+
+def _unfinished(root: Path, missing: int, altered: bool) -> Iterator[Problem]:
+    """Tell what an evaluation lacks, unless other problems do."""
+    if missing > 0:
+        text = f"the evaluation is unfinished: it lacks {count_text(missing, 'episode')}"
+        yield Problem(root / EPISODES, text)
+    elif not altered and not is_finished(root):
+        text = "the evaluation is unfinished: without this file nothing tells of an altered record"
+        yield Problem(root / RESULTS, text)
+
+
+def _of_shard(
+    root: Path, mark: ShardFile, manifest: Mapping[str, Any], episodes: Sequence[Episode]
+) -> Iterator[Problem]:
+    """Check that a shard is finished, and has no other's episodes."""
+    own = {*mark.shard.select(asked_indices(manifest))}
+    there = {episode.index for episode in episodes}
+    if others := sorted(there - own):
+        text = f"episodes {listed_text(others)} are not of {mark.shard}"
+        yield Problem(root / EPISODES, text)
+    if missing := own - there:
+        text = f"{mark.shard} is unfinished: it lacks {count_text(len(missing), 'episode')}"
+        yield Problem(root / EPISODES, text)
+    elif mark.digests is None:
+        text = f"{mark.shard} is unfinished: this file has no digest that tells of altered records"
+        yield Problem(root / SHARD, text)
 
 
 def _derived(

@@ -107,7 +107,8 @@ def check_alone(seconds: float = 0.005) -> None:
             raise RuntimeError(
                 "expected no other thread to draw random numbers during an evaluation, but the "
                 f"global random states move while this thread waits; busy threads: {names}. "
-                "Evaluate between two batches in the thread that trains, or in a process of its own"
+                "Evaluate between two batches in the thread that trains, with workers=1, or beside "
+                "training with tdcollect.Evaluator"
             )
 
 

@@ -2,9 +2,9 @@
 
 ``manifest.json`` is written first: it marks a directory as an evaluation's, and a directory
 without it is left alone. ``episodes.jsonl`` gets one line per episode as they end, and is sorted by
-index at the end. ``results.json`` is written last, and marks the evaluation as finished. Whenever a
-process dies, the same command resumes after the last complete line, and the files are byte for
-byte those of a run that was never interrupted.
+index at the end. ``results.json`` is written last, and marks the evaluation as finished; a shard
+has ``shard.json`` in its place. Whenever a process dies, the same command resumes after the last
+complete line, and the files are byte for byte those of a run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -22,24 +22,35 @@ from typing import Any
 from tensordict import TensorDict
 
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
-from tdcollect.evaluation.ledger.manifest import differences
+from tdcollect.evaluation.ledger.manifest import (
+    MIXED,
+    differences,
+    may_be_mixed,
+    mixed_entries,
+    mixed_values,
+)
 from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
     REFUSED,
     RESULTS,
     RUN,
+    SHARD,
     TRAJECTORIES,
+    asked_indices,
     complete_lines,
+    is_finished,
     read_json,
     read_manifest,
     read_records,
+    read_shard,
     sha256,
     trajectory_path,
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
-from tdcollect.evaluation.ledger.trajectory_files import write_trajectory
-from tdcollect.files import write_atomically
+from tdcollect.evaluation.ledger.shards import Shard
+from tdcollect.evaluation.ledger.trajectory_files import link_trajectory, write_trajectory
+from tdcollect.files import remove, write_atomically
 
 _HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it
 
@@ -50,18 +61,28 @@ class Directory:
     Args:
         path: the directory; made if it is missing.
         manifest: the manifest of the evaluation.
+        shard: the part of the evaluation that runs there; None for all of it.
+        allow_mixed: go on from a manifest that differs in entries that may be mixed.
 
     Attributes:
+        manifest: the manifest found there, or written; what :meth:`note_mixed` adds is in it.
+        shard: the shard that runs there, or None.
         episodes: the records found there.
 
     Raises:
-        ValueError: for a directory of another evaluation, naming the differences, and for one
-            that holds something else, which is left as it is.
+        ValueError: for a directory of another evaluation or shard, naming the differences, and for
+            one that holds something else, which is left as it is.
         RuntimeError: if another process writes to it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], manifest: Mapping[str, Any]):
-        self.path = Path(path)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        manifest: Mapping[str, Any],
+        shard: Shard | None = None,
+        allow_mixed: bool = False,
+    ):
+        self.path, self.shard = Path(path), shard
         self._made = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
@@ -73,8 +94,10 @@ class Directory:
             else:
                 if (self.path / REFUSED).exists():
                     read_records(self.path, there)  # raises, with the reason
-                self._check_manifest(there, manifest)
+                self._check_manifest(there, manifest, allow_mixed)
+            self.manifest = there
             self.episodes = read_records(self.path, there)
+            self._mark()
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
@@ -95,7 +118,9 @@ class Directory:
         except BlockingIOError as error:
             raise RuntimeError(f"another process is writing to {self.path}; wait for it") from error
 
-    def _check_manifest(self, there: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    def _check_manifest(
+        self, there: Mapping[str, Any], manifest: Mapping[str, Any], allow_mixed: bool
+    ) -> None:
         """Refuse to go on from the manifest found there if it is of another evaluation."""
         if there["format"] != FORMAT:
             raise ValueError(
@@ -103,12 +128,57 @@ class Directory:
                 "tdcollect wrote: it can be read and not continued; choose another directory"
             )
         found = differences(there, json.loads(_json(manifest)))
-        if found:
+        mixable = all(may_be_mixed(path) for path, *_ in found)
+        if found and not (allow_mixed and mixable):
             texts = "; ".join(f"{path} is {a!r} there and {b!r} here" for path, a, b in found)
+            advice = "; or go on with allow_mixed=True (--allow-mixed)" if mixable else ""
             raise ValueError(
                 f"{self.path} holds another evaluation: {texts}. Choose another directory, or "
-                "remove this one to start anew"
+                f"remove this one to start anew{advice}"
             )
+
+    def _mark(self) -> None:
+        """Mark the directory as the shard's; refuse one of another shard, or of the whole."""
+        found = read_shard(self.path)
+        self._was_shard = self.shard is None and found is not None
+        if self.shard is None:
+            return
+        there = None if found is None else str(found.shard)
+        if found is None and is_finished(self.path):
+            there = "the whole evaluation"
+        elif found is None and self.episodes:  # a process may have died before it marked it
+            own = {*self.shard.select(asked_indices(self.manifest))}
+            other = [episode.index for episode in self.episodes if episode.index not in own]
+            there = f"episode {other[0]}, which is not of this shard" if other else None
+        if there not in (None, str(self.shard)):
+            raise ValueError(
+                f"expected {self.path} to hold {self.shard} or nothing, got {there}; choose a "
+                "directory of its own for each shard, or run without shard, which goes on with "
+                "the whole evaluation there"
+            )
+        if found is None:
+            write_atomically(self.path / SHARD, _json({"shard": self.shard}))
+
+    def _unmark(self) -> None:
+        """Go on with the whole evaluation where a shard was, once something is written."""
+        if self._was_shard:
+            remove(self.path / SHARD)
+            self._was_shard = False
+
+    def note_mixed(self, manifest: Mapping[str, Any]) -> None:
+        """Add to the manifest that episodes run here under another one, too.
+
+        It is rewritten before they run, so that a ledger never has episodes that it does not tell
+        of. Values that it has already change nothing.
+
+        Args:
+            manifest: the other manifest, which differs only in entries that may be mixed.
+        """
+        mixed = mixed_entries(self.manifest, json.loads(_json(manifest)))
+        if mixed != mixed_values(self.manifest):
+            self._unmark()
+            self.manifest[MIXED] = mixed
+            write_atomically(self.path / MANIFEST, _json(self.manifest))
 
     def _sweep(self, data: bool = False) -> None:
         """Remove half-written data; with ``data``, all data of episodes."""
@@ -143,11 +213,23 @@ class Directory:
                 shutil.rmtree(target)
             write_trajectory(part, data)
             part.rename(target)
+        self._unmark()
         self._journal.write(episode.to_json().encode() + b"\n")
         self._journal.flush()
 
+    def take_data(self, index: int, source: Path) -> None:
+        """Take the data of an episode from another directory, before the ledger has its line."""
+        target = trajectory_path(self.path, index)
+        part = target.with_name(target.name + ".part")
+        if target.exists():  # its line was never written
+            shutil.rmtree(target)
+        link_trajectory(source, part)
+        part.rename(target)
+
     def finish(self, episodes: Sequence[Episode]) -> None:
         """Sort the ledger by index."""
+        if self.shard is None:
+            remove(self.path / SHARD)  # and what a process that was killed left of it
         ordered = sorted(episodes, key=lambda episode: episode.index)
         lines = (episode.to_json().encode() + b"\n" for episode in ordered)
         write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))
@@ -160,21 +242,28 @@ class Directory:
             files: the files of the report.
         """
         digests = {
-            "ledger": sha256(self.path / EPISODES),
-            "manifest": sha256(self.path / MANIFEST),
+            **self._digests(),
             "files": {str(file.relative_to(self.path)): sha256(file) for file in files},
         }
         write_atomically(self.path / RESULTS, _json({**digests, **results}))
 
+    def finish_shard(self) -> None:
+        """Write the digests of ledger and manifest, which finishes the shard."""
+        write_atomically(self.path / SHARD, _json({**self._digests(), "shard": self.shard}))
+
+    def _digests(self) -> dict[str, str]:
+        return {"ledger": sha256(self.path / EPISODES), "manifest": sha256(self.path / MANIFEST)}
+
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""
-        file = self.path / RUN
-        advice = "remove the file: all others are written"
-        runs = read_json(file, list, advice) if file.exists() else []
         seconds = round(time.time() - started, 3)
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))
-        runs.append({"began": began, "seconds": seconds, "episodes": ran, **how})
-        write_atomically(file, _json(runs))
+        run = {"began": began, "seconds": seconds, "episodes": ran, **how}
+        self.write_runs([*read_runs(self.path), run])
+
+    def write_runs(self, runs: Sequence[Any]) -> None:
+        """Write the file of times."""
+        write_atomically(self.path / RUN, _json(runs))
 
     def give_up(self, error: BaseException) -> None:
         """Remove the files if no episode has ended; else mark a refused evaluation as refused.
@@ -184,6 +273,7 @@ class Directory:
         """
         if not self._journal.tell():
             self._sweep(data=True)
+            remove(self.path / SHARD)
             for name in (EPISODES, MANIFEST):
                 (self.path / name).unlink()
             with suppress(OSError):  # it was there before, and may hold what is not ours
@@ -222,6 +312,14 @@ def check_directory(path: Path) -> dict[str, Any] | None:
                 "which holds other files; choose another"
             )
     return None
+
+
+def read_runs(path: Path) -> list[Any]:
+    """Read the entries of the file of times, one per run; empty if there is none."""
+    file = path / RUN
+    advice = "remove the file: all others are written"
+    runs: list[Any] = read_json(file, list, advice) if file.exists() else []
+    return runs
 
 
 def _json(value: Any) -> bytes:

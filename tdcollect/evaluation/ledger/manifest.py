@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
+from tensordict import TensorDictBase
 from torch import nn
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
@@ -38,6 +40,9 @@ RANDOM = "random actions"
 
 STREAMS = "from a stream of each episode, started from its env seed"
 """The origin of draws from the global generators in envs; without the entry, there are none."""
+
+MIXED = "mixed"
+"""The entry with the values of the entries that were not the same for all episodes, by path."""
 
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
 _ENV_PACKAGES = (
@@ -137,12 +142,55 @@ def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the differences of two manifests: the path of each entry, and its two values."""
-    return [
-        found
-        for key in sorted({*first, *second})
-        for found in leaf_differences(visible(str(key)), first.get(key), second.get(key))
+    """Return the differences of two manifests: the path of each entry, and its two values.
+
+    Values that the ``mixed`` entry of the first one has are no differences.
+    """
+    mixed = sorted({*mixed_values(first), *mixed_values(second)})
+    found = [
+        difference
+        for key in sorted({*first, *second} - {MIXED})
+        for difference in leaf_differences(visible(str(key)), first.get(key), second.get(key))
+        if difference[0] not in mixed
     ]
+    for path in mixed:
+        a, b = _values(first, path), _values(second, path)
+        if any(value not in a for value in b):
+            found.append((path, a[0] if len(a) == 1 else a, b[0] if len(b) == 1 else b))
+    return found
+
+
+def may_be_mixed(path: str) -> bool:
+    """Tell whether ``allow_mixed=True`` lets the entry at a path differ between episodes."""
+    return path == "device" or path.startswith(("versions.", "platform."))
+
+
+def mixed_entries(manifest: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the ``mixed`` entry of an evaluation whose episodes ran under either manifest.
+
+    Returns:
+        The values by path, in a fixed order, of each entry that may be mixed and is not the same
+        in both; and those of the ``mixed`` entries of the two. None stands for no value, such as
+        the version of a package that is not installed.
+    """
+    paths = {path for path, *_ in differences(manifest, other) if may_be_mixed(path)}
+    paths |= {*mixed_values(manifest), *mixed_values(other)}
+    found = {}
+    for path in sorted(paths):
+        values = [*_values(manifest, path), *_values(other, path)]
+        found[path] = [*map(json.loads, sorted({json.dumps(v, sort_keys=True) for v in values}))]
+    return found
+
+
+def mixed_values(manifest: Mapping[str, Any]) -> Mapping[str, list[Any]]:
+    """Return the ``mixed`` entry of a manifest; empty if all its episodes ran alike."""
+    return manifest.get(MIXED) or {}
+
+
+def _values(manifest: Mapping[str, Any], path: str) -> list[Any]:
+    """Return the values of an entry that may be mixed."""
+    mixed = mixed_values(manifest)
+    return mixed[path] if path in mixed else [manifest_entry(manifest, path)]
 
 
 def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -161,13 +209,20 @@ def weights_digest(policy: Any) -> str | None:
         return None
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
-        if isinstance(value, torch.Tensor):
-            rows = value.detach().cpu().contiguous()
-            digest.update(f"{name} {rows.dtype} {tuple(rows.shape)}\n".encode())
-            digest.update(rows.flatten().view(torch.uint8).numpy().tobytes())
-        else:
-            digest.update(f"{name} {value!r}\n".encode())
+        _digest_value(digest, name, value)
     return digest.hexdigest()
+
+
+def _digest_value(digest: Any, name: str, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        rows = value.detach().cpu().contiguous()
+        digest.update(f"{name} {rows.dtype} {tuple(rows.shape)}\n".encode())
+        digest.update(rows.flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, (Mapping, TensorDictBase)):  # an extra state, such as VecNormV2's
+        for key, part in sorted(value.items(), key=lambda item: str(item[0])):
+            _digest_value(digest, f"{name}.{key}", part)
+    else:
+        digest.update(f"{name} {value!r}\n".encode())
 
 
 def structure_digest(policy: Any) -> str | None:

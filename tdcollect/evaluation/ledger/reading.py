@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +20,15 @@ from torchrl.envs.utils import ExplorationType
 
 from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.episodes.data import disagreements
+from tdcollect.evaluation.ledger.manifest import MIXED, may_be_mixed
 from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_count, is_digest
+from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.ledger.trajectory_files import read_trajectory
 from tdcollect.seeding import env_seed, policy_seed
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
 REFUSED = "refused.json"
+SHARD = "shard.json"
 TRAJECTORIES = "trajectories"
 
 _MOST_EPISODES = 10**9
@@ -134,8 +138,50 @@ def is_finished(root: Path) -> bool:
 
 def number_of_episodes(manifest: Mapping[str, Any]) -> int:
     """Return the number of episodes that a manifest asks for."""
-    asked = manifest["episodes"]
-    return asked if isinstance(asked, int) else len(asked)
+    return len(asked_indices(manifest))
+
+
+def asked_indices(manifest: Mapping[str, Any]) -> Sequence[int]:
+    """Return the indices of the episodes that a manifest asks for, in its order."""
+    asked: int | list[int] = manifest["episodes"]
+    return range(asked) if isinstance(asked, int) else asked
+
+
+class ShardFile(NamedTuple):
+    """The mark of a directory that holds a shard, and not the whole evaluation.
+
+    Attributes:
+        shard: the shard.
+        digests: the digests of its files by their name in ``results.json``; None until it is
+            finished.
+    """
+
+    shard: Shard
+    digests: Mapping[str, str] | None
+
+
+def read_shard(root: Path) -> ShardFile | None:
+    """Read which shard of an evaluation a directory holds; None if it is no shard's.
+
+    Raises:
+        ValueError: for a file that holds something else.
+    """
+    file = root / SHARD
+    if not file.exists():
+        return None
+    found = read_object(file)
+    digests = {name: found[name] for name in _DIGESTED if name in found}
+    given = found.get("shard")
+    whole = digests.keys() == _DIGESTED.keys() and all(map(is_digest, digests.values()))
+    shard = None
+    with suppress(ValueError):
+        shard = Shard.of(given)
+    if shard is None or (digests and not whole):
+        raise ValueError(
+            f"expected {file} as tdcollect writes it, got shard {given!r} and digests {digests}; "
+            "ask for the file as it was, or evaluate again in another directory"
+        )
+    return ShardFile(shard, digests or None)
 
 
 def trajectory_path(root: Path, index: int) -> Path:
@@ -170,6 +216,8 @@ def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]], advice: 
         ValueError: for anything else, with what to do.
     """
     expected = f"expected {file} to hold a JSON {'object' if kind is dict else 'list'}, got"
+    if file.exists() and not file.is_file():  # a pipe has no end
+        raise ValueError(f"{expected} a thing that is no file; {advice}")
     try:
         found = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -193,16 +241,21 @@ def read_ledger(
 ) -> list[Episode]:
     """Read the valid records, in the order of their lines; report all problems."""
     file = root / EPISODES
-    for name in (EPISODES, RESULTS, REFUSED):  # a pipe has no end, nor has a link to /dev/zero
+    for name in (
+        EPISODES,
+        RESULTS,
+        REFUSED,
+        SHARD,
+    ):  # a pipe has no end, nor has a link to /dev/zero
         if (root / name).exists() and not (root / name).is_file():
             report(Problem(root / name, "it is not a file; ask for the directory as it was"))
             return []
     if (root / REFUSED).exists():
         report(Problem(root / REFUSED, _refusal(root / REFUSED)))
-    finished = is_finished(root)
+    digests = _digests(root, report)
     advice = (
         "ask for the directory as it was, or evaluate again in another one"
-        if finished
+        if digests is not None
         else "remove the line, and the same command runs the episode again"
     )
     episode_seeds = _seeds(manifest)
@@ -230,8 +283,8 @@ def read_ledger(
         else:
             valid = False
             report(Problem(file, f"{wrong}; {advice}", line_number))
-    if finished and valid:
-        _check_results(root, manifest, report)
+    if valid and digests is not None:
+        _check_digests(root, *digests, manifest, report)
     return list(episodes.values())
 
 
@@ -243,24 +296,35 @@ def _refusal(file: Path) -> str:
     return f"the evaluation was refused: {why}; remove the directory to start anew"
 
 
-def _check_results(
-    root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
-) -> None:
-    """Check the files of a finished evaluation against their digests."""
-    file = root / RESULTS
+def _digests(root: Path, report: Callable[[Problem], None]) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the file with the digests of a finished evaluation or shard, and its content."""
+    name = RESULTS if is_finished(root) else SHARD
     try:
-        results = read_object(file)
+        if name == RESULTS:
+            return name, read_object(root / name)
+        shard = read_shard(root)
     except ValueError as error:
-        report(Problem(file, str(error)))
-        return
+        report(Problem(root / name, str(error)))
+        return None
+    return None if shard is None or shard.digests is None else (name, shard.digests)
+
+
+def _check_digests(
+    root: Path,
+    name: str,
+    digests: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    report: Callable[[Problem], None],
+) -> None:
+    """Check the files of a finished evaluation or shard against their digests in a file."""
     files = {"ledger": EPISODES} if manifest["format"] == 1 else _DIGESTED
-    for name, of in files.items():
+    for entry, of in files.items():
         now = sha256(root / of) if (root / of).exists() else "none, as it is missing"
-        if results.get(name) != now:
+        if digests.get(entry) != now:
             report(
                 Problem(
                     root / of,
-                    f"its digest is {now}, and {results.get(name)} in {RESULTS}: one of the two "
+                    f"its digest is {now}, and {digests.get(entry)} in {name}: one of the two "
                     "files was altered; ask for the directory as it was, or evaluate again in "
                     "another one",
                 )
@@ -332,6 +396,13 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+def _is_mixed(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        may_be_mixed(path) and isinstance(values, list) and len(values) > 1
+        for path, values in value.items()
+    )
+
+
 # The check of each entry of a manifest.
 _MANIFEST: dict[str, Callable[[Any], bool]] = {
     "env": _is_object,
@@ -351,6 +422,7 @@ _MANIFEST: dict[str, Callable[[Any], bool]] = {
     "device": _is_text,
     "versions": _is_object,
     "platform": _is_object,
+    MIXED: lambda value: value is None or _is_mixed(value),
     "git": lambda value: value is None or _is_object(value),
     "entries.observation": _is_names,
     "entries.action": _is_names,

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tdcollect.evaluation.ledger.manifest import RANDOM, leaf_differences, manifest_entry
+from tdcollect.display import listed_text
+from tdcollect.evaluation.ledger.manifest import (
+    RANDOM,
+    leaf_differences,
+    manifest_entry,
+    mixed_values,
+)
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.statistics import in_order
 
@@ -62,7 +68,12 @@ def remarks(
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
     found = _manifest_differences(first, second, keys, first_name, second_name)
-    return tuple(f"Not the same in both: {text}." for text in found)
+    mixed = [
+        f"Not the same for all episodes of {name}: {path}, {listed_text(values)}."
+        for name, evaluation in ((first_name, first), (second_name, second))
+        for path, values in mixed_values(evaluation.manifest).items()
+    ]
+    return (*(f"Not the same in both: {text}." for text in found), *mixed)
 
 
 def _manifest_differences(

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.display import count_text, number_text, percent_text
-from tdcollect.evaluation.ledger.manifest import RANDOM, manifest_entry
+from tdcollect.display import count_text, listed_text, number_text, percent_text
+from tdcollect.evaluation.ledger.manifest import RANDOM, manifest_entry, mixed_values
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.comparison import Comparison, Difference
 from tdcollect.evaluation.reports.figures import cumulative_mean, histogram
@@ -259,12 +259,17 @@ def _troubled(records: Sequence[Episode]) -> str:
 
 def _manifest(manifest: Mapping[str, Any]) -> str:
     rows = [[path, text] for path, text in _leaves("", manifest)]
-    return table([Column("entry"), Column("value")], rows)
+    mixed = [
+        f"Not the same for all episodes: {path}, {listed_text(values)}. Episodes may differ from "
+        "those of one machine."
+        for path, values in mixed_values(manifest).items()
+    ]
+    return paragraphs(mixed) + table([Column("entry"), Column("value")], rows)
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
-        for key, entry in value.items():
+        for key, entry in sorted(value.items()):  # as they are in the file
             yield from _leaves(f"{path}.{key}" if path else str(key), entry)
     elif value is None or (isinstance(value, (Mapping, list, tuple)) and not value):
         yield path, "none"

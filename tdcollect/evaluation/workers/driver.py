@@ -8,21 +8,26 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
-import cloudpickle
-from tensordict import TensorDictBase
-
 from tdcollect.display import count_text
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.ledger.manifest import differences, git_state
+from tdcollect.evaluation.ledger.manifest import (
+    MIXED,
+    differences,
+    git_state,
+    may_be_mixed,
+    mixed_entries,
+)
 from tdcollect.evaluation.ledger.records import FAILED, Episode
 from tdcollect.evaluation.runner import warn
 from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.protocol import (
     MOST_HELD,
+    Fetch,
     Open,
     Opened,
     Raised,
     Run,
+    State,
     Worker,
     Workers,
 )
@@ -39,12 +44,14 @@ class Driver:
     Args:
         workers: the workers, which are started if they are not running.
         job: the job.
-        weights: the policy's weights, where the job's own are not meant.
+        weights: pickled weights by model id, where the job's own are not meant.
+        allow_mixed: take workers in whose versions, platform or device differ from worker 0's.
 
     Attributes:
         manifest: the manifest of the evaluation, of worker 0's machine.
         num_workers: the number of workers.
         note: is told in a line of each worker that is lost; warns unless it is set.
+        let_in: is given the manifest of a worker that differs, before it runs an episode.
         errors: the last error of each failed episode, by index, as text.
         lost: how each lost worker ended, in lines.
 
@@ -58,17 +65,22 @@ class Driver:
         self,
         workers: Workers,
         job: Job,
-        weights: Mapping[str, TensorDictBase] | None = None,
+        weights: Mapping[str, bytes] | None = None,
+        allow_mixed: bool = False,
     ):
         if workers.in_use:
             raise RuntimeError(f"expected workers that are free, got {workers!r}, which are in use")
         self._workers = workers
         self._pickled = job.pickled()
         self._seeds = job.settings.seed_schedule()
-        self._weights = None if weights is None else cloudpickle.dumps(weights)
+        self._weights = weights
         self.num_workers = workers.num_workers
         self.note: Callable[[str], None] = warn
+        self.let_in: Callable[[Mapping[str, Any]], None] = lambda manifest: None
+        self._allow_mixed = allow_mixed
+        self._unlike: list[Mapping[str, Any]] = []  # manifests of workers that are let in
         self._first: Opened | None = None
+        self._state: dict[str, Any] | None = None
         self._opened: dict[int, Opened] = {}
         self._died: Counter[int] = Counter()  # workers in a row as they made the env, by rank
         self._beats: dict[int, tuple[int, float]] = {}  # of those at work, and since when
@@ -85,7 +97,7 @@ class Driver:
         except BaseException:
             self.close()
             raise
-        self.manifest = {**self._first.manifest, "git": git_state()}
+        self.manifest: dict[str, Any] = {**self._first.manifest, "git": git_state()}
 
     @property
     def about(self) -> dict[str, Any]:
@@ -110,6 +122,10 @@ class Driver:
         workers = self._workers
         self._schedule = Schedule(indices, workers.num_workers, workers.max_lost)
         while self._schedule.left:
+            while self._unlike:
+                unlike = self._unlike.pop()
+                self.manifest[MIXED] = mixed_entries(self.manifest, unlike)
+                self.let_in(unlike)
             for rank, opened in self._opened.items():
                 idle = not self._schedule.holds(rank)
                 more = self._schedule.hand_out(rank, opened.slots)
@@ -118,6 +134,18 @@ class Driver:
                 if more and idle:
                     self._beats[rank] = (workers.crew[rank].beats(), time.monotonic())
             yield from self._answers()
+
+    def policy_state(self) -> dict[str, Any]:
+        """Return the policy's ``state_dict``, on the CPU; empty if it has none."""
+        asked: Worker | None = None
+        self._state = None
+        while self._state is None:
+            worker = self._workers.crew[0]
+            if 0 in self._opened and worker is not asked:
+                asked = worker
+                worker.send(Fetch(self._workers.turn, self._pickled.key))
+            list(self._answers())
+        return self._state
 
     def _answers(self) -> Iterator[Finished]:
         """Wait for answers for a moment; yields the episodes that have ended."""
@@ -129,7 +157,10 @@ class Driver:
                 continue  # of an evaluation that ended before this worker was up
             elif isinstance(answer, Opened):
                 self._take_in(worker, answer)
+            elif isinstance(answer, State):
+                self._state = answer.state
             elif isinstance(answer, Raised):
+                self._end(worker)  # its env may be anywhere
                 raise raised_there(answer.failure, worker.name)
             else:
                 new = self._schedule.take_in(worker.rank, worker.name, answer.record)
@@ -165,15 +196,19 @@ class Driver:
                 self._check(self._workers.crew[rank], other)
 
     def _check(self, worker: Worker, opened: Opened) -> None:
-        """Refuse a worker that differs from the manifest."""
+        """Refuse a worker that differs from the manifest, unless it may."""
         assert self._first is not None
         here, there = ({**one.manifest, "git": None} for one in (self._first, opened))
         found = differences(here, there)
-        if found:
+        mixable = all(may_be_mixed(path) for path, *_ in found)
+        if found and self._allow_mixed and mixable:
+            self._unlike.append(there)
+        elif found:
             texts = "; ".join(f"its {path} is {b!r} and not {a!r}" for path, a, b in found)
+            advice = "; make them alike, or pass allow_mixed=True" if mixable else ""
             raise ValueError(
                 f"expected workers that are alike, got {worker.name} that differs from the "
-                f"evaluation's manifest: {texts}"
+                f"evaluation's manifest: {texts}{advice}"
             )
 
     def _hanging(self) -> list[Worker]:
@@ -193,10 +228,8 @@ class Driver:
     def _lose(self, worker: Worker, reason: str | None = None) -> Iterator[Finished]:
         """Put another worker in the place of one that was lost; yields episodes that it fails."""
         rank, workers = worker.rank, self._workers
-        how = worker.end()
+        how = self._end(worker)
         how = reason or how
-        del workers.crew[rank]
-        self._beats.pop(rank, None)
         held = self._schedule.held(rank)
         failed = self._schedule.lose(rank)
         if self._opened.pop(rank, None) is None:
@@ -218,11 +251,17 @@ class Driver:
             self.errors[index] = f"its worker {how}, the last of {workers.max_lost} that it cost"
             yield Finished(Episode(index, *self._seeds(index), FAILED), None)
 
+    def _end(self, worker: Worker) -> str:
+        how = worker.end()
+        del self._workers.crew[worker.rank]
+        self._beats.pop(worker.rank, None)
+        return how
+
     def close(self) -> None:
         """Release the workers; those that have not ended their episodes are ended."""
-        workers = self._workers
-        for rank, worker in [*workers.crew.items()]:
+        for rank, worker in [*self._workers.crew.items()]:
             if self._schedule.holds(rank):
-                worker.end()
-                del workers.crew[rank]
-        workers.in_use = False
+                self._end(worker)
+            elif rank not in self._opened:
+                worker.holds = []  # it may yet fail to make env and policy
+        self._workers.in_use = False

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
-from tensordict import TensorDictBase
-from torchrl.weight_update import WeightStrategy
+import torch
+from torch import nn
+from torchrl.envs import EnvBase, Transform
+from torchrl.envs import transforms as T
 
+from tdcollect.envs.make import make_env
+from tdcollect.envs.transforms import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.weights import POLICY, Weights, set_policy, set_transforms
+from tdcollect.states import global_states, set_global_states
 
 
 class Pickled(NamedTuple):
@@ -42,72 +50,151 @@ class Job:
         policy: likewise.
         settings: likewise.
         num_workers: the number of workers that share the episodes.
+        policy_factory: makes the policy, from an env; None for ``policy``.
+        no_recorders: refuse envs that record videos.
     """
 
     env: Any
     policy: Any
     settings: EvaluationSettings
-    num_workers: int
+    num_workers: int = 1
+    policy_factory: Callable[..., Any] | None = None
+    no_recorders: bool = False
 
     def pickled(self) -> Pickled:
         """Pickle the job, for another process.
 
         Raises:
-            TypeError: for an env or a policy that cannot be pickled.
+            TypeError: for a part that cannot be pickled, naming it.
         """
         how = (self.settings.env_kwargs, self.settings.backend, self.settings.fresh_envs)
-        env = _dumped("env", (self.env, _spec(self.env), how))
-        policy = _dumped("policy", self.policy)
-        settings = _dumped("settings", (self.settings, self.num_workers))
+        env = pickled_part("env", (self.env, how))
+        policy = pickled_part("policy", self.policy)
+        factory = pickled_part("policy_factory", self.policy_factory)
+        others = pickled_part("settings", (self.settings, self.num_workers, self.no_recorders))
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        job = pickle.dumps((path, env, policy, settings))
-        key = hashlib.sha256(env + policy + settings).hexdigest()
+        job = pickle.dumps((path, _registered(), env, policy, factory, others))
+        key = hashlib.sha256(env + policy + factory + others).hexdigest()
         return Pickled(key, hashlib.sha256(env).hexdigest(), job)
 
     def open(self) -> EvaluationCollector:
-        """Return a collector of the job's episodes."""
+        """Return a collector of the job's episodes, for one of its workers."""
         share = -(-len(self.settings.episode_indices) // self.num_workers)
-        return EvaluationCollector.from_settings(
-            self.env, self.policy, self.settings, most_slots=max(share, 1)
+        collector = EvaluationCollector.from_settings(
+            self.env, self.made_policy(), self.settings, most_slots=max(share, 1)
         )
+        if self.no_recorders:
+            try:
+                check_recorders(collector.env)
+            except ValueError:
+                collector.close()
+                raise
+        return collector
+
+    def made_policy(self) -> Any:
+        """Return the policy; a factory is called after ``torch.manual_seed(0)``.
+
+        A factory with a parameter without default, or one named ``env``, is called with an env,
+        made for it and closed afterwards. Global random states are as before.
+
+        Raises:
+            TypeError: if the factory gives no policy.
+        """
+        if self.policy_factory is None:
+            return self.policy
+        before = global_states()
+        try:
+            torch.manual_seed(0)
+            policy = self._from_factory(self.policy_factory)
+        finally:
+            set_global_states(before)
+        if not callable(policy):
+            raise TypeError(f"expected policy_factory to give a policy, got {policy!r}")
+        device = self.settings.device
+        return policy.to(device) if isinstance(policy, nn.Module) and device else policy
+
+    def _from_factory(self, factory: Callable[..., Any]) -> Any:
+        if not _takes_env(factory):
+            return factory()
+        if isinstance(self.env, EnvBase):
+            return factory(self.env)
+        kwargs = self.settings.env_kwargs or {}
+        if isinstance(self.env, str):
+            made = make_env(self.env, env_kwargs=kwargs)
+        else:
+            made = self.env(**kwargs)
+        env = made if isinstance(made, EnvBase) else make_env(made)
+        try:
+            return factory(env)
+        finally:
+            if not env.is_closed:
+                env.close()
 
 
 def unpickled(job: bytes) -> Job:
     """Read a job that :meth:`Job.pickled` wrote, in a process that looks for modules as it did."""
-    path, *parts = pickle.loads(job)
+    path, registered, *parts = pickle.loads(job)
     sys.path += [entry for entry in path if entry not in sys.path]
-    (env, spec, _), policy, (settings, num_workers) = map(pickle.loads, parts)
-    if spec is not None:
-        gym.registry.setdefault(spec.id, spec)
-    return Job(env, policy, settings, num_workers)
+    for name, spec in registered.items():
+        if name not in gym.registry:
+            gym.registry[name] = pickle.loads(spec)
+    (env, _), policy, factory, others = map(pickle.loads, parts)
+    settings, num_workers, no_recorders = others
+    return Job(env, policy, settings, num_workers, factory, no_recorders)
 
 
-def set_weights(collector: EvaluationCollector, weights: Mapping[str, TensorDictBase]) -> None:
-    """Set the weights of a policy in place; by id, as ``"policy"``."""
-    strategy = WeightStrategy(extract_as="tensordict")
-    for name, values in weights.items():
-        if name != "policy":
-            raise ValueError(f"expected weights of the policy, got {name!r}")
-        strategy.apply_weights(collector.policy, values.to(collector.device))
+def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) -> None:
+    """Set the weights of a policy, and the statistics of its env's transforms, in place.
+
+    Args:
+        collector: of a job.
+        weights: pickled :class:`~tdcollect.evaluation.weights.Weights`, by model id.
+
+    Raises:
+        TypeError, ValueError: for weights of another model.
+    """
+    given: dict[str, Weights] = {name: pickle.loads(blob) for name, blob in weights.items()}
+    own = given.pop(POLICY, None)
+
+    def prepare(env: EnvBase) -> None:
+        if given:
+            set_transforms(env, given)
+
+    collector.prepare_envs(prepare)
+    if own is not None:
+        set_policy(collector.policy, own)
 
 
-def _spec(env: Any) -> EnvSpec | None:
-    """Return the specification of an id, which may have been registered in this process only."""
-    if not isinstance(env, str) or ":" in env:
-        return None
-    try:
-        return gym.spec(env)
-    except gym.error.Error:
-        return None  # of EnvPool, or of nobody: the worker says so
+def check_recorders(env: EnvBase) -> None:
+    """Refuse an env whose transforms record videos, to be dumped after each evaluation.
+
+    Raises:
+        ValueError: naming the transform.
+    """
+    for transform in all_transforms_of(env):
+        if type(transform).dump not in (Transform.dump, T.Compose.dump):
+            raise ValueError(
+                f"expected an env without {type(transform).__name__} for dump_video=True: test "
+                "episodes run in several slots, and once more as a check, so that its frames "
+                "would be mixed. Film an episode afterwards, result.replay(0, video='0.mp4') of a "
+                "result of submit(), or pass dump_video=False"
+            )
 
 
-def _dumped(what: str, value: Any) -> bytes:
-    try:
-        dumped: bytes = cloudpickle.dumps(value)
-    except Exception as error:  # whatever a class's own __reduce__ raises
-        advice = "pass a function that makes it" if what == "env" else "make it without such parts"
-        raise TypeError(
-            f"expected the {what} to be picklable, as workers are other processes, got "
-            f"{type(error).__name__}: {error}; {advice}, or evaluate without workers"
-        ) from error
-    return dumped
+def _registered() -> dict[str, bytes]:
+    """Return the pickled specs of gymnasium's envs that a fresh interpreter may not know, by id."""
+    found = {}
+    for name, spec in gym.registry.items():
+        if not (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.")):
+            with suppress(Exception):  # one that cannot travel is one that no other process has
+                found[name] = cloudpickle.dumps(spec)
+    return found
+
+
+def _takes_env(factory: Callable[..., Any]) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(
+        parameter.kind in positional
+        and (parameter.default is parameter.empty or parameter.name == "env")
+        for parameter in inspect.signature(factory).parameters.values()
+    )

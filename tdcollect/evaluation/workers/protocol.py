@@ -10,7 +10,7 @@ Nothing here imports torch: the actors of a Ray cluster only pass messages on.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tdcollect.display import count_text, one_line
@@ -33,14 +33,14 @@ class Open(NamedTuple):
         turn: tells this evaluation from those before.
         key: of the job.
         job: the pickled job; None if this worker holds it.
-        weights: the pickled weights; None to leave them.
+        weights: pickled weights, by model id; None to leave them.
         verdict: the probe's verdict on the env; None to probe it.
     """
 
     turn: int
     key: str
     job: bytes | None
-    weights: bytes | None
+    weights: Mapping[str, bytes] | None
     verdict: Verdict | None
 
 
@@ -51,6 +51,13 @@ class Run(NamedTuple):
     key: str
     indices: Sequence[int]
     keep: bool
+
+
+class Fetch(NamedTuple):
+    """Answer with the policy's ``state_dict``."""
+
+    turn: int
+    key: str
 
 
 class Opened(NamedTuple):
@@ -82,6 +89,13 @@ class Ended(NamedTuple):
     data: TensorDict | None
 
 
+class State(NamedTuple):
+    """The policy's ``state_dict``, on the CPU; empty if it has none."""
+
+    turn: int
+    state: dict[str, Any]
+
+
 class Raised(NamedTuple):
     """A job cannot go on: the exception that says why."""
 
@@ -89,8 +103,8 @@ class Raised(NamedTuple):
     failure: Failure
 
 
-Message = Open | Run
-Answer = Opened | Ended | Raised
+Message = Open | Run | Fetch
+Answer = Opened | Ended | State | Raised
 
 
 class Worker(ABC):

@@ -7,7 +7,7 @@ import pickle
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any
 
@@ -15,6 +15,7 @@ from tdcollect._upstream.ray import bounded, started_here
 from tdcollect.display import count_text
 from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.workers import ray_cluster
+from tdcollect.evaluation.workers.local import LocalWorkers
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
 from tdcollect.evaluation.workers.ray_host import Host
 from tdcollect.workers.launch import GRACE
@@ -45,6 +46,7 @@ class RayWorkers(Workers):
             env has a minute to start, whatever the timeout.
         max_lost: the number of workers that an episode may cost, before it counts as failed.
         address: the cluster, as ``"host:port"``.
+        init_fn: called first in each worker, before torch is imported there.
 
     Raises:
         ModuleNotFoundError: if Ray is not installed.
@@ -68,6 +70,7 @@ class RayWorkers(Workers):
         timeout: float | None = None,
         max_lost: int = 3,
         address: str | None = None,
+        init_fn: Callable[[], Any] | None = None,
     ):
         super().__init__(num_workers, timeout, max_lost)
         for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
@@ -78,14 +81,28 @@ class RayWorkers(Workers):
         extra_module("ray", "RayWorkers")
         self.num_cpus, self.num_gpus = num_cpus, num_gpus
         self.address = address
+        self._local = LocalWorkers(1, init_fn=init_fn)  # of each actor, not started here
         self._actors: _Actors | None = None
         self._end: Any = None
+
+    def __reduce__(self) -> Any:
+        """Copy the arguments only; a copy in another process connects to the same cluster."""
+        address = ray_cluster.address() or self.address
+        options = {
+            "num_cpus": self.num_cpus,
+            "num_gpus": self.num_gpus,
+            "timeout": self.timeout,
+            "max_lost": self.max_lost,
+            "address": address,
+        }
+        return _unpickled, (self.num_workers, options, self._local)
 
     def start(self, rank: int) -> Worker:
         actors = self._actors
         if actors is None or not actors.connected:
             self._let_go()
-            actors = _Actors(ray_cluster.connect(self.address), self.num_cpus, self.num_gpus)
+            connection = ray_cluster.connect(self.address)
+            actors = _Actors(connection, self._local, self.num_cpus, self.num_gpus)
             # Also if nobody closes them: when they are garbage collected, or the program ends.
             self._actors, self._end = actors, weakref.finalize(self, actors.close)
             self._check_room(actors)
@@ -169,19 +186,27 @@ class RayWorkers(Workers):
         self._actors = self._end = None
 
 
+def _unpickled(num_workers: int, options: dict[str, Any], local: LocalWorkers) -> RayWorkers:
+    workers = RayWorkers(num_workers, **options)
+    workers._local = local
+    return workers
+
+
 class _Actors:
     """The actors of some workers, by rank, and the connection to Ray.
 
     Args:
         connection: the name of the connection, of ``ray_cluster.connect``.
+        local: starts the worker of an actor.
         num_cpus: for each actor.
         num_gpus: likewise.
     """
 
-    def __init__(self, connection: str, num_cpus: float, num_gpus: float):
+    def __init__(self, connection: str, local: LocalWorkers, num_cpus: float, num_gpus: float):
         import ray
 
         self._connection = connection
+        self._local = local
         needs = {"CPU": float(num_cpus), "GPU": float(num_gpus)}
         self.needs = {kind: amount for kind, amount in needs.items() if amount}
         self._make = ray.remote(
@@ -204,7 +229,7 @@ class _Actors:
     def begin(self, rank: int) -> tuple[Any, int]:
         """Return an actor for a worker, and the number of the worker's life."""
         if rank not in self._by_rank:
-            actor = self._by_rank[rank] = self._make.remote()
+            actor = self._by_rank[rank] = self._make.remote(self._local)
             self._placed[rank] = actor.beats.options(**_LOOK).remote(-1)
             self._asked_at = time.monotonic()
         self._lives += 1

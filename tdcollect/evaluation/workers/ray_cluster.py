@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,6 +71,11 @@ def current() -> str:
     return f"{_gcs_address()} {ray.get_runtime_context().get_job_id()}"
 
 
+def address() -> str | None:
+    """Return the address of the cluster that this process is connected to, if it is."""
+    return _gcs_address() if current() else None
+
+
 def room(needs: dict[str, float]) -> float:
     """Return the number of actors that the cluster has room for, if nothing else runs on it.
 
@@ -106,7 +112,8 @@ def _start(address: str | None) -> None:
                 f"expected a Ray cluster at {wanted}, got {error}; start one with `ray start "
                 "--head`, or leave the address out"
             ) from error
-    with _as_it_was():
+    with _as_it_was(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
         try:
             ray.init(
                 address=address,

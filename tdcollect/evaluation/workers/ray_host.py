@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from multiprocessing.connection import wait
+from typing import Any
 
-from tdcollect.evaluation.workers.local import LocalWorkers, Process
+from tdcollect.evaluation.workers.local import LocalWorker, LocalWorkers
+
+_SECONDS = 3600.0  # any time: nothing is to be done until a worker answers
 
 
 class Host:
-    """Starts workers beside the actor, one at a time, as processes like those of LocalWorkers.
+    """Starts local workers beside the actor, one at a time, and passes messages on.
 
     Env and policy do not run in the actor itself. There, they would run outside of the main thread
     and beside Ray's threads, which do not survive a fork; an env that holds the interpreter's lock
@@ -19,40 +21,42 @@ class Host:
 
     Each worker has a number, its life, so that late messages to the one before do not reach it.
     Nothing here imports torch.
+
+    Args:
+        workers: starts the workers; of one.
     """
 
-    def __init__(self) -> None:
-        self._workers = LocalWorkers(1)
+    def __init__(self, workers: LocalWorkers):
+        self._workers = workers
         self._changed = threading.Condition()
         self._life = -1
-        self._worker: Process | None = None
+        self._worker: LocalWorker | None = None
 
     def answers(self, life: int) -> Iterator[bytes | str]:
         """Start a worker; yield its place, then its pickled answers, and at last how it ended."""
-        worker = self._workers.start(0)
-        assert isinstance(worker, Process)
+        worker: Any = self._workers.start(0)
+        worker.read = bytes
         with self._changed:
             self._life, self._worker = life, worker
             self._changed.notify_all()
         yield f"{worker.where} on {socket.gethostname()}"
-        while True:
-            wait(worker.signs)
-            answer = worker.answer_bytes()
-            if answer is None:
-                break
-            yield answer
-        with self._changed:
-            self._worker = None
-            how = worker.end()
-        yield how
+        while self._worker is not None:
+            for _, answer in self._workers.wait(_SECONDS):
+                if answer is not None:
+                    yield answer  # type: ignore[misc]  # bytes
+                    continue
+                with self._changed:
+                    self._worker = None
+                    how = worker.end()
+                yield how
 
-    def put(self, life: int, pickled: bytes) -> None:
-        """Pass a message on, once the worker is up."""
+    def put(self, life: int, message: bytes) -> None:
+        """Pass a pickled message on, once the worker is up."""
         with self._changed:
             self._changed.wait_for(lambda: self._life >= life)
             worker = self._worker if self._life == life else None
         if worker is not None:
-            worker.send_bytes(pickled)
+            worker.send_bytes(message)
 
     def beats(self, life: int) -> int:
         """Return the number of steps that the worker has finished."""

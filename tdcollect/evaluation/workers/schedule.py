@@ -72,8 +72,10 @@ class Schedule:
             depth = slots + pace.episodes_in(_SECONDS)
             if len(held) > depth - max(1, depth // 4):
                 return []
-            share = -(-len(self._waiting) // self._num_workers)
-            count = min(depth - len(held), share)
+            # What others hold, they may be about to end; but at first nobody is.
+            left = len(self._waiting) if pace.ended else self.left
+            share = -(-left // self._num_workers)
+            count = min(depth, share, len(held) + len(self._waiting)) - len(held)
             group = [self._waiting.popleft() for _ in range(count)]
         held.update(dict.fromkeys(group))
         return group
@@ -114,11 +116,13 @@ class Schedule:
         held = [index for index in self._held.pop(rank, {}) if index not in self._ended]
         self._grouped.discard(rank)
         self._paces.pop(rank, None)
+        if not held:
+            return []
         for index in held:
             self._lost[index] += 1
         if len(held) == 1 and self._lost[held[0]] >= self._max_lost:
             return held
-        most = max((self._lost[index] for index in held), default=0)
+        most = max(self._lost[index] for index in held)
         size = 1 if most >= self._max_lost - 1 else -(-len(held) // 4)
         for at in range(0, len(held), size):
             self._suspects.append(held[at : at + size])

@@ -1,0 +1,86 @@
+"""The output of the commands: text without control characters, JSON, and the result of episodes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tdcollect.cli import PIPE_CLOSED, drop_output
+from tdcollect.display import count_text, visible
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.ledger.shards import Shard
+    from tdcollect.evaluation.result import EvaluationResult
+
+_MOST_ERRORS = 10  # printed of the errors of failed episodes
+
+
+def say_result(
+    result: EvaluationResult, *, as_json: bool, quiet: bool = False, shard: Shard | None = None
+) -> int:
+    """Print the result of an evaluation, or of a shard; return the command's exit status."""
+    summary = result.summary()
+    report = None
+    if result.directory is not None and shard is None:
+        from tdcollect.evaluation.reports.report import REPORT
+
+        report = result.directory / REPORT
+    if as_json:
+        print_json(
+            env=result.manifest["env"]["id"],
+            policy=result.manifest["policy"]["class"],
+            ledger=result.digest,
+            report=report,
+            **({} if shard is None else {"shard": list(shard)}),
+            **summary.to_dict(),
+        )
+    elif not quiet:
+        say(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}\n")
+        if shard is not None:
+            ended = count_text(len(result.episodes), "episode")
+            say(
+                f"{shard}: {ended} ended, {len(result.missing)} are in other shards; when those "
+                f"have ended, merge all:\n"
+                f"tdcollect merge {shlex.quote(str(result.directory))} DIR... --output-dir DIR"
+            )
+        else:
+            say(summary)
+            say(f"\nledger {result.digest}")
+        if report is not None:
+            say(f"report {report}")
+    if summary.failed:
+        say(f"tdcollect: {summary.failed} of {summary.episodes} episodes failed", err=True)
+        for index, error in sorted(result.errors.items())[:_MOST_ERRORS]:
+            say(f"tdcollect: episode {index}: {' '.join(error.split())}", err=True)
+        if len(result.errors) > _MOST_ERRORS:
+            say(f"tdcollect: and {len(result.errors) - _MOST_ERRORS} more", err=True)
+    return 1 if summary.failed else 0
+
+
+def print_json(**fields: Any) -> None:
+    """Print one JSON object."""
+    text = json.dumps(_finite(fields), indent=1, default=str, allow_nan=False)
+    # json escapes all other control characters, and no reader of it takes `\x7f`.
+    say(text.replace("\x7f", "\\u007f"))
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with None for NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def say(text: object, err: bool = False) -> None:
+    """Print with control characters written out, whatever ledgers, requests and envs contain."""
+    try:
+        click.echo(visible(str(text), lines=True), err=err)
+    except BrokenPipeError as error:  # `| head`: the reader has read enough
+        drop_output()
+        raise click.exceptions.Exit(PIPE_CLOSED) from error

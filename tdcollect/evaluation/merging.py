@@ -1,0 +1,348 @@
+"""Merging the shards of an evaluation into the directory that one process would have written.
+
+Shards may come from somebody else. They are read and checked as any evaluation is, nothing in them
+is run, and nothing of them is changed. All is checked before the first file is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tdcollect.display import count_text, listed_text
+from tdcollect.evaluation.finishing import check_report_extras, finish
+from tdcollect.evaluation.ledger.directory import Directory, check_directory, read_runs
+from tdcollect.evaluation.ledger.manifest import MIXED, differences, may_be_mixed, mixed_entries
+from tdcollect.evaluation.ledger.reading import (
+    TRAJECTORIES,
+    asked_indices,
+    is_finished,
+    read_data,
+    read_manifest,
+    read_records,
+    read_shard,
+    trajectory_path,
+)
+from tdcollect.evaluation.ledger.records import FORMAT, Episode
+from tdcollect.evaluation.ledger.shards import Shard
+from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.result import EvaluationResult
+
+
+class _Part(NamedTuple):
+    """A directory to merge: a shard, or a whole evaluation."""
+
+    path: Path
+    manifest: dict[str, Any]
+    shard: Shard | None
+    finished: bool
+    episodes: list[Episode]
+
+    @property
+    def own(self) -> Sequence[int]:
+        """The indices of the episodes that it should have."""
+        asked = asked_indices(self.manifest)
+        return asked if self.shard is None else self.shard.select(asked)
+
+
+class _Merged(NamedTuple):
+    """The episodes of all parts."""
+
+    episodes: list[Episode]
+    data: dict[int, Path]
+
+
+def merge(
+    directories: Iterable[str | os.PathLike[str]],
+    output_dir: str | os.PathLike[str],
+    *,
+    allow_mixed: bool = False,
+) -> EvaluationResult:
+    """Merge the shards of an evaluation, as ``evaluate(..., shard=(i, n))`` writes them.
+
+    The merged directory is byte for byte that of one process (but for ``run.json``, which has the
+    times of all shards). Nothing of the shards is changed; data that were kept are hard links to
+    their files, or copies on another file system. Interrupted, the same call ends with the same
+    files; done already, it finds them done.
+
+    Args:
+        directories: the ``output_dir`` of each shard, in any order. Shards may overlap, and have
+            been cut in several ways, if they are complete together.
+        output_dir: the directory of the merged evaluation.
+        allow_mixed: merge shards whose ``versions``, ``platform`` or ``device`` differ, which may
+            change their episodes. The manifest then has the values in its entry ``mixed``.
+
+    Returns:
+        The result of the whole evaluation.
+
+    Raises:
+        TypeError, ValueError: for shards of different evaluations, naming the difference; for
+            missing, unfinished and altered ones; for an episode that is not the same in two of
+            them; and for an ``output_dir`` that holds something else.
+
+    Examples:
+        >>> result = merge(["runs/shard-0", "runs/shard-1"], "runs/test")
+        >>> print(result.summary())
+    """
+    paths, output = _checked_paths(directories, output_dir)
+    check_report_extras("merge(...)")
+    parts = [part for path in paths if (part := _read(path)) is not None]
+    manifest = _merged_manifest(parts, allow_mixed)
+    _check_complete(parts, [path for path in paths if path not in {part.path for part in parts}])
+    merged = _Merged(_merged_episodes(parts), _kept_data(parts))
+    request = _merged_request(parts)
+    with closing(Directory(output, manifest)) as directory:
+        _check_same(directory, manifest, merged)
+        there = {episode.index for episode in directory.episodes}
+        for index, source in merged.data.items():
+            if index not in there:
+                directory.take_data(index, source)
+        result = EvaluationResult(directory.manifest, merged.episodes, output)
+        finish(directory, result, request)
+        if not read_runs(output):
+            runs = [run for part in parts for run in read_runs(part.path)]
+            directory.write_runs(sorted(runs, key=lambda run: json.dumps(run, sort_keys=True)))
+    return result
+
+
+def _checked_paths(
+    directories: Iterable[str | os.PathLike[str]], output_dir: str | os.PathLike[str]
+) -> tuple[list[Path], Path]:
+    if isinstance(directories, (str, os.PathLike)):
+        raise TypeError(f"expected a list of directories to merge, got {directories!r} alone")
+    paths, output = [Path(directory) for directory in directories], Path(output_dir)
+    if not paths:
+        raise ValueError("expected directories to merge, got none")
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        if path.resolve() in seen:
+            raise ValueError(f"expected directories that differ, got {path} twice")
+        seen[path.resolve()] = path
+        if output.resolve().is_relative_to(path.resolve()):
+            raise ValueError(
+                f"expected an output_dir outside of the directories to merge, got {output}, which "
+                f"lies in {path}; choose another"
+            )
+    check_directory(output)
+    if (shard := read_shard(output)) is not None:
+        raise ValueError(
+            f"expected output_dir to be empty, or to hold the merged evaluation, got {output}, "
+            f"which holds {shard.shard}; choose another"
+        )
+    return paths, output
+
+
+def _read(path: Path) -> _Part | None:
+    """Read a directory; None if it holds no evaluation, as after a job that never started.
+
+    Raises:
+        ValueError: for files that were altered, or that this version cannot merge.
+    """
+    try:
+        manifest = read_manifest(path)
+    except FileNotFoundError:
+        return None
+    if manifest["format"] != FORMAT:
+        raise ValueError(
+            f"expected directories of format {FORMAT}, got {path} of format {manifest['format']}, "
+            "which an older tdcollect wrote; evaluate again"
+        )
+    episodes = read_records(path, manifest)
+    found = read_shard(path)
+    finished = is_finished(path) or (found is not None and found.digests is not None)
+    return _Part(path, manifest, None if found is None else found.shard, finished, episodes)
+
+
+def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any]:
+    """Return the manifest of all parts, the same for any order of them.
+
+    Raises:
+        ValueError: if they are not of one evaluation.
+    """
+    if not parts:
+        return {}
+    by_text = {json.dumps(part.manifest, sort_keys=True): part for part in reversed(parts)}
+    first, *others = (by_text[text] for text in sorted(by_text))
+    merged = dict(first.manifest)
+    for other in others:
+        found = differences(first.manifest, other.manifest)
+        found = found or [  # of which the first one knows
+            (path, a, b) for path, b, a in differences(other.manifest, first.manifest)
+        ]
+        mixable = all(may_be_mixed(path) for path, *_ in found)
+        if not (allow_mixed and mixable):
+            texts = "; ".join(
+                f"{path} is {a!r} in {first.path} and {b!r} in {other.path}" for path, a, b in found
+            )
+            advice = "merge only shards of one evaluation"
+            if mixable:
+                advice = (
+                    "run one of them again where it is the same, or pass allow_mixed=True "
+                    "(--allow-mixed), which the manifest then tells"
+                )
+            raise ValueError(f"expected shards of one evaluation, but {texts}; {advice}")
+        merged[MIXED] = mixed_entries(merged, other.manifest)
+    return merged
+
+
+def _check_complete(parts: Sequence[_Part], absent: Sequence[Path]) -> None:
+    """Refuse parts that are unfinished, or that lack episodes together; name all that is missing.
+
+    Raises:
+        ValueError: with each of them.
+    """
+    lacks = [f"{path} holds no evaluation" for path in absent]
+    own: set[int] = set()
+    for part in parts:
+        own.update(part.own)
+        there = {episode.index for episode in part.episodes}
+        lacking = [index for index in part.own if index not in there]
+        name = str(part.path) if part.shard is None else f"{part.shard} in {part.path}"
+        if lacking:
+            lacks.append(f"{name} is unfinished: it lacks {_episodes(lacking)}")
+        elif not part.finished:
+            lacks.append(f"{name} is unfinished: it has all episodes, and no digest of them")
+    if parts:
+        missing = [index for index in asked_indices(parts[0].manifest) if index not in own]
+        if missing:
+            lacks.append(f"none has {_missing(missing, parts)}")
+    if lacks:
+        raise ValueError(
+            f"expected shards that are finished, and complete together, but {'; '.join(lacks)}. "
+            "Run the commands of these shards (again): each goes on where it was; then merge"
+        )
+
+
+def _missing(missing: Sequence[int], parts: Sequence[_Part]) -> str:
+    """Name missing episodes, and the shards that they are if all parts were cut alike."""
+    cuts = {part.shard.shards for part in parts if part.shard is not None}
+    if len(cuts) != 1:
+        return _episodes(missing)
+    (shards,) = cuts
+    positions = {part.shard.position for part in parts if part.shard is not None}
+    asked = range(min(shards, len(asked_indices(parts[0].manifest))))
+    lost = [f"{position}/{shards}" for position in asked if position not in positions]
+    noun = "shard" if len(lost) == 1 else "shards"
+    return f"{noun} {listed_text(lost)}: {_episodes(missing)}"
+
+
+def _episodes(indices: Sequence[int]) -> str:
+    return f"{'episode' if len(indices) == 1 else 'episodes'} {listed_text(sorted(indices))}"
+
+
+def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
+    """Return the records of all parts by index; of several, that with the fewest restarts.
+
+    Raises:
+        ValueError: for an episode that is not the same in two parts.
+    """
+    found: dict[int, Episode] = {}
+    holders: dict[int, Path] = {}
+    for part in parts:
+        for episode in part.episodes:
+            other = found.setdefault(episode.index, episode)
+            holder = holders.setdefault(episode.index, part.path)
+            if other is episode:
+                continue
+            # Restarts belong to a run, and not to the episode.
+            unlike = _unlike(other, episode)
+            if unlike:
+                raise ValueError(
+                    f"episode {episode.index} is not the same in {holder} and in {part.path}: "
+                    f"{unlike}. The env or the policy does not give the same episode for the same "
+                    "seeds, or one of the two was altered: run tdcollect doctor on the env, and "
+                    "this episode again with tdcollect replay"
+                )
+            if episode.restarts < other.restarts:
+                found[episode.index], holders[episode.index] = episode, part.path
+    return [found[index] for index in sorted(found)]
+
+
+def _unlike(one: Episode, other: Episode) -> str:
+    """Return the first difference of two records of one episode; empty if there is none."""
+    a, b = (json.loads(episode.to_json()) | {"restarts": 0} for episode in (one, other))
+    # NaN is NaN. The digest comes first: it is of all data.
+    for name in ("digest", *a):
+        if repr(a[name]) != repr(b.get(name)):
+            return f"its {name} is {a[name]!r} and {b.get(name)!r}"
+    return ""
+
+
+def _kept_data(parts: Sequence[_Part]) -> dict[int, Path]:
+    """Return the directory of the data of each completed episode, checked; empty if none has data.
+
+    Raises:
+        ValueError: for data that are not those of their record, and if only some have data.
+    """
+    found: dict[int, Path] = {}
+    having: list[Path] = []
+    lacking: list[tuple[Path, int]] = []
+    for part in parts:
+        completed = [episode for episode in part.episodes if episode.completed]
+        any_kept = (part.path / TRAJECTORIES).is_dir()
+        for episode in completed:
+            data = trajectory_path(part.path, episode.index)
+            if any_kept and data.exists():
+                read_data(part.path, episode, part.manifest)
+                found.setdefault(episode.index, data)
+                having.append(part.path)
+            else:
+                lacking.append((part.path, episode.index))
+    if having and lacking:
+        path, index = lacking[0]
+        raise ValueError(
+            f"expected all shards to have the data of their episodes, or none, but {having[0]} has "
+            f"data, and {path} has none of {count_text(len(lacking), 'episode')} (episode {index} "
+            "first); run its shard again in another directory with keep_trajectories=True "
+            "(--keep-trajectories), or remove the folders `trajectories` from copies of the others"
+        )
+    return found
+
+
+def _merged_request(parts: Sequence[_Part]) -> Request | None:
+    """Return the request that the parts keep; None, with a warning, if theirs differ."""
+    found = [Request.read(part.path) for part in parts]
+    unlike = next((place for place, request in enumerate(found) if request != found[0]), None)
+    if unlike is None:
+        return found[0]
+    warnings.warn(
+        f"the shards {parts[0].path} and {parts[unlike].path} do not name the same env and policy "
+        "in request.json, as if they ran from different folders: the merged evaluation names "
+        "none. Its episodes are not affected; name env and policy to replay one",
+        stacklevel=3,
+    )
+    return None
+
+
+def _check_same(directory: Directory, manifest: dict[str, Any], merged: _Merged) -> None:
+    """Refuse an output directory that holds anything but the beginning or all of this merge.
+
+    Raises:
+        ValueError: with the first difference.
+    """
+    wrong = None
+    by_index = {episode.index: episode for episode in merged.episodes}
+    for episode in directory.episodes:
+        if by_index[episode.index].to_json() != episode.to_json():
+            wrong = f"episode {episode.index} is not the same there"
+        elif episode.index in merged.data:
+            if not trajectory_path(directory.path, episode.index).exists():
+                wrong = f"it lacks the data of episode {episode.index}"
+            else:
+                read_data(directory.path, episode, manifest)
+        if wrong:
+            break
+    if directory.manifest != manifest:
+        wrong = f"its manifest has other values in {MIXED!r}"
+    if not merged.data and (directory.path / TRAJECTORIES).exists():
+        wrong = "it holds data of episodes, and the shards have none"
+    if wrong:
+        raise ValueError(
+            f"expected {directory.path} to be empty, or to hold this merged evaluation, but "
+            f"{wrong}; choose another directory"
+        )

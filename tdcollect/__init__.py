@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.run import evaluate
     from tdcollect.evaluation.verification import verify
     from tdcollect.evaluation.workers.local import LocalWorkers
+    from tdcollect.evaluation.workers.ray_actors import RayWorkers
     from tdcollect.seeding import env_seed, policy_seed
     from tdcollect.trajectories import split_trajectories
 
@@ -43,6 +44,7 @@ __all__ = [
     "LocalWorkers",
     "LogStatistics",
     "NotReproducibleError",
+    "RayWorkers",
     "Render",
     "SyncDataCollector",
     "compare",
@@ -72,6 +74,7 @@ _MODULES = {
     "LocalWorkers": "evaluation.workers.local",
     "LogStatistics": "collect",
     "NotReproducibleError": "evaluation.episodes.isolation",
+    "RayWorkers": "evaluation.workers.ray_actors",
     "Render": "collect",
     "SyncDataCollector": "collect",
     "compare": "evaluation.reports.comparison",

@@ -26,6 +26,7 @@ EXPORTED = {
         "LocalWorkers",
         "LogStatistics",
         "NotReproducibleError",
+        "RayWorkers",
         "Render",
         "SyncDataCollector",
         "compare",

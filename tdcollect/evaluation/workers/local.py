@@ -204,12 +204,13 @@ class LocalWorker(Worker):
         return [(self._channel.fileno(), self._channel.events), *own]
 
     def send(self, message: Message) -> None:
-        self.send_bytes(pickle.dumps(message))
+        with contextlib.suppress(OSError):
+            self._channel.post(pickle.dumps(message))
 
     def send_bytes(self, message: bytes) -> None:
-        """Send a pickled message."""
+        """Send a pickled message, however long it takes; from another thread than the driver's."""
         with contextlib.suppress(OSError):
-            self._channel.post(message)
+            self._channel.send(message)
 
     def answers(self, ready: set[int]) -> Iterator[Answer | None]:
         """Yield the answers that are there; None if the process has ended, and said all it had to.

@@ -3,21 +3,25 @@
 The driver hands out indices of episodes, and alone writes files. A worker makes env and policy of a
 job once, keeps them, and answers with one record per episode that ends. Local processes and Ray
 actors run the same loop (``serving.py``) and differ in how messages travel.
+
+Nothing here imports torch: the actors of a Ray cluster only pass messages on.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
-
-from tensordict import TensorDict
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tdcollect.display import count_text, one_line
-from tdcollect.evaluation.episodes.probe import Verdict
 from tdcollect.evaluation.ledger.records import Episode, is_count
-from tdcollect.evaluation.workers.surroundings import Surroundings
 from tdcollect.workers.protocol import Failure
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from tdcollect.evaluation.episodes.probe import Verdict
+    from tdcollect.evaluation.workers.surroundings import Surroundings
 
 MOST_HELD = 4
 """Jobs that a worker holds at a time."""

@@ -223,7 +223,8 @@ class EpisodeLoop:
     def _start_all(self) -> bool:
         """Start an episode in every slot; False where none is left to start."""
         while True:
-            starts = {slot: s for slot in self._slots if (s := self._next()) is not None}
+            # Up to the first None: one that arrives after it waits, so that slot 0 has a start.
+            starts = dict(zip(self._slots, iter(self._next, None), strict=False))
             if not starts:
                 return False
             seeds, self._first_seeds = self._first_seeds, None

@@ -159,7 +159,8 @@ class RayWorkers(Workers):
         lost: list[tuple[_Remote, Any]] = [(one, None) for one in self._remotes if one.how]
         if lost or not awaited:
             return lost
-        ready, _ = ray.wait(list(awaited), num_returns=1, timeout=seconds)
+        with _handlers_raise():
+            ready, _ = ray.wait(list(awaited), num_returns=1, timeout=seconds)
         if ready and len(awaited) > 1:
             ready, _ = ray.wait(list(awaited), num_returns=len(awaited), timeout=0)
         return [(awaited[thing], thing) for thing in ready]
@@ -376,6 +377,17 @@ class _Remote(Worker):
     def _lose(self, how: str) -> None:
         self._how = how
         self.stream = self.asked = None
+
+
+@contextlib.contextmanager
+def _handlers_raise() -> Iterator[None]:
+    """Raise what a signal's handler raised, for which Ray puts an error of its own."""
+    try:
+        yield
+    except SystemError as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
 
 
 def _reason(error: BaseException) -> str:

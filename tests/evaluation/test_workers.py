@@ -365,7 +365,9 @@ def evaluate_slowly(out: Path) -> None:
     quiet(partial(Slow, 0.01), None, 60, workers=2, output_dir=out)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_driver_that_is_killed_leaves_a_ledger_and_no_process(
     seven: LocalWorkers, number: int, tmp_path: Path
 ) -> None:

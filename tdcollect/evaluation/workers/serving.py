@@ -112,6 +112,7 @@ def _ended(collector: EvaluationCollector, turn: int, feed: _Feed, keep: bool) -
         record = finished.record
         error = None if record.completed else collector.errors[record.index]
         yield Ended(turn, record, error, finished.data)
+        feed.stepped()  # to send them may take as long as a step
         del finished  # else its data would stay in memory beside the next one's
 
 

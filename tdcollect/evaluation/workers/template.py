@@ -121,8 +121,11 @@ def main(end: int, lifeline: int) -> None:
     """
     begin(lifeline)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep exit codes from us
+    from tensordict import TensorDict
+
     from tdcollect.evaluation.workers import local, serving  # noqa: F401, for its forks
 
+    TensorDict.from_any({})  # which imports pandas, where it is installed
     gc.collect()
     gc.freeze()  # what is here is shared by all forks, unless a collector touches it
     requests = socket.socket(fileno=end)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         log_stats,
     )
     from tdcollect.envs import GymnasiumEnv, make_env
+    from tdcollect.evaluation.beside.evaluator import Evaluator
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
     from tdcollect.evaluation.episodes.isolation import NotReproducibleError
     from tdcollect.evaluation.merging import merge
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.run import evaluate
     from tdcollect.evaluation.verification import verify
     from tdcollect.evaluation.workers.local import LocalWorkers
+    from tdcollect.evaluation.workers.ray_actors import RayWorkers
     from tdcollect.seeding import env_seed, policy_seed
     from tdcollect.trajectories import split_trajectories
 
@@ -36,11 +38,13 @@ __all__ = [
     "Collector",
     "EvaluationCollector",
     "EvaluationResult",
+    "Evaluator",
     "GymnasiumEnv",
     "Hooks",
     "LocalWorkers",
     "LogStatistics",
     "NotReproducibleError",
+    "RayWorkers",
     "Render",
     "SyncDataCollector",
     "compare",
@@ -64,11 +68,13 @@ _MODULES = {
     "Collector": "collect",
     "EvaluationCollector": "evaluation.episodes.collector",
     "EvaluationResult": "evaluation.result",
+    "Evaluator": "evaluation.beside.evaluator",
     "GymnasiumEnv": "envs",
     "Hooks": "collect",
     "LocalWorkers": "evaluation.workers.local",
     "LogStatistics": "collect",
     "NotReproducibleError": "evaluation.episodes.isolation",
+    "RayWorkers": "evaluation.workers.ray_actors",
     "Render": "collect",
     "SyncDataCollector": "collect",
     "compare": "evaluation.reports.comparison",

@@ -33,6 +33,13 @@ def result(name: str, shift: float = 0.0) -> tdcollect.EvaluationResult:
     return tdcollect.EvaluationResult(manifest, ledger(shift))
 
 
+def ended_evaluator() -> tdcollect.Evaluator:
+    """An evaluator whose process has gone again."""
+    evaluator = tdcollect.Evaluator("CartPole-v1", testing.CountingPolicy())
+    evaluator.shutdown()
+    return evaluator
+
+
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Any]:
     """An object of each public class, filled with data, and the objects inside."""
@@ -55,6 +62,7 @@ def shown() -> dict[str, Any]:
         *(summary, summary.returns, comparison, comparison.differences[0], results[0]),
         *(results[0].episodes[0], Episode(3, 1, 2, "failed", 2)),
         *(tdcollect.EvaluationCollector("CartPole-v1", None, 5), tdcollect.LocalWorkers(2)),
+        *(tdcollect.RayWorkers(2), ended_evaluator()),
         *(evaluation.EvaluationSettings(5), evaluation.Request(HOSTILE * 9, HOSTILE * 9)),
         *(problem, evaluation.Verification(path, 3, 0, (problem,) * 9)),
         *(testing.Report(HOSTILE, tuple(findings)), findings[0], envs.EnvAction()),

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,16 @@ _CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
     help="Number of processes that run the episodes, each on slots of its own.",
 )
 @click.option(
+    "--ray-workers",
+    type=click.IntRange(min=1),
+    help="Number of actors of a Ray cluster that run the episodes, instead of --workers.",
+)
+@click.option(
+    "--ray-address",
+    metavar="HOST:PORT",
+    help="The Ray cluster.  [default: $RAY_ADDRESS, or the one of this machine]",
+)
+@click.option(
     "--output-dir",
     type=_FOLDER,
     help="Directory for ledger and report. Resumes the evaluation found there.",
@@ -222,6 +232,9 @@ def evaluate(
     allow_mixed: bool,
     quiet: bool,
     as_json: bool,
+    workers: int | None,
+    ray_workers: int | None,
+    ray_address: str | None,
     **settings: Any,
 ) -> int:
     """Run test episodes.
@@ -235,7 +248,15 @@ def evaluate(
         raise click.UsageError("--shard needs a directory to merge from: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
-    with redirect_stdout(sys.stderr), _resumable(output_dir):  # for what the user's own code prints
+    if ray_workers is not None and workers is not None:
+        raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
+    if ray_address is not None and ray_workers is None:
+        raise click.UsageError("--ray-address goes with --ray-workers N")
+    with (
+        redirect_stdout(sys.stderr),  # for what the user's own code prints
+        _resumable(output_dir),
+        ExitStack() as stack,
+    ):
         from torchrl.envs.utils import ExplorationType
 
         import tdcollect
@@ -257,6 +278,9 @@ def evaluate(
         made_env, made_policy = request.make()
         if episodes is None:
             episodes = 100 if env_seeds is None else len(env_seeds)
+        crew: Any = workers
+        if ray_workers is not None:
+            crew = stack.enter_context(tdcollect.RayWorkers(ray_workers, address=ray_address))
         result = tdcollect.evaluate(
             made_env,
             made_policy,
@@ -270,6 +294,7 @@ def evaluate(
             keep_trajectories=keep_trajectories,
             progress=not quiet,
             request=None if output_dir is None else request,
+            workers=crew,
             shard=shard,
             allow_mixed=allow_mixed,
             **settings,

@@ -223,14 +223,14 @@ class EpisodeLoop:
     def _start_all(self) -> bool:
         """Start an episode in every slot; False where none is left to start."""
         while True:
-            starts = {slot: s for slot in self._slots if (s := self._next()) is not None}
+            # Up to the first None: one that arrives after it waits, so that slot 0 has a start.
+            starts = dict(zip(self._slots, iter(self._next, None), strict=False))
             if not starts:
                 return False
             seeds, self._first_seeds = self._first_seeds, None
-            first = next(iter(starts.values()))  # of any slot: starts may arrive between two
-            if first.seed is not None:
+            if starts[0].seed is not None:
                 # A slot without an episode is reset too, and then waits: any seed does.
-                seeds = [starts.get(slot, first).seed for slot in self._slots]  # type: ignore[misc]
+                seeds = [starts.get(slot, starts[0]).seed for slot in self._slots]  # type: ignore[misc]
             if self._rebuild:
                 self._env.rebuild_slots(self._slots)
             try:
@@ -246,7 +246,7 @@ class EpisodeLoop:
             step[keys.TRAJ_IDS] = torch.zeros(self._env.batch_size, dtype=torch.int64)
             self._present = step
             # Where seeds cannot be given singly, episodes with seeds start all at once, in waves.
-            self._singly = first.seed is None or self._env.seeds_singly
+            self._singly = starts[0].seed is None or self._env.seeds_singly
             self._note(starts, 0)
             if self._watch is not None:
                 self._watch.started(

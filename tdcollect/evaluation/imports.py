@@ -112,6 +112,7 @@ _WANTED = {
     "pandas": "pandas",
     "imageio_ffmpeg": "'tdcollect[video]'",
     "stable_baselines3": "stable-baselines3",
+    "ray": "'tdcollect[ray]'",
 }
 
 

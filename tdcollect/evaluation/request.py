@@ -144,6 +144,8 @@ class Request:
         if not file.exists():
             return None
         try:
+            if not file.is_file():  # a pipe has no end
+                raise ValueError("it is no file")
             kept = cls(**_checked(json.loads(file.read_bytes())))
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(

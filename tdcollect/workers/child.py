@@ -6,6 +6,7 @@ end the parent alone has, and the kernel ends it when that closes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -13,10 +14,12 @@ import select
 import signal
 import subprocess
 import sys
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import spawn
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -104,6 +107,64 @@ class Spawned:
         return self._process.wait()
 
 
+class Forked:
+    """A fork of this process that runs a function and ends."""
+
+    def __init__(self, run: Callable[[], object]):
+        sys.stdout.flush()  # else both would print the buffered text
+        sys.stderr.flush()
+        self._code: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            run_fork(run)
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit code; None if the fork runs for longer than this."""
+        deadline, pause = time.monotonic() + seconds, 0.0005
+        while self._code is None and time.monotonic() < deadline:
+            self._reap(os.WNOHANG)
+            if self._code is None:
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
+        return self._code
+
+    def kill(self) -> int | None:
+        """End the fork at once, unless it has ended; return the exit code."""
+        self._reap(os.WNOHANG)
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._reap(0)
+        return self._code
+
+    def _reap(self, options: int) -> None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # someone else reaped it
+                self._code = 0
+                return
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+
+
+def run_fork(run: Callable[[], object]) -> NoReturn:
+    """Run a function in a fork, and never return into the code of the parent."""
+    code = 1
+    try:
+        _reseed()
+        run()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
 def begin(lifeline: int) -> None:
     """Set up signals in a child: interrupts are for the parent, and it ends with the parent."""
     # The launch may have kept signals from us so far.
@@ -135,7 +196,7 @@ def end_with_parent(lifeline: int) -> None:
         os._exit(1)
 
 
-def reseed() -> None:
+def _reseed() -> None:
     """Give a fork what a fresh interpreter has of its own: random states, and one thread."""
     random.seed()
     np.random.seed()  # noqa: NPY002 (the global state is the one that forks share)

@@ -5,18 +5,15 @@ Memory is shared through files without a name, which are gone with the last proc
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
-import sys
-import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tdcollect.workers import worker
-from tdcollect.workers.child import Lifeline, Spawned, ending, reseed
+from tdcollect.workers.child import Forked, Lifeline, Spawned, ending
 from tdcollect.workers.protocol import CALL, Connection, packed
 
 START_METHODS = ("spawn", "fork")
@@ -58,14 +55,14 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         self._lifeline = Lifeline()
         self.connection = Connection(ours)
-        self._child: Spawned | _Forked | None = None
+        self._child: Spawned | Forked | None = None
         _alive.add(self)
         try:
             descriptors = (theirs.fileno(), self._lifeline.descriptor)
             if method == "spawn":
                 self._child = Spawned("tdcollect.workers.worker", descriptors)
             else:
-                self._child = _Forked(*descriptors, factories)
+                self._child = Forked(partial(worker.main, *descriptors, factories))
         except BaseException:
             self.end()
             raise
@@ -165,59 +162,3 @@ def _abandon_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_abandon_all)
-
-
-class _Forked:
-    """A worker in a fork of this process."""
-
-    def __init__(self, end: int, lifeline: int, factories: Sequence[Callable[[], Any]]):
-        sys.stdout.flush()  # else both would print the buffered text
-        sys.stderr.flush()
-        self._code: int | None = None
-        self.pid = os.fork()
-        if not self.pid:
-            _run_fork(end, lifeline, factories)
-
-    def wait(self, seconds: float) -> int | None:
-        deadline, pause = time.monotonic() + seconds, 0.0005
-        while self._code is None and time.monotonic() < deadline:
-            self._reap(os.WNOHANG)
-            if self._code is None:
-                time.sleep(pause)
-                pause = min(2 * pause, 0.05)
-        return self._code
-
-    def kill(self) -> int | None:
-        self._reap(os.WNOHANG)
-        if self._code is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self._reap(0)
-        return self._code
-
-    def _reap(self, options: int) -> None:
-        if self._code is None:
-            try:
-                pid, status = os.waitpid(self.pid, options)
-            except ChildProcessError:  # someone else reaped it
-                self._code = 0
-                return
-            if pid:
-                self._code = os.waitstatus_to_exitcode(status)
-
-
-def _run_fork(end: int, lifeline: int, factories: Sequence[Callable[[], Any]]) -> None:
-    """Run a worker, and never return into the code of the parent."""
-    code = 1
-    try:
-        reseed()
-        worker.main(end, lifeline, factories)
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)

@@ -88,7 +88,7 @@ def some(workers: LocalWorkers, count: int) -> LocalWorkers:
 
 def pids(workers: LocalWorkers) -> list[int]:
     """The processes of the workers, by rank, and that of their template."""
-    own = [worker._pid for _, worker in sorted(workers.crew.items())]
+    own = [worker.pid for _, worker in sorted(workers.crew.items())]
     return [*own, *(one._child.pid for one in workers._templates)]
 
 

@@ -16,6 +16,7 @@ import torch
 
 import tdcollect
 from tdcollect.cli import commands, main
+from tdcollect.cli import output as printing
 from tdcollect.display import visible
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.ledger.reading import sha256
@@ -197,6 +198,17 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     assert not mark.exists()
 
 
+def test_merging_runs_nothing(sent, mark, typed) -> None:
+    ask(sent, policy="payload.py:make", env="payload:make")
+    with pytest.raises(ValueError, match="'NonTensorData', which is no tensor"):
+        tdcollect.merge([sent], "merged")
+    shutil.rmtree(sent / "trajectories")
+    tdcollect.merge([sent], "merged")
+    assert Request.read("merged") == Request.read(sent)
+    assert typed("replay merged 1")[0] == 1
+    assert not mark.exists()
+
+
 def test_going_on_in_it_runs_nothing_of_it(sent, mark, typed) -> None:
     ask(sent, policy="payload.py:make", env="payload:make")
     told = typed("evaluate CartPole-v1 --policy random --episodes 4 --output-dir sent --quiet")
@@ -349,7 +361,7 @@ WRITTEN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2066\r\x7f <script>"
 
 def test_the_commands_print_through_one_function() -> None:
     """Writes out control characters."""
-    source = Path(commands.__file__).read_text()
+    source = "".join(Path(module.__file__).read_text() for module in (commands, printing))
     assert re.findall(r"(?:click\.s?echo|print)\(.*", source) == [
         "click.echo(visible(str(text), lines=True), err=err)"
     ]

@@ -25,6 +25,7 @@ from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.ledger.directory import Directory
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.weights import snapshot
 from tdcollect.evaluation.workers import template
 from tdcollect.evaluation.workers.driver import Driver
 from tdcollect.evaluation.workers.job import Job
@@ -199,7 +200,7 @@ def test_what_cannot_be_pickled_is_refused_before_anything_starts() -> None:
         (lambda: next(generator), deterministic(), "a function that makes it"),
         (Walk, lambda td: next(generator), "make it without such parts"),
     ):
-        with pytest.raises(TypeError, match=rf"to be picklable, as workers are .* {advice}"):
+        with pytest.raises(TypeError, match=rf"to be picklable, as episodes run in .* {advice}"):
             quiet(env, policy, 5, workers=workers)
     assert repr(workers) == "LocalWorkers(2 workers, not started)"
     assert not workers.in_use
@@ -418,7 +419,7 @@ def test_weights_are_those_of_their_evaluation(seven: LocalWorkers) -> None:
     assert here != there
     job = Job(Walk, policy, EvaluationSettings(20), 2)
     for weights, expected in ((None, here), (other, there), (None, here), (policy, here)):
-        given = None if weights is None else {"policy": TensorDict.from_module(weights).data}
+        given = None if weights is None else {"policy": snapshot(weights, "policy")}
         driver = Driver(some(seven, 2), job, given)
         records = [finished.record for finished in driver.run(range(20), keep=False)]
         driver.close()

@@ -278,6 +278,19 @@ class EvaluationCollector:
         slots = self._opened.slots
         return transforms_of(self.env) if slots is None else slots.transforms
 
+    def prepare_envs(self, prepare: Callable[[EnvBase], None]) -> None:
+        """Call a function on the env of each slot, or on the only env of all slots.
+
+        It is called again on each env that is built anew, until another function is given.
+        """
+        slots = self._opened.slots
+        if slots is None:
+            prepare(self.env)
+            return
+        for env in slots.envs:
+            prepare(env)
+        slots.prepare = prepare
+
     def prepare(
         self, verdict: Verdict | None = None, stepped: Callable[[], None] | None = None
     ) -> Verdict | None:

@@ -41,6 +41,7 @@ class SlotEnvs(SteppedEnv):
     Attributes:
         name: the env's name in messages.
         device: the envs'.
+        prepare: called on each env that is built anew; None for nothing.
 
     Raises:
         ValueError: for an env whose entries are not tensors of fixed shapes.
@@ -56,6 +57,7 @@ class SlotEnvs(SteppedEnv):
         self.envs = list(envs)
         self._closed = False
         self._make = make
+        self.prepare: Callable[[EnvBase], None] | None = None
         env = self.envs[0]
         leaves = {
             key: leaf
@@ -125,6 +127,8 @@ class SlotEnvs(SteppedEnv):
             with suppress(Exception):  # of an env that has failed
                 self.envs[slot].close()
             self.envs[slot] = self._make()
+            if self.prepare is not None:
+                self.prepare(self.envs[slot])
             self._streams[slot] = None
         self.transformed = self.envs[0]
 

@@ -138,11 +138,11 @@ class Directory:
             )
 
     def _mark(self) -> None:
-        """Mark the directory as the shard's, or go on with the whole evaluation."""
-        if self.shard is None:
-            remove(self.path / SHARD)
-            return
+        """Mark the directory as the shard's; refuse one of another shard, or of the whole."""
         found = read_shard(self.path)
+        self._was_shard = self.shard is None and found is not None
+        if self.shard is None:
+            return
         there = None if found is None else str(found.shard)
         if found is None and is_finished(self.path):
             there = "the whole evaluation"
@@ -159,6 +159,12 @@ class Directory:
         if found is None:
             write_atomically(self.path / SHARD, _json({"shard": self.shard}))
 
+    def _unmark(self) -> None:
+        """Go on with the whole evaluation where a shard was, once something is written."""
+        if self._was_shard:
+            remove(self.path / SHARD)
+            self._was_shard = False
+
     def note_mixed(self, manifest: Mapping[str, Any]) -> None:
         """Add to the manifest that episodes run here under another one, too.
 
@@ -170,6 +176,7 @@ class Directory:
         """
         mixed = mixed_entries(self.manifest, json.loads(_json(manifest)))
         if mixed != mixed_values(self.manifest):
+            self._unmark()
             self.manifest[MIXED] = mixed
             write_atomically(self.path / MANIFEST, _json(self.manifest))
 
@@ -206,6 +213,7 @@ class Directory:
                 shutil.rmtree(target)
             write_trajectory(part, data)
             part.rename(target)
+        self._unmark()
         self._journal.write(episode.to_json().encode() + b"\n")
         self._journal.flush()
 
@@ -220,6 +228,8 @@ class Directory:
 
     def finish(self, episodes: Sequence[Episode]) -> None:
         """Sort the ledger by index."""
+        if self.shard is None:
+            remove(self.path / SHARD)  # and what a process that was killed left of it
         ordered = sorted(episodes, key=lambda episode: episode.index)
         lines = (episode.to_json().encode() + b"\n" for episode in ordered)
         write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))

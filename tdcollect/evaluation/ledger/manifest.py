@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
+from tensordict import TensorDictBase
 from torch import nn
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
@@ -208,13 +209,20 @@ def weights_digest(policy: Any) -> str | None:
         return None
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
-        if isinstance(value, torch.Tensor):
-            rows = value.detach().cpu().contiguous()
-            digest.update(f"{name} {rows.dtype} {tuple(rows.shape)}\n".encode())
-            digest.update(rows.flatten().view(torch.uint8).numpy().tobytes())
-        else:
-            digest.update(f"{name} {value!r}\n".encode())
+        _digest_value(digest, name, value)
     return digest.hexdigest()
+
+
+def _digest_value(digest: Any, name: str, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        rows = value.detach().cpu().contiguous()
+        digest.update(f"{name} {rows.dtype} {tuple(rows.shape)}\n".encode())
+        digest.update(rows.flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, (Mapping, TensorDictBase)):  # an extra state, such as VecNormV2's
+        for key, part in sorted(value.items(), key=lambda item: str(item[0])):
+            _digest_value(digest, f"{name}.{key}", part)
+    else:
+        digest.update(f"{name} {value!r}\n".encode())
 
 
 def structure_digest(policy: Any) -> str | None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,17 +171,16 @@ def read_shard(root: Path) -> ShardFile | None:
         return None
     found = read_object(file)
     digests = {name: found[name] for name in _DIGESTED if name in found}
-    try:
-        shard = Shard.of(found.get("shard"))
-        if digests and not (
-            digests.keys() == _DIGESTED.keys() and all(map(is_digest, digests.values()))
-        ):
-            raise ValueError(f"its digests are {digests}")
-    except ValueError as error:
+    given = found.get("shard")
+    whole = digests.keys() == _DIGESTED.keys() and all(map(is_digest, digests.values()))
+    shard = None
+    with suppress(ValueError):
+        shard = Shard.of(given)
+    if shard is None or (digests and not whole):
         raise ValueError(
-            f"expected {file} as tdcollect writes it: {error}; ask for the file as it was, or "
-            "evaluate again in another directory"
-        ) from error
+            f"expected {file} as tdcollect writes it, got shard {given!r} and digests {digests}; "
+            "ask for the file as it was, or evaluate again in another directory"
+        )
     return ShardFile(shard, digests or None)
 
 
@@ -216,6 +216,8 @@ def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]], advice: 
         ValueError: for anything else, with what to do.
     """
     expected = f"expected {file} to hold a JSON {'object' if kind is dict else 'list'}, got"
+    if file.exists() and not file.is_file():  # a pipe has no end
+        raise ValueError(f"{expected} a thing that is no file; {advice}")
     try:
         found = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:

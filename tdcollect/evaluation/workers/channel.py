@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import struct
+import threading
 from collections import deque
 
 from tdcollect.workers.protocol import InterruptsHeld
@@ -32,6 +33,7 @@ class Channel:
         self._socket = end
         self._outgoing: deque[memoryview] = deque()
         self._incoming = bytearray()
+        self._turn = threading.Lock()
         self.progress = 0
 
     def fileno(self) -> int:
@@ -54,7 +56,7 @@ class Channel:
 
     def flush(self) -> None:
         """Send more of what has been posted, as far as it goes without waiting."""
-        with InterruptsHeld():
+        with InterruptsHeld(), self._turn:
             while self._outgoing:
                 try:
                     sent = self._socket.send(self._outgoing[0])

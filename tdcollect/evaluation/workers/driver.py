@@ -8,9 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
-import cloudpickle
-from tensordict import TensorDictBase
-
 from tdcollect.display import count_text
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.ledger.manifest import (
@@ -25,11 +22,13 @@ from tdcollect.evaluation.runner import warn
 from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.protocol import (
     MOST_HELD,
+    Fetch,
     Lacks,
     Open,
     Opened,
     Raised,
     Run,
+    State,
     Worker,
     Workers,
 )
@@ -46,7 +45,7 @@ class Driver:
     Args:
         workers: the workers, which are started if they are not running.
         job: the job.
-        weights: the policy's weights, where the job's own are not meant.
+        weights: pickled weights by model id, where the job's own are not meant.
         allow_mixed: take workers in whose versions, platform or device differ from worker 0's.
 
     Attributes:
@@ -67,14 +66,14 @@ class Driver:
         self,
         workers: Workers,
         job: Job,
-        weights: Mapping[str, TensorDictBase] | None = None,
+        weights: Mapping[str, bytes] | None = None,
         allow_mixed: bool = False,
     ):
         self._workers = workers
         self._pickled = job.pickled()
         self._weights = None
         if weights is not None:  # in place of the job's, which stay where it is held as it is
-            self._weights = cloudpickle.dumps(weights)
+            self._weights = weights
             self._pickled = self._pickled._replace(key=f"{self._pickled.key}, with weights")
         self._seeds = job.settings.seed_schedule()
         self.num_workers = workers.num_workers
@@ -83,6 +82,7 @@ class Driver:
         self._allow_mixed = allow_mixed
         self._unlike: list[Mapping[str, Any]] = []  # manifests of workers that are let in
         self._first: Opened | None = None
+        self._state: dict[str, Any] | None = None
         self._opened: dict[int, Opened] = {}
         self._died: Counter[int] = Counter()  # workers in a row as they made the env, by rank
         self._beats: dict[int, tuple[int, float]] = {}  # of those at work, and since when
@@ -145,6 +145,18 @@ class Driver:
             yield from self._answers()
         self._finished = True
 
+    def policy_state(self) -> dict[str, Any]:
+        """Return the policy's ``state_dict``, on the CPU; empty if it has none."""
+        asked: Worker | None = None
+        self._state = None
+        while self._state is None:
+            worker = self._workers.crew[0]
+            if 0 in self._opened and worker is not asked:
+                asked = worker
+                worker.send(Fetch(self._workers.turn, self._pickled.key))
+            list(self._answers())
+        return self._state
+
     def _answers(self) -> Iterator[Finished]:
         """Wait for answers for a moment; yields the episodes that have ended."""
         timeout = self._workers.timeout
@@ -158,10 +170,13 @@ class Driver:
                 continue  # of an evaluation that ended before this worker was up
             elif isinstance(answer, Opened):
                 self._take_in(worker, answer)
+            elif isinstance(answer, State):
+                self._state = answer.state
             elif isinstance(answer, Lacks):
                 worker.holds.remove(self._pickled.key)
                 self._open(worker)
             elif isinstance(answer, Raised):
+                self._end(worker)  # its env may be anywhere
                 raise raised_there(answer.failure, worker.name)
             else:
                 new = self._schedule.take_in(worker.rank, worker.name, answer.record)
@@ -233,10 +248,8 @@ class Driver:
     def _lose(self, worker: Worker, reason: str | None = None) -> Iterator[Finished]:
         """Put another worker in the place of one that was lost; yields episodes that it fails."""
         rank, workers = worker.rank, self._workers
-        how = worker.end()
+        how = self._end(worker)
         how = reason or how
-        del workers.crew[rank]
-        self._beats.pop(rank, None)
         held = self._schedule.held(rank)
         failed = self._schedule.lose(rank)
         if self._opened.pop(rank, None) is None:
@@ -260,15 +273,19 @@ class Driver:
             self.errors[index] = f"its worker {how}, the last of {workers.max_lost} that it cost"
             yield Finished(Episode(index, *self._seeds(index), FAILED), None)
 
+    def _end(self, worker: Worker) -> str:
+        how = worker.end()
+        del self._workers.crew[worker.rank]
+        self._beats.pop(worker.rank, None)
+        return how
+
     def close(self) -> None:
         """Release the workers; those that have not ended their episodes are ended.
 
         So are those that have not made the env, if the evaluation was broken off: they may hang.
         """
-        workers = self._workers
-        for rank, worker in [*workers.crew.items()]:
+        for rank, worker in [*self._workers.crew.items()]:
             starts = rank not in self._opened and not self._finished
             if starts or self._schedule.holds(rank):
-                worker.end()
-                del workers.crew[rank]
-        workers.in_use = False
+                self._end(worker)
+        self._workers.in_use = False

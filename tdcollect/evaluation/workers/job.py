@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
-from tensordict import TensorDictBase
-from torchrl.weight_update import WeightStrategy
+import torch
+from torch import nn
+from torchrl.envs import EnvBase, Transform
+from torchrl.envs import transforms as T
 
+from tdcollect.envs.make import make_env
+from tdcollect.envs.transforms import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.weights import POLICY, Weights, set_policy, set_transforms
 from tdcollect.evaluation.workers.surroundings import Surroundings
+from tdcollect.states import global_states, set_global_states
 
 
 class Pickled(NamedTuple):
@@ -44,29 +52,36 @@ class Job:
         policy: likewise.
         settings: likewise.
         num_workers: the number of workers that share the episodes.
+        policy_factory: makes the policy, from an env; None for ``policy``.
+        no_recorders: refuse envs that record videos.
     """
 
     env: Any
     policy: Any
     settings: EvaluationSettings
-    num_workers: int
+    num_workers: int = 1
+    policy_factory: Callable[..., Any] | None = None
+    no_recorders: bool = False
 
     def pickled(self) -> Pickled:
         """Pickle the job, for another process.
 
         Raises:
-            TypeError: for an env or a policy that cannot be pickled.
+            TypeError: for a part that cannot be pickled, naming it.
         """
         how = (self.settings.env_kwargs, self.settings.backend, self.settings.fresh_envs)
-        env = _dumped("env", (self.env, _spec(self.env), how))
-        policy = _dumped("policy", self.policy)
-        settings = _dumped("settings", (self.settings, self.num_workers))
-        job = pickle.dumps((env, policy, settings))
+        spec = _registered([self.env]) if isinstance(self.env, str) else {}
+        env = pickled_part("env", (self.env, how, spec))
+        policy = pickled_part("policy", self.policy)
+        policy_factory = pickled_part("policy_factory", self.policy_factory)
+        settings = (self.settings, self.num_workers, self.no_recorders)
+        others = pickled_part("settings", settings)
+        job = pickle.dumps((_registered(gym.registry), env, policy, policy_factory, others))
         around = Surroundings.here()
         # A slot alone passes the probe where two that share something do not.
         slots = (self.settings.num_envs, min(self._share, 2))
         env_key = hashlib.sha256(env + repr((around, slots)).encode()).hexdigest()
-        key = hashlib.sha256(env_key.encode() + policy + settings).hexdigest()
+        key = hashlib.sha256(env_key.encode() + policy + policy_factory + others).hexdigest()
         return Pickled(key, env_key, job, around)
 
     @property
@@ -75,46 +90,122 @@ class Job:
         return max(1, -(-len(self.settings.episode_indices) // self.num_workers))
 
     def open(self) -> EvaluationCollector:
-        """Return a collector of the job's episodes."""
-        return EvaluationCollector.from_settings(
-            self.env, self.policy, self.settings, most_slots=self._share
+        """Return a collector of the job's episodes, for one of its workers."""
+        collector = EvaluationCollector.from_settings(
+            self.env, self.made_policy(), self.settings, most_slots=self._share
         )
+        if self.no_recorders:
+            try:
+                check_recorders(collector.env)
+            except ValueError:
+                collector.close()
+                raise
+        return collector
+
+    def made_policy(self) -> Any:
+        """Return the policy; a factory is called after ``torch.manual_seed(0)``.
+
+        A factory with a parameter without default, or one named ``env``, is called with an env,
+        made for it and closed afterwards. Global random states are as before.
+
+        Raises:
+            TypeError: if the factory gives no policy.
+        """
+        if self.policy_factory is None:
+            return self.policy
+        before = global_states()
+        try:
+            torch.manual_seed(0)
+            policy = self._from_factory(self.policy_factory)
+        finally:
+            set_global_states(before)
+        if not callable(policy):
+            raise TypeError(f"expected policy_factory to give a policy, got {policy!r}")
+        device = self.settings.device
+        return policy.to(device) if isinstance(policy, nn.Module) and device else policy
+
+    def _from_factory(self, factory: Callable[..., Any]) -> Any:
+        if not _takes_env(factory):
+            return factory()
+        if isinstance(self.env, EnvBase):
+            return factory(self.env)
+        kwargs = self.settings.env_kwargs or {}
+        if isinstance(self.env, str):
+            made = make_env(self.env, env_kwargs=kwargs)
+        else:
+            made = self.env(**kwargs)
+        env = made if isinstance(made, EnvBase) else make_env(made)
+        try:
+            return factory(env)
+        finally:
+            if not env.is_closed:
+                env.close()
 
 
 def unpickled(job: bytes) -> Job:
     """Read a job that :meth:`Job.pickled` wrote."""
-    (env, spec, _), policy, (settings, num_workers) = map(pickle.loads, pickle.loads(job))
-    if spec is not None:
-        gym.registry[spec.id] = spec  # another one may have been of that id
-    return Job(env, policy, settings, num_workers)
+    registered, *parts = pickle.loads(job)
+    for name, spec in registered.items():
+        gym.registry[name] = pickle.loads(spec)  # another one may have been of that id
+    (env, *_), policy, policy_factory, others = map(pickle.loads, parts)
+    settings, num_workers, no_recorders = others
+    return Job(env, policy, settings, num_workers, policy_factory, no_recorders)
 
 
-def set_weights(collector: EvaluationCollector, weights: Mapping[str, TensorDictBase]) -> None:
-    """Set the weights of a policy in place; by id, as ``"policy"``."""
-    strategy = WeightStrategy(extract_as="tensordict")
-    for name, values in weights.items():
-        if name != "policy":
-            raise ValueError(f"expected weights of the policy, got {name!r}")
-        strategy.apply_weights(collector.policy, values.to(collector.device))
+def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) -> None:
+    """Set the weights of a policy, and the statistics of its env's transforms, in place.
+
+    Args:
+        collector: of a job.
+        weights: pickled :class:`~tdcollect.evaluation.weights.Weights`, by model id.
+
+    Raises:
+        TypeError, ValueError: for weights of another model.
+    """
+    given: dict[str, Weights] = {name: pickle.loads(blob) for name, blob in weights.items()}
+    own = given.pop(POLICY, None)
+
+    def prepare(env: EnvBase) -> None:
+        if given:
+            set_transforms(env, given)
+
+    collector.prepare_envs(prepare)
+    if own is not None:
+        set_policy(collector.policy, own)
 
 
-def _spec(env: Any) -> EnvSpec | None:
-    """Return the specification of an id, which may have been registered in this process only."""
-    if not isinstance(env, str) or ":" in env:
-        return None
-    try:
-        return gym.spec(env)
-    except gym.error.Error:
-        return None  # of EnvPool, or of nobody: the worker says so
+def check_recorders(env: EnvBase) -> None:
+    """Refuse an env whose transforms record videos, to be dumped after each evaluation.
+
+    Raises:
+        ValueError: naming the transform.
+    """
+    for transform in all_transforms_of(env):
+        if type(transform).dump not in (Transform.dump, T.Compose.dump):
+            raise ValueError(
+                f"expected an env without {type(transform).__name__} for dump_video=True: test "
+                "episodes run in several slots, and once more as a check, so that its frames "
+                "would be mixed. Film an episode afterwards, result.replay(0, video='0.mp4') of a "
+                "result of submit(), or pass dump_video=False"
+            )
 
 
-def _dumped(what: str, value: Any) -> bytes:
-    try:
-        dumped: bytes = cloudpickle.dumps(value)
-    except Exception as error:  # whatever a class's own __reduce__ raises
-        advice = "pass a function that makes it" if what == "env" else "make it without such parts"
-        raise TypeError(
-            f"expected the {what} to be picklable, as workers are other processes, got "
-            f"{type(error).__name__}: {error}; {advice}, or evaluate without workers"
-        ) from error
-    return dumped
+def _registered(ids: Iterable[str]) -> dict[str, bytes]:
+    """Return the pickled specs of those ids that a fresh interpreter may not know, by id."""
+    found = {}
+    for name in ids:
+        spec = gym.registry.get(name)
+        entry = "gymnasium." if spec is None else spec.entry_point
+        if not (isinstance(entry, str) and entry.startswith("gymnasium.")):
+            with suppress(Exception):  # one that cannot travel is one that no other process has
+                found[name] = cloudpickle.dumps(spec)
+    return found
+
+
+def _takes_env(factory: Callable[..., Any]) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(
+        parameter.kind in positional
+        and (parameter.default is parameter.empty or parameter.name == "env")
+        for parameter in inspect.signature(factory).parameters.values()
+    )

@@ -12,19 +12,22 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 
 from tdcollect.evaluation.ledger.records import is_count
+from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.workers.channel import Channel
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
-from tdcollect.evaluation.workers.serving import serve
-from tdcollect.evaluation.workers.template import Template
-from tdcollect.workers.child import Lifeline, ending
+from tdcollect.evaluation.workers.template import ForkOfTemplate, Template
+from tdcollect.workers import late
+from tdcollect.workers.child import Lifeline, Spawned, ending
 from tdcollect.workers.launch import GRACE
 from tdcollect.workers.protocol import InterruptsHeld, shared_file
+
+_Start = Callable[[Lifeline, tuple[int, ...]], Spawned | ForkOfTemplate]
 
 
 class LocalWorkers(Workers):
@@ -32,8 +35,7 @@ class LocalWorkers(Workers):
 
     Pass them to :func:`tdcollect.evaluate`; the episodes are the same to the bit as without. They
     start when they are first needed (about four seconds, whatever their number), and keep env and
-    policy for the evaluations that follow. Their environment variables are those of that moment.
-    They end with :meth:`close`, with a ``with`` block, when
+    policy for the evaluations that follow. They end with :meth:`close`, with a ``with`` block, when
     nothing refers to them any more, and with this process, however it ends.
 
     Args:
@@ -41,9 +43,11 @@ class LocalWorkers(Workers):
         timeout: end a worker that finishes no step for so many seconds; None to wait for ever. An
             env has a minute to start, whatever the timeout.
         max_lost: the number of workers that an episode may cost, before it counts as failed.
+        init_fn: called first in each worker, before torch is imported there. Each worker is then a
+            fresh interpreter, which takes three seconds of a core to start.
 
     Raises:
-        ValueError: if an argument cannot be honoured.
+        TypeError, ValueError: if an argument cannot be honoured.
 
     Examples:
         >>> with LocalWorkers(4) as workers:
@@ -53,41 +57,62 @@ class LocalWorkers(Workers):
 
     kind = "local"
 
-    def __init__(self, num_workers: int, timeout: float | None = None, max_lost: int = 3):
+    def __init__(
+        self,
+        num_workers: int,
+        timeout: float | None = None,
+        max_lost: int = 3,
+        *,
+        init_fn: Callable[[], Any] | None = None,
+    ):
         super().__init__(num_workers, timeout, max_lost)
+        self.init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
+        self.template_is_fork = False  # of this process; else a fresh interpreter
         self._templates: list[Template] = []  # at most one
         self._beats: memoryview | None = None
         self._end: Any = None
         _living.add(self)
+
+    def __reduce__(self) -> Any:
+        """Copy the arguments only: the workers belong to this process."""
+        return _unpickled, (self.num_workers, self.timeout, self.max_lost, self.init_fn)
 
     def start(self, rank: int) -> Worker:
         if self._beats is None:
             self._beats_file = shared_file(8 * self.num_workers)
             self._beats = memoryview(mmap.mmap(self._beats_file, 0)).cast("q")
             # Also if nobody closes them: when they are garbage collected, or the program ends.
-            self._end = weakref.finalize(
-                self, _end_all, self.crew, self._templates, self._beats_file
-            )
+            held = (self.crew, self._templates, self._beats_file)
+            self._end = weakref.finalize(self, _end_all, *held)
         self._beats[rank] = 0
+        if self.init_fn is not None:
+            with InterruptsHeld():
+                return self._started(rank, self._fresh)
         for _ in range(2):  # a template that has gone is replaced
             if not self._templates:
                 with InterruptsHeld():
-                    self._templates.append(Template())
+                    self._templates.append(Template(self.template_is_fork))
             template = self._templates[0]
             if template.ready():
                 with InterruptsHeld(), contextlib.suppress(ChildProcessError):
-                    worker = _Process(rank, template, self._beats, self._beats_file)
-                    self.crew[rank] = worker
-                    return worker
+                    return self._started(rank, template.fork)
             template.close()
             self._templates.clear()
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
 
+    def _fresh(self, lifeline: Lifeline, descriptors: tuple[int, ...]) -> Spawned:
+        return late.start(__name__, lifeline, descriptors, self.init_fn)
+
+    def _started(self, rank: int, start: _Start) -> Worker:
+        assert self._beats is not None
+        worker = LocalWorker(rank, self._beats, self._beats_file, start)
+        self.crew[rank] = worker
+        return worker
+
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
-        awaited: dict[int, _Process] = {}
+        awaited: dict[int, LocalWorker] = {}
         waiting = select.poll()
-        for worker in self.crew.values():
-            assert isinstance(worker, _Process)
+        for worker in self._running:
             for descriptor, events in worker.signs:
                 awaited[descriptor] = worker
                 waiting.register(descriptor, events)
@@ -96,10 +121,14 @@ class LocalWorkers(Workers):
             for answer in worker.answers(ready):
                 yield worker, answer
 
+    @property
+    def _running(self) -> list[LocalWorker]:
+        return [worker for worker in self.crew.values() if isinstance(worker, LocalWorker)]
+
     def close(self) -> None:
         if self._end is None:
             return
-        living = [worker for worker in self.crew.values() if isinstance(worker, _Process)]
+        living = self._running
         for worker in living:
             worker.leave()
         deadline = time.monotonic() + GRACE
@@ -113,8 +142,7 @@ class LocalWorkers(Workers):
         if self._end is None:
             return
         self._end.detach()
-        for worker in self.crew.values():
-            assert isinstance(worker, _Process)
+        for worker in self._running:
             worker.abandon()
         for template in self._templates:
             template.abandon()
@@ -125,27 +153,33 @@ class LocalWorkers(Workers):
         self.in_use = False
 
 
-class _Process(Worker):
-    """A local worker."""
+class LocalWorker(Worker):
+    """A local worker.
 
-    def __init__(self, rank: int, template: Template, beats: memoryview, beats_file: int):
+    Args:
+        rank: its rank.
+        beats: the shared memory for its steps.
+        beats_file: the file behind it.
+        start: starts the process, given its lifeline and the arguments of :func:`main`.
+
+    Attributes:
+        read: makes an answer of its bytes.
+    """
+
+    def __init__(self, rank: int, beats: memoryview, beats_file: int, start: _Start):
         super().__init__(rank)
         self._beats = beats
-        self._template = template
         self._ended: str | None = None
+        self.read: Callable[[bytes], Any] = pickle.loads
         ours, theirs = socket.socketpair()
         self._lifeline = Lifeline()
         self._channel = Channel(ours)
         self._process: int | None = None
-        descriptors = (self._lifeline.descriptor, theirs.fileno(), beats_file)
         try:
-            pid = template.fork(descriptors)
-            if pid is None:
-                raise ChildProcessError("the process that starts workers has ended")
-            self._pid = pid
+            self._child = start(self._lifeline, (theirs.fileno(), beats_file))
             # A process that the env has forked may hold the socket open: its end is no sure sign.
             if hasattr(os, "pidfd_open"):
-                self._process = os.pidfd_open(pid)
+                self._process = os.pidfd_open(self.pid)
             self._channel.post(pickle.dumps(rank))
         except BaseException:
             self.abandon()
@@ -155,8 +189,13 @@ class _Process(Worker):
             os.close(self._lifeline.descriptor)
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    @property
     def where(self) -> str:
-        return f"process {self._pid}"
+        return f"process {self.pid}"
 
     @property
     def signs(self) -> list[tuple[int, int]]:
@@ -167,6 +206,11 @@ class _Process(Worker):
     def send(self, message: Message) -> None:
         with contextlib.suppress(OSError):
             self._channel.post(pickle.dumps(message))
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send a pickled message, however long it takes; from another thread than the driver's."""
+        with contextlib.suppress(OSError):
+            self._channel.send(message)
 
     def answers(self, ready: set[int]) -> Iterator[Answer | None]:
         """Yield the answers that are there; None if the process has ended, and said all it had to.
@@ -183,7 +227,7 @@ class _Process(Worker):
             return
         if messages is None and self._process in ready:
             yield None
-        yield from map(pickle.loads, messages or ())
+        yield from map(self.read, messages or ())
 
     def beats(self) -> int:
         return self._beats[self.rank] + self._channel.progress
@@ -191,6 +235,14 @@ class _Process(Worker):
     def leave(self) -> None:
         """Ask it to close its envs and to end."""
         self._channel.send_no_more()
+
+    def kill(self) -> None:
+        """Kill the process, from another thread say; ``end`` comes next."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is None:
+                os.kill(self.pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, so long at most."""
@@ -206,12 +258,8 @@ class _Process(Worker):
     def end(self) -> str:
         if self._ended is None:
             # If it has ended by itself, its exit code tells how; the signal does not arrive.
-            with contextlib.suppress(ProcessLookupError):
-                if self._process is None:
-                    os.kill(self._pid, signal.SIGKILL)
-                else:
-                    signal.pidfd_send_signal(self._process, signal.SIGKILL)
-            code = self._template.reap(self._pid)
+            self.kill()
+            code = self._child.kill()
             self.abandon()
             self._ended = "ended" if code is None else ending(code)
         return self._ended
@@ -235,6 +283,14 @@ def _disown_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown_all)
+
+
+def _unpickled(
+    num_workers: int, timeout: float | None, max_lost: int, init_fn: bytes | None
+) -> LocalWorkers:
+    workers = LocalWorkers(num_workers, timeout, max_lost)
+    workers.init_fn = init_fn
+    return workers
 
 
 def _end_all(crew: dict[int, Worker], templates: list[Template], beats_file: int) -> None:
@@ -263,14 +319,15 @@ def as_workers(workers: Any) -> Workers | None:
     return LocalWorkers(workers) if workers else None
 
 
-def main(lifeline: int, end: int, beats_file: int) -> None:
+def main(end: int, beats_file: int) -> None:
     """Run a worker.
 
     Args:
-        lifeline: the read end of a pipe that the driver holds open.
         end: this worker's end of the socket pair.
         beats_file: memory with one int64 per worker, in which it counts its steps.
     """
+    from tdcollect.evaluation.workers.serving import serve
+
     channel = Channel(socket.socket(fileno=end))
     messages: deque[bytes] = deque()
 

@@ -3,21 +3,25 @@
 The driver hands out indices of episodes, and alone writes files. A worker makes env and policy of a
 job once, keeps them, and answers with one record per episode that ends. Local processes and Ray
 actors run the same loop (``serving.py``) and differ in how messages travel.
+
+Nothing here imports torch: the actors of a Ray cluster only pass messages on.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
-
-from tensordict import TensorDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tdcollect.display import count_text, one_line
-from tdcollect.evaluation.episodes.probe import Verdict
 from tdcollect.evaluation.ledger.records import Episode, is_count
-from tdcollect.evaluation.workers.surroundings import Surroundings
 from tdcollect.workers.protocol import Failure
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from tdcollect.evaluation.episodes.probe import Verdict
+    from tdcollect.evaluation.workers.surroundings import Surroundings
 
 MOST_HELD = 4
 """Jobs that a worker holds at a time."""
@@ -31,7 +35,7 @@ class Open(NamedTuple):
         around: of the evaluation.
         key: of the job.
         job: the pickled job; None if this worker holds it.
-        weights: the pickled weights; None to leave them.
+        weights: pickled weights, by model id; None to leave them.
         verdict: the probe's verdict on the env; None to probe it.
     """
 
@@ -39,7 +43,7 @@ class Open(NamedTuple):
     around: Surroundings
     key: str
     job: bytes | None
-    weights: bytes | None
+    weights: Mapping[str, bytes] | None
     verdict: Verdict | None
 
 
@@ -50,6 +54,13 @@ class Run(NamedTuple):
     key: str
     indices: Sequence[int]
     keep: bool
+
+
+class Fetch(NamedTuple):
+    """Answer with the policy's ``state_dict``."""
+
+    turn: int
+    key: str
 
 
 class Opened(NamedTuple):
@@ -87,6 +98,13 @@ class Ended(NamedTuple):
     data: TensorDict | None
 
 
+class State(NamedTuple):
+    """The policy's ``state_dict``, on the CPU; empty if it has none."""
+
+    turn: int
+    state: dict[str, Any]
+
+
 class Raised(NamedTuple):
     """A job cannot go on: the exception that says why."""
 
@@ -94,8 +112,8 @@ class Raised(NamedTuple):
     failure: Failure
 
 
-Message = Open | Run
-Answer = Opened | Lacks | Ended | Raised
+Message = Open | Run | Fetch
+Answer = Opened | Lacks | Ended | State | Raised
 
 
 class Worker(ABC):

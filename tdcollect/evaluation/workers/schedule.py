@@ -116,6 +116,8 @@ class Schedule:
         held = [index for index in self._held.pop(rank, {}) if index not in self._ended]
         self._grouped.discard(rank)
         self._paces.pop(rank, None)
+        if not held:
+            return []
         for index in held:
             self._lost[index] += 1
         if not held:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger.manifest import describe as manifest_of
@@ -16,12 +16,14 @@ from tdcollect.evaluation.workers.protocol import (
     MOST_HELD,
     Answer,
     Ended,
+    Fetch,
     Lacks,
     Message,
     Open,
     Opened,
     Raised,
     Run,
+    State,
 )
 from tdcollect.workers.protocol import describe
 
@@ -51,6 +53,8 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None,
                 if isinstance(message, Open):
                     message.around.enter()
                     yield _open(jobs, message, beat)
+                elif isinstance(message, Fetch):
+                    yield State(turn, _state(jobs[key].policy))
                 else:
                     feed = _Feed(message, receive, beat, following)
                     yield from _ended(jobs[key], turn, feed, message.keep)
@@ -82,7 +86,7 @@ def _open(
         collector = unpickled(message.job).open()
     jobs[message.key] = collector  # the latest last
     if message.weights is not None:
-        set_weights(collector, pickle.loads(message.weights))
+        set_weights(collector, message.weights)
     verdict = collector.prepare(message.verdict, beat)
     assert verdict is not None
     return Opened(
@@ -93,6 +97,14 @@ def _open(
         repr(collector.base),
         torch.get_num_threads(),
     )
+
+
+def _state(policy: Any) -> dict[str, Any]:
+    state = policy.state_dict() if isinstance(policy, nn.Module) else {}
+    return {
+        name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
 
 
 def _ended(collector: EvaluationCollector, turn: int, feed: _Feed, keep: bool) -> Iterator[Ended]:

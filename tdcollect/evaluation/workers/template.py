@@ -6,30 +6,37 @@ Code of the user is not imported here.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
 import socket
 import struct
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
-from tdcollect.workers.child import Lifeline, Spawned, begin, end_with_parent, reseed
+from tdcollect.workers.child import Forked, Lifeline, Spawned, begin, run_fork
 
 _MESSAGE = struct.Struct("<cq")
-_FORK, _REAP, _READY = b"f", b"r", b"?"
+_READY, _FORK, _KILL = b"?", b"f", b"k"
 
 
 class Template:
-    """The process, as its parent sees it."""
+    """The process, as its parent sees it.
 
-    def __init__(self) -> None:
+    Args:
+        as_fork: fork this process, which has imported all and has one thread.
+    """
+
+    def __init__(self, as_fork: bool = False) -> None:
         self._socket, theirs = socket.socketpair()
         self._lifeline = Lifeline()
+        self._child: Spawned | Forked
         try:
             descriptors = (theirs.fileno(), self._lifeline.descriptor)
-            self._child = Spawned(__name__, descriptors)
+            if as_fork:
+                self._child = Forked(partial(main, *descriptors))
+            else:
+                self._child = Spawned(__name__, descriptors)
         except BaseException:
             self._socket.close()
             self._lifeline.close()
@@ -42,23 +49,24 @@ class Template:
         """Wait until it has imported all; False if it has gone."""
         return self._ask(_READY, 0) is not None
 
-    def fork(self, descriptors: Sequence[int]) -> int | None:
-        """Fork a worker that runs ``main`` of ``local.py``; return its process id.
-
-        None if the template has gone.
+    def fork(self, lifeline: Lifeline, descriptors: Sequence[int]) -> ForkOfTemplate:
+        """Fork a worker that runs ``main`` of ``local.py``.
 
         Args:
-            descriptors: the arguments of that ``main``, its lifeline first.
-        """
-        return self._ask(_FORK, 0, descriptors)
+            lifeline: ends the worker with this process.
+            descriptors: the arguments of that ``main``.
 
-    def reap(self, pid: int) -> int | None:
-        """Wait for the end of a worker, and return its exit code; None if the template has gone.
-
-        Args:
-            pid: its process id.
+        Raises:
+            ChildProcessError: if the template has gone.
         """
-        return self._ask(_REAP, pid)
+        pid = self._ask(_FORK, 0, [lifeline.descriptor, *descriptors])
+        if pid is None:
+            raise ChildProcessError("the process that starts workers has ended")
+        return ForkOfTemplate(self, pid)
+
+    def kill(self, pid: int) -> int | None:
+        """End a worker, unless it has ended; return its exit code, None if that is unknown."""
+        return self._ask(_KILL, pid)
 
     def _ask(self, kind: bytes, pid: int, descriptors: Sequence[int] = ()) -> int | None:
         try:
@@ -85,6 +93,25 @@ class Template:
         self._lifeline.close()
 
 
+class ForkOfTemplate:
+    """A worker; the template is its parent, and reaps it."""
+
+    def __init__(self, template: Template, pid: int):
+        self._template = template
+        self.pid = pid
+
+    def kill(self) -> int | None:
+        """End it at once, unless it has ended; return its exit code, if that can be known."""
+        return self._template.kill(self.pid)
+
+
+def _work(lifeline: int, end: int, beats_file: int) -> None:
+    from tdcollect.evaluation.workers import local
+
+    begin(lifeline)
+    local.main(end, beats_file)
+
+
 def main(end: int, lifeline: int) -> None:
     """Import, then fork for whoever asks.
 
@@ -96,7 +123,7 @@ def main(end: int, lifeline: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep exit codes from us
     from tensordict import TensorDict
 
-    from tdcollect.evaluation.workers import local
+    from tdcollect.evaluation.workers import local, serving  # noqa: F401, for its forks
 
     TensorDict.from_any({})  # which imports pandas, where it is installed
     gc.collect()
@@ -112,30 +139,12 @@ def main(end: int, lifeline: int) -> None:
             if not answer:
                 requests.close()
                 os.close(lifeline)
-                _run(local.main, descriptors)
+                run_fork(partial(_work, *descriptors))
             for descriptor in descriptors:
                 os.close(descriptor)
         elif kind == _READY:
             answer = 0
         else:
+            os.kill(pid, signal.SIGKILL)  # of no effect if it has ended by itself
             answer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         requests.sendall(_MESSAGE.pack(kind, answer))
-
-
-def _run(worker: Callable[..., None], descriptors: Sequence[int]) -> None:
-    """Run a worker, and never return."""
-    code = 1
-    try:
-        end_with_parent(descriptors[0])
-        reseed()
-        worker(*descriptors)
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)

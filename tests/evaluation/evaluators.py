@@ -1,0 +1,111 @@
+"""Evaluators whose process is forked, and envs and functions for them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torchrl.envs import EnvBase, GymEnv, TransformedEnv
+from torchrl.envs.transforms import Compose, StepCounter, VecNormV2
+
+from ..forkserver import forkserver
+from .envs import Walk
+
+
+class Forked:
+    """A process forked from a server that has torch imported, in the place of a fresh one."""
+
+    def __init__(self, module: str, descriptors: Sequence[int]):
+        arguments = (module, *map(DupFd, descriptors))
+        self._process = forkserver().Process(target=_serve, args=arguments)
+        self._process.start()
+        self.pid = self._process.pid
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        self._process.join(seconds)
+        return self._process.exitcode
+
+    def kill(self) -> int | None:
+        self._process.kill()
+        return self.wait()
+
+
+def _serve(module: str, *descriptors: Any) -> None:
+    import_module(module).main(*(descriptor.detach() for descriptor in descriptors))
+
+
+class Gated(Walk):
+    """Waits at each reset until a file is there; one more line there is one more reset.
+
+    Args:
+        gate: the file; ``gate.resets`` beside it has a line per reset.
+    """
+
+    def __init__(self, gate: str):
+        super().__init__()
+        self.gate = gate
+
+    def reset(self, **kwargs: Any) -> Any:
+        with open(f"{self.gate}.resets", "a") as file:
+            file.write(f"{os.getpid()}\n")
+        while not os.path.exists(self.gate):
+            time.sleep(0.002)
+        return super().reset(**kwargs)
+
+
+class Deadly(Walk):
+    """Ends its process at the first reset with one of some seeds, as often as a file has lines."""
+
+    def __init__(self, deaths: str, seeds: tuple[int, ...]):
+        super().__init__()
+        self.deaths, self.seeds = Path(deaths), seeds
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        left = self.deaths.read_text().splitlines()
+        if seed in self.seeds and left:
+            self.deaths.write_text("".join(f"{line}\n" for line in left[1:]))
+            os._exit(3)
+        return super().reset(seed=seed)
+
+
+class Box(Walk):
+    """The walk with continuous actions."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(-1, 1, (1,)))
+
+
+def normalized() -> EnvBase:
+    """A TorchRL env whose observations are normalised by running statistics."""
+    env = GymEnv("CartPole-v1")
+    return TransformedEnv(env, Compose(VecNormV2(in_keys=["observation"]), StepCounter(20)))
+
+
+def statistics(seed: int) -> VecNormV2:
+    """Statistics of some random steps."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        env = normalized()
+        env.set_seed(seed)
+        env.rollout(30, break_when_any_done=False)
+        return env.transform[0]
+
+
+def shape_of(batch: Any) -> dict[str, Any]:
+    """Metrics that tell what a metrics function is given."""
+    mask, ids = batch["collector", "mask"], batch["collector", "traj_ids"]
+    return {
+        "episodes": batch.shape[0],
+        "longest": batch.shape[1],
+        "steps": mask.sum(),
+        "in_order": bool((ids[:, 0].diff() > 0).all()),
+        "rewards": (batch["next", "reward"].squeeze(-1) * mask).sum().double(),
+        "process": os.getpid(),
+    }

@@ -1,0 +1,465 @@
+"""tdcollect.Evaluator has the methods and results of TorchRL's."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torchrl import collectors
+from torchrl.checkpoint import Checkpoint
+
+import tdcollect
+from tdcollect import Evaluator
+from tdcollect.threads import busy_threads
+
+from .envs import TenOrTwoHundred, Walk
+from .evaluators import Gated, shape_of
+from .policies import OneHotOfBest, categorical, on_tensordicts
+
+pytestmark = pytest.mark.usefixtures("forked_process")
+
+EPISODES = 6
+
+
+class Told(list[Any]):
+    """What on_result was told; it raises when asked to."""
+
+    raises = False
+
+    def __call__(self, metrics: Any) -> None:
+        self.append((threading.current_thread().name, metrics))
+        if self.raises:
+            raise ZeroDivisionError("in the callback")
+
+
+@pytest.fixture(scope="module")
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture(scope="module")
+def policy() -> Any:
+    return categorical()
+
+
+@pytest.fixture(scope="module")
+def shared(forked_process: None, policy: Any, told: Told) -> Iterator[Evaluator]:
+    """An evaluator of the walk, whose process is warm."""
+    with Evaluator(
+        Walk, policy, num_trajectories=EPISODES, metrics_fn=shape_of, on_result=told
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def evaluator(shared: Evaluator, told: Told) -> Iterator[Evaluator]:
+    told.clear()
+    told.raises = False
+    yield shared
+    while shared.wait(60) is not None:
+        pass
+    assert not shared.pending
+
+
+def offline(policy: Any, **settings: Any) -> tdcollect.EvaluationResult:
+    return tdcollect.evaluate(Walk, policy, EPISODES, progress=False, **settings)
+
+
+# --- the same as TorchRL's -----------------------------------------------------------------------
+
+
+def test_each_parameter_of_torchrls_is_one_of_ours() -> None:
+    theirs = inspect.signature(collectors.Evaluator).parameters
+    ours = inspect.signature(Evaluator).parameters
+    assert [*ours][: len(theirs)] == [*theirs]
+    differing = {
+        name
+        for name, parameter in theirs.items()
+        if (ours[name].kind, ours[name].default) != (parameter.kind, parameter.default)
+    }
+    assert differing == {"busy_policy", "reward_keys"}  # as documented
+
+
+def test_each_method_of_torchrls_is_one_of_ours() -> None:
+    for name, theirs in vars(collectors.Evaluator).items():
+        if name.startswith("_"):
+            continue
+        ours = inspect.getattr_static(Evaluator, name)
+        assert type(ours) is type(theirs)
+        if callable(theirs):
+            wanted = [*inspect.signature(theirs).parameters.values()]
+            have = [*inspect.signature(ours).parameters.values()]
+            assert [(p.name, p.kind, p.default) for p in have] == [
+                (p.name, p.kind, p.default) for p in wanted
+            ]
+
+
+def test_metrics_have_torchrls_names_and_values(evaluator: Evaluator, policy: Any) -> None:
+    metrics = evaluator.evaluate(step=42)
+    result = offline(policy)
+    assert metrics["eval/reward"] == result.summary().returns.mean
+    assert metrics["eval/reward_std"] == torch.tensor(result.returns).std().item()
+    assert metrics["eval/episode_length"] == result.lengths.mean()
+    assert (metrics["eval/num_episodes"], metrics["eval/failed"]) == (EPISODES, 0)
+    assert metrics["eval/step"] == 42
+    assert metrics["eval/fps"] > 0
+    interval = result.summary().returns.mean_interval
+    assert (metrics["eval/reward_low"], metrics["eval/reward_high"]) == (
+        interval.low,
+        interval.high,
+    )
+
+
+def test_a_metrics_function_sees_padded_episodes_in_the_order_of_their_indices(
+    evaluator: Evaluator, policy: Any
+) -> None:
+    metrics = evaluator.evaluate()
+    result = offline(policy)
+    assert metrics["eval/episodes"] == EPISODES
+    assert metrics["eval/longest"] == result.lengths.max()
+    assert metrics["eval/steps"] == result.lengths.sum()
+    assert metrics["eval/in_order"]
+    assert metrics["eval/rewards"].item() == pytest.approx(result.returns.sum(), rel=1e-5)
+    assert metrics["eval/process"] != os.getpid()
+
+
+# --- one at a time -------------------------------------------------------------------------------
+
+
+def test_weights_are_taken_from_a_module_a_tensordict_or_a_dict_of_models(
+    evaluator: Evaluator,
+) -> None:
+    trained = categorical()
+    with torch.no_grad():
+        trained.module[0].module[-1].bias += torch.tensor([3.0, 0.0])
+    expected = offline(trained).summary().returns.mean
+    weights = TensorDict.from_module(trained).data
+    for given in (
+        {"weights": trained},
+        {"weights": weights},
+        {"weights": Evaluator.extract_weights(trained)},
+        {"weights_dict": {"policy": trained}},
+        {"weights": categorical(), "weights_dict": {"policy": weights}},
+        {"weights": trained, "weights_dict": {}},
+    ):
+        assert evaluator.evaluate(**given)["eval/reward"] == expected
+    assert evaluator.evaluate()["eval/reward"] != expected  # those of its own policy
+
+
+def test_extracted_weights_are_a_copy() -> None:
+    trained = categorical()
+    weights = Evaluator.extract_weights(trained)
+    before = weights.clone()
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(1)
+    assert (weights == before).all()
+    assert not any(value.requires_grad for value in weights.values(True, True))
+
+
+def test_without_weights_it_takes_those_of_its_policy_as_they_are_at_the_call() -> None:
+    policy = categorical()
+    with Evaluator(Walk, policy, num_trajectories=EPISODES) as evaluator:
+        first = offline(policy).digest
+        futures = [evaluator.submit()]
+        with torch.no_grad():
+            policy.module[0].module[-1].bias += torch.tensor([3.0, 0.0])
+        futures.append(evaluator.submit())
+        second = offline(policy).digest
+        digests = [future.result(60).digest for future in futures]
+    assert digests == [first, second]
+    assert first != second
+
+
+def test_a_function_as_policy_is_taken_as_it_is_at_the_call() -> None:
+    pushes = [0]
+
+    def policy(tensordict: Any) -> Any:
+        action = torch.nn.functional.one_hot(torch.full(tensordict.batch_size, pushes[0]), 2)
+        return tensordict.set("action", action)
+
+    with Evaluator(Walk, policy, num_trajectories=EPISODES) as evaluator:
+        first = evaluator.evaluate()["eval/reward"]
+        assert first == offline(policy).summary().returns.mean
+        pushes[0] = 1
+        second = evaluator.evaluate()["eval/reward"]
+        assert second == offline(policy).summary().returns.mean != first
+        with pytest.raises(TypeError, match="expected no weights for a policy that is not a mod"):
+            evaluator.evaluate(categorical())
+
+
+def test_a_factory_makes_the_policy_from_an_env_and_keeps_the_latest_weights(
+    tmp_path: Path,
+) -> None:
+    made = tmp_path / "made"
+
+    def make_policy(env: Any, noted: str = str(made)) -> Any:
+        with open(noted, "a") as file:
+            file.write(f"{os.getpid()} {env.observation_spec['observation'].shape[-1]}\n")
+        return TensorDictModule(OneHotOfBest(torch.nn.Linear(3, 2), 2), ["observation"], ["action"])
+
+    with Evaluator(Walk, policy_factory=make_policy, num_trajectories=EPISODES) as evaluator:
+        own = evaluator.submit().result(60).digest
+        (line,) = made.read_text().splitlines()
+        assert line.split()[0] != str(os.getpid())
+        assert line.split()[1] == "3"
+        torch.manual_seed(0)
+        expected = make_policy(tdcollect.make_env(Walk))
+        assert own == offline(expected).digest
+        with torch.no_grad():
+            expected.module.network.bias[0] += 9
+        trained = evaluator.submit(expected).result(60)
+        assert trained.digest == offline(expected).digest != own
+        assert evaluator.submit().result(60).digest == trained.digest
+        assert trained.replay(3)["next", "done"][-1]
+
+
+def test_weights_of_another_model_are_refused_and_change_nothing(
+    evaluator: Evaluator, policy: Any
+) -> None:
+    with pytest.raises(ValueError, match=r"expected weights with the entries of the policy, .*got"):
+        evaluator.evaluate(categorical(ins=4))
+    partial = TensorDict.from_module(policy).data.exclude(("module", "0", "module", "0", "weight"))
+    with pytest.raises(ValueError, match=r"got no module.0.module.0.weight; pass the model"):
+        evaluator.evaluate(partial)
+    with pytest.raises(ValueError, match=r"got 'env.transform\[0\]'; the env's transforms are: n"):
+        evaluator.evaluate(weights_dict={"env.transform[0]": torch.nn.Linear(1, 1)})
+    with pytest.raises(ValueError, match=r"the keys of weights_dict to be 'policy' or .*'critic'"):
+        evaluator.evaluate(weights_dict={"critic": policy})
+    with pytest.raises(TypeError, match="expected the weights of 'policy' to be a module or a Ten"):
+        evaluator.evaluate(policy.state_dict())
+    assert evaluator.evaluate()["eval/reward"] == offline(policy).summary().returns.mean
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, True, "3"])
+def test_a_step_is_an_int(evaluator: Evaluator, step: Any) -> None:
+    with pytest.raises(ValueError, match="expected step to be an int and not negative, got"):
+        evaluator.evaluate(step=step)
+
+
+def test_steps_may_be_numpys_and_are_counted_where_none_is_given(policy: Any) -> None:
+    with Evaluator(Walk, policy, num_trajectories=1) as evaluator:
+        steps = [evaluator.evaluate(step=step)["eval/step"] for step in (None, np.int64(7), None)]
+        assert steps == [0, 7, 1]
+        metrics = evaluator.evaluate()
+        assert metrics["eval/reward_std"] == 0.0  # of one episode, as TorchRL says it
+        assert math.isnan(metrics["eval/reward_low"])
+
+
+# --- beside ---------------------------------------------------------------------------------------
+
+
+def test_triggered_evaluations_come_back_in_their_order(evaluator: Evaluator) -> None:
+    assert evaluator.poll() is None
+    assert all(evaluator.trigger_eval(step=step) for step in (5, 3, 9))
+    assert evaluator.pending
+    steps = [evaluator.wait(60), evaluator.poll(60), evaluator.wait()]
+    assert [metrics["eval/step"] for metrics in steps if metrics] == [5, 3, 9]
+    assert not evaluator.pending
+    assert evaluator.wait() is None  # where TorchRL's waits for ever
+    assert evaluator.poll() is None
+
+
+def test_a_submitted_evaluation_has_its_records_and_replays(
+    evaluator: Evaluator, policy: Any
+) -> None:
+    future = evaluator.submit(step=1)
+    assert isinstance(future, Future)
+    result = future.result(60)
+    expected = offline(policy)
+    assert (result.episodes, result.manifest) == (expected.episodes, expected.manifest)
+    assert result.summary() == expected.summary()
+    assert len(result.replay(2)) == result.record(2).length
+    assert evaluator.poll() is None
+
+
+def test_snapshots_are_taken_at_the_call(evaluator: Evaluator) -> None:
+    trained = categorical()
+    expected = offline(trained).digest
+    futures = [evaluator.submit(trained) for _ in range(3)]
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.zero_()
+    assert {future.result(60).digest for future in futures} == {expected}
+
+
+def test_a_callback_is_told_each_result(evaluator: Evaluator, told: Told) -> None:
+    evaluator.trigger_eval(step=1)
+    assert evaluator.wait(60) is not None
+    evaluator.evaluate(step=2)
+    evaluator.submit(step=3).result(60)
+    assert [metrics["eval/step"].item() for _, metrics in told] == [1, 2, 3]
+    assert all(metrics.batch_size == () for _, metrics in told)
+    threads = [name for name, _ in told]
+    assert threads == ["tdcollect-evaluator", "MainThread", "tdcollect-evaluator"]
+
+
+def test_a_callback_that_raises_is_logged(
+    evaluator: Evaluator, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.raises = True
+    with caplog.at_level(logging.WARNING, "tdcollect"):
+        evaluator.trigger_eval(step=1)
+        assert evaluator.wait(60) is not None
+    assert "on_result of the Evaluator failed" in caplog.text
+    assert "ZeroDivisionError: in the callback" in caplog.text
+
+
+def test_the_thread_waits_in_the_eyes_of_other_evaluations(
+    evaluator: Evaluator, policy: Any
+) -> None:
+    assert "tdcollect-evaluator" in {thread.name for thread in threading.enumerate()}
+    assert "tdcollect-evaluator" not in busy_threads()
+    futures = [evaluator.submit() for _ in range(3)]
+    assert {offline(policy).digest} == {future.result(60).digest for future in futures}
+
+
+def test_the_curve_has_a_point_per_step_and_the_best_is_known(evaluator: Evaluator) -> None:
+    better = categorical()
+    with torch.no_grad():
+        better.module[0].module[-1].bias += torch.tensor([0.0, 9.0])
+    values = {}
+    for step, weights in ((2000, categorical()), (1000, better), (3000, categorical())):
+        values[step] = evaluator.evaluate(weights, step=step)["eval/reward"]
+    points = {point.step: point for point in evaluator.curve}
+    assert [*points] == sorted(points)
+    assert {step: points[step].mean for step in values} == values
+    assert values[1000] > values[2000] == values[3000]
+    assert (evaluator.best.step, evaluator.best.value, evaluator.best.path) == (
+        1000,
+        values[1000],
+        None,
+    )
+
+
+# --- busy -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    return tmp_path / "gate"
+
+
+def gated(gate: Path, **options: Any) -> Evaluator:
+    return Evaluator(partial(Gated, str(gate)), categorical(), num_trajectories=1, **options)
+
+
+def test_a_full_queue_makes_trigger_wait_and_warns_once(gate: Path) -> None:
+    with gated(gate, queue_size=1) as evaluator:
+        assert evaluator.trigger_eval(step=1)
+        assert evaluator.trigger_eval(step=2)
+        threading.Timer(0.3, gate.touch).start()
+        with pytest.warns(UserWarning, match="trigger_eval.. waits until the queue has room"):
+            assert evaluator.trigger_eval(step=3)
+        assert gate.exists()
+        for step in (4, 5, 6):  # no further warning, which would be an error here
+            assert evaluator.trigger_eval(step=step)
+        steps = [evaluator.wait(60)["eval/step"] for _ in range(6)]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_busy_skip_drops_and_busy_error_raises(gate: Path) -> None:
+    with gated(gate, busy_policy="skip") as skips, gated(gate, busy_policy="error") as raises:
+        assert skips.trigger_eval(step=1)
+        assert raises.trigger_eval(step=1)
+        assert not skips.trigger_eval(step=2)
+        with pytest.raises(
+            RuntimeError, match=r"no evaluation to be pending .*busy_policy='queue'"
+        ):
+            raises.trigger_eval(step=2)
+        with pytest.raises(RuntimeError, match="expected no evaluation to be pending, queued"):
+            skips.state_dict()
+        gate.touch()
+        for evaluator in (skips, raises):
+            assert evaluator.wait(60)["eval/step"] == 1
+            assert evaluator.trigger_eval(step=3)
+            assert evaluator.wait(60)["eval/step"] == 3
+
+
+def test_a_wait_ends_after_its_timeout_and_a_queued_future_can_be_cancelled(gate: Path) -> None:
+    with gated(gate) as evaluator:
+        evaluator.trigger_eval(step=1)
+        assert evaluator.poll(0.05) is None
+        assert evaluator.wait(0.05) is None
+        future = evaluator.submit(step=2)
+        assert future.cancel()
+        gate.touch()
+        assert evaluator.wait(60)["eval/step"] == 1
+        assert evaluator.evaluate(step=3)["eval/step"] == 3
+    assert [point.step for point in evaluator.curve] == [1, 3]
+
+
+def test_on_result_may_trigger_but_not_wait(gate: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[Any] = []
+
+    def follow(metrics: Any) -> None:
+        calls.append(metrics["eval/step"].item())
+        if calls == [1]:
+            evaluator.trigger_eval(step=2)
+            evaluator.evaluate()
+
+    gate.touch()
+    with gated(gate, on_result=follow) as evaluator:
+        evaluator.trigger_eval(step=1)
+        assert [evaluator.wait(60)["eval/step"] for _ in range(2)] == [1, 2]
+    assert calls == [1, 2]
+    assert "expected evaluate() in the training loop, not in on_result" in caplog.text
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def test_its_state_is_the_number_of_steps_counted(policy: Any, tmp_path: Path) -> None:
+    with (
+        Evaluator(Walk, policy, num_trajectories=1) as evaluator,
+        Evaluator(Walk, policy, num_trajectories=1) as restored,
+    ):
+        evaluator.load_state_dict({"step_counter": 12})
+        restored.load_state_dict(evaluator.state_dict())
+        assert restored.state_dict() == {"step_counter": 12}
+        Checkpoint(evaluator=evaluator).save(tmp_path / "evaluator")
+        restored.load_state_dict({"step_counter": 0})
+        Checkpoint(evaluator=restored).load(tmp_path / "evaluator")
+        assert restored.evaluate()["eval/step"] == 12
+        restored.trigger_eval()
+        restored.submit(step=99).result(60)  # which runs after it
+        with pytest.raises(RuntimeError, match="unread"):
+            restored.state_dict()
+        assert restored.wait()["eval/step"] == 13
+        assert restored.state_dict() == {"step_counter": 14}
+
+
+# --- unlike TorchRL's -----------------------------------------------------------------------------
+
+
+def test_short_episodes_are_not_favoured() -> None:
+    with Evaluator(TenOrTwoHundred, on_tensordicts_of_one(), num_trajectories=32) as evaluator:
+        length = evaluator.evaluate()["eval/episode_length"]
+    assert 80 < length < 130  # the mean is 105
+
+
+def on_tensordicts_of_one() -> Any:
+    def policy(tensordict: Any) -> Any:
+        action = torch.zeros(*tensordict.batch_size, 2, dtype=torch.int64)
+        action[..., 0] = 1
+        return tensordict.set("action", action)
+
+    return policy
+
+
+def test_a_function_on_tensordicts_is_a_policy(evaluator: Evaluator) -> None:
+    with Evaluator(Walk, on_tensordicts(), num_trajectories=EPISODES) as other:
+        assert other.submit().result(60).digest == offline(on_tensordicts()).digest

@@ -1,0 +1,216 @@
+"""Evaluation beside training changes no bit of the training, and equals the one made afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.envs import EnvCreator, GymEnv, SerialEnv
+from torchrl.envs.utils import ExplorationType
+from torchrl.modules import LSTMModule
+from torchrl.weight_update import WeightStrategy
+
+import tdcollect
+from tdcollect import Collector, Evaluator, make_env
+from tdcollect.evaluation.episodes.isolation import GlobalRandomness
+
+from .envs import Leaking, Walk
+from .evaluators import Box, normalized, statistics
+from .policies import (
+    categorical,
+    deterministic,
+    epsilon_greedy,
+    recurrent,
+    tanh_normal,
+)
+from .torchrl_envs import Seeded
+
+pytestmark = pytest.mark.usefixtures("forked_process")
+
+
+def train(evaluate: Callable[[nn.Module, int], Any] | None) -> list[Any]:
+    """The batches of a short training, the weights after each, and random numbers drawn between."""
+    torch.manual_seed(0)
+    policy = categorical(network=nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
+    optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+    collector = Collector(make_env(Walk, 2), policy, frames_per_batch=16, total_frames=80)
+    collector.set_seed(0)
+    found: list[Any] = []
+    for step, batch in enumerate(collector):
+        losses = policy.log_prob(batch) * batch["next", "reward"].squeeze(-1)
+        optimizer.zero_grad()
+        losses.sum().backward()
+        optimizer.step()
+        if evaluate is not None:
+            evaluate(policy, step)
+        found.append((batch, TensorDict.from_module(policy).data.clone(), torch.rand(())))
+    return found
+
+
+def test_training_is_the_same_to_the_bit_with_and_without_evaluations() -> None:
+    expected = train(None)
+    evaluators: list[Evaluator] = []
+    told: list[Any] = []
+    kept = []
+
+    def evaluate(policy: nn.Module, step: int) -> None:
+        if not evaluators:  # in the middle of the training
+            options: dict[str, Any] = {"num_trajectories": 3, "on_result": told.append}
+            evaluators.append(Evaluator(Walk, policy, queue_size=9, **options))
+        kept.append((evaluators[0].submit(step=step), Evaluator.extract_weights(policy)))
+        evaluators[0].trigger_eval(policy, step=step)
+
+    found = train(evaluate)
+    for (batch, weights, number), (other, others, another) in zip(expected, found, strict=True):
+        assert (batch == other).all()
+        assert (weights == others).all()
+        assert number == another
+
+    # And each point of the curve is that of the weights at its step.
+    policy = categorical(network=nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)))
+    digests = set()
+    while evaluators[0].wait(60) is not None:
+        pass
+    for future, weights in kept:
+        weights.to_module(policy)
+        offline = tdcollect.evaluate(Walk, policy, 3, progress=False)
+        assert future.result(60).digest == offline.digest
+        assert future.result().manifest == offline.manifest
+        digests.add(offline.manifest["policy"]["digest"])
+    assert len(digests) == len(kept) == 5
+    assert len(told) == 10
+    evaluators[0].shutdown()
+
+
+def test_global_random_states_stay_as_they_are() -> None:
+    policy = categorical()
+    before = GlobalRandomness()
+    with Evaluator(Walk, policy, num_trajectories=2) as evaluator:
+        evaluator.trigger_eval(policy)
+        evaluator.evaluate()
+        evaluator.wait()
+        Evaluator.extract_weights(policy)
+        assert before.moved() == []
+        evaluator.submit().result(60).replay(1)
+    with Evaluator(Walk, policy_factory=lambda: categorical(), num_trajectories=2) as evaluator:
+        evaluator.submit().result(60).replay(1)
+    assert before.moved() == []
+
+
+CASES: dict[str, Any] = {
+    "continuous": (Box, tanh_normal, {}),
+    "drawn": (Walk, categorical, {"exploration_type": ExplorationType.RANDOM, "seed": 3}),
+    "epsilon-greedy": (Walk, epsilon_greedy, {"exploration_type": ExplorationType.RANDOM}),
+    "recurrent": (Walk, partial(recurrent, LSTMModule), {}),
+    "torchrl's env": (Seeded, deterministic, {"num_envs": 3, "inference_batch_size": 4}),
+    "carries state": (Leaking, categorical, {}),
+    "envs in a row": (lambda: SerialEnv(2, Seeded), deterministic, {}),
+    "an instance": (make_env("CartPole-v1", 2), partial(deterministic, 4), {"max_steps": 9}),
+    "an id": ("CartPole-v1", partial(deterministic, 4), {"env_kwargs": {"sutton_barto_reward": 1}}),
+    "a creator": (EnvCreator(partial(GymEnv, "CartPole-v1")), partial(deterministic, 4), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_evaluation_is_the_one_of_the_same_arguments(case: str) -> None:
+    env, make_policy, settings = CASES[case]
+    policy = make_policy()
+    with Evaluator(env, policy, num_trajectories=5, **settings) as evaluator:
+        futures = [evaluator.submit(), evaluator.submit()]
+        found = [future.result(60) for future in futures]
+    if "max_steps" in settings:
+        settings = {"max_episode_steps": settings["max_steps"]}
+    offline = tdcollect.evaluate(env, policy, 5, progress=False, **settings)
+    for result in found:
+        assert result.episodes == offline.episodes
+        assert result.manifest == offline.manifest
+    assert len(found[1].replay(3)) == offline.record(3).length
+
+
+def with_statistics(seed: int) -> Any:
+    env = normalized()
+    env.transform[0].set_extra_state(statistics(seed).get_extra_state())
+    env.transform[0].initialized.fill_(True)
+    return env
+
+
+@pytest.mark.filterwarnings("ignore:VecNorm wasn't initialized")
+def test_running_statistics_are_part_of_the_snapshot() -> None:
+    policy = deterministic(4)
+    vecnorm = statistics(2)
+    moving = statistics(1)
+    with Evaluator(normalized, policy, num_trajectories=6, num_envs=3) as evaluator:
+        futures = [evaluator.submit(weights_dict={"env.transform[0]": moving})]
+        moving.set_extra_state(statistics(5).get_extra_state())  # as training goes on
+        futures.append(evaluator.submit(weights_dict={"env.transform[0]": vecnorm}))
+        futures.append(evaluator.submit(policy))  # they hold until others are given
+        weights = WeightStrategy(extract_as="tensordict").extract_weights(statistics(3))
+        futures.append(evaluator.submit(weights_dict={"env.transform[0]": weights}))
+        found = [future.result(60) for future in futures]
+        with pytest.raises(
+            ValueError, match=r"got 'env.transform\[2\]'; the env's .* VecNormV2, S"
+        ):
+            evaluator.evaluate(weights_dict={"env.transform[2]": vecnorm})
+        with pytest.raises(ValueError, match=r"entries of the transform 'env.transform\[1\]'"):
+            evaluator.evaluate(weights_dict={"env.transform[1]": vecnorm})
+        # A refused request leaves nothing behind.
+        assert evaluator.submit().result(60).digest == found[3].digest
+    for seed, result in zip((1, 2, 2, 3), found, strict=True):
+        offline = tdcollect.evaluate(
+            partial(with_statistics, seed), policy, 6, num_envs=3, progress=False
+        )
+        assert result.digest == offline.digest
+        assert result.manifest == offline.manifest
+        assert len(result.replay(4)) == result.record(4).length
+    assert len({result.digest for result in found}) == 3
+
+
+@pytest.mark.filterwarnings("ignore:VecNorm wasn't initialized")
+def test_digests_of_running_statistics_tell_the_last_bit() -> None:
+    policy = deterministic(4)
+    changed = statistics(1)
+    loc = changed.get_extra_state()["loc.-|-.observation"]
+    with Evaluator(normalized, policy, num_trajectories=1) as evaluator:
+        first = evaluator.submit(weights_dict={"env.transform[0]": changed}).result(60)
+        loc[0] = torch.nextafter(loc[0], loc.new_tensor(9.0))
+        second = evaluator.submit(weights_dict={"env.transform[0]": changed}).result(60)
+    assert first.manifest["env"]["transforms"] != second.manifest["env"]["transforms"]
+
+
+class Counted(nn.Module):
+    """Actions that depend on a number which is no parameter and no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def get_extra_state(self) -> Any:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = state["count"]
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits + torch.tensor([float(self.count), 0.0])
+
+
+@pytest.fixture
+def counted() -> Any:
+    network = categorical().module[0].module
+    return categorical(network=nn.Sequential(network, Counted()))
+
+
+def test_extra_states_of_modules_travel(counted: Any) -> None:
+    with Evaluator(Walk, counted, num_trajectories=5) as evaluator:
+        digests = set()
+        for count in (0, 7, -7):
+            counted.module[0].module[1].count = count
+            found = evaluator.submit(counted).result(60)
+            assert found.digest == tdcollect.evaluate(Walk, counted, 5, progress=False).digest
+            digests.add(found.digest)
+    assert len(digests) > 1

@@ -1,0 +1,343 @@
+"""However the processes of an evaluator end, its evaluations go on, and nothing is left running."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tdcollect
+from tdcollect import Evaluator, env_seed
+
+from ..test_process_exit import ROOT, gone, runs
+from .envs import Walk
+from .evaluators import Deadly, Gated
+from .policies import categorical
+from .test_evaluator_files import contents
+
+EPISODES = 4
+forked = pytest.mark.usefixtures("forked_process")
+
+
+def pid_of(evaluator: Evaluator) -> int:
+    pid = evaluator._courier.pid
+    assert pid is not None
+    return pid
+
+
+def wait_for_resets(gate: Path, count: int) -> list[int]:
+    """Wait until an env has been reset; the process of each reset."""
+    file = gate.with_name(gate.name + ".resets")
+    while not file.exists() or len(file.read_text().splitlines()) < count:
+        time.sleep(0.005)
+    return [int(line) for line in file.read_text().splitlines()]
+
+
+def evaluator_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "tdcollect-evaluator"]
+
+
+@forked
+@pytest.mark.parametrize("who", ["worker", "driver"])
+def test_a_process_that_is_killed_at_work_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, who: str
+) -> None:
+    gate = tmp_path / "gate"
+    env, policy = partial(Gated, str(gate)), categorical()
+    with Evaluator(
+        env, policy, num_trajectories=EPISODES, output_dir=tmp_path / "curve"
+    ) as evaluator:
+        futures = [evaluator.submit(step=step) for step in (1, 2)]
+        (worker,) = wait_for_resets(gate, 1)
+        driver = pid_of(evaluator)
+        os.kill(worker if who == "worker" else driver, signal.SIGKILL)
+        other = wait_for_resets(gate, 2)[1]
+        assert other != worker
+        assert (pid_of(evaluator) == driver) == (who == "worker")
+        gate.touch()
+        digests = {future.result(60).digest for future in futures}
+    assert digests == {tdcollect.evaluate(env, policy, EPISODES, progress=False).digest}
+    said = {
+        "worker": f"worker 0 (process {worker}) was killed by SIGKILL",
+        "driver": "was killed by SIGKILL at step 1; a new one goes on",
+    }
+    assert said[who] in caplog.text
+    assert gone([worker, driver, other])
+
+
+@forked
+def test_an_evaluation_goes_on_from_its_ledger(tmp_path: Path) -> None:
+    """The process ends at a reset of the third episode, twice."""
+    deaths = tmp_path / "deaths"
+    seeds = (env_seed(0, 2),)
+    env, policy = partial(Deadly, str(deaths), seeds), categorical()
+    deaths.write_text("1\n2\n")
+    options: dict[str, Any] = {"num_trajectories": EPISODES, "num_envs": 1}
+    with Evaluator(env, policy, output_dir=tmp_path / "curve", **options) as evaluator:
+        evaluator.evaluate(step=1)
+    assert deaths.read_text() == ""
+    tdcollect.evaluate(
+        env, policy, EPISODES, num_envs=1, output_dir=tmp_path / "one", progress=False
+    )
+    assert contents(tmp_path / "curve" / "step-000000001") == contents(tmp_path / "one")
+
+
+@forked
+def test_an_episode_that_ends_its_process_each_time_has_failed(tmp_path: Path) -> None:
+    deaths = tmp_path / "deaths"
+    deaths.write_text("1\n2\n3\n4\n")
+    env = partial(Deadly, str(deaths), (env_seed(0, 0),))
+    with Evaluator(env, categorical(), num_trajectories=1) as evaluator:
+        results = [evaluator.submit(step=step).result(60) for step in (7, 8)]
+    assert [result.episodes[0].completed for result in results] == [False, True]
+    assert "ended with exit code 3" in results[0].errors[0]
+    assert deaths.read_text() == ""
+
+
+@forked
+def test_a_driver_that_dies_again_and_again_is_an_error_and_the_next_one_runs(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    with Evaluator(partial(Gated, str(gate)), categorical(), num_trajectories=1) as evaluator:
+        evaluator.trigger_eval(step=7)
+        evaluator.trigger_eval(step=8)
+        for count in range(1, 5):
+            wait_for_resets(gate, count)
+            os.kill(pid_of(evaluator), signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"4 times in a row: .* by SIGKILL at step 7; see"):
+            evaluator.wait(60)
+        gate.touch()
+        assert evaluator.wait(60)["eval/step"] == 8
+
+
+@forked
+def test_an_idle_process_that_is_killed_is_replaced_when_it_is_needed() -> None:
+    with Evaluator(Walk, policy_factory=lambda: categorical(), num_trajectories=2) as evaluator:
+        trained = categorical()
+        trained.module[0].module[-1].bias.data[0] += 9
+        expected = evaluator.submit(trained).result(60).digest
+        os.kill(pid_of(evaluator), signal.SIGKILL)
+        assert evaluator.submit().result(60).digest == expected  # the latest weights, still
+        os.kill(pid_of(evaluator), signal.SIGTERM)
+        assert evaluator.submit().result(60).digest == expected
+
+
+def waits(name: str) -> bool:
+    """Tell whether a thread of this name waits in a lock of the evaluator's."""
+    frames = sys._current_frames()
+    idents = [t.ident for t in threading.enumerate() if t.name.startswith(name)]
+    return any(frames[i].f_code.co_name == "wait" for i in idents if i in frames)
+
+
+@forked
+@pytest.mark.filterwarnings("ignore:evaluations take longer")
+def test_shutdown_ends_an_evaluation_at_work(tmp_path: Path) -> None:
+    evaluator = Evaluator(partial(Gated, str(tmp_path / "gate")), categorical())
+    evaluator.trigger_eval()
+    futures = [evaluator.submit(), evaluator.submit()]
+    (pid,) = wait_for_resets(tmp_path / "gate", 1)
+    with ThreadPoolExecutor(1, "triggers") as pool:
+        waiting = pool.submit(evaluator.trigger_eval)
+        while not waits("triggers"):
+            time.sleep(0.005)
+        start = time.monotonic()
+        evaluator.shutdown(timeout=5.0)
+        assert time.monotonic() - start < 2
+        with pytest.raises(RuntimeError, match="this Evaluator is shut down"):
+            waiting.result(10)
+    assert not evaluator.pending
+    assert evaluator.wait() is None
+    assert evaluator.poll(1) is None
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(1)
+    assert gone([pid])
+    evaluator.shutdown()
+    for call in (evaluator.evaluate, evaluator.trigger_eval, evaluator.submit):
+        with pytest.raises(RuntimeError, match="this Evaluator is shut down; make a new one"):
+            call()
+    assert "shut down" in repr(evaluator)
+
+
+def interrupted(gate: Path) -> Any:
+    """The future of an evaluation that was at work as its with block raised."""
+    with suppress(ZeroDivisionError), Evaluator(partial(Gated, str(gate)), categorical()) as made:
+        future = made.submit()
+        wait_for_resets(gate, 1)
+        raise ZeroDivisionError
+    return future
+
+
+@forked
+def test_a_with_block_waits_unless_it_raises(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with Evaluator(partial(Gated, str(gate)), categorical(), num_trajectories=1) as evaluator:
+        future = evaluator.submit()
+        gate.touch()
+    assert future.done()
+    future = interrupted(tmp_path / "other")
+    with pytest.raises(RuntimeError, match="shut down before the evaluation at step 0"):
+        future.result(1)
+
+
+@forked
+def test_an_evaluator_that_nobody_holds_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = len(evaluator_threads())
+    evaluator = Evaluator(partial(Gated, str(tmp_path / "gate")), categorical())
+    evaluator.trigger_eval()
+    (pid,) = wait_for_resets(tmp_path / "gate", 1)
+    assert len(evaluator_threads()) == before + 1
+    with caplog.at_level(logging.WARNING, "tdcollect"):
+        del evaluator
+        gc.collect()
+    assert "1 evaluation lost: the Evaluator ended first; call wait()" in caplog.text
+    assert gone([pid])
+    assert len(evaluator_threads()) == before
+
+
+@forked
+def test_nothing_is_left_after_a_shutdown() -> None:
+    before, threads = len(os.listdir("/proc/self/fd")), len(threading.enumerate())
+    for _ in range(2):
+        evaluator = Evaluator(Walk, categorical(), num_trajectories=1)
+        evaluator.evaluate()
+        pid = pid_of(evaluator)
+        evaluator.shutdown()
+        assert not runs(pid)
+        del evaluator
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(threading.enumerate()) == threads
+
+
+@forked
+def test_a_fork_of_the_training_neither_ends_the_process_nor_keeps_it() -> None:
+    evaluator = Evaluator(Walk, categorical(), num_trajectories=1)
+    evaluator.evaluate()
+    child = os.fork()
+    if not child:
+        evaluator.shutdown()
+        del evaluator
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    sleeper = os.fork()
+    if not sleeper:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert evaluator.evaluate(step=3)["eval/step"] == 3
+        pid = pid_of(evaluator)
+        evaluator.shutdown()
+        assert gone([pid], 2)
+    finally:
+        os.kill(sleeper, signal.SIGKILL)
+        os.waitpid(sleeper, 0)
+
+
+def fails() -> None:
+    raise ZeroDivisionError("first of all")
+
+
+@forked
+def test_a_first_function_that_raises_is_an_error() -> None:
+    with (
+        Evaluator(Walk, categorical(), init_fn=fails) as evaluator,
+        pytest.raises(RuntimeError, match=r"4 times in a row: .* ended with exit code 1 at step 0"),
+    ):
+        evaluator.evaluate()
+
+
+# --- fresh interpreters ---------------------------------------------------------------------------
+
+PROGRAM = """
+import os, signal, sys, time
+from functools import partial
+
+import gymnasium, numpy, torch
+from torchrl.modules import RandomPolicy
+from tdcollect import Evaluator
+print("once", flush=True)
+
+
+def first(seen={seen!r}):
+    import sys
+    open(seen, "w").write("torch" in sys.modules and "torch" or "nothing")
+
+
+class Mine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 3
+        while os.path.exists({gate!r}):
+            time.sleep(0.01)
+        return numpy.zeros(2, numpy.float32), {{}}
+
+    def step(self, action):
+        self.left -= 1
+        return numpy.ones(2, numpy.float32), 1.0, self.left == 0, False, {{}}
+
+
+policy = lambda td: td.set("action", torch.nn.functional.one_hot(torch.zeros(td.shape).long(), 2))
+gymnasium.register("Mine-v0", Mine)
+evaluator = Evaluator(lambda: gymnasium.make("Mine-v0"), policy, num_trajectories=2, init_fn=first)
+print(evaluator._courier.pid, flush=True)
+print(evaluator.evaluate()["eval/reward"], flush=True)
+open({gate!r}, "w")
+evaluator.trigger_eval()
+{rest}
+"""
+
+
+def program(tmp_path: Path, rest: str) -> tuple[subprocess.Popen[str], int]:
+    """Start a program that has an evaluation at work; and the process that evaluates."""
+    seen, gate = str(tmp_path / "seen"), str(tmp_path / "gate")
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(rest=rest, seen=seen, gate=gate)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "once\n"
+    pid = int(process.stdout.readline())
+    assert process.stdout.readline() == "3.0\n"
+    assert Path(seen).read_text() == "nothing"  # init_fn came before torch
+    return process, pid
+
+
+@pytest.mark.parametrize(
+    ("rest", "number"),
+    [("time.sleep(600)", signal.SIGKILL), ("print('end')", None)],
+    ids=["killed", "ended"],
+)
+def test_no_process_outlives_the_training(tmp_path: Path, rest: str, number: int | None) -> None:
+    process, pid = program(tmp_path, rest)
+    assert runs(pid)
+    if number is not None:
+        os.kill(process.pid, number)
+    out, errors = process.communicate(timeout=60)
+    assert out == ("" if number else "end\n")
+    assert gone([pid])
+    if number is None:
+        assert process.returncode == 0
+        assert "1 evaluation lost: the Evaluator ended first" in errors
+        assert "Traceback" not in errors

@@ -1,0 +1,500 @@
+"""Test episodes on a real Ray of this machine: the same as in one process, whatever is lost."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.modules import LSTMModule
+
+import tdcollect
+from tdcollect import RayWorkers, evaluate
+from tdcollect._upstream.ray import bounded, started_here
+from tdcollect.cli import main
+from tdcollect.evaluation.workers import ray_actors, ray_cluster
+
+from .. import forkserver
+from ..test_process_exit import gone
+from . import envs, policies
+from .test_interrupted import contents
+
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tdcollect[ray]'")
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = {  # of a Ray of a few processes, in a container with little shared memory
+    "num_cpus": 4,
+    "include_dashboard": False,
+    "log_to_driver": False,
+    "logging_level": logging.ERROR,
+    "num_gpus": 1,  # as far as Ray knows
+    "object_store_memory": 80 * 2**20,
+}
+TIMEOUT = 5.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Ray that runs for this module, and that this process is connected to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        handler = signal.getsignal(signal.SIGTERM)
+        ray.init(address="local", **OPTIONS)
+        yield ray.get_runtime_context().gcs_address
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture(scope="module")
+def workers(cluster: str) -> Iterator[RayWorkers]:
+    """Two workers that all tests share."""
+    with RayWorkers(2, timeout=TIMEOUT, max_lost=2) as workers:
+        yield workers
+
+
+quiet = partial(evaluate, progress=False)
+drawn = policies.categorical
+run = partial(quiet, envs.Walk, episodes=40)
+
+
+POLICIES = {
+    "deterministic": policies.deterministic,
+    "drawn": policies.categorical,
+    "recurrent": partial(policies.recurrent, LSTMModule),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_files_are_those_of_one_process(name: str, workers: RayWorkers, tmp_path: Path) -> None:
+    policy = POLICIES[name]()
+    for where, crew in (("one", None), ("ray", workers)):
+        run(policy, output_dir=tmp_path / where, workers=crew)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "one")
+    assert '"kind": "ray"' in (tmp_path / "ray" / "run.json").read_text()
+
+
+def test_kept_trajectories_are_those_of_one_process(workers: RayWorkers, tmp_path: Path) -> None:
+    one, other = (run(drawn(), keep_trajectories=True, workers=crew) for crew in (None, workers))
+    for index in range(40):
+        kept = other.trajectory(index)
+        assert {*kept.keys(True, True)} == {*one.trajectory(index).keys(True, True)}
+        for key, value in one.trajectory(index).items(True, True):
+            assert torch.equal(value, kept[key]), key
+    for where, crew in (("one", None), ("ray", workers)):
+        run(drawn(), output_dir=tmp_path / where, keep_trajectories=True, workers=crew)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "one")
+
+
+def test_workers_run_beside_no_thread_of_ray(workers: RayWorkers) -> None:
+    """An env that draws from global generators would be refused there."""
+    found, again = (quiet(envs.GlobalNumpy, None, 20, workers=workers) for _ in range(2))
+    assert found.digest == again.digest
+    assert "from a stream of each episode" in found.manifest["global_random_numbers"]
+
+
+class Large(nn.Module):
+    """A policy with two MiB of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ballast", torch.arange(2**18, dtype=torch.float64))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return nn.functional.one_hot((observation.sum(-1) > 0).long(), 2) + 0 * int(self.ballast[0])
+
+
+def test_large_messages_are_stored_once(
+    workers: RayWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[int] = []
+    put = ray.put
+    monkeypatch.setattr(ray, "put", lambda value: stored.append(len(value)) or put(value))
+    policy = TensorDictModule(Large(), ["observation"], ["action"])
+    one, other = (run(policy, workers=crew) for crew in (None, workers))
+    assert other.digest == one.digest
+    assert len(stored) == 1
+    assert stored[0] > 2**21
+
+
+# ------------------------------------------------------------------------------------------ losses
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+class Dangerous(envs.Walk):
+    """Does something as it is reset with some seeds.
+
+    Args:
+        deeds: by seed: "exit" its process, or "hang" in it; or "actor", which kills the actor.
+        marks: a folder for a mark of each deed that has been done; it is then not done again.
+    """
+
+    def __init__(self, deeds: dict[int, str], marks: Path | None = None):
+        super().__init__()
+        self.deeds, self.marks = deeds, marks
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        deed = self.deeds.get(seed, "") if seed is not None else ""
+        if deed and self.marks is not None:
+            mark = self.marks / str(seed)
+            deed = "" if mark.exists() else deed
+            mark.touch()
+        if deed == "exit":
+            os._exit(7)
+        if deed == "hang":
+            time.sleep(600)
+        if deed == "actor":
+            os.kill(parent(parent(os.getpid())), signal.SIGKILL)
+            time.sleep(600)
+        return super().reset(seed=seed)
+
+
+def seeds(*indices: int) -> list[int]:
+    return [tdcollect.env_seed(0, index) for index in indices]
+
+
+def test_episodes_that_cost_their_worker_each_time_fail(workers: RayWorkers) -> None:
+    exits, hangs = seeds(7, 23)
+    env = partial(Dangerous, {exits: "exit", hangs: "hang"})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = quiet(env, drawn(), 40, workers=workers)
+    sound = quiet(partial(Dangerous, {}), drawn(), 40)
+    for record, other in zip(found.episodes, sound.episodes, strict=True):
+        if record.index in (7, 23):
+            assert (record.status, record.restarts, record.digest) == ("failed", 0, None)
+        else:
+            assert record == other
+    assert "ended with exit code 7" in found.errors[7]
+    assert f"finished no step in {TIMEOUT:g} s" in found.errors[23]
+    texts = [str(warning.message) for warning in said]
+    assert sum("ended with exit code 7" in text for text in texts) >= 2
+    assert all(re.match(r"worker [01] \(process \d+ on .*\) (ended|was)", text) for text in texts)
+
+
+def test_a_lost_actor_is_replaced(workers: RayWorkers, tmp_path: Path) -> None:
+    (seed,) = seeds(11)
+    env = partial(Dangerous, {seed: "actor"}, tmp_path)
+    with pytest.warns(UserWarning, match=r"was lost with its Ray actor, whose process ended; "):
+        found = quiet(env, drawn(), 40, workers=workers)
+    assert found.digest == quiet(env, drawn(), 40).digest
+    assert len(workers.crew) == 2
+
+
+@pytest.mark.parametrize("then", [None, 2], ids=["one process", "local"])
+def test_interrupted_and_resumed_elsewhere(
+    then: int | None, workers: RayWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tdcollect.evaluation.ledger.directory import Directory
+
+    run(drawn(), output_dir=tmp_path / "whole")
+    added = 0
+    add = Directory.add
+
+    def adds(self: Directory, *arguments: Any) -> None:
+        nonlocal added
+        add(self, *arguments)
+        added += 1
+        if added == 10:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "add", adds)
+        with pytest.raises(KeyboardInterrupt):
+            run(drawn(), output_dir=tmp_path / "cut", workers=workers)
+    assert len((tmp_path / "cut" / "episodes.jsonl").read_text().splitlines()) == 10
+    run(drawn(), output_dir=tmp_path / "cut", workers=then)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------ start and end
+
+
+def pids(workers: RayWorkers) -> list[int]:
+    """The processes of the workers, their templates and their actors."""
+    found = [int(re.findall(r"process (\d+)", worker.name)[0]) for worker in workers.crew.values()]
+    above = [parent(pid) for pid in found]
+    return [*found, *above, *map(parent, above)]
+
+
+@pytest.mark.parametrize("how", ["closed", "collected"])
+def test_no_process_is_left(how: str, cluster: str) -> None:
+    workers = RayWorkers(1)
+    assert repr(workers) == "RayWorkers(1 worker, not started)"
+    run(drawn(), workers=workers)
+    left = pids(workers)
+    assert not gone(left, 0)
+    if how == "closed":
+        workers.close()
+        assert repr(workers) == "RayWorkers(1 worker, not started)"
+    del workers
+    gc.collect()
+    assert gone(left)
+    assert ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_closed_workers_start_anew(cluster: str) -> None:
+    workers = RayWorkers(1)
+    for _ in range(2):
+        assert run(drawn(), workers=workers).digest == run(drawn()).digest
+        workers.close()
+
+
+TYPED = ["evaluate", "CartPole-v1", "--policy", "random", "--episodes", "20", "--quiet", "--json"]
+
+
+def typed_elsewhere(*more: str) -> None:
+    """Run the command, in a process that is no driver of a Ray."""
+    status = main([*TYPED, *more])
+    assert (status, ray.is_initialized()) == (0, False)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_command_uses_a_running_ray_and_leaves_it_running(
+    cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = forkserver.run(typed_elsewhere, "--ray-workers", "1", "--ray-address", cluster)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert main(TYPED) == 0
+    assert done.stdout == capsys.readouterr().out
+    assert ray.get(ray.put(1)) == 1
+    assert [node["Alive"] for node in ray.nodes()] == [True]
+
+
+def test_options_that_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TYPED, "--ray-workers", "1", "--workers", "1"]) == 2
+    assert main([*TYPED, "--ray-address", "head:6379"]) == 2
+    err = capsys.readouterr().err
+    assert "--workers and --ray-workers exclude each other" in err
+    assert "--ray-address goes with --ray-workers N" in err
+
+
+def on_its_own_ray(end: str) -> None:
+    """Start a Ray, use it, and end in some way."""
+    workers = RayWorkers(1)
+    print(run(drawn(), workers=workers).digest, *pids(workers), flush=True)
+    if end == "shutdown":
+        ray.shutdown()  # by somebody else
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            print(run(drawn(), workers=workers).digest, *pids(workers))
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "end", ["exit", *(pytest.param(end, marks=pytest.mark.slow) for end in ("kill", "shutdown"))]
+)
+def test_a_ray_of_our_own_ends_with_the_program(end: str, monkeypatch: Any) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    done = forkserver.run(on_its_own_ray, end)
+    first = run(drawn()).digest
+    for line in done.stdout.splitlines():
+        digest, *left = line.split()
+        assert digest == first
+        assert gone([int(pid) for pid in left])
+    assert done.returncode == (-signal.SIGKILL if end == "kill" else 0)
+    assert not done.stderr
+
+
+def test_a_copy_connects_to_the_same_cluster(cluster: str) -> None:
+    copy = pickle.loads(pickle.dumps(RayWorkers(2, num_cpus=0.5, timeout=3, max_lost=4)))
+    assert (copy.num_workers, copy.num_cpus, copy.timeout, copy.max_lost) == (2, 0.5, 3, 4)
+    assert copy.address == cluster
+
+
+class Noted(envs.Walk):
+    def __init__(self) -> None:
+        super().__init__(size=int(os.environ.get("NOTED", "3")))
+
+
+@pytest.mark.slow
+def test_init_fn_comes_first(cluster: str) -> None:
+    def note() -> None:  # local, as this module imports torch
+        import os
+        import sys
+
+        assert "torch" not in sys.modules
+        os.environ["NOTED"] = "1"
+
+    with RayWorkers(1, init_fn=note) as workers:
+        found = quiet(Noted, None, 2, workers=workers)
+    assert "(1,)" in found.manifest["env"]["observation_space"]
+
+
+# ----------------------------------------------------------------------------------------- refusals
+
+
+def test_more_than_this_machine_has_is_refused(cluster: str) -> None:
+    expected = (
+        r"expected at most 4 workers of 1 CPU each, as the Ray of this process has no room for "
+        r"more, got 9; take fewer, pass a smaller num_cpus or num_gpus, or the address of a cluster"
+    )
+    with RayWorkers(9) as workers, pytest.raises(ValueError, match=expected):
+        run(drawn(), workers=workers)
+    with (
+        RayWorkers(1, num_gpus=2) as workers,
+        pytest.raises(ValueError, match="at most 0 workers of 1 CPU and 2 GPUs each"),
+    ):
+        run(drawn(), workers=workers)
+
+
+def test_workers_that_wait_for_a_place_are_said(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster may grow. The episodes run on the workers that have a place."""
+    monkeypatch.setattr(ray_actors, "started_here", lambda: False)
+    monkeypatch.setattr(ray_actors, "_PATIENCE", 1.0)
+    with (
+        RayWorkers(2, num_cpus=0, num_gpus=1) as workers,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        assert run(drawn(), workers=workers).digest == run(drawn()).digest
+    first, second = (str(warning.message) for warning in said)
+    assert first == (
+        "the Ray cluster has room for 1 of 2 workers of 1 GPU each; 1 worker will wait until it "
+        "grows"
+    )
+    assert re.fullmatch(
+        r"1 worker of 2 wait for a place in the Ray cluster: each takes 1 GPU, and 0 GPUs are free",
+        second,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_workers": 0}, "expected num_workers to be a positive int, got 0"),
+        ({"num_cpus": -1}, "expected num_cpus to be a number from 0, got -1"),
+        ({"num_gpus": "1"}, "expected num_gpus to be a number from 0, got '1'"),
+        ({"address": 6379}, "expected address to be 'host:port' or None, got 6379"),
+    ],
+    ids=str,
+)
+def test_arguments_are_checked(given: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}$"):
+        RayWorkers(**{"num_workers": 1, **given})
+
+
+def test_an_address_is_of_the_cluster_that_is_connected(cluster: str) -> None:
+    port = cluster.rpartition(":")[2]
+    for same in (cluster, f"localhost:{port}", "auto", None):
+        ray_cluster.disconnect(ray_cluster.connect(same))
+    expected = "expected the address of the Ray cluster that this process is connected to, .*"
+    for other in ("192.0.2.1:6379", "local"):
+        with pytest.raises(ValueError, match=expected):
+            ray_cluster.connect(other)
+
+
+UNCONNECTED = """
+import socket, sys
+from tdcollect import RayWorkers, evaluate
+from tdcollect.evaluation.workers import ray_cluster
+with socket.socket() as closed:
+    closed.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{closed.getsockname()[1]}"
+for address in (address, "ray://head:10001"):
+    try:
+        RayWorkers(1, address=address).start(0)
+    except (ConnectionError, ValueError) as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_an_address_where_there_is_no_ray_is_named() -> None:
+    done = subprocess.run([sys.executable, "-c", UNCONNECTED], capture_output=True, text=True)
+    first, second = done.stdout.splitlines()
+    assert re.fullmatch(
+        r"ConnectionError expected a Ray cluster at 127.0.0.1:\d+, got .*refused; start one with "
+        r"`ray start --head`, or leave the address out",
+        first,
+    )
+    assert second == (
+        "ValueError expected a process of the Ray cluster, but got ray://head:10001, which cannot "
+        "read streams; run it on a machine of the cluster, for example with `ray job submit`"
+    )
+    assert not done.stderr
+
+
+def test_missing_ray_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    expected = r"^RayWorkers needs the ray package: pip install 'tdcollect\[ray\]'$"
+    with pytest.raises(ModuleNotFoundError, match=expected):
+        RayWorkers(2)
+
+
+def test_actors_import_no_torch() -> None:
+    code = "import tdcollect.evaluation.workers.ray_host, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def reasons() -> dict[str, BaseException]:
+    import ray.exceptions as told  # as the module may lack Ray
+
+    def task(error: Exception) -> BaseException:
+        return told.RayTaskError("answers", f"...\n{type(error).__name__}: {error}", error)
+
+    return {
+        "was ended by Ray, as its machine ran short of memory": told.OutOfMemoryError("..."),
+        "ended with ValueError: odd": task(ValueError("odd")),
+        "ended with ModuleNotFoundError: No module named 'tdcollect'": told.ActorDiedError(
+            task(ModuleNotFoundError("No module named 'tdcollect'"))
+        ),
+        "was out of reach": told.ActorUnavailableError("The actor is unavailable", b"0" * 16),
+        "was lost with its machine": told.NodeDiedError("The node died"),
+        "was lost with its Ray actor, whose process ended": told.ActorDiedError(),
+    }
+
+
+@pytest.mark.parametrize("said", reasons())
+def test_reasons_are_plain_words(said: str) -> None:
+    assert ray_actors._reason(reasons()[said]) == said
+
+
+class Streaming:
+    """Yields numbers without end."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def numbers(self) -> Iterator[int]:
+        while True:
+            self.count += 1
+            yield self.count
+
+    def counted(self) -> int:
+        return self.count
+
+
+def test_streams_are_bounded(cluster: str) -> None:
+    actor = ray.remote(num_cpus=0, concurrency_groups={"look": 1})(Streaming).remote()
+    stream = actor.numbers.options(**bounded(5)).remote()
+    assert ray.get(next(stream)) == 1
+    for _ in range(100):
+        before = ray.get(actor.counted.options(concurrency_group="look").remote())
+        time.sleep(0.05)
+        if before == ray.get(actor.counted.options(concurrency_group="look").remote()):
+            break
+    assert 5 <= before <= 7
+    assert started_here()
+    ray.kill(actor)

@@ -1,0 +1,796 @@
+"""Shards, and their merge into the directory that one process would have written."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tdcollect
+from tdcollect.cli import main
+from tdcollect.display import listed_text
+from tdcollect.evaluation import merging
+from tdcollect.evaluation.ledger import manifest as manifests
+from tdcollect.evaluation.ledger.directory import Directory
+from tdcollect.evaluation.ledger.reading import read_shard
+from tdcollect.evaluation.ledger.shards import Shard
+
+from ..forkserver import start
+from .envs import Failing, Walk
+from .ledgers import ledger, manifest
+from .policies import categorical, deterministic
+
+EPISODES = 8
+TIMES = "run.json"
+
+
+def evaluate(out: Path | None, shard: Any = None, episodes: Any = EPISODES, **more: Any) -> Any:
+    policy = more.pop("policy", None) or deterministic()
+    more = {"num_envs": 3, "progress": False} | more
+    return tdcollect.evaluate(Walk, policy, episodes, output_dir=out, shard=shard, **more)
+
+
+def shards(folder: Path, n: int, *args: Any, **more: Any) -> list[Path]:
+    """Run all shards; their directories, the last one first."""
+    for i in range(n):
+        evaluate(folder / f"shard-{i}", (i, n), *args, **more)
+    return [folder / f"shard-{i}" for i in reversed(range(n))]
+
+
+def contents(*outs: Path) -> dict[str, bytes]:
+    """All files by name, except those of the times."""
+    return {
+        f"{number}/{path.relative_to(out)}": path.read_bytes()
+        for number, out in enumerate(outs)
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and path.name != TIMES
+    }
+
+
+def rewrite(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change a JSON object in place, written as tdcollect writes it."""
+    found = json.loads(file.read_text())
+    change(found)
+    file.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+def unmark(out: Path, lines: int) -> None:
+    """Cut a finished shard back to the state after a crash at the given number of episodes."""
+    file = out / "episodes.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
+    rewrite(out / "shard.json", lambda found: [found.pop("ledger"), found.pop("manifest")])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """A whole evaluation and its two shards, all with data; copy them before you alter them."""
+    folder = tmp_path_factory.mktemp("written")
+    evaluate(folder / "whole", keep_trajectories=True)
+    shards(folder, 2, keep_trajectories=True)
+    return folder
+
+
+@pytest.fixture
+def runs(written: Path, tmp_path: Path) -> Path:
+    """A copy of them."""
+    return Path(shutil.copytree(written, tmp_path / "runs"))
+
+
+def both(runs: Path) -> list[Path]:
+    return [runs / "shard-0", runs / "shard-1"]
+
+
+# The same bytes
+
+
+CASES = {
+    "one shard": (1, EPISODES, {"keep_trajectories": True}),
+    "indices": (2, [3, 9, 4, 0, 7], {}),
+    "drawn": (3, EPISODES, {"policy": categorical(), "keep_trajectories": True}),
+    "given seeds": (3, [5, 1, 3, 8], {"env_seeds": lambda index: 100 + index}),
+    "more shards than episodes": (7, [5, 1, 2], {"keep_trajectories": True}),
+}
+
+
+@pytest.mark.parametrize(("n", "episodes", "more"), CASES.values(), ids=CASES)
+def test_merged_shards_are_the_files_of_one_process(tmp_path: Path, n, episodes, more) -> None:
+    evaluate(tmp_path / "whole", None, episodes, **more)
+    parts = shards(tmp_path, n, episodes, **more)
+    before = contents(*parts)
+    result = tdcollect.merge(parts, tmp_path / "merged")
+    assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
+    assert contents(*parts) == before
+    assert result.digest == tdcollect.EvaluationResult.load(tmp_path / "whole").digest
+    assert tdcollect.verify(tmp_path / "merged").passed
+    runs = json.loads((tmp_path / "merged" / TIMES).read_text())
+    assert sum(run["episodes"] for run in runs) == len(result.episodes)
+
+
+def test_failed_episodes_are_merged(tmp_path: Path) -> None:
+    seeds = tuple(tdcollect.env_seed(0, i) for i in (1, 4))
+
+    def run(out: str, shard: Any = None) -> None:
+        settings = {"output_dir": tmp_path / out, "shard": shard, "progress": False}
+        tdcollect.evaluate(Failing, None, 5, env_kwargs={"seeds": seeds}, **settings)
+
+    for out, shard in [("whole", None), ("0", (0, 2)), ("1", (1, 2))]:
+        run(out, shard)
+    merged = tdcollect.merge([tmp_path / "0", tmp_path / "1"], tmp_path / "merged")
+    assert [episode.index for episode in merged.episodes if not episode.completed] == [1, 4]
+    assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
+
+
+def test_a_shard_has_the_manifest_of_the_whole(runs: Path) -> None:
+    for part in both(runs):
+        assert (part / "manifest.json").read_bytes() == (
+            runs / "whole" / "manifest.json"
+        ).read_bytes()
+        assert not (part / "results.json").exists()
+        assert not (part / "report.html").exists()
+
+
+def test_shards_that_were_cut_in_several_ways_are_merged(runs: Path) -> None:
+    evaluate(runs / "quarter", (0, 4), keep_trajectories=True)  # which is half of shard 0/2
+    evaluate(runs / "other", (2, 4), keep_trajectories=True)
+    shutil.rmtree(runs / "shard-0")
+    tdcollect.merge([runs / "quarter", runs / "shard-1", runs / "other"], runs / "merged")
+    assert contents(runs / "merged") == contents(runs / "whole")
+
+
+def test_merging_again_finds_it_done(runs: Path) -> None:
+    tdcollect.merge(both(runs), runs / "merged")
+    before = {path: path.stat().st_mtime_ns for path in (runs / "merged").rglob("*")}
+    again = tdcollect.merge(reversed(both(runs)), runs / "merged")
+    assert {path: path.stat().st_mtime_ns for path in (runs / "merged").rglob("*")} == before
+    assert len(again.episodes) == EPISODES
+
+
+def test_an_evaluation_that_one_process_began_is_completed_by_a_merge(runs: Path) -> None:
+    evaluate(runs / "begun", (0, 4), keep_trajectories=True)
+    (runs / "begun" / "shard.json").unlink()  # as if the whole had stopped there
+    tdcollect.merge(both(runs), runs / "begun")
+    assert contents(runs / "begun") == contents(runs / "whole")
+
+
+@pytest.mark.parametrize("link", [os.link, None], ids=["links", "copies"])
+def test_data_are_links_or_copies(runs: Path, monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError("another file system")
+
+    monkeypatch.setattr("os.link", link or refuse)
+    merged = tdcollect.merge(both(runs), runs / "merged")
+    links = {path.stat().st_nlink for path in (runs / "merged").rglob("*.memmap")}
+    assert links == ({2} if link else {1})
+    shutil.rmtree(runs / "shard-0")
+    assert len(merged.trajectory(0)) == merged.record(0).length
+
+
+def test_memory_grows_by_less_than_a_kilobyte_for_each_record(tmp_path: Path, monkeypatch) -> None:
+    """Beside that of the statistics and the report."""
+    monkeypatch.setattr(merging, "finish", lambda *args: None)
+
+    def peak(count: int) -> int:
+        parts = [tmp_path / f"{count}-{i}" for i in range(2)]
+        for i, part in enumerate(parts):
+            directory = Directory(part, manifest(episodes=count), Shard(i, 2))
+            directory.finish(ledger([1.0] * count)[i::2])
+            directory.finish_shard()
+            directory.close()
+        found = []
+        for again in range(3):  # the first may import
+            gc.collect()
+            tracemalloc.start()
+            tdcollect.merge(parts, tmp_path / f"{count}-{again}-merged")
+            found.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        return min(found)
+
+    assert 100 < (peak(900) - peak(100)) / 800 < 1000
+
+
+# The argument
+
+
+@given(
+    st.one_of(st.integers(0, 40), st.lists(st.integers(0, 99), unique=True)),
+    st.integers(1, 12),
+)
+def test_every_episode_is_in_one_shard(episodes: Any, n: int) -> None:
+    indices = range(episodes) if isinstance(episodes, int) else episodes
+    cut = [list(Shard(i, n).select(indices)) for i in range(n)]
+    assert sorted(itertools.chain(*cut)) == sorted(indices)
+    assert max(map(len, cut)) - min(map(len, cut)) <= 1
+    assert cut[0][:2] == list(indices)[: n + 1 : n]
+
+
+@pytest.mark.parametrize(
+    "shard", [(4, 4), (-1, 2), (0, 0), "0/4", 3, (1.0, 2), (True, 2), (0, 1, 2), ()], ids=str
+)
+def test_a_shard_that_cannot_be_is_refused_before_an_env_is_made(shard: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected shard to be \(i, n\) with two ints, i from 0"):
+        tdcollect.evaluate(lambda: 1 / 0, None, 8, shard=shard)
+
+
+def test_without_a_directory_the_result_has_the_episodes_of_the_shard(written: Path) -> None:
+    whole = tdcollect.EvaluationResult.load(written / "whole")
+    result = evaluate(None, (1, 3), keep_trajectories=True)
+    assert result.episodes == whole.episodes[1::3]
+    assert result.missing == [0, 2, 3, 5, 6]
+    assert len(result.trajectory(4)) == whole.record(4).length
+    assert {**result.manifest} == {**evaluate(None, (0, 3)).manifest}
+    assert len(result.replay(1)) == whole.record(1).length
+    with pytest.raises(KeyError, match="episode 0 is not among the 3 of this ledger"):
+        result.replay(0)
+
+
+def test_listed_text() -> None:
+    assert [listed_text([2, 6, 10, 14][:n]) for n in range(5)] == [
+        *("", "2", "2 and 6", "2, 6 and 10", "2, 6, 10 and 1 more")
+    ]
+
+
+# The directory of a shard
+
+
+def test_a_finished_shard_is_found_done(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(runs)
+    ran = []
+    monkeypatch.setattr(Directory, "add", lambda *args: ran.append(args))
+    result = evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
+    assert [episode.index for episode in result.episodes] == [1, 3, 5, 7]
+    assert ran == []
+    assert contents(runs) == before
+
+
+@pytest.mark.parametrize("lines", [0, 2, 4])
+def test_an_interrupted_shard_goes_on(runs: Path, lines: int) -> None:
+    before = contents(runs)
+    unmark(runs / "shard-1", lines)
+    assert read_shard(runs / "shard-1") == (Shard(1, 2), None)
+    evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
+    assert contents(runs) == before
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_shard_is_refused_there(runs: Path, finished: bool) -> None:
+    if not finished:
+        unmark(runs / "shard-1", 2)
+    before = contents(runs)
+    for other in [(0, 2), (1, 4)]:
+        with pytest.raises(ValueError, match=r"expected .* to hold shard \d/\d or nothing, got sh"):
+            evaluate(runs / "shard-1", other)
+    assert contents(runs) == before
+
+
+def test_a_shard_is_refused_in_the_directory_of_a_whole_evaluation(runs: Path) -> None:
+    before = contents(runs)
+    with pytest.raises(ValueError, match="or nothing, got the whole evaluation; choose a direct"):
+        evaluate(runs / "whole", (0, 1))
+    assert contents(runs) == before
+    (runs / "whole" / "results.json").unlink()
+    with pytest.raises(ValueError, match="or nothing, got episode 1, which is not of this shard"):
+        evaluate(runs / "whole", (0, 2))
+
+
+def test_a_shard_whose_process_died_before_it_was_marked_goes_on(runs: Path) -> None:
+    before = contents(runs)
+    (runs / "shard-1" / "shard.json").unlink()
+    evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
+    assert contents(runs) == before
+
+
+@pytest.mark.parametrize("lines", [2, None], ids=["unfinished", "finished"])
+def test_the_whole_goes_on_from_a_shard(runs: Path, lines: int | None) -> None:
+    if lines is not None:
+        unmark(runs / "shard-1", lines)
+    (runs / "shard-1" / ".shard.json.999999999.part").touch()  # of a process that was killed
+    result = evaluate(runs / "shard-1", keep_trajectories=True)
+    assert len(result.episodes) == EPISODES
+    assert contents(runs / "shard-1") == contents(runs / "whole")
+
+
+def test_a_whole_that_is_refused_leaves_the_shard_as_it_was(runs: Path) -> None:
+    evaluate(runs / "bare", (0, 2))
+    before = contents(runs)
+
+    def stop(td: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(ValueError, match="expected the data of the episodes that"):
+        evaluate(runs / "bare", keep_trajectories=True)
+    with pytest.raises(ValueError, match="holds another evaluation"):
+        evaluate(runs / "shard-1", policy=stop)
+    assert contents(runs) == before
+
+
+def test_the_whole_that_is_one_shard(runs: Path) -> None:
+    evaluate(runs / "one", (0, 1), keep_trajectories=True)
+    evaluate(runs / "one", keep_trajectories=True)
+    assert contents(runs / "one") == contents(runs / "whole")
+
+
+def test_a_shard_that_never_ran_leaves_nothing(tmp_path: Path) -> None:
+    def stop(td: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(tmp_path / "out", (0, 2), policy=stop)
+    assert not (tmp_path / "out").exists()
+
+
+# Alterations
+
+
+def alter_record(out: Path) -> None:
+    file = out / "episodes.jsonl"
+    first, *rest = file.read_text().splitlines(keepends=True)
+    file.write_text(json.dumps(json.loads(first) | {"return": 99.0}) + "\n" + "".join(rest))
+
+
+ALTERED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "record": (alter_record, r"episodes\.jsonl: its digest is .* in shard\.json: one of the two"),
+    "no ledger": (
+        lambda out: (out / "episodes.jsonl").unlink(),
+        r"episodes\.jsonl: its digest is none, as it is missing",
+    ),
+    "manifest": (
+        lambda out: rewrite(out / "manifest.json", lambda found: found.update(device="cuda")),
+        r"manifest\.json: its digest is .* was altered",
+    ),
+    "shard": (
+        lambda out: (out / "shard.json").write_text("[1, 2]"),
+        r"expected .*shard\.json to hold a JSON object",
+    ),
+    "bounds": (
+        lambda out: rewrite(out / "shard.json", lambda found: found.update(shard=[2, 2])),
+        r"expected .*shard\.json as tdcollect writes it, got shard \[2, 2\] and",
+    ),
+    "digests": (
+        lambda out: rewrite(out / "shard.json", lambda found: found.update(ledger=3)),
+        r"expected .*shard\.json as tdcollect writes it, got shard \[1, 2\] and digests {",
+    ),
+    "a digest": (
+        lambda out: rewrite(out / "shard.json", lambda found: found.pop("manifest")),
+        r"expected .*shard\.json as tdcollect writes it, got shard \[1, 2\] and digests {",
+    ),
+    "pipe": (
+        lambda out: [(out / "shard.json").unlink(), os.mkfifo(out / "shard.json")],
+        r"shard\.json: it is not a file",
+    ),
+}
+
+
+@pytest.mark.parametrize(("alter", "told"), ALTERED.values(), ids=ALTERED)
+def test_an_altered_shard_is_refused(runs: Path, alter, told: str) -> None:
+    alter(runs / "shard-1")
+    readers: list[Callable[[], object]] = [
+        lambda: tdcollect.merge(both(runs), runs / "merged"),
+        lambda: tdcollect.EvaluationResult.load(runs / "shard-1"),
+    ]
+    for read in readers:
+        with pytest.raises(ValueError, match=told):
+            read()
+    assert not (runs / "merged").exists()
+    assert not tdcollect.verify(runs / "shard-1").passed
+
+
+def test_a_shard_of_altered_bounds_is_unfinished(runs: Path) -> None:
+    rewrite(runs / "shard-1" / "shard.json", lambda found: found.update(shard=[0, 2]))
+    told = str(tdcollect.verify(runs / "shard-1"))
+    assert "episodes 1, 3, 5 and 1 more are not of shard 0/2" in told
+    assert "shard 0/2 is unfinished: it lacks 4 episodes" in told
+    with pytest.raises(
+        ValueError, match=r"shard 0/2 in .*shard-1 is unfinished: it lacks episodes"
+    ):
+        tdcollect.merge(both(runs), runs / "merged")
+
+
+def test_altered_data_are_refused(runs: Path) -> None:
+    (file, *_) = (runs / "shard-1" / "trajectories" / "000003").rglob("reward.memmap")
+    file.write_bytes(b"\1" * file.stat().st_size)
+    with pytest.raises(ValueError, match="the data kept of episode 3 are not those of its record"):
+        tdcollect.merge(both(runs), runs / "merged")
+    assert not (runs / "merged").exists()
+
+
+def test_data_of_only_some_shards_are_refused(runs: Path) -> None:
+    shutil.rmtree(runs / "shard-1" / "trajectories")
+    expected = "to have the data of their episodes, or none, but .*shard-0 has data, and .*shard-1"
+    with pytest.raises(ValueError, match=expected + r" has none of 4 episodes \(episode 1 first\)"):
+        tdcollect.merge(both(runs), runs / "merged")
+    shutil.rmtree(runs / "shard-0" / "trajectories")
+    tdcollect.merge(both(runs), runs / "merged")
+    assert not (runs / "merged" / "trajectories").exists()
+
+
+# What is missing
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    parts = shards(tmp_path, 4, range(40))[::-1]
+    unmark(parts[1], 8)
+    shutil.rmtree(parts[2])
+    parts[2].mkdir()
+    with pytest.raises(ValueError, match="expected shards that are finished") as refused:
+        tdcollect.merge(parts[:3], tmp_path / "merged")
+    assert str(refused.value) == (
+        "expected shards that are finished, and complete together, but "
+        f"{parts[2]} holds no evaluation; "
+        f"shard 1/4 in {parts[1]} is unfinished: it lacks episodes 33 and 37; "
+        "none has shards 2/4 and 3/4: episodes 2, 3, 6 and 17 more. "
+        "Run the commands of these shards (again): each goes on where it was; then merge"
+    )
+    assert not (tmp_path / "merged").exists()
+
+
+def test_missing_episodes_of_unlike_cuts_are_named(runs: Path) -> None:
+    evaluate(runs / "third", (0, 3), keep_trajectories=True)
+    with pytest.raises(ValueError, match=r"but none has episodes 2 and 4\. Run"):
+        tdcollect.merge([runs / "third", runs / "shard-1"], runs / "merged")
+    with pytest.raises(ValueError, match=r"but none has shard 0/2: episodes 0, 2, 4 and 1 more\."):
+        tdcollect.merge([runs / "shard-1"], runs / "merged")
+
+
+def test_an_evaluation_that_never_finished_is_named(runs: Path) -> None:
+    unmark(runs / "shard-1", 4)
+    with pytest.raises(ValueError, match="shard-1 is unfinished: it has all episodes, and no dig"):
+        tdcollect.merge(both(runs), runs / "merged")
+    assert "shard 1/2 is unfinished: this file has no digest" in str(
+        tdcollect.verify(runs / "shard-1")
+    )
+
+
+# Twins
+
+
+def test_an_episode_in_two_directories_is_merged_once(runs: Path) -> None:
+    shutil.copytree(runs / "shard-1", runs / "twin")
+    tdcollect.merge([*both(runs), runs / "twin", runs / "whole"], runs / "merged")
+    assert contents(runs / "merged") == contents(runs / "whole")
+
+
+def forge(out: Path, index: int, **changed: Any) -> None:
+    """Change a record of a shard, and its digest."""
+    found = tdcollect.EvaluationResult.load(out)
+    shard = read_shard(out)
+    assert shard is not None
+    lines = [json.loads(episode.to_json()) for episode in found.episodes]
+    lines = [line | changed if line["index"] == index else line for line in lines]
+    (out / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (out / "shard.json").unlink()
+    directory = Directory(out, found.manifest, shard.shard)
+    directory.finish_shard()
+    directory.close()
+
+
+@pytest.mark.parametrize("changed", [{"digest": "ab" * 32}, {"return": 99.0}], ids=str)
+def test_an_episode_that_is_not_the_same_in_two_directories_is_refused(runs, changed) -> None:
+    shutil.copytree(runs / "shard-1", runs / "twin")
+    forge(runs / "twin", 5, **changed)
+    (name,) = changed
+    told = f"episode 5 is not the same in .*shard-1 and in .*twin: its {name} is .* and "
+    with pytest.raises(ValueError, match=told):
+        tdcollect.merge([*both(runs), runs / "twin"], runs / "merged")
+    assert not (runs / "merged").exists()
+
+
+@pytest.mark.parametrize("restarted", ["shard-1", "twin"])
+def test_of_two_runs_of_an_episode_the_one_with_fewer_restarts_counts(runs, restarted) -> None:
+    shutil.copytree(runs / "shard-1", runs / "twin")
+    forge(runs / restarted, 5, restarts=1)
+    tdcollect.merge([*both(runs), runs / "twin"], runs / "merged")
+    assert contents(runs / "merged") == contents(runs / "whole")
+
+
+# Manifests that differ
+
+
+def other_manifest(out: Path, **changed: Any) -> None:
+    """Have a finished shard run under another manifest; keys have ``__`` for dots."""
+
+    def change(found: dict[str, Any]) -> None:
+        for path, value in changed.items():
+            *into, last = path.split("__")
+            entry = found
+            for key in into:
+                entry = entry[key]
+            entry[last] = value
+
+    rewrite(out / "manifest.json", change)
+    shard = read_shard(out)
+    assert shard is not None
+    (out / "shard.json").unlink()
+    directory = Directory(out, json.loads((out / "manifest.json").read_text()), shard.shard)
+    directory.finish_shard()
+    directory.close()
+
+
+def test_shards_of_two_evaluations_are_refused(runs: Path) -> None:
+    other_manifest(runs / "shard-1", policy__class="lab.Actor", device="cuda")
+    for allow in (False, True):
+        with pytest.raises(ValueError, match="merge only shards of one evaluation") as refused:
+            tdcollect.merge(both(runs), runs / "merged", allow_mixed=allow)
+        assert re.search("but device is 'c.*' in .*; policy.class is '.*' in", str(refused.value))
+        assert f"'lab.Actor' in {runs / 'shard-1'}" in str(refused.value)
+    assert not (runs / "merged").exists()
+
+
+def test_mixed_shards_are_merged_if_allowed_and_the_manifest_tells(runs: Path) -> None:
+    own = json.loads((runs / "shard-0" / "manifest.json").read_text())
+    other_manifest(runs / "shard-1", platform__cpu="AAA", versions__torch="1.0", versions__vmas="2")
+    with pytest.raises(ValueError, match=r"but platform\.cpu is .* \(--allow-mixed\), which the"):
+        tdcollect.merge(both(runs), runs / "merged")
+    for order, name in [(both(runs), "merged"), (both(runs)[::-1], "reversed")]:
+        tdcollect.merge(order, runs / name, allow_mixed=True)
+    found = tdcollect.EvaluationResult.load(runs / "merged")
+    assert found.manifest["mixed"] == {
+        "platform.cpu": ["AAA", own["platform"]["cpu"]],
+        "versions.vmas": ["2", None],
+        "versions.torch": ["1.0", own["versions"]["torch"]],
+    }
+    assert contents(runs / "merged") == contents(runs / "reversed")
+    assert tdcollect.verify(runs / "merged").passed
+    page = (runs / "merged" / "report.html").read_text()
+    assert f"Not the same for all episodes: platform.cpu, AAA and {own['platform']['cpu']}." in page
+    whole = tdcollect.EvaluationResult.load(runs / "whole")
+    compared = str(tdcollect.compare(whole, found, names=["whole", "merged"]))
+    assert "Not the same for all episodes of merged: versions.torch, 1.0 and" in compared
+    with pytest.raises(
+        ValueError, match="to hold this merged evaluation, but its manifest has oth"
+    ):
+        tdcollect.merge([runs / "whole"], runs / "merged")
+    with pytest.raises(ValueError, match=r"holds another evaluation: platform\.cpu is"):
+        tdcollect.merge(both(runs), runs / "whole", allow_mixed=True)
+
+
+def with_platform(cpu: str, **more: Any) -> dict[str, Any]:
+    return manifest(platform={"system": "Linux", "cpu": cpu}, **more)
+
+
+def test_values_that_a_mixed_manifest_has_are_no_differences() -> None:
+    two, cpu = with_platform("AVX2"), "platform.cpu"
+    two["mixed"] = manifests.mixed_entries(two, with_platform("AVX512"))
+    assert two["mixed"] == {cpu: ["AVX2", "AVX512"]}
+    for known in (two, with_platform("AVX2"), with_platform("AVX512")):
+        assert manifests.differences(two, known) == []
+        assert manifests.mixed_entries(two, known) == two["mixed"]
+    other = with_platform("NEON", device="cuda")
+    assert manifests.differences(two, other) == [
+        ("device", "cpu", "cuda"),
+        (cpu, ["AVX2", "AVX512"], "NEON"),
+    ]
+    assert manifests.differences(with_platform("AVX2"), two) == [(cpu, "AVX2", ["AVX2", "AVX512"])]
+    three = {"device": ["cpu", "cuda"], cpu: ["AVX2", "AVX512", "NEON"]}
+    assert manifests.mixed_entries(two, other) == three == manifests.mixed_entries(other, two)
+
+
+@pytest.mark.parametrize(
+    "mixed", [[], {"env.id": ["a", "b"]}, {"device": "cpu"}, {"device": ["cpu"]}], ids=str
+)
+def test_a_mixed_entry_that_cannot_be_is_refused(tmp_path: Path, mixed: Any) -> None:
+    Directory(tmp_path / "out", manifest(mixed=mixed)).close()
+    with pytest.raises(ValueError, match="as tdcollect writes it, got mixed"):
+        tdcollect.EvaluationResult.load(tmp_path / "out")
+
+
+def test_an_evaluation_goes_on_elsewhere_if_allowed(runs, monkeypatch) -> None:
+    """And once it has, at either place."""
+    unmark(runs / "shard-1", 2)
+    versions = manifests._versions()
+    monkeypatch.setattr(manifests, "_versions", lambda: versions | {"torch": "9.9"})
+    with pytest.raises(ValueError, match=r"versions\.torch is .*; or go on with allow_mixed=True"):
+        evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
+    result = evaluate(runs / "shard-1", (1, 2), keep_trajectories=True, allow_mixed=True)
+    assert result.manifest["mixed"] == {"versions.torch": [versions["torch"], "9.9"]}
+    assert tdcollect.EvaluationResult.load(runs / "shard-1").manifest == result.manifest
+    monkeypatch.undo()
+    assert evaluate(runs / "shard-1", (1, 2)).manifest == result.manifest
+    merged = tdcollect.merge(both(runs), runs / "merged", allow_mixed=True)
+    assert merged.manifest["mixed"] == result.manifest["mixed"]
+
+
+def test_a_finished_evaluation_is_not_rewritten_elsewhere(runs, monkeypatch) -> None:
+    before = contents(runs)
+    versions = manifests._versions()
+    monkeypatch.setattr(manifests, "_versions", lambda: versions | {"torch": "9.9"})
+    evaluate(runs / "whole", allow_mixed=True)
+    evaluate(runs / "shard-0", (0, 2), allow_mixed=True)
+    assert contents(runs) == before
+
+
+# The arguments of merge
+
+
+def test_directories_that_cannot_be_merged_are_refused(runs: Path) -> None:
+    zero, one = both(runs)
+    before = contents(runs)
+    cases: list[tuple[Any, Path, str]] = [
+        ([], runs / "out", "expected directories to merge, got none"),
+        ([zero, zero], runs / "out", "expected directories that differ, got .*shard-0 twice"),
+        ([zero, one], one, "expected an output_dir outside of the directories to merge"),
+        ([zero, one], one / "out", "expected an output_dir outside of the directories to merge"),
+        ([zero], one, "which holds shard 1/2; choose another"),
+        ([zero, one], runs, "which holds other files; choose another"),
+        ([runs / "none"], runs / "out", "none holds no evaluation"),
+    ]
+    for directories, out, told in cases:
+        with pytest.raises(ValueError, match=told):
+            tdcollect.merge(directories, out)
+    with pytest.raises(TypeError, match="expected a list of directories to merge, got '"):
+        tdcollect.merge(str(zero), runs / "out")
+    assert contents(runs) == before
+
+
+def test_another_evaluation_in_the_output_directory_is_left_alone(runs: Path) -> None:
+    evaluate(runs / "other", seed=3)
+    evaluate(runs / "bare")
+    shutil.copytree(runs / "whole", runs / "altered")
+    (file, *_) = (runs / "altered" / "trajectories" / "000003").rglob("reward.memmap")
+    file.unlink()  # which may be a link
+    before = contents(runs)
+    for name, told in [
+        ("other", r"holds another evaluation: seeds\.root is 3 there and 0 here"),
+        ("bare", "to hold this merged evaluation, but it lacks the data of episode 0"),
+        ("altered", "does not hold the data of an episode"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            tdcollect.merge(both(runs), runs / name)
+    for part in both(runs):
+        shutil.rmtree(part / "trajectories")
+    with pytest.raises(ValueError, match="it holds data of episodes, and the shards have none"):
+        tdcollect.merge(both(runs), runs / "whole")
+    after = contents(runs)
+    assert {name: before[name] for name in after} == after
+
+
+# Killed
+
+
+def die(kind: str, number: int, arguments: list[str]) -> None:
+    """Run the command, and die before the file or folder of this number is in its place."""
+    from tdcollect.files import Path as Moved
+
+    moves, move = itertools.count(), getattr(Moved, kind)
+
+    def dying(path: Path, target: Path) -> Path:
+        if next(moves) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return move(path, target)
+
+    setattr(Moved, kind, dying)
+    os._exit(main(arguments))
+
+
+def kill_until_done(kind: str, number: int, arguments: list[str]) -> int:
+    """Run the command until it is not killed; the number of kills."""
+    for kills in itertools.count():
+        process = start(die, kind, number, arguments)
+        process.join()
+        if process.exitcode == 0:
+            return kills
+        assert process.exitcode == -signal.SIGKILL
+    raise AssertionError
+
+
+def test_a_merge_that_is_killed_ends_with_the_same_bytes(runs: Path) -> None:
+    """Between each file and the next."""
+    out = runs / "merged"
+    typed = ["merge", *map(str, both(runs)), f"--output-dir={out}", "--quiet"]
+    before = contents(*both(runs))
+    for number in (1, 5):  # at the second folder of data, and at the sixth
+        process = start(die, "rename", number, typed)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert kill_until_done("replace", 1, typed) >= 5
+    assert contents(out) == contents(runs / "whole")
+    assert len(json.loads((out / TIMES).read_text())) == 2
+    assert contents(*both(runs)) == before
+
+
+def test_a_shard_that_is_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """Before its mark, its ledger in order, its request, and its digests are there."""
+    command = "evaluate CartPole-v1 --policy random --episodes 6 --quiet --num-envs 2 --shard 1/2"
+    for name in ("whole", "killed"):
+        typed = [*command.split(), f"--output-dir={tmp_path / name}"]
+        if name == "whole":
+            assert main(typed) == 0
+    assert kill_until_done("replace", 1, typed) >= 3
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+# The command line
+
+
+EVALUATE = "evaluate @:short --policy @:net --episodes 5 --num-envs 2"
+
+
+def test_shards_of_the_command_line_are_merged(typed, here) -> None:
+    """With the commands of the report, and the request that replay reads."""
+    assert typed(f"{EVALUATE} --keep-trajectories --output-dir whole --quiet")[0] == 0
+    for i in range(2):
+        status, out, _ = typed(
+            f"{EVALUATE} --keep-trajectories --shard {i}/2 --output-dir part-{i}"
+        )
+        assert status == 0
+        assert (
+            f"shard {i}/2: {3 - i} episodes ended, {2 + i} are in other shards; when those" in out
+        )
+        assert f"\ntdcollect merge part-{i} DIR... --output-dir DIR\n" in out
+    status, out, _ = typed("merge part-0 part-1 --output-dir merged")
+    assert status == 0
+    assert str(tdcollect.EvaluationResult.load("whole").summary()) in out
+    assert "report merged/report.html" in out
+    assert contents(here / "merged") == contents(here / "whole")
+    assert "request.json" in "".join(contents(here / "merged"))
+    for command in ("verify part-0 part-1 merged", "replay part-1 3 --trust"):
+        status, out, err = typed(command)
+        assert status == 0, err
+    status, out, _ = typed("verify part-1 --json")
+    (told,) = json.loads(out)["evaluations"]
+    assert (told["shard"], told["episodes"], told["problems"]) == ([1, 2], 2, [])
+    assert (
+        "part-1: shard 1/2, 2 records and the data of 2 checked: passed"
+        in typed("verify part-1")[1]
+    )
+
+
+def test_json_of_shards(typed, here) -> None:
+    for i in range(2):
+        status, out, _ = typed(f"{EVALUATE} --shard {i}/2 --output-dir part-{i} --json")
+        assert (status, json.loads(out)["shard"], json.loads(out)["report"]) == (0, [i, 2], None)
+    status, out, _ = typed("merge part-0 part-1 --output-dir merged --json")
+    assert (status, json.loads(out)["episodes"]) == (0, 5)
+    assert json.loads(out)["report"] == "merged/report.html"
+
+
+@pytest.mark.parametrize("text", ["4/4", "-1/2", "0/0", "1", "1/2/3", "a/b", "1.0/2", "0 / 2", ""])
+def test_a_shard_that_cannot_be_is_not_understood(typed, text: str, capsys) -> None:
+    command = ["evaluate", "CartPole-v1", "--policy", "random", f"--shard={text}"]
+    assert main([*command, "--output-dir=out"]) == 2
+    told = f"i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got {text!r}"
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_shards_refuse_on_the_command_line(typed, here) -> None:
+    assert typed(f"{EVALUATE} --shard 0/2")[0] == 2
+    for i in range(2):
+        typed(f"{EVALUATE} --shard {i}/2 --output-dir part-{i} --quiet")
+    for command, told in [
+        (
+            "compare part-0 part-1",
+            "part-0 holds shard 0/2 of an evaluation; make one of all shards",
+        ),
+        ("merge part-1 --output-dir out", "but none has shard 0/2: episodes 0, 2 and 4. Run the"),
+        (
+            f"{EVALUATE} --shard 1/2 --output-dir part-0",
+            "expected part-0 to hold shard 1/2 or noth",
+        ),
+    ]:
+        status, _, err = typed(command)
+        assert (status, err.count("\n")) == (1, 1)
+        assert told in err
+    unmark(here / "part-1", 1)
+    status, out, _ = typed("verify part-0 part-1")
+    assert status == 1
+    assert "shard 1/2 is unfinished: it lacks 1 episode\n" in out
+
+
+def test_a_request_that_differs_is_left_out(runs: Path) -> None:
+    from tdcollect.evaluation import Request
+
+    Request("CartPole-v1", "random", directory=str(runs)).write(runs / "shard-0")
+    with pytest.warns(UserWarning, match="do not name the same env and policy in request.json"):
+        tdcollect.merge(both(runs), runs / "merged")
+    assert contents(runs / "merged") == contents(runs / "whole")

@@ -1,0 +1,227 @@
+"""Who runs which episodes: every episode ends once, and only those to blame fail."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.workers import schedule as module
+from tdcollect.evaluation.workers.schedule import Schedule
+
+
+def record(index: int, digest: str = "") -> Episode:
+    return Episode(index, 2 * index, 3 * index, "completed", 0, digest=digest or f"{index:064x}")
+
+
+@dataclass
+class Worker:
+    """A worker that runs ``slots`` episodes at a time, in the order in which they were handed out.
+
+    Attributes:
+        speed: seconds per step.
+        queue: the episodes that it has not begun.
+        running: the steps that are left of those that run.
+    """
+
+    slots: int
+    speed: float
+    queue: list[int] = field(default_factory=list)
+    running: dict[int, int] = field(default_factory=dict)
+    ready: float = 0.0
+
+    def begin(self, lengths: dict[int, int]) -> None:
+        while self.queue and len(self.running) < self.slots:
+            index = self.queue.pop(0)
+            self.running[index] = lengths[index]
+
+
+class Simulation:
+    """Workers in simulated time.
+
+    Args:
+        lengths: the steps of each episode, by index.
+        poisoned: the episodes that end their worker at their last step.
+        workers: the slots of each worker, and its seconds per step.
+        max_lost: of the schedule.
+        deaths: the moments at which a worker ends for another reason, and which.
+    """
+
+    def __init__(
+        self,
+        lengths: dict[int, int],
+        poisoned: set[int],
+        workers: list[tuple[int, float]],
+        max_lost: int,
+        deaths: list[tuple[float, int]] = (),  # type: ignore[assignment]
+    ):
+        self.lengths, self.poisoned, self.max_lost = lengths, poisoned, max_lost
+        self.schedule = Schedule(lengths, len(workers), max_lost)
+        self.workers = [Worker(*worker) for worker in workers]
+        self.deaths = sorted(deaths, reverse=True)
+        self.ended: Counter[int] = Counter()
+        self.failed: list[int] = []
+        self.lost: Counter[int] = Counter()  # by episode that ran
+        self.now = 0.0
+
+    def run(self) -> None:
+        for _ in range(100_000):
+            if not self.schedule.left:
+                return
+            self.hand_out()
+            self.check_idle()
+            self.step()
+        raise AssertionError("it does not finish")
+
+    def hand_out(self) -> None:
+        for rank, worker in enumerate(self.workers):
+            more = self.schedule.hand_out(rank, worker.slots)
+            assert not set(more) & set(worker.queue)
+            worker.queue += more
+            worker.begin(self.lengths)
+
+    def check_idle(self) -> None:
+        """No worker is idle while episodes wait that nobody has."""
+        idle = [rank for rank in range(len(self.workers)) if not self.schedule.holds(rank)]
+        held = sum(self.schedule.held(rank) for rank in range(len(self.workers)))
+        assert not idle or held == self.schedule.left
+
+    def step(self) -> None:
+        """Let the worker go on that is due next."""
+        at_work = [rank for rank, worker in enumerate(self.workers) if worker.running]
+        assert at_work
+        rank = min(at_work, key=lambda rank: self.workers[rank].ready)
+        worker = self.workers[rank]
+        self.now = max(self.now, worker.ready)
+        worker.ready = self.now + worker.speed
+        if self.deaths and self.deaths[-1][0] <= self.now:
+            victim = self.deaths.pop()[1] % len(self.workers)
+            self.die(victim)
+            if victim == rank:
+                return
+        for index in list(worker.running):
+            worker.running[index] -= 1
+            if worker.running[index]:
+                continue
+            if index in self.poisoned:
+                self.lost[index] += 1
+                self.die(rank)
+                return
+            del worker.running[index]
+            assert self.schedule.take_in(rank, f"worker {rank}", record(index))
+            self.ended[index] += 1
+        worker.begin(self.lengths)
+
+    def die(self, rank: int) -> None:
+        self.workers[rank] = Worker(self.workers[rank].slots, self.workers[rank].speed)
+        self.failed += self.schedule.lose(rank)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulations set the schedule's clock."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: CLOCK[0].now))
+
+
+CLOCK: list[Simulation] = []
+
+
+def simulated(*arguments: object) -> Simulation:
+    simulation = Simulation.__new__(Simulation)
+    simulation.now = 0.0
+    CLOCK[:] = [simulation]
+    simulation.__init__(*arguments)  # type: ignore[misc]
+    simulation.run()
+    return simulation
+
+
+def check(simulation: Simulation) -> None:
+    """Every episode has ended once, and only the poisoned ones have failed."""
+    assert sorted(simulation.failed) == sorted(simulation.poisoned)
+    assert simulation.ended == Counter(set(simulation.lengths) - simulation.poisoned)
+    most = max(2, simulation.max_lost)
+    assert all(simulation.lost[index] <= most for index in simulation.poisoned)
+
+
+workers = st.lists(st.tuples(st.integers(1, 16), st.floats(0.0001, 0.1)), min_size=1, max_size=7)
+
+
+@given(st.integers(0, 120), st.integers(1, 40), st.data(), workers, st.integers(1, 5), st.randoms())
+@hypothesis_settings(max_examples=150)
+def test_every_episode_ends_once_and_only_poisoned_ones_fail(
+    episodes: int,
+    longest: int,
+    data: st.DataObject,
+    workers: list[tuple[int, float]],
+    max_lost: int,
+    draw: random.Random,
+) -> None:
+    lengths = {7 * index: draw.randint(1, longest) for index in range(episodes)}
+    poisoned = data.draw(st.sets(st.sampled_from(sorted(lengths)), max_size=4)) if lengths else {}
+    check(simulated(lengths, set(poisoned), workers, max_lost))
+
+
+@given(st.integers(1, 120), workers, st.lists(st.tuples(st.floats(0, 2), st.integers(0, 6))))
+@hypothesis_settings(max_examples=100)
+def test_workers_that_end_for_other_reasons_fail_no_episode(
+    episodes: int, workers: list[tuple[int, float]], deaths: list[tuple[float, int]]
+) -> None:
+    lengths = {index: 1 + index % 10 for index in range(episodes)}
+    check(simulated(lengths, {3} & set(lengths), workers, len(deaths) + 2, deaths))
+
+
+@pytest.mark.parametrize("speeds", [(1, 1), (1, 1, 1, 1), (1, 2, 3), (1, 10)])
+@pytest.mark.parametrize("episodes", [10, 100, 1000])
+def test_workers_end_at_about_the_same_time(speeds: tuple[int, ...], episodes: int) -> None:
+    """Within two episodes of 20 steps, on the slots of the slowest."""
+    draw = random.Random(0)
+    lengths = {index: draw.randint(1, 20) for index in range(episodes)}
+    workers = [(1, 0.01 * speed) for speed in speeds]
+    simulation = simulated(lengths, set(), workers, 3)
+    check(simulation)
+    least = sum(lengths.values()) / sum(1 / speed for _, speed in workers)
+    assert simulation.now <= least + 4 * 20 * max(speed for _, speed in workers)
+
+
+def test_the_cost_of_one_poisoned_episode_is_bounded() -> None:
+    """All but one of a thousand episodes complete, though many were queued beside it."""
+    lengths = dict.fromkeys(range(1000), 1)
+    simulation = simulated(lengths, {500}, [(16, 0.0001)] * 2, 3)
+    check(simulation)
+    assert simulation.lost == {500: 3}
+
+
+def test_two_records_of_one_episode_must_agree() -> None:
+    """A worker that was lost may still answer, once another one runs its episodes."""
+    schedule = Schedule([4, 5], 2, 3)
+    CLOCK[:] = [SimpleNamespace(now=0.0)]  # type: ignore[list-item]
+    assert schedule.hand_out(0, 16) == [4]
+    assert schedule.hand_out(1, 16) == [5]
+    assert schedule.lose(0) == []
+    assert schedule.take_in(0, "worker 0 (process 10)", record(4))
+    assert schedule.take_in(1, "worker 1 (process 11)", record(5))
+    assert schedule.hand_out(1, 16) == [4]
+    assert not schedule.take_in(1, "worker 1 (process 11)", record(4))
+    assert schedule.left == 0
+    with pytest.raises(
+        NotReproducibleError,
+        match=rf"one digest of episode 4, which ran twice, got {record(4).digest} from worker 0 "
+        rf"\(process 10\) and {'f' * 64} from worker 1 \(process 11\): the machines differ",
+    ):
+        schedule.take_in(1, "worker 1 (process 11)", record(4, "f" * 64))
+
+
+def test_a_worker_that_had_no_episode_is_lost_without_more() -> None:
+    schedule = Schedule(range(3), 1, 3)
+    CLOCK[:] = [SimpleNamespace(now=0.0)]  # type: ignore[list-item]
+    assert schedule.lose(0) == []
+    assert schedule.left == 3
+    assert schedule.hand_out(0, 16) == [0, 1, 2]

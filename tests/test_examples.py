@@ -83,6 +83,22 @@ def test_ppo_prints_where_its_files_are(ppo) -> None:
     assert printed[0].read_bytes().startswith(b"\x89PNG")
 
 
+def test_ppo_draws_a_curve_of_test_episodes_and_names_the_best_checkpoint(ppo) -> None:
+    done, out = ppo
+    lines = (out / "curve" / "curve.csv").read_text().splitlines()[1:]
+    means = {int(line.split(",")[0]): float(line.split(",")[3]) for line in lines}
+    assert [*means] == list(range(768, 8192, 768))
+    best = max(means, key=lambda step: means[step])
+    shown = f"Best checkpoint: {best:,} frames, mean return of test episodes {means[best]:.1f}"
+    assert shown in done.stdout
+    weights = torch.load(out / "curve" / "best.pt", weights_only=True)
+    actor = runpy.run_path(str(EXAMPLES / "ppo.py"))["actor"]
+    policy = actor(tdcollect.make_env("CartPole-v1", 8))
+    policy.load_state_dict(weights)
+    again = tdcollect.evaluate("CartPole-v1", policy, 20, seed=1, progress=False)
+    assert again.digest == lines[[*means].index(best)].split(",")[-1]
+
+
 def test_ppo_tests_on_the_numbered_episodes(ppo) -> None:
     _, out = ppo
     for name in ("trained", "random"):

@@ -8,7 +8,8 @@ import cloudpickle
 
 _ADVICE = {
     "env": "pass a function that makes it, lambda: make_env()",
-    "policy": "an Evaluator takes a function that makes it, policy_factory=",
+    "policy": "make it without such parts; an Evaluator takes a function that makes it, "
+    "policy_factory=",
 }
 
 

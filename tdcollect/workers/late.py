@@ -1,4 +1,4 @@
-"""The start of a child process that calls a function of the user's before torch is imported."""
+"""A child process that calls a function of the user's before torch is imported."""
 
 from __future__ import annotations
 
@@ -6,28 +6,45 @@ import os
 import pickle
 import sys
 from importlib import import_module
-from multiprocessing.connection import Connection
 
-from tdcollect.workers.child import begin
+from tdcollect.workers.child import Lifeline, Spawned, begin
+from tdcollect.workers.protocol import shared_file
 
 
-def main(lifeline: int, end: int, *descriptors: int) -> None:
-    """Call the function that the first message holds, then ``main`` of the module that it names.
+def start(
+    module: str, lifeline: Lifeline, descriptors: tuple[int, ...], init_fn: bytes | None = None
+) -> Spawned:
+    """Start a fresh interpreter that runs ``main`` of a module.
+
+    Args:
+        module: its full name.
+        lifeline: ends the process with this one.
+        descriptors: files that it inherits, and the arguments of that ``main``.
+        init_fn: a pickled function to call first.
+    """
+    message = pickle.dumps((init_fn, module))
+    file = shared_file(len(message))
+    try:
+        os.pwrite(file, message, 0)
+        return Spawned(__name__, (lifeline.descriptor, file, *descriptors))
+    finally:
+        os.close(file)
+
+
+def main(lifeline: int, file: int, *descriptors: int) -> None:
+    """Call the function, then ``main`` of the module.
 
     Args:
         lifeline: the read end of a pipe that the parent holds open.
-        end: this process's end of the connection; the first argument of that ``main``.
-        descriptors: its other arguments.
+        file: holds the function and the module's name.
+        descriptors: the arguments of that ``main``.
     """
     begin(lifeline)
-    connection = Connection(end)
-    try:
-        init_fn, module = connection.recv()
-    except EOFError:
-        return
+    with open(file, "rb") as opened:
+        init_fn, module = pickle.loads(opened.read())
     if init_fn is not None:
         pickle.loads(init_fn)()
-    import_module(module).main(connection, *descriptors)
+    import_module(module).main(*descriptors)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # envs are closed; torch would take a second to go

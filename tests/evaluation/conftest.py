@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tdcollect.cli import main
-from tdcollect.evaluation.beside import process
+from tdcollect.workers import late
 
 from .evaluators import Forked
 
@@ -112,5 +112,5 @@ def typed(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tup
 def forked_process() -> Iterator[None]:
     """Fork the processes of evaluators: a fresh one imports torch, which takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "Spawned", Forked)
+        patch.setattr(late, "Spawned", Forked)
         yield

@@ -18,7 +18,7 @@ from torchrl.weight_update import MultiProcessWeightSyncScheme
 
 import tdcollect
 from tdcollect import Evaluator
-from tdcollect.evaluation.beside import process
+from tdcollect.workers import late
 
 from .envs import Walk
 from .policies import categorical, deterministic
@@ -32,7 +32,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def spawned(*_: Any) -> None:
         raise AssertionError("a process started")
 
-    monkeypatch.setattr(process, "Spawned", spawned)
+    monkeypatch.setattr(late, "Spawned", spawned)
 
 
 class Locked:
@@ -71,8 +71,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"on_result": "log"}, "expected on_result to be callable or None, got 'log'"),
     ({"init_fn": 0}, "expected init_fn to be callable or None, got 0"),
     ({"ray_kwargs": {"memory": 1}}, "expected ray_kwargs for backend='ray' only"),
-    ({"policy": Locked()}, "expected policy to be picklable, .*got Locked .*; an Evaluator takes a "
-     "function that makes it, policy_factory="),
+    ({"policy": Locked()}, "expected policy to be picklable, .*got Locked .*; make.*an Evaluator "
+     "takes a function that makes it, policy_factory="),
     ({"env": tdcollect.make_env(Walk, 2, backend="process", start_method="fork")},
      "expected env to be picklable, .*pass a function that makes it, lambda: make_env"),
     ({"metrics_fn": partial(print, threading.Lock())}, "expected metrics_fn to be picklable"),

@@ -117,7 +117,7 @@ def test_a_driver_that_dies_again_and_again_is_an_error_and_the_next_one_runs(
         for count in range(1, 5):
             wait_for_resets(gate, count)
             os.kill(pid_of(evaluator), signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"4 times in a row: .* by SIGKILL at step 7; run"):
+        with pytest.raises(RuntimeError, match=r"4 times in a row: .* by SIGKILL at step 7; see"):
             evaluator.wait(60)
         gate.touch()
         assert evaluator.wait(60)["eval/step"] == 8
@@ -223,6 +223,43 @@ def test_nothing_is_left_after_a_shutdown() -> None:
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     assert len(threading.enumerate()) == threads
+
+
+@forked
+def test_a_fork_of_the_training_neither_ends_the_process_nor_keeps_it() -> None:
+    evaluator = Evaluator(Walk, categorical(), num_trajectories=1)
+    evaluator.evaluate()
+    child = os.fork()
+    if not child:
+        evaluator.shutdown()
+        del evaluator
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    sleeper = os.fork()
+    if not sleeper:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert evaluator.evaluate(step=3)["eval/step"] == 3
+        pid = pid_of(evaluator)
+        evaluator.shutdown()
+        assert gone([pid], 2)
+    finally:
+        os.kill(sleeper, signal.SIGKILL)
+        os.waitpid(sleeper, 0)
+
+
+def fails() -> None:
+    raise ZeroDivisionError("first of all")
+
+
+@forked
+def test_a_first_function_that_raises_is_an_error() -> None:
+    with (
+        Evaluator(Walk, categorical(), init_fn=fails) as evaluator,
+        pytest.raises(RuntimeError, match=r"4 times in a row: .* ended with exit code 1 at step 0"),
+    ):
+        evaluator.evaluate()
 
 
 # --- fresh interpreters ---------------------------------------------------------------------------

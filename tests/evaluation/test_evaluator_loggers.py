@@ -90,9 +90,11 @@ def test_wandb(logged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert logger.experiment.summary["eval/reward"] == pytest.approx(found[1]["eval/reward"])
 
 
-def test_mlflow(logged: Any, tmp_path: Path) -> None:
+def test_mlflow(logged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     logger = MLFlowLogger("run", tracking_uri=(tmp_path / "mlruns").as_uri())
     found = logged(logger)
-    run = mlflow.get_run(logger.experiment and mlflow.active_run().info.run_id)
+    run = mlflow.get_run(mlflow.active_run().info.run_id)
+    mlflow.end_run()
     assert run.data.metrics["eval/reward"] == pytest.approx(found[1]["eval/reward"])

@@ -20,6 +20,7 @@ from tdcollect.evaluation.beside.process import DriverProcess
 MOST_RESTARTS = 3
 """Restarts of the process for one request."""
 
+_SECONDS = 1.0  # for a process that closed its connection to end by itself
 _GRACE = 5.0  # seconds for the thread to end, beside those for the process
 
 logger = logging.getLogger("tdcollect")
@@ -211,7 +212,7 @@ class Courier:
         try:
             message = process.connection.recv_bytes()
         except (EOFError, OSError):
-            self._lost(process.end())
+            self._lost(process.end(_SECONDS))
             return
         asked = self._running
         assert asked is not None
@@ -235,7 +236,7 @@ class Courier:
         what = f"the process that evaluates beside training {how} at step {asked.request.step}"
         if asked.restarts > MOST_RESTARTS:
             times = f"{asked.restarts} times in a row: {what}"
-            advice = "run tdcollect.evaluate with this env and policy to see why"
+            advice = "see its standard error, or run tdcollect.evaluate with this env and policy"
             self._complete(asked, RuntimeError(f"{times}; {advice}"))
         else:
             logger.warning("%s; a new one goes on", what)

@@ -151,5 +151,6 @@ def to_png(curve: Iterable[Point], name: str, confidence: float = 0.95) -> bytes
                 lw=0,
                 label=f"{percent_text(confidence)} interval",
             )
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8, borderaxespad=0.2)
     return plot.png

@@ -80,18 +80,16 @@ class Answering:
             runner, indices, None, keep_trajectories=False, output_dir=path, progress=False
         )
         pace = runner.steps / runner.seconds if runner.steps else 0.0
-        custom = {}
-        if self._metrics_fn is not None:
-            runner.run_again(result)
-            custom = custom_metrics(self._metrics_fn, runner.data)
         point = point_of(request.step, result.summary(), result.digest)
         if self._folder is not None:
             name = str(runner.manifest["env"]["id"])
             self._folder.note(point, name, runner.policy_state)
+        custom = {}
+        if self._metrics_fn is not None:
+            runner.run_again(result)
+            custom = custom_metrics(self._metrics_fn, runner.data)
         return Answer(
-            result.manifest,
-            result.episodes,
-            result.errors,
+            pickle.dumps((result.manifest, result.episodes, result.errors)),
             None if path is None else str(path),
             metrics_of(point, result.returns, pace, custom, self._setup.log_prefix),
             point,
@@ -134,8 +132,13 @@ class _Watched(Driver):
             self.data[record.index] = data
 
 
-def main(connection: Connection) -> None:
-    """Answer requests until the training process closes the connection."""
+def main(end: int) -> None:
+    """Answer requests until the training process closes the connection.
+
+    Args:
+        end: this process's end of it.
+    """
+    connection = Connection(end)
     with suppress(EOFError, OSError):
         answering = Answering(pickle.loads(connection.recv_bytes()))
         try:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from tdcollect.evaluation.beside.curve import Best, Point
-from tdcollect.evaluation.ledger.records import Episode
 
 
 class Setup(NamedTuple):
@@ -51,9 +50,7 @@ class Answer(NamedTuple):
     """The outcome of a request.
 
     Attributes:
-        manifest: of the evaluation.
-        episodes: its records.
-        errors: the last error of each episode that failed, by index.
+        records: manifest, records and errors of the evaluation, pickled: few callers want them.
         directory: that of the evaluation, if it has one.
         metrics: for loggers, by name.
         point: its point of the curve.
@@ -61,9 +58,7 @@ class Answer(NamedTuple):
         lost: how each worker ended that was lost, in lines.
     """
 
-    manifest: Mapping[str, Any]
-    episodes: list[Episode]
-    errors: Mapping[int, str]
+    records: bytes
     directory: str | None
     metrics: dict[str, Any]
     point: Point

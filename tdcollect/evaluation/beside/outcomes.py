@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,9 @@ class Outcomes:
         self.tell(answer.metrics)
         if asked.kind is Kind.TRIGGER:
             return answer.metrics
-        return EvaluationResult(
-            answer.manifest,
-            answer.episodes,
-            answer.directory,
-            replay=replay_of(self._job, asked.request),
-            errors=answer.errors,
-        )
+        manifest, episodes, errors = pickle.loads(answer.records)
+        replay = replay_of(self._job, asked.request)
+        return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
 
     def tell(self, metrics: Mapping[str, Any]) -> None:
         """Call ``on_result`` with metrics as a flat TensorDict."""

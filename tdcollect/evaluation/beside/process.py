@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from multiprocessing import Pipe
 
-from tdcollect.workers.child import Lifeline, Spawned, ending
+from tdcollect.workers import late
+from tdcollect.workers.child import Lifeline, ending
 
 
 class DriverProcess:
@@ -22,8 +23,9 @@ class DriverProcess:
         self.connection, theirs = Pipe()
         self._lifeline = Lifeline()
         try:
-            descriptors = (self._lifeline.descriptor, theirs.fileno())
-            self._child = Spawned("tdcollect.workers.late", descriptors)
+            self._child = late.start(
+                "tdcollect.evaluation.beside.driver", self._lifeline, (theirs.fileno(),)
+            )
         except BaseException:
             self.connection.close()
             self._lifeline.close()
@@ -39,12 +41,11 @@ class DriverProcess:
         return self._child.pid
 
     def begin(self) -> None:
-        """Send the first messages; may wait until the process reads.
+        """Send the first message; may wait until the process reads.
 
         Raises:
             OSError: if the process has gone.
         """
-        self.connection.send((None, "tdcollect.evaluation.beside.driver"))
         self.connection.send_bytes(self._setup)
 
     def kill(self) -> None:

@@ -291,7 +291,9 @@ class EvaluationCollector:
             prepare(env)
         slots.prepare = prepare
 
-    def prepare(self, verdict: Verdict | None = None) -> Verdict | None:
+    def prepare(
+        self, verdict: Verdict | None = None, stepped: Callable[[], None] | None = None
+    ) -> Verdict | None:
         """Probe the env, unless it has been: a seed must decide what it does.
 
         If gymnasium envs that can be made anew draw from the global generators, they are made anew
@@ -299,6 +301,7 @@ class EvaluationCollector:
 
         Args:
             verdict: of a probe of the same env elsewhere; None to probe this one.
+            stepped: called at each step of the probe.
 
         Returns:
             The verdict; None if there are no episodes to run.
@@ -311,7 +314,7 @@ class EvaluationCollector:
                 check_alone()
             with self._apart():
                 if verdict is None:
-                    self._fresh_envs = self._probe()
+                    self._fresh_envs = self._probe(stepped)
                 else:
                     self._adopt(verdict)
         return None if self._fresh_envs is None else Verdict(self._fresh_envs, self.has_streams)
@@ -325,21 +328,21 @@ class EvaluationCollector:
             self.has_streams = True
         self._fresh_envs = verdict.fresh_envs
 
-    def _probe(self) -> bool:
+    def _probe(self, stepped: Callable[[], None] | None = None) -> bool:
         """Return True if episodes must run on new envs."""
         asked, slots = self.settings.fresh_envs, self._opened.slots
         if slots is not None:
-            return probe_slots(slots, asked)
+            return probe_slots(slots, asked, stepped)
         assert isinstance(self.base, GymnasiumEnv)
         try:
-            return probe_env(self.base, asked)
+            return probe_env(self.base, asked, stepped)
         except NotReproducibleError as fault:
             make = self._opened.with_streams
             if make is None or not fault.may_be_draws:
                 raise
             plain, made = self._opened, make()
             try:
-                fresh_envs = probe_env(base_of(made), asked)
+                fresh_envs = probe_env(base_of(made), asked, stepped)
             except NotReproducibleError:
                 made.close()
                 raise fault from None

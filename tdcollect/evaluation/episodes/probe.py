@@ -42,7 +42,9 @@ class Verdict(NamedTuple):
     has_streams: bool
 
 
-def probe_env(env: GymnasiumEnv, fresh_envs: bool | None = None) -> bool:
+def probe_env(
+    env: GymnasiumEnv, fresh_envs: bool | None = None, stepped: Callable[[], None] | None = None
+) -> bool:
     """Run a few seeds in slot 0, alone and then, in reverse order, beside slot 1; compare the runs.
 
     If the env raises, its runs are compared up to there. Agreement then says little, so at least
@@ -51,6 +53,7 @@ def probe_env(env: GymnasiumEnv, fresh_envs: bool | None = None) -> bool:
     Args:
         env: its slots are reset, and stepped with actions drawn from the action spec.
         fresh_envs: True if episodes will run on new envs; None to find out.
+        stepped: called at each step.
 
     Returns:
         True if episodes must run on new envs: the env carries something from one episode into the
@@ -64,16 +67,22 @@ def probe_env(env: GymnasiumEnv, fresh_envs: bool | None = None) -> bool:
         UserWarning: if the env raised in some run of each seed, so that less was compared.
     """
     player = SlotPlayer(env, _Actions(env).at, _STEPS)
-    return _probe(env, env.num_envs, lambda seed, slots: _run(player, seed, slots), fresh_envs)
+    return _probe(
+        env, env.num_envs, lambda seed, slots: _run(player, seed, slots, stepped), fresh_envs
+    )
 
 
-def probe_slots(slots: SlotEnvs, fresh_envs: bool | None = None) -> bool:
+def probe_slots(
+    slots: SlotEnvs, fresh_envs: bool | None = None, stepped: Callable[[], None] | None = None
+) -> bool:
     """Run a few seeds in slots that are envs of their own, as :func:`probe_env` does.
 
     Each env is played with its transforms.
     """
     count = len(slots.envs)
-    return _probe(slots, count, lambda seed, beside: _run_alone(slots, seed, beside), fresh_envs)
+    return _probe(
+        slots, count, lambda seed, beside: _run_alone(slots, seed, beside, stepped), fresh_envs
+    )
 
 
 def _probe(
@@ -167,13 +176,15 @@ def _allowed(space: Any, value: Any, mask: Any) -> Any:
     return chosen.reshape(np.shape(value)) + start
 
 
-def _run(player: SlotPlayer, seed: int, slots: int) -> _Run:
+def _run(player: SlotPlayer, seed: int, slots: int, stepped: Callable[[], None] | None) -> _Run:
     """Play slot 0 beside ``slots - 1`` others; rebuild the envs that raise."""
     rows: list[Row] = []
     stepper = player.env.stepper
     try:
         for row in player.rows(player.env, seed, slots):
             rows.append(row)  # one by one: those before an error are kept
+            if stepped is not None:
+                stepped()
     except SlotError as error:
         if not stepper.backend.rebuilds:
             raise
@@ -182,7 +193,7 @@ def _run(player: SlotPlayer, seed: int, slots: int) -> _Run:
     return _Run(rows, None)
 
 
-def _run_alone(slots: SlotEnvs, seed: int, beside: int) -> _Run:
+def _run_alone(slots: SlotEnvs, seed: int, beside: int, stepped: Callable[[], None] | None) -> _Run:
     """Play slot 0 beside ``beside - 1`` others, with random actions; rebuild an env that raises."""
     running = list(range(min(beside, len(slots.envs))))
     rows: list[Row] = []
@@ -194,6 +205,8 @@ def _run_alone(slots: SlotEnvs, seed: int, beside: int) -> _Run:
                 present[slot] = slots.reset_slot(slot, seed + slot)
             for step in range(_STEPS + 1):
                 rows.append(_row_of(present[0]))
+                if stepped is not None:
+                    stepped()
                 if rows[-1].ends or step == _STEPS:
                     break
                 for slot in running:

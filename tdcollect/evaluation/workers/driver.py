@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from tdcollect.display import count_text
@@ -23,6 +23,7 @@ from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.protocol import (
     MOST_HELD,
     Fetch,
+    Lacks,
     Open,
     Opened,
     Raised,
@@ -68,12 +69,13 @@ class Driver:
         weights: Mapping[str, bytes] | None = None,
         allow_mixed: bool = False,
     ):
-        if workers.in_use:
-            raise RuntimeError(f"expected workers that are free, got {workers!r}, which are in use")
         self._workers = workers
         self._pickled = job.pickled()
+        self._weights = None
+        if weights is not None:  # in place of the job's, which stay where it is held as it is
+            self._weights = weights
+            self._pickled = self._pickled._replace(key=f"{self._pickled.key}, with weights")
         self._seeds = job.settings.seed_schedule()
-        self._weights = weights
         self.num_workers = workers.num_workers
         self.note: Callable[[str], None] = warn
         self.let_in: Callable[[Mapping[str, Any]], None] = lambda manifest: None
@@ -87,9 +89,16 @@ class Driver:
         self._schedule = Schedule([], workers.num_workers, workers.max_lost)
         self.errors: dict[int, str] = {}
         self.lost: list[str] = []
+        self._finished = False
+        if workers.in_use:
+            raise RuntimeError(f"expected workers that are free, got {workers!r}, which are in use")
         workers.in_use = True
         workers.turn += 1
         try:
+            for worker, answer in list(workers.wait(0)):
+                if answer is None:  # it ended while it had nothing to do
+                    worker.end()
+                    del workers.crew[worker.rank]
             for rank in range(workers.num_workers):
                 self._open(workers.crew.get(rank) or workers.start(rank))
             while self._first is None:
@@ -134,6 +143,7 @@ class Driver:
                 if more and idle:
                     self._beats[rank] = (workers.crew[rank].beats(), time.monotonic())
             yield from self._answers()
+        self._finished = True
 
     def policy_state(self) -> dict[str, Any]:
         """Return the policy's ``state_dict``, on the CPU; empty if it has none."""
@@ -150,7 +160,10 @@ class Driver:
     def _answers(self) -> Iterator[Finished]:
         """Wait for answers for a moment; yields the episodes that have ended."""
         timeout = self._workers.timeout
-        for worker, answer in self._workers.wait(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS)):
+        answers = list(self._workers.wait(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS)))
+        # Before anything else, as a worker cannot go on whose answers are not read.
+        hanging = self._hanging({worker.rank for worker, _ in answers}) if timeout else []
+        for worker, answer in answers:
             if answer is None:
                 yield from self._lose(worker)
             elif answer.turn != self._workers.turn:
@@ -159,6 +172,9 @@ class Driver:
                 self._take_in(worker, answer)
             elif isinstance(answer, State):
                 self._state = answer.state
+            elif isinstance(answer, Lacks):
+                worker.holds.remove(self._pickled.key)
+                self._open(worker)
             elif isinstance(answer, Raised):
                 self._end(worker)  # its env may be anywhere
                 raise raised_there(answer.failure, worker.name)
@@ -170,15 +186,15 @@ class Driver:
                     self.errors[answer.record.index] = answer.error
                 if new:
                     yield Finished(answer.record, answer.data)
-        for worker in self._hanging() if timeout else ():
+        for worker in hanging:
             yield from self._lose(worker, f"was ended, as it finished no step in {timeout:g} s")
 
     def _open(self, worker: Worker) -> None:
         """Have a worker make env and policy, unless it has them."""
-        key, env_key, job = self._pickled
+        key, env_key, job, around = self._pickled
         sent = None if key in worker.holds else job
         verdict = self._workers.verdicts.get(env_key)
-        worker.send(Open(self._workers.turn, key, sent, self._weights, verdict))
+        worker.send(Open(self._workers.turn, around, key, sent, self._weights, verdict))
         worker.holds = [*(held for held in worker.holds if held != key), key][-MOST_HELD:]
         self._beats[worker.rank] = (worker.beats(), time.monotonic())
 
@@ -211,15 +227,19 @@ class Driver:
                 f"evaluation's manifest: {texts}{advice}"
             )
 
-    def _hanging(self) -> list[Worker]:
-        """Return the workers at work that have finished no step for too long."""
+    def _hanging(self, answered: Container[int]) -> list[Worker]:
+        """Return the workers at work that have neither answered nor finished a step for long.
+
+        Args:
+            answered: the ranks of those that have answered.
+        """
         now, found = time.monotonic(), []
         for rank, (before, since) in self._beats.items():
             worker = self._workers.crew[rank]
             beats, limit = worker.beats(), self._workers.timeout or math.inf
             if rank not in self._opened:
                 limit = max(limit, _START_SECONDS) if beats else math.inf
-            if beats != before:
+            if beats != before or rank in answered:
                 self._beats[rank] = (beats, now)
             elif now - since > limit:
                 found.append(worker)
@@ -235,9 +255,11 @@ class Driver:
         if self._opened.pop(rank, None) is None:
             self._died[rank] += 1
             if self._died[rank] >= workers.max_lost:
+                before = self._died[rank] - 1
                 raise RuntimeError(
-                    f"{worker.name} {how} as it made the env and the policy, and so did "
-                    f"{self._died[rank] - 1} before it; try the evaluation without workers"
+                    f"{worker.name} {how} as it made the env and the policy"
+                    f"{f', and so did {before} before it' if before else ''}; try the evaluation "
+                    "without workers"
                 )
         again = ""
         if failed:
@@ -258,10 +280,12 @@ class Driver:
         return how
 
     def close(self) -> None:
-        """Release the workers; those that have not ended their episodes are ended."""
+        """Release the workers; those that have not ended their episodes are ended.
+
+        So are those that have not made the env, if the evaluation was broken off: they may hang.
+        """
         for rank, worker in [*self._workers.crew.items()]:
-            if self._schedule.holds(rank):
+            starts = rank not in self._opened and not self._finished
+            if starts or self._schedule.holds(rank):
                 self._end(worker)
-            elif rank not in self._opened:
-                worker.holds = []  # it may yet fail to make env and policy
         self._workers.in_use = False

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import pickle
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.weights import POLICY, Weights, set_policy, set_transforms
+from tdcollect.evaluation.workers.surroundings import Surroundings
 from tdcollect.states import global_states, set_global_states
 
 
@@ -32,13 +32,15 @@ class Pickled(NamedTuple):
 
     Attributes:
         key: tells it from other jobs.
-        env_key: tells its env from other envs.
+        env_key: tells its env, as the probe sees it, from other envs.
         job: the bytes that :func:`unpickled` reads.
+        around: of the process that pickled it.
     """
 
     key: str
     env_key: str
     job: bytes
+    around: Surroundings
 
 
 @dataclass(frozen=True)
@@ -68,20 +70,29 @@ class Job:
             TypeError: for a part that cannot be pickled, naming it.
         """
         how = (self.settings.env_kwargs, self.settings.backend, self.settings.fresh_envs)
-        env = pickled_part("env", (self.env, how))
+        spec = _registered([self.env]) if isinstance(self.env, str) else {}
+        env = pickled_part("env", (self.env, how, spec))
         policy = pickled_part("policy", self.policy)
-        factory = pickled_part("policy_factory", self.policy_factory)
-        others = pickled_part("settings", (self.settings, self.num_workers, self.no_recorders))
-        path = [entry for entry in sys.path if isinstance(entry, str)]
-        job = pickle.dumps((path, _registered(), env, policy, factory, others))
-        key = hashlib.sha256(env + policy + factory + others).hexdigest()
-        return Pickled(key, hashlib.sha256(env).hexdigest(), job)
+        policy_factory = pickled_part("policy_factory", self.policy_factory)
+        settings = (self.settings, self.num_workers, self.no_recorders)
+        others = pickled_part("settings", settings)
+        job = pickle.dumps((_registered(gym.registry), env, policy, policy_factory, others))
+        around = Surroundings.here()
+        # A slot alone passes the probe where two that share something do not.
+        slots = (self.settings.num_envs, min(self._share, 2))
+        env_key = hashlib.sha256(env + repr((around, slots)).encode()).hexdigest()
+        key = hashlib.sha256(env_key.encode() + policy + policy_factory + others).hexdigest()
+        return Pickled(key, env_key, job, around)
+
+    @property
+    def _share(self) -> int:
+        """The most episodes that a worker runs at once."""
+        return max(1, -(-len(self.settings.episode_indices) // self.num_workers))
 
     def open(self) -> EvaluationCollector:
         """Return a collector of the job's episodes, for one of its workers."""
-        share = -(-len(self.settings.episode_indices) // self.num_workers)
         collector = EvaluationCollector.from_settings(
-            self.env, self.made_policy(), self.settings, most_slots=max(share, 1)
+            self.env, self.made_policy(), self.settings, most_slots=self._share
         )
         if self.no_recorders:
             try:
@@ -132,15 +143,13 @@ class Job:
 
 
 def unpickled(job: bytes) -> Job:
-    """Read a job that :meth:`Job.pickled` wrote, in a process that looks for modules as it did."""
-    path, registered, *parts = pickle.loads(job)
-    sys.path += [entry for entry in path if entry not in sys.path]
+    """Read a job that :meth:`Job.pickled` wrote."""
+    registered, *parts = pickle.loads(job)
     for name, spec in registered.items():
-        if name not in gym.registry:
-            gym.registry[name] = pickle.loads(spec)
-    (env, _), policy, factory, others = map(pickle.loads, parts)
+        gym.registry[name] = pickle.loads(spec)  # another one may have been of that id
+    (env, *_), policy, policy_factory, others = map(pickle.loads, parts)
     settings, num_workers, no_recorders = others
-    return Job(env, policy, settings, num_workers, factory, no_recorders)
+    return Job(env, policy, settings, num_workers, policy_factory, no_recorders)
 
 
 def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) -> None:
@@ -181,11 +190,13 @@ def check_recorders(env: EnvBase) -> None:
             )
 
 
-def _registered() -> dict[str, bytes]:
-    """Return the pickled specs of gymnasium's envs that a fresh interpreter may not know, by id."""
+def _registered(ids: Iterable[str]) -> dict[str, bytes]:
+    """Return the pickled specs of those ids that a fresh interpreter may not know, by id."""
     found = {}
-    for name, spec in gym.registry.items():
-        if not (isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.")):
+    for name in ids:
+        spec = gym.registry.get(name)
+        entry = "gymnasium." if spec is None else spec.entry_point
+        if not (isinstance(entry, str) and entry.startswith("gymnasium.")):
             with suppress(Exception):  # one that cannot travel is one that no other process has
                 found[name] = cloudpickle.dumps(spec)
     return found

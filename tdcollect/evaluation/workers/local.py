@@ -6,26 +6,28 @@ import contextlib
 import mmap
 import os
 import pickle
+import select
 import signal
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from multiprocessing.connection import Connection, wait
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.evaluation.pickling import pickled_part
+from tdcollect.evaluation.workers.channel import Channel
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
 from tdcollect.evaluation.workers.template import ForkOfTemplate, Template
+from tdcollect.workers import late
 from tdcollect.workers.child import Lifeline, Spawned, ending
 from tdcollect.workers.launch import GRACE
 from tdcollect.workers.protocol import InterruptsHeld, shared_file
 
-_Start = Callable[[Sequence[int]], Spawned | ForkOfTemplate]
+_Start = Callable[[Lifeline, tuple[int, ...]], Spawned | ForkOfTemplate]
 
 
 class LocalWorkers(Workers):
@@ -42,10 +44,10 @@ class LocalWorkers(Workers):
             env has a minute to start, whatever the timeout.
         max_lost: the number of workers that an episode may cost, before it counts as failed.
         init_fn: called first in each worker, before torch is imported there. Each worker is then a
-            fresh interpreter, which takes three seconds to start, and its core.
+            fresh interpreter, which takes three seconds of a core to start.
 
     Raises:
-        ValueError: if an argument cannot be honoured.
+        TypeError, ValueError: if an argument cannot be honoured.
 
     Examples:
         >>> with LocalWorkers(4) as workers:
@@ -64,60 +66,69 @@ class LocalWorkers(Workers):
         init_fn: Callable[[], Any] | None = None,
     ):
         super().__init__(num_workers, timeout, max_lost)
-        self._init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
+        self.init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
         self.template_is_fork = False  # of this process; else a fresh interpreter
         self._templates: list[Template] = []  # at most one
         self._beats: memoryview | None = None
         self._end: Any = None
+        _living.add(self)
 
     def __reduce__(self) -> Any:
         """Copy the arguments only: the workers belong to this process."""
-        return _unpickled, (self.num_workers, self.timeout, self.max_lost, self._init_fn)
+        return _unpickled, (self.num_workers, self.timeout, self.max_lost, self.init_fn)
 
     def start(self, rank: int) -> Worker:
         if self._beats is None:
             self._beats_file = shared_file(8 * self.num_workers)
             self._beats = memoryview(mmap.mmap(self._beats_file, 0)).cast("q")
             # Also if nobody closes them: when they are garbage collected, or the program ends.
-            self._end = weakref.finalize(
-                self, _end_all, self.crew, self._templates, self._beats_file
-            )
+            held = (self.crew, self._templates, self._beats_file)
+            self._end = weakref.finalize(self, _end_all, *held)
         self._beats[rank] = 0
-        if self._init_fn is not None:
+        if self.init_fn is not None:
             with InterruptsHeld():
-                return self._started(rank, partial(Spawned, "tdcollect.workers.late"))
+                return self._started(rank, self._fresh)
         for _ in range(2):  # a template that has gone is replaced
             if not self._templates:
                 with InterruptsHeld():
                     self._templates.append(Template(self.template_is_fork))
             template = self._templates[0]
             if template.ready():
-                with InterruptsHeld():
+                with InterruptsHeld(), contextlib.suppress(ChildProcessError):
                     return self._started(rank, template.fork)
             template.close()
             self._templates.clear()
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
 
+    def _fresh(self, lifeline: Lifeline, descriptors: tuple[int, ...]) -> Spawned:
+        return late.start(__name__, lifeline, descriptors, self.init_fn)
+
     def _started(self, rank: int, start: _Start) -> Worker:
         assert self._beats is not None
         worker = LocalWorker(rank, self._beats, self._beats_file, start)
-        worker.begin(self._init_fn)
         self.crew[rank] = worker
         return worker
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
-        awaited: dict[Any, LocalWorker] = {}
-        for worker in self.crew.values():
-            assert isinstance(worker, LocalWorker)
-            awaited.update(dict.fromkeys(worker.signs, worker))
-        ready = wait(list(awaited), seconds)
-        for worker in {awaited[sign]: None for sign in ready}:
-            yield worker, worker.answer()
+        awaited: dict[int, LocalWorker] = {}
+        waiting = select.poll()
+        for worker in self._running:
+            for descriptor, events in worker.signs:
+                awaited[descriptor] = worker
+                waiting.register(descriptor, events)
+        ready = {descriptor for descriptor, _ in waiting.poll(1000 * seconds)}
+        for worker in {awaited[descriptor]: None for descriptor in ready}:
+            for answer in worker.answers(ready):
+                yield worker, answer
+
+    @property
+    def _running(self) -> list[LocalWorker]:
+        return [worker for worker in self.crew.values() if isinstance(worker, LocalWorker)]
 
     def close(self) -> None:
         if self._end is None:
             return
-        living = [worker for worker in self.crew.values() if isinstance(worker, LocalWorker)]
+        living = self._running
         for worker in living:
             worker.leave()
         deadline = time.monotonic() + GRACE
@@ -125,6 +136,21 @@ class LocalWorkers(Workers):
             worker.wait(deadline - time.monotonic())
         self._end()
         self._end = self._beats = None
+
+    def disown(self) -> None:
+        """In a fork of this process: these workers are not its own."""
+        if self._end is None:
+            return
+        self._end.detach()
+        for worker in self._running:
+            worker.abandon()
+        for template in self._templates:
+            template.abandon()
+        os.close(self._beats_file)
+        self.crew.clear()
+        self._templates.clear()
+        self._end = self._beats = None
+        self.in_use = False
 
 
 class LocalWorker(Worker):
@@ -134,102 +160,136 @@ class LocalWorker(Worker):
         rank: its rank.
         beats: the shared memory for its steps.
         beats_file: the file behind it.
-        start: starts the process, given the descriptors that it inherits.
+        start: starts the process, given its lifeline and the arguments of :func:`main`.
 
     Attributes:
         read: makes an answer of its bytes.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        beats: memoryview,
-        beats_file: int,
-        start: _Start,
-    ):
+    def __init__(self, rank: int, beats: memoryview, beats_file: int, start: _Start):
         super().__init__(rank)
         self._beats = beats
         self._ended: str | None = None
         self.read: Callable[[bytes], Any] = pickle.loads
         ours, theirs = socket.socketpair()
         self._lifeline = Lifeline()
-        self._connection = Connection(ours.detach())
+        self._channel = Channel(ours)
+        self._process: int | None = None
         try:
-            self._child = start((self._lifeline.descriptor, theirs.fileno(), beats_file))
+            self._child = start(self._lifeline, (theirs.fileno(), beats_file))
+            # A process that the env has forked may hold the socket open: its end is no sure sign.
+            if hasattr(os, "pidfd_open"):
+                self._process = os.pidfd_open(self.pid)
+            self._channel.post(pickle.dumps(rank))
+        except BaseException:
+            self.abandon()
+            raise
         finally:
             theirs.close()
             os.close(self._lifeline.descriptor)
-        # A process that the env has forked may hold the connection open: its end is no sure sign.
-        pid = self._child.pid
-        self._process = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
 
-    def begin(self, init_fn: bytes | None) -> None:
-        """Send the first messages; those to a fresh interpreter have a function for it to call."""
-        if init_fn is not None:
-            self._connection.send((init_fn, __name__))
-        self._connection.send(self.rank)
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
 
     @property
     def where(self) -> str:
-        return f"process {self._child.pid}"
+        return f"process {self.pid}"
 
     @property
-    def signs(self) -> list[Any]:
-        """What becomes readable when it answers or ends."""
-        return [self._connection, *([] if self._process is None else [self._process])]
+    def signs(self) -> list[tuple[int, int]]:
+        """The descriptors that tell when it answers or ends, with the events to poll them for."""
+        own = [] if self._process is None else [(self._process, select.POLLIN)]
+        return [(self._channel.fileno(), self._channel.events), *own]
 
     def send(self, message: Message) -> None:
-        self.send_bytes(pickle.dumps(message))
+        with contextlib.suppress(OSError):
+            self._channel.post(pickle.dumps(message))
 
     def send_bytes(self, message: bytes) -> None:
-        """Send a pickled message."""
+        """Send a pickled message, however long it takes; from another thread than the driver's."""
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(message)
+            self._channel.send(message)
 
-    def answer(self) -> Answer | None:
-        """Return the answer that is there; None if the process has ended instead."""
+    def answers(self, ready: set[int]) -> Iterator[Answer | None]:
+        """Yield the answers that are there; None if the process has ended, and said all it had to.
+
+        Args:
+            ready: the descriptors that an event was seen on.
+        """
+        with contextlib.suppress(OSError):  # reading tells
+            self._channel.flush()
         try:
-            return self.read(self._connection.recv_bytes()) if self._connection.poll() else None
-        except (EOFError, OSError):
-            return None
+            messages = self._channel.read()
+        except EOFError:
+            yield None
+            return
+        if messages is None and self._process in ready:
+            yield None
+        yield from map(self.read, messages or ())
 
     def beats(self) -> int:
-        return self._beats[self.rank]
+        return self._beats[self.rank] + self._channel.progress
 
     def leave(self) -> None:
         """Ask it to close its envs and to end."""
-        with contextlib.suppress(OSError):
-            self._connection.send_bytes(pickle.dumps(None))
+        self._channel.send_no_more()
 
     def kill(self) -> None:
-        """Kill the process from another thread; ``end`` comes next."""
-        os.kill(self._child.pid, signal.SIGKILL)
+        """Kill the process, from another thread say; ``end`` comes next."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is None:
+                os.kill(self.pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
         """Wait for its end, so long at most."""
         deadline = time.monotonic() + seconds
-        sign = self._connection if self._process is None else self._process
-        while wait([sign], max(0, deadline - time.monotonic())):
-            if self.answer() is None:  # what it had to say is of no use now
+        while (left := deadline - time.monotonic()) > 0:
+            waiting = select.poll()
+            for descriptor, events in self.signs:
+                waiting.register(descriptor, events)
+            ready = {descriptor for descriptor, _ in waiting.poll(1000 * left)}
+            if None in self.answers(ready):  # the others are of no use now
                 return
 
     def end(self) -> str:
         if self._ended is None:
-            # If it has ended by itself, this tells how; a signal to it would not arrive.
+            # If it has ended by itself, its exit code tells how; the signal does not arrive.
+            self.kill()
             code = self._child.kill()
-            self._lifeline.close()
-            self._connection.close()
-            if self._process is not None:
-                os.close(self._process)
+            self.abandon()
             self._ended = "ended" if code is None else ending(code)
         return self._ended
+
+    def abandon(self) -> None:
+        """Close all that leads to the process."""
+        self._lifeline.close()
+        self._channel.close()
+        if self._process is not None:
+            os.close(self._process)
+            self._process = None
+
+
+_living: weakref.WeakSet[LocalWorkers] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for workers in list(_living):
+        workers.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)
 
 
 def _unpickled(
     num_workers: int, timeout: float | None, max_lost: int, init_fn: bytes | None
 ) -> LocalWorkers:
     workers = LocalWorkers(num_workers, timeout, max_lost)
-    workers._init_fn = init_fn
+    workers.init_fn = init_fn
     return workers
 
 
@@ -259,30 +319,37 @@ def as_workers(workers: Any) -> Workers | None:
     return LocalWorkers(workers) if workers else None
 
 
-def main(connection: Connection, beats_file: int) -> None:
+def main(end: int, beats_file: int) -> None:
     """Run a worker.
 
     Args:
-        connection: to the driver.
+        end: this worker's end of the socket pair.
         beats_file: memory with one int64 per worker, in which it counts its steps.
     """
     from tdcollect.evaluation.workers.serving import serve
 
-    rank = connection.recv()
+    channel = Channel(socket.socket(fileno=end))
+    messages: deque[bytes] = deque()
+
+    def receive(waits: bool) -> Any:
+        try:
+            while not messages:
+                arrived = channel.read()
+                if arrived is None and not waits:
+                    return None
+                if arrived is None:
+                    channel.wait()
+                messages.extend(arrived or ())
+        except EOFError:
+            return None
+        return pickle.loads(messages.popleft())
+
+    rank = receive(True)
     beats = memoryview(mmap.mmap(beats_file, 0)).cast("q")
     os.close(beats_file)
 
     def beat() -> None:
         beats[rank] += 1
 
-    def receive(waits: bool) -> Message | None:
-        if not (waits or connection.poll()):
-            return None
-        try:
-            message: Message | None = pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            return None
-        return message
-
     for answer in serve(receive, beat):
-        connection.send_bytes(cloudpickle.dumps(answer))
+        channel.send(cloudpickle.dumps(answer))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from tdcollect.evaluation.episodes.probe import Verdict
+    from tdcollect.evaluation.workers.surroundings import Surroundings
 
 MOST_HELD = 4
 """Jobs that a worker holds at a time."""
@@ -31,6 +32,7 @@ class Open(NamedTuple):
 
     Attributes:
         turn: tells this evaluation from those before.
+        around: of the evaluation.
         key: of the job.
         job: the pickled job; None if this worker holds it.
         weights: pickled weights, by model id; None to leave them.
@@ -38,6 +40,7 @@ class Open(NamedTuple):
     """
 
     turn: int
+    around: Surroundings
     key: str
     job: bytes | None
     weights: Mapping[str, bytes] | None
@@ -80,6 +83,12 @@ class Opened(NamedTuple):
     threads: int
 
 
+class Lacks(NamedTuple):
+    """The job to open is not held here: it must be sent."""
+
+    turn: int
+
+
 class Ended(NamedTuple):
     """An episode ended: its record, its error as text if it failed, its data if they are kept."""
 
@@ -104,7 +113,7 @@ class Raised(NamedTuple):
 
 
 Message = Open | Run | Fetch
-Answer = Opened | Ended | State | Raised
+Answer = Opened | Lacks | Ended | State | Raised
 
 
 class Worker(ABC):
@@ -112,7 +121,8 @@ class Worker(ABC):
 
     Attributes:
         rank: its place among the workers; that of a lost one goes to its replacement.
-        holds: the keys of the jobs that it holds, the latest last.
+        holds: the keys of the jobs that were sent to it, the latest last. It may lack one that it
+            failed to open.
     """
 
     def __init__(self, rank: int):

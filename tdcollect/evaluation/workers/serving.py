@@ -17,6 +17,7 @@ from tdcollect.evaluation.workers.protocol import (
     Answer,
     Ended,
     Fetch,
+    Lacks,
     Message,
     Open,
     Opened,
@@ -50,15 +51,16 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None,
             following: list[Message | None] = []
             try:
                 if isinstance(message, Open):
-                    yield _open(jobs, message)
+                    message.around.enter()
+                    yield _open(jobs, message, beat)
                 elif isinstance(message, Fetch):
                     yield State(turn, _state(jobs[key].policy))
                 else:
                     feed = _Feed(message, receive, beat, following)
                     yield from _ended(jobs[key], turn, feed, message.keep)
-            except MemoryError:
-                raise
             except Exception as error:
+                if _lacks_memory(error):
+                    raise
                 yield Raised(turn, describe(error))
             message = following[0] if following else receive(True)
     finally:
@@ -66,17 +68,26 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None,
             collector.close()
 
 
-def _open(jobs: dict[str, EvaluationCollector], message: Open) -> Opened:
+def _lacks_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _open(
+    jobs: dict[str, EvaluationCollector], message: Open, beat: Callable[[], None]
+) -> Opened | Lacks:
     collector = jobs.pop(message.key, None)
     if collector is None:
-        assert message.job is not None
+        if message.job is None:
+            return Lacks(message.turn)
         while len(jobs) >= MOST_HELD:
             jobs.pop(next(iter(jobs))).close()
         collector = unpickled(message.job).open()
     jobs[message.key] = collector  # the latest last
     if message.weights is not None:
         set_weights(collector, message.weights)
-    verdict = collector.prepare(message.verdict)
+    verdict = collector.prepare(message.verdict, beat)
     assert verdict is not None
     return Opened(
         message.turn,
@@ -101,6 +112,7 @@ def _ended(collector: EvaluationCollector, turn: int, feed: _Feed, keep: bool) -
         record = finished.record
         error = None if record.completed else collector.errors[record.index]
         yield Ended(turn, record, error, finished.data)
+        feed.stepped()  # to send them may take as long as a step
         del finished  # else its data would stay in memory beside the next one's
 
 

@@ -13,7 +13,6 @@ import socket
 import struct
 from collections.abc import Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 
 from tdcollect.workers.child import Forked, Lifeline, Spawned, begin, run_fork
 
@@ -50,18 +49,19 @@ class Template:
         """Wait until it has imported all; False if it has gone."""
         return self._ask(_READY, 0) is not None
 
-    def fork(self, descriptors: Sequence[int]) -> ForkOfTemplate:
+    def fork(self, lifeline: Lifeline, descriptors: Sequence[int]) -> ForkOfTemplate:
         """Fork a worker that runs ``main`` of ``local.py``.
 
         Args:
-            descriptors: its lifeline, its end of the connection, and the file of beats.
+            lifeline: ends the worker with this process.
+            descriptors: the arguments of that ``main``.
 
         Raises:
-            RuntimeError: if the template has gone.
+            ChildProcessError: if the template has gone.
         """
-        pid = self._ask(_FORK, 0, descriptors)
+        pid = self._ask(_FORK, 0, [lifeline.descriptor, *descriptors])
         if pid is None:
-            raise RuntimeError("expected a worker to start, but the process that starts them ended")
+            raise ChildProcessError("the process that starts workers has ended")
         return ForkOfTemplate(self, pid)
 
     def kill(self, pid: int) -> int | None:
@@ -84,9 +84,13 @@ class Template:
 
     def close(self) -> None:
         """End the process; workers that run are left to their own lifelines."""
+        self.abandon()
+        self._child.kill()
+
+    def abandon(self) -> None:
+        """Let go of the process, in a fork of its parent."""
         self._socket.close()
         self._lifeline.close()
-        self._child.kill()
 
 
 class ForkOfTemplate:
@@ -105,7 +109,7 @@ def _work(lifeline: int, end: int, beats_file: int) -> None:
     from tdcollect.evaluation.workers import local
 
     begin(lifeline)
-    local.main(Connection(end), beats_file)
+    local.main(end, beats_file)
 
 
 def main(end: int, lifeline: int) -> None:
@@ -116,8 +120,12 @@ def main(end: int, lifeline: int) -> None:
         lifeline: the read end of a pipe that the parent holds open.
     """
     begin(lifeline)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep exit codes from us
+    from tensordict import TensorDict
+
     from tdcollect.evaluation.workers import local, serving  # noqa: F401, for its forks
 
+    TensorDict.from_any({})  # which imports pandas, where it is installed
     gc.collect()
     gc.freeze()  # what is here is shared by all forks, unless a collector touches it
     requests = socket.socket(fileno=end)

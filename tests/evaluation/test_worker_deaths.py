@@ -1,0 +1,488 @@
+"""Workers that die, hang or differ: the episodes that are not to blame are those of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import re
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from tdcollect import LocalWorkers, evaluate
+from tdcollect.evaluation.ledger.records import FAILED, Episode
+from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.workers import channel, driver, local
+from tdcollect.evaluation.workers.driver import Driver
+from tdcollect.evaluation.workers.job import Job
+
+from ..test_process_exit import gone, runs
+from .crews import pids, quick_templates, seven, some
+from .envs import Walk
+from .policies import OneHotOfBest, deterministic, net
+from .test_interrupted import contents
+from .test_workers import Slow
+
+__all__ = ["quick_templates", "seven"]  # fixtures
+
+SEEDS = range(10, 50)  # the probe's are others
+quiet = partial(evaluate, progress=False)
+
+
+class Deadly(Walk):
+    """Does something at the second step of episodes with some seeds.
+
+    Args:
+        what: the name of a method, or of a signal.
+        seeds: of the episodes.
+        marker: a file that is made at the first time, after which nothing happens again.
+        at_reset: do it at the reset instead.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        seeds: tuple[int, ...] = (),
+        marker: Path | None = None,
+        at_reset: bool = False,
+    ):
+        super().__init__()
+        self.what, self.seeds, self.marker, self.at_reset = what, seeds, marker, at_reset
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        self.left += 2
+        self.steps, self.seed = 0, seed
+        if self.at_reset:
+            self.act()
+        return result
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        result = super().step(action)
+        if self.steps == 2 and not self.at_reset and self.act():
+            return (np.full(3, 1e6, np.float32), *result[1:])
+        return result
+
+    def act(self) -> bool:
+        if self.seed not in self.seeds or (self.marker is not None and self.marker.exists()):
+            return False
+        if self.marker is not None:
+            self.marker.touch()
+        if self.what.startswith("SIG"):
+            os.kill(os.getpid(), getattr(signal, self.what))
+        else:
+            getattr(self, self.what)()
+        return True
+
+    def leave(self) -> None:
+        os._exit(7)
+
+    def exit(self) -> None:
+        raise SystemExit("no more")
+
+    def segfault(self) -> None:
+        ctypes.string_at(0)
+
+    def run_out_of_memory(self) -> None:
+        """Show an observation that ``Hungry`` has no memory for."""
+
+    def sleep(self) -> None:
+        time.sleep(60)
+
+    def spin(self) -> None:
+        re.match(r"(a+)+$", "a" * 60 + "b")
+
+    def hold_the_lock(self) -> None:
+        ctypes.PyDLL(None).sleep(60)
+
+    def fork_and_die(self) -> None:
+        """Leave a process that holds the sockets open."""
+        if not os.fork():
+            time.sleep(3)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hungry(OneHotOfBest):
+    """Lacks memory for large observations."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(net(3, 2), 2)
+        self.error = error or MemoryError("no more")
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if (observation > 1e5).any():
+            raise self.error
+        return super().forward(observation)
+
+
+def hungry(error: Exception | None = None) -> TensorDictModule:
+    return TensorDictModule(Hungry(error), ["observation"], ["action"])
+
+
+@pytest.fixture
+def set_up(seven: LocalWorkers) -> Iterator[Callable[..., LocalWorkers]]:
+    """Gives the workers other settings."""
+
+    def change(count: int, timeout: float | None = None, max_lost: int = 3) -> LocalWorkers:
+        seven.timeout, seven.max_lost = timeout, max_lost
+        return some(seven, count)
+
+    yield change
+    change(7).in_use = False
+
+
+@pytest.fixture(scope="module")
+def tame() -> EvaluationResult:
+    """The evaluation in which nothing happens."""
+    return quiet(partial(Deadly, "leave"), hungry(), 20, env_seeds=SEEDS)
+
+
+def told(workers: LocalWorkers, *arguments: Any, **options: Any) -> EvaluationResult:
+    """Evaluate, with losses told in lines; those as envs are made are warnings."""
+    options = {"env_seeds": SEEDS, "episodes": 20, **options}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"worker \d \(process")
+        return evaluate(*arguments, workers=workers, progress=True, **options)
+
+
+def expected(tame: EvaluationResult, *failed: int) -> list[Episode]:
+    return [
+        Episode(e.index, e.env_seed, e.policy_seed, FAILED) if e.index in failed else e
+        for e in tame.episodes
+    ]
+
+
+# --- deaths ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "what", ["SIGKILL", "leave", "exit", "segfault", "run_out_of_memory", "fork_and_die"]
+)
+def test_an_episode_that_ends_its_process_alone_has_failed(
+    set_up: Any, tame: EvaluationResult, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = told(set_up(2), partial(Deadly, what, (17,)), hungry())
+    assert result.episodes == expected(tame, 7)
+    (index, error), *rest = result.errors.items()
+    assert (index, rest) == (7, [])
+    assert re.fullmatch(
+        r"its worker (was killed by SIG\w+|ended with exit code \d), the last of 3 that it cost",
+        error,
+    )
+    lines = [line for line in capsys.readouterr().err.splitlines() if "process" in line]
+    assert len(lines) == 3
+    assert lines[-1].endswith("; episode 7, its only one, has failed")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+    ],
+)
+def test_torchs_lack_of_memory_ends_the_worker_too(
+    set_up: Any, tame: EvaluationResult, error: Exception
+) -> None:
+    env = partial(Deadly, "run_out_of_memory", (12,))
+    assert told(set_up(1), env, hungry(error)).episodes == expected(tame, 2)
+
+
+def test_any_number_of_workers_writes_the_same_files(
+    set_up: Any, tame: EvaluationResult, tmp_path: Path
+) -> None:
+    env = partial(Deadly, "SIGKILL", (12, 29))
+    for count in (1, 7):
+        result = told(set_up(count), env, hungry(), output_dir=tmp_path / str(count))
+        assert result.episodes == expected(tame, 2, 19)
+        assert contents(tmp_path / str(count)) == contents(tmp_path / "1")
+
+
+@pytest.mark.parametrize("max_lost", [1, 2, 5])
+def test_an_episode_costs_so_many_workers(
+    set_up: Any, tame: EvaluationResult, max_lost: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or one more, if the first was lost with other episodes."""
+    result = told(set_up(1, max_lost=max_lost), partial(Deadly, "leave", (25,)), hungry())
+    assert result.episodes == expected(tame, 15)
+    assert capsys.readouterr().err.count("exit code 7") == max(2, max_lost)
+
+
+def test_an_episode_that_ends_its_worker_once_completes(
+    set_up: Any, tame: EvaluationResult, tmp_path: Path
+) -> None:
+    env = partial(Deadly, "segfault", (17,), tmp_path / "marker")
+    result = told(set_up(2), env, hungry())
+    assert (tmp_path / "marker").exists()
+    assert result.episodes == tame.episodes
+    assert result.errors == {}
+
+
+@contextlib.contextmanager
+def killing(
+    workers: LocalWorkers, seed: int, pause: float, kind: int = signal.SIGKILL
+) -> Iterator[list[int]]:
+    """Signal random workers from time to time; yields the list of those that were hit."""
+    draw, stop, hit = random.Random(seed), threading.Event(), []
+
+    def kill() -> None:
+        while not stop.wait(draw.uniform(0.5, 1.5) * pause):
+            ranks = [rank for rank in workers.crew if rank < workers.num_workers]
+            with contextlib.suppress(KeyError, IndexError, ProcessLookupError):
+                pid = workers.crew[draw.choice(ranks)]._pid
+                os.kill(pid, kind)
+                hit.append(pid)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield hit
+    finally:
+        stop.set()
+        thread.join()
+
+
+def check_random_kills(
+    set_up: Any, seed: int, count: int, pause: float, path: Path, episodes: int = 60
+) -> None:
+    env, settings = partial(Slow, 0.001), {"episodes": episodes, "env_seeds": None}
+    settings["keep_trajectories"] = True
+    workers = set_up(count, max_lost=1000)
+    with killing(workers, seed, pause) as hit:
+        told(workers, env, deterministic(), output_dir=path / "killed", **settings)
+    assert len(hit) > 2
+    quiet(partial(Slow, 0), deterministic(), output_dir=path / "whole", **settings)
+    assert contents(path / "killed") == contents(path / "whole")
+
+
+def test_workers_that_are_killed_at_random_moments(set_up: Any, tmp_path: Path) -> None:
+    check_random_kills(set_up, 0, 3, 0.25, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_workers_that_are_killed_very_often(set_up: Any, seed: int, tmp_path: Path) -> None:
+    count = (1, 2, 4, 7)[seed % 4]
+    check_random_kills(set_up, seed, count, 0.1 + 0.05 * (seed % 3), tmp_path, 400)
+
+
+def during(signals: Callable[[LocalWorkers], None], workers: LocalWorkers) -> EvaluationResult:
+    """Evaluate; do something to the workers once some episodes have ended."""
+    settings = EvaluationSettings(40, env_seeds=SEEDS)
+    runner = Driver(workers, Job(partial(Slow, 0.003), deterministic(), settings, 2))
+    runner.note = lambda line: None
+    records = []
+    for finished in runner.run(range(40), keep=False):
+        records.append(finished.record)
+        if len(records) == 3:
+            signals(workers)
+    runner.close()
+    return EvaluationResult(runner.manifest, records)
+
+
+@pytest.mark.parametrize("whom", ["workers", "template", "all", "stopped"])
+def test_many_that_are_hit_at_once(set_up: Any, whom: str) -> None:
+    workers = set_up(2, timeout=1.0)
+
+    def hit(workers: LocalWorkers) -> None:
+        processes = pids(workers)
+        of_workers = [workers.crew[rank]._pid for rank in range(2)]
+        hit = {"workers": of_workers, "template": processes[-1:], "stopped": of_workers[1:]}
+        for pid in hit.get(whom, [*of_workers, processes[-1]]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP if whom == "stopped" else signal.SIGKILL)
+
+    result = during(hit, workers)
+    assert result.digest == quiet(Walk, deterministic(), 40, env_seeds=SEEDS).digest
+    workers.timeout = None
+    again = quiet(Walk, deterministic(), 40, env_seeds=SEEDS, workers=workers)
+    assert again.digest == result.digest
+
+
+# --- trajectories on their way -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_ends_or_stops_amid_a_trajectory(
+    set_up: Any, kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "_AT_ONCE", 4096)
+    answers = local._Process.answers
+    hit: list[int] = []
+
+    def reading(self: Any, ready: set[int]) -> Any:
+        amid = len(self._channel._incoming) > 10_000
+        if amid and len(hit) < 3 and self._pid not in hit:
+            hit.append(self._pid)
+            os.kill(self._pid, kind)
+            while runs(self._pid) and kind == signal.SIGKILL:
+                time.sleep(0.001)
+        yield from answers(self, ready)
+
+    monkeypatch.setattr(local._Process, "answers", reading)
+    env, how = partial(Walk, size=10_000), {"keep_trajectories": True, "episodes": 9}
+    workers = set_up(2, timeout=1.0, max_lost=10)
+    there = told(workers, env, **how, env_seeds=None)
+    assert len(hit) == 3
+    here = quiet(env, **how)
+    assert there.digest == here.digest
+    for index in range(9):
+        assert torch.equal(
+            there.trajectory(index)["observation"], here.trajectory(index)["observation"]
+        )
+
+
+def test_a_driver_that_takes_its_time_blames_no_worker(set_up: Any) -> None:
+    """It does not read meanwhile, so that workers wait for it."""
+    env = partial(Walk, size=10_000)
+    quiet(env, None, 40, workers=set_up(2))
+    runner = Driver(set_up(2, timeout=0.5), Job(env, None, EvaluationSettings(40), 2))
+    run = runner.run(range(40), keep=True)
+    ended = 0
+    for ended, _ in enumerate(run, 1):
+        if ended in (1, 2, 20):
+            time.sleep(1)
+    runner.close()
+    assert (ended, runner.lost) == (40, [])
+
+
+# --- hanging -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "at_reset"),
+    [("sleep", False), ("spin", False), ("hold_the_lock", False), ("sleep", True)],
+)
+def test_an_episode_that_hangs_has_failed(
+    set_up: Any, tame: EvaluationResult, what: str, at_reset: bool
+) -> None:
+    workers = set_up(2, timeout=0.7, max_lost=2)
+    env = partial(Deadly, what, (21,), at_reset=at_reset)
+    result = told(workers, env, hungry())
+    assert result.episodes == expected(tame, 11)
+    assert result.errors == {
+        11: "its worker was ended, as it finished no step in 0.7 s, the last of 2 that it cost"
+    }
+
+
+def test_slow_envs_may_be_probed_for_longer_than_the_timeout(
+    set_up: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_START_SECONDS", 0.5)
+    workers = set_up(1, timeout=0.5)
+    began = time.monotonic()
+    result = quiet(partial(Slow, 0.02), None, 1, workers=workers)
+    assert time.monotonic() - began > 1.0
+    assert result.digest == quiet(Walk, None, 1).digest
+
+
+# --- as the env is made ------------------------------------------------------------------------
+
+
+class Unmade(Walk):
+    """Does not get through its constructor."""
+
+    def __init__(self, what: str):
+        super().__init__()
+        Deadly(what, (0,)).reset(seed=0)
+        deadly = Deadly(what, (0,), at_reset=True)
+        deadly.reset(seed=0)
+
+
+@pytest.mark.parametrize("what", ["leave", "sleep"])
+def test_an_env_that_is_never_made_ends_the_evaluation(
+    set_up: Any, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_START_SECONDS", 0.3 if what == "sleep" else 60.0)
+    workers = set_up(2, timeout=0.3, max_lost=2)
+    how = "ended with exit code 7" if what == "leave" else "was ended, as it finished no step in"
+    with pytest.warns(UserWarning, match=how) as lost, pytest.raises(RuntimeError) as error:
+        quiet(partial(Unmade, what), None, 5, workers=workers)
+    assert re.search(
+        rf"worker [01] \(process \d+\) {how}.* as it made the env and the policy, and so did 1 "
+        "before it; try the evaluation without workers",
+        str(error.value),
+    )
+    assert len(lost) in (1, 2)
+    assert not workers.in_use
+    named = {int(pid) for line in lost for pid in re.findall(r"process (\d+)", str(line.message))}
+    assert gone([*named])
+    assert not {rank for rank in (0, 1) if rank in workers.crew}
+    assert quiet(Walk, None, 5, workers=workers).digest == quiet(Walk, None, 5).digest
+
+
+# --- unlike workers ----------------------------------------------------------------------------
+
+
+class MadeAnew(nn.Module):
+    """Has other weights in each process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        nn.init.normal_(self.layer.weight, mean=float(os.getpid()))
+
+    def __reduce__(self) -> Any:
+        return MadeAnew, ()
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return nn.functional.one_hot(self.layer(observation).argmax(-1), 2)
+
+
+class Wider(Walk):
+    """Has other spaces in each process."""
+
+    def __init__(self) -> None:
+        super().__init__(size=3 + os.getpid() % 1000)
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "entry"),
+    [
+        (partial(Slow, 0.02), MadeAnew, r"its policy\.digest is '\w+' and not '\w+'"),
+        (Wider, lambda: None, r"its env\.observation_space is 'Box.*' and not 'Box.*'"),
+    ],
+    ids=["policy", "env"],
+)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_worker_that_differs_is_refused(
+    set_up: Any, env: Any, policy: Any, entry: str, later: bool
+) -> None:
+    """From the start, or as it takes the place of one that was lost."""
+    workers = set_up(1 if later else 2)
+    job = Job(env, policy(), EvaluationSettings(40), 2)
+    message = rf"expected workers that are alike, got worker {int(not later)} \(process \d+\) that "
+    with pytest.raises(ValueError, match=f"{message}differs from the evaluation's manifest: "):
+        evaluate_and_kill(workers, job) if later else quiet(env, policy(), 40, workers=workers)
+    with pytest.raises(ValueError, match=entry):
+        evaluate_and_kill(some(workers, 2), job)
+    assert not workers.in_use
+
+
+def evaluate_and_kill(workers: LocalWorkers, job: Job) -> None:
+    """Run episodes; kill worker 0 after the first one."""
+    runner = Driver(workers, job)
+    runner.note = lambda line: None
+    try:
+        for _ in runner.run(range(40), keep=False):
+            os.kill(workers.crew[0]._pid, signal.SIGKILL)
+            while runs(workers.crew[0]._pid):
+                time.sleep(0.001)
+    finally:
+        runner.close()

@@ -1,0 +1,578 @@
+"""Episodes on worker processes: the bits of one process, the life of the workers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.envs import ExplorationType, GymEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl.modules import LSTMModule
+
+from tdcollect import LocalWorkers, evaluate, make_env
+from tdcollect.envs.errors import SlotError
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.ledger.directory import Directory
+from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.weights import snapshot
+from tdcollect.evaluation.workers import template
+from tdcollect.evaluation.workers.driver import Driver
+from tdcollect.evaluation.workers.job import Job
+
+from ..forkserver import start
+from ..test_process_exit import gone, runs
+from . import torchrl_envs
+from .crews import Forked, descendants, open_files, pids, quick_templates, seven, some
+from .envs import Failing, GlobalNumpy, GlobalTorch, Leaking, Touching, Unseeded, Walk
+from .policies import categorical, deterministic, recurrent
+from .test_interrupted import contents
+
+__all__ = ["quick_templates", "seven"]  # fixtures
+
+RANDOM = {"exploration_type": ExplorationType.RANDOM}
+quiet = partial(evaluate, progress=False)
+
+
+class OfThisModule(Walk):
+    """Is sent by value, as classes of scripts and notebooks are."""
+
+
+OfThisModule.__module__ = "__main__"
+gym.register("OfThisProcess-v0", lambda **kwargs: OfThisModule(**kwargs))
+
+
+def cartpole() -> TransformedEnv:
+    return TransformedEnv(GymEnv("CartPole-v1"), StepCounter(max_steps=20))
+
+
+# --- bits --------------------------------------------------------------------------------------
+
+POLICIES = {
+    "deterministic": (deterministic, {}, (0, 2)),
+    "drawn": (categorical, RANDOM, (0, 1, 2, 7)),
+    "recurrent": (partial(recurrent, LSTMModule), RANDOM, (0, 7)),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_all_files_are_those_of_one_process(seven: LocalWorkers, name: str, tmp_path: Path) -> None:
+    make_policy, settings, counts = POLICIES[name]
+    for count in counts:
+        workers = some(seven, count) if count else 0
+        out = tmp_path / str(count)
+        quiet(Walk, make_policy(), 25, workers=workers, output_dir=out, **settings)
+        (run,) = json.loads((out / "run.json").read_text())
+        assert run.get("workers", {}).get("number", 0) == count
+        assert contents(out) == contents(tmp_path / "0")
+
+
+def test_the_request_is_that_of_one_process(seven: LocalWorkers, tmp_path: Path) -> None:
+    request = Request("CartPole-v1", "random")
+    for out, workers in (("here", None), ("there", some(seven, 2))):
+        quiet("CartPole-v1", None, 5, workers=workers, output_dir=tmp_path / out, request=request)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert "request.json" in contents(tmp_path / "there")
+
+
+ENVS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "id": ("CartPole-v1", lambda: None, {}),
+    "id of this process": ("OfThisProcess-v0", deterministic, {"env_kwargs": {"longest": 5}}),
+    "class of a script": (lambda: OfThisModule(), deterministic, {}),
+    "streams": (GlobalNumpy, categorical, {}),
+    "streams of torch": (GlobalTorch, categorical, RANDOM),
+    "new envs": (Leaking, categorical, {}),
+    "function of a TorchRL env": (cartpole, lambda: None, RANDOM),
+    "TorchRL env that draws": (torchrl_envs.Drift, categorical, RANDOM),
+    "groups": (torchrl_envs.Teams, lambda: None, {"reward_keys": [("red", "reward")], **RANDOM}),
+    "env of make_env": (make_env(Walk, 3), categorical, RANDOM),
+    "one slot that is given": (torchrl_envs.Seeded(), categorical, RANDOM),
+    "SerialEnv": (SerialEnv(3, torchrl_envs.Seeded), categorical, RANDOM),
+    "processes": (Walk, deterministic, {"backend": "process", "num_envs": 2}),
+    "given seeds": (Walk, deterministic, {"env_seeds": lambda index: 5 * index}),
+    "indices": (Walk, deterministic, {"episodes": [5, 3, 11, 2, 50]}),
+    "a limit": (Walk, deterministic, {"max_episode_steps": 4}),
+    "one episode": (Walk, deterministic, {"episodes": 1}),
+    "no episode": (Walk, deterministic, {"episodes": 0}),
+    "restarts": (partial(Failing, (3, 9)), deterministic, {"env_seeds": range(40)}),
+    "reset raises": (
+        partial(Failing, (12, 18), at_reset=True),
+        deterministic,
+        {"env_seeds": range(10, 50), "max_restarts": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_any_env_gives_the_episodes_of_one_process(seven: LocalWorkers, name: str) -> None:
+    env, make_policy, settings = ENVS[name]
+    how = {"episodes": 20, **settings}
+    here = quiet(env, make_policy(), **how)
+    there = quiet(env, make_policy(), workers=some(seven, 2 + len(name) % 2), **how)
+    assert there.episodes == here.episodes
+    assert there.manifest == here.manifest
+    assert there.errors == here.errors
+    assert len(here.errors) == (2 if "env_seeds" in settings and env is not Walk else 0)
+
+
+def test_a_result_replays_its_episodes(seven: LocalWorkers) -> None:
+    result = quiet(Walk, categorical(), 5, workers=some(seven, 2), **RANDOM)
+    assert len(result.replay(3)) == result.record(3).length
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_kept_data_are_those_of_one_process(
+    seven: LocalWorkers, stored: bool, tmp_path: Path
+) -> None:
+    results = [
+        quiet(
+            Walk,
+            recurrent(LSTMModule),
+            9,
+            keep_trajectories=True,
+            workers=workers,
+            output_dir=tmp_path / out if stored else None,
+            **RANDOM,
+        )
+        for out, workers in (("here", None), ("there", some(seven, 7)))
+    ]
+    for index in range(9):
+        here, there = (result.trajectory(index) for result in results)
+        assert isinstance(there, TensorDict)
+        assert (there.names, there.batch_size) == (here.names, here.batch_size)
+        assert {*there.keys(True, True)} == {*here.keys(True, True)}
+        for key, value in here.items(True, True):
+            assert there[key].dtype == value.dtype
+            assert torch.equal(there[key], value)
+    if stored:
+        assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def raised(function: Any, *arguments: Any, **options: Any) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        function(*arguments, **options)
+    return caught.value
+
+
+def fails() -> Any:
+    raise ZeroDivisionError("as it is made")
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "kind"),
+    [
+        (partial(Failing, (14,)), {"on_env_error": "raise"}, SlotError),
+        (Unseeded, {}, NotReproducibleError),
+        (fails, {}, ZeroDivisionError),
+        ("Nothing-v7", {}, gym.error.NameNotFound),
+        (Walk, {"reward_keys": "none"}, ValueError),
+    ],
+    ids=["raises", "unseeded", "not made", "unknown", "setting"],
+)
+def test_an_error_is_that_of_one_process(
+    seven: LocalWorkers, env: Any, settings: dict[str, Any], kind: type
+) -> None:
+    how = {"episodes": 12, "env_seeds": range(10, 22), **settings}
+    here = raised(quiet, env, deterministic(), **how)
+    assert type(here) is kind
+    for _ in range(2):  # the second time, workers have seen the job
+        there = raised(quiet, env, deterministic(), workers=some(seven, 2), **how)
+        assert type(there) is kind
+        assert str(there)[:40] == str(here)[:40]
+        assert "worker" in str(there.__cause__)
+    assert not seven.in_use
+
+
+def test_what_cannot_be_pickled_is_refused_before_anything_starts() -> None:
+    generator = (number for number in range(3))
+    workers = LocalWorkers(2)
+    for env, policy, advice in (
+        (lambda: next(generator), deterministic(), "a function that makes it"),
+        (Walk, lambda td: next(generator), "make it without such parts"),
+    ):
+        with pytest.raises(TypeError, match=rf"to be picklable, as episodes run in .* {advice}"):
+            quiet(env, policy, 5, workers=workers)
+    assert repr(workers) == "LocalWorkers(2 workers, not started)"
+    assert not workers.in_use
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"num_workers": 0}, "expected num_workers to be a positive int, got 0"),
+        ({"num_workers": True}, "expected num_workers"),
+        ({"num_workers": 2, "max_lost": 0}, "expected max_lost to be a positive int, got 0"),
+        ({"num_workers": 2, "timeout": 0}, "expected timeout to be positive seconds"),
+        ({"num_workers": 2, "timeout": float("nan")}, "expected timeout to be positive seconds"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        LocalWorkers(**arguments)
+
+
+@pytest.mark.parametrize("workers", [-1, 2.0, "2", True])
+def test_what_asks_for_no_workers_is_refused(workers: Any) -> None:
+    with pytest.raises(TypeError, match="expected workers to be the number of processes"):
+        quiet("CartPole-v1", None, 2, workers=workers)
+
+
+# --- surroundings ------------------------------------------------------------------------------
+
+
+class FromFile(Walk):
+    """Reads its longest episode from a file of the working directory."""
+
+    def __init__(self) -> None:
+        super().__init__(longest=int(Path("longest.txt").read_text()))
+
+
+def test_workers_run_in_the_directory_of_the_evaluation(
+    seven: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for longest in (4, 9, 4):
+        (tmp_path / str(longest)).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / str(longest))
+        Path("longest.txt").write_text(str(longest))
+        there = quiet(FromFile, None, 20, workers=some(seven, 2))
+        assert there.digest == quiet(FromFile, None, 20).digest
+
+
+def draws_by_default_dtype(td: Any) -> Any:
+    noise = torch.rand(*td.batch_size, 2)
+    return td.set("action", torch.nn.functional.one_hot(noise.argmax(-1), 2))
+
+
+def test_workers_have_torchs_defaults_of_the_evaluation(seven: LocalWorkers) -> None:
+    digests = []
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            here, there = (
+                quiet(Walk, draws_by_default_dtype, 10, workers=workers, **RANDOM).digest
+                for workers in (None, some(seven, 2))
+            )
+            assert there == here
+            digests.append(there)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_modules_are_found_where_this_process_finds_them(
+    seven: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"walks_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text("from tests.evaluation.envs import Walk as Made")
+    monkeypatch.syspath_prepend(tmp_path)
+    make = __import__(name).Made
+    assert quiet(make, None, 5, workers=some(seven, 1)).digest == quiet(make, None, 5).digest
+
+
+def test_an_id_may_be_registered_anew(seven: LocalWorkers) -> None:
+    digests = set()
+    for longest in (3, 30):
+        gym.registry.pop("Anew-v0", None)
+        gym.register("Anew-v0", partial(OfThisModule, longest=longest))
+        there = quiet("Anew-v0", None, 20, workers=some(seven, 2))
+        assert there.digest == quiet("Anew-v0", None, 20).digest
+        digests.add(there.digest)
+    assert len(digests) == 2
+
+
+def test_the_verdict_on_one_slot_is_not_taken_for_two(seven: LocalWorkers) -> None:
+    """Steps of one slot show in the other."""
+    assert quiet(Touching, None, 6, num_envs=1, workers=some(seven, 2)).digest
+    with pytest.raises(NotReproducibleError):
+        quiet(Touching, None, 6, num_envs=2, workers=some(seven, 2))
+
+
+# --- interruptions -----------------------------------------------------------------------------
+
+
+def interrupted_after(count: int, patch: pytest.MonkeyPatch) -> None:
+    """Have directories interrupt the evaluation after so many episodes."""
+    add = Directory.add
+
+    def adding(self: Directory, *arguments: Any) -> None:
+        nonlocal count
+        if not count:
+            raise KeyboardInterrupt
+        count -= 1
+        add(self, *arguments)
+
+    patch.setattr(Directory, "add", adding)
+
+
+def test_another_number_of_workers_goes_on(seven: LocalWorkers, tmp_path: Path) -> None:
+    how = {"episodes": 40, "keep_trajectories": True, **RANDOM}
+    quiet(Walk, categorical(), output_dir=tmp_path / "whole", **how)
+    before = pids(seven)
+    for count, after in ((0, 5), (2, 7), (7, 0), (1, 3), (2, 9)):
+        workers = some(seven, count) if count else None
+        with pytest.MonkeyPatch.context() as patch:
+            interrupted_after(after, patch)
+            with pytest.raises(KeyboardInterrupt):
+                quiet(Walk, categorical(), output_dir=tmp_path / "out", workers=workers, **how)
+        assert not seven.in_use
+    quiet(Walk, categorical(), output_dir=tmp_path / "out", workers=some(seven, 7), **how)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    ran = json.loads((tmp_path / "out" / "run.json").read_text())[-1]
+    assert ran["episodes"] == 40 - 5 - 7 - 3 - 9
+    now = pids(seven)
+    assert gone([pid for pid in before if pid not in now])  # those that had episodes
+
+
+def test_a_run_that_is_broken_off_ends_those_at_work(seven: LocalWorkers) -> None:
+    settings = EvaluationSettings(500)
+    driver = Driver(some(seven, 2), Job(Walk, deterministic(), settings, 2))
+    run = driver.run(range(500), keep=False)
+    next(run)
+    before = pids(seven)
+    run.close()
+    driver.close()
+    assert gone(before[:2])
+    assert quiet(Walk, deterministic(), 20, workers=seven).digest == (
+        quiet(Walk, deterministic(), 20).digest
+    )
+
+
+class Slow(Walk):
+    """Sleeps at each step."""
+
+    def __init__(self, seconds: float = 0.01, **options: Any):
+        super().__init__(**options)
+        self.seconds = seconds
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.seconds)
+        return super().step(action)
+
+
+def evaluate_slowly(out: Path) -> None:
+    """Run 60 episodes on two workers, in a process that has one thread."""
+    template.Spawned = Forked
+    quiet(partial(Slow, 0.01), None, 60, workers=2, output_dir=out)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_driver_that_is_killed_leaves_a_ledger_and_no_process(
+    seven: LocalWorkers, number: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = start(evaluate_slowly, out)
+    ledger = out / "episodes.jsonl"
+    while process.is_alive() and not (ledger.exists() and ledger.stat().st_size):
+        time.sleep(0.01)
+    assert process.pid is not None
+    children = descendants(process.pid)
+    assert len(children) == 3  # the template and two workers
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == -number
+    assert gone(children)
+    assert 0 < ledger.read_bytes().count(b"\n") < 60
+    env = partial(Slow, 0.0)
+    quiet(env, None, 60, output_dir=out, workers=some(seven, 7))
+    quiet(env, None, 60, output_dir=tmp_path / "whole")
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+# --- warm workers ------------------------------------------------------------------------------
+
+
+def test_workers_stay_for_evaluations_of_any_kind(seven: LocalWorkers) -> None:
+    workers = some(seven, 2)
+    quiet(Walk, None, 2, workers=workers)
+    before = pids(seven)
+    jobs = [
+        (env, policy, seed)
+        for seed in (0, 1)
+        for env, policy in ((Walk, deterministic()), (Walk, categorical()), (Leaking, None))
+    ]
+    expected = [quiet(env, policy, 9, seed).digest for env, policy, seed in jobs]
+    for order in (range(6), range(5, -1, -1), (0, 4, 0, 1, 0, 2, 0, 3, 0)):  # they hold four
+        for job in order:
+            env, policy, seed = jobs[job]
+            assert quiet(env, policy, 9, seed, workers=workers).digest == expected[job]
+    assert pids(seven) == before
+
+
+def test_weights_are_those_of_their_evaluation(seven: LocalWorkers) -> None:
+    policy, other = deterministic(), deterministic()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(-1)
+    here, there = (quiet(Walk, one, 20).episodes for one in (policy, other))
+    assert here != there
+    job = Job(Walk, policy, EvaluationSettings(20), 2)
+    for weights, expected in ((None, here), (other, there), (None, here), (policy, here)):
+        given = None if weights is None else {"policy": snapshot(weights, "policy")}
+        driver = Driver(some(seven, 2), job, given)
+        records = [finished.record for finished in driver.run(range(20), keep=False)]
+        driver.close()
+        assert sorted(records, key=lambda record: record.index) == expected
+
+
+def test_two_evaluations_at_once_are_refused(seven: LocalWorkers) -> None:
+    workers = some(seven, 2)
+    driver = Driver(workers, Job(Walk, None, EvaluationSettings(5), 2))
+    with pytest.raises(RuntimeError, match="expected workers that are free, got LocalWorkers"):
+        quiet(Walk, None, 5, workers=workers)
+    assert len(list(driver.run(range(5), keep=False))) == 5
+    driver.close()
+    assert len(quiet(Walk, None, 5, workers=workers).episodes) == 5
+
+
+def test_a_worker_that_ended_while_idle_is_replaced(seven: LocalWorkers) -> None:
+    workers = some(seven, 2)
+    expected = quiet(Walk, None, 9, workers=workers).digest
+    for rank in (0, 1):
+        os.kill(pids(seven)[rank], signal.SIGKILL)
+        assert gone([pids(seven)[rank]])
+        assert quiet(Walk, None, 9, workers=workers).digest == expected  # and nothing is told
+
+
+def test_closed_workers_start_again(quick_templates: None) -> None:
+    files = open_files()
+    workers = LocalWorkers(2)
+    workers.close()
+    for _ in range(2):
+        with workers:
+            result = quiet(Walk, None, 9, workers=workers)
+            started = pids(workers)
+            assert repr(workers) == "LocalWorkers(2 workers, 2 running)"
+        assert repr(workers) == "LocalWorkers(2 workers, not started)"
+        assert gone(started)
+        assert result.digest == quiet(Walk, None, 9).digest
+    workers.close()
+    assert open_files() == files
+
+
+def test_workers_end_with_the_last_reference(quick_templates: None) -> None:
+    workers = LocalWorkers(2)
+    quiet(Walk, None, 9, workers=workers)
+    started = pids(workers)
+    assert all(map(runs, started))
+    del workers
+    gc.collect()
+    assert gone(started)
+
+
+def test_an_evaluation_ends_the_workers_of_its_own(quick_templates: None) -> None:
+    files, before = open_files(), descendants(os.getpid())
+    assert quiet(Walk, None, 9, workers=2).digest == quiet(Walk, None, 9).digest
+    assert not {*descendants(os.getpid())} - {*before}
+    with pytest.raises(ZeroDivisionError):
+        quiet(fails, None, 9, workers=2)
+    assert not {*descendants(os.getpid())} - {*before}
+    assert open_files() == files
+
+
+def test_a_fork_leaves_the_workers_alone(quick_templates: None) -> None:
+    """It neither keeps them alive nor ends them, and may start its own."""
+    workers = LocalWorkers(2)
+    expected = quiet(Walk, None, 9, workers=workers).digest
+    started = pids(workers)
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(theirs, repr(workers).encode())
+            workers.close()
+            gc.collect()
+            os.write(theirs, b"; closed")
+            os.close(theirs)
+            time.sleep(600)
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    try:
+        with os.fdopen(ours) as told:
+            assert told.read() == "LocalWorkers(2 workers, not started); closed"
+        assert all(map(runs, started))
+        assert quiet(Walk, None, 9, workers=workers).digest == expected
+        assert pids(workers) == started
+        del workers
+        gc.collect()
+        assert gone(started)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_an_evaluation_runs_in_any_thread(seven: LocalWorkers) -> None:
+    """Beside one that draws, where an evaluation in this process would be refused."""
+    stop = threading.Event()
+
+    def draw() -> None:
+        while not stop.is_set():
+            torch.rand(10)
+            time.sleep(0.0001)
+
+    drawing = threading.Thread(target=draw)
+    drawing.start()
+    found: list[str] = []
+    try:
+        evaluating = threading.Thread(
+            target=lambda: found.append(quiet(Walk, None, 9, workers=some(seven, 2)).digest)
+        )
+        evaluating.start()
+        evaluating.join()
+    finally:
+        stop.set()
+        drawing.join()
+    assert found == [quiet(Walk, None, 9).digest]
+
+
+# --- said --------------------------------------------------------------------------------------
+
+
+def test_progress_tells_episodes_workers_time_left_and_losses(
+    seven: LocalWorkers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tdcollect.progress.SECONDS_BETWEEN_LINES", 0.0)
+    workers = some(seven, 2)
+    driver_of = Driver.run
+
+    def killing(self: Driver, *arguments: Any) -> Any:
+        run = driver_of(self, *arguments)
+        yield next(run)
+        os.kill(pids(workers)[1], signal.SIGKILL)
+        yield from run
+
+    monkeypatch.setattr(Driver, "run", killing)
+    evaluate(partial(Slow, 0.002), None, 40, workers=workers, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    lost = [line for line in lines if "SIGKILL" in line]
+    assert len(lost) == 1
+    assert lost[0].startswith("tdcollect: worker 1 (process ")
+    assert lost[0].endswith("run again")
+    rest = [line for line in lines if line not in lost]
+    assert len(rest) == 40
+    assert rest[-1].startswith("tdcollect: 40 of 40 test episodes, ")
+    assert all(line.endswith("left, workers 2") for line in rest)
+
+
+def test_the_command_takes_workers(typed: Any, here: Path, quick_templates: None) -> None:
+    for name, more in (("one", ""), ("many", "--workers 2")):
+        command = f"evaluate CartPole-v1 --policy @:net --episodes 9 --quiet --output-dir {name}"
+        assert typed(f"{command} {more}")[0] == 0
+    assert contents(here / "many") == contents(here / "one")
+    (run,) = json.loads((here / "many" / "run.json").read_text())
+    assert run["workers"] == {"kind": "local", "number": 2, "lost": []}
+    status, _, error = typed("evaluate CartPole-v1 --policy random --workers -1")
+    assert status == 2
+    assert "--workers" in error

@@ -245,7 +245,7 @@ def killing(
         while not stop.wait(draw.uniform(0.5, 1.5) * pause):
             ranks = [rank for rank in workers.crew if rank < workers.num_workers]
             with contextlib.suppress(KeyError, IndexError, ProcessLookupError):
-                pid = workers.crew[draw.choice(ranks)]._pid
+                pid = workers.crew[draw.choice(ranks)].pid
                 os.kill(pid, kind)
                 hit.append(pid)
 
@@ -302,7 +302,7 @@ def test_many_that_are_hit_at_once(set_up: Any, whom: str) -> None:
 
     def hit(workers: LocalWorkers) -> None:
         processes = pids(workers)
-        of_workers = [workers.crew[rank]._pid for rank in range(2)]
+        of_workers = [workers.crew[rank].pid for rank in range(2)]
         hit = {"workers": of_workers, "template": processes[-1:], "stopped": of_workers[1:]}
         for pid in hit.get(whom, [*of_workers, processes[-1]]):
             with contextlib.suppress(ProcessLookupError):
@@ -323,19 +323,19 @@ def test_a_worker_that_ends_or_stops_amid_a_trajectory(
     set_up: Any, kind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "_AT_ONCE", 4096)
-    answers = local._Process.answers
+    answers = local.LocalWorker.answers
     hit: list[int] = []
 
     def reading(self: Any, ready: set[int]) -> Any:
         amid = len(self._channel._incoming) > 10_000
-        if amid and len(hit) < 3 and self._pid not in hit:
-            hit.append(self._pid)
-            os.kill(self._pid, kind)
-            while runs(self._pid) and kind == signal.SIGKILL:
+        if amid and len(hit) < 3 and self.pid not in hit:
+            hit.append(self.pid)
+            os.kill(self.pid, kind)
+            while runs(self.pid) and kind == signal.SIGKILL:
                 time.sleep(0.001)
         yield from answers(self, ready)
 
-    monkeypatch.setattr(local._Process, "answers", reading)
+    monkeypatch.setattr(local.LocalWorker, "answers", reading)
     env, how = partial(Walk, size=10_000), {"keep_trajectories": True, "episodes": 9}
     workers = set_up(2, timeout=1.0, max_lost=10)
     there = told(workers, env, **how, env_seeds=None)
@@ -481,8 +481,8 @@ def evaluate_and_kill(workers: LocalWorkers, job: Job) -> None:
     runner.note = lambda line: None
     try:
         for _ in runner.run(range(40), keep=False):
-            os.kill(workers.crew[0]._pid, signal.SIGKILL)
-            while runs(workers.crew[0]._pid):
+            os.kill(workers.crew[0].pid, signal.SIGKILL)
+            while runs(workers.crew[0].pid):
                 time.sleep(0.001)
     finally:
         runner.close()

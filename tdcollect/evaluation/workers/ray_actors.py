@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -87,15 +88,16 @@ class RayWorkers(Workers):
 
     def __reduce__(self) -> Any:
         """Copy the arguments only; a copy in another process connects to the same cluster."""
-        address = ray_cluster.address() or self.address
-        options = {
-            "num_cpus": self.num_cpus,
-            "num_gpus": self.num_gpus,
-            "timeout": self.timeout,
-            "max_lost": self.max_lost,
-            "address": address,
-        }
-        return _unpickled, (self.num_workers, options, self._local)
+        made = partial(
+            RayWorkers,
+            self.num_workers,
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            timeout=self.timeout,
+            max_lost=self.max_lost,
+            address=ray_cluster.address() or self.address,
+        )
+        return made, (), {"_local": self._local}
 
     def start(self, rank: int) -> Worker:
         actors = self._actors
@@ -185,12 +187,6 @@ class RayWorkers(Workers):
         if self._end is not None:
             self._end()
         self._actors = self._end = None
-
-
-def _unpickled(num_workers: int, options: dict[str, Any], local: LocalWorkers) -> RayWorkers:
-    workers = RayWorkers(num_workers, **options)
-    workers._local = local
-    return workers
 
 
 class _Actors:

@@ -120,8 +120,6 @@ class Schedule:
             return []
         for index in held:
             self._lost[index] += 1
-        if not held:
-            return []
         if len(held) == 1 and self._lost[held[0]] >= self._max_lost:
             return held
         most = max(self._lost[index] for index in held)

@@ -267,7 +267,7 @@ def check_random_kills(
     workers = set_up(count, max_lost=1000)
     with killing(workers, seed, pause) as hit:
         told(workers, env, deterministic(), output_dir=path / "killed", **settings)
-    assert len(hit) > 2
+    assert len(hit) > 1
     quiet(partial(Slow, 0), deterministic(), output_dir=path / "whole", **settings)
     assert contents(path / "killed") == contents(path / "whole")
 
@@ -277,10 +277,10 @@ def test_workers_that_are_killed_at_random_moments(set_up: Any, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("seed", range(1, 5))
 def test_workers_that_are_killed_very_often(set_up: Any, seed: int, tmp_path: Path) -> None:
     count = (1, 2, 4, 7)[seed % 4]
-    check_random_kills(set_up, seed, count, 0.1 + 0.05 * (seed % 3), tmp_path, 400)
+    check_random_kills(set_up, seed, count, max(0.7 / count, 0.3), tmp_path, 400)
 
 
 def during(signals: Callable[[LocalWorkers], None], workers: LocalWorkers) -> EvaluationResult:

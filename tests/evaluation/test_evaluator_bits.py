@@ -30,7 +30,7 @@ from .policies import (
 )
 from .torchrl_envs import Seeded
 
-pytestmark = pytest.mark.usefixtures("forked_process")
+pytestmark = pytest.mark.usefixtures("quick_children")
 
 
 def train(evaluate: Callable[[nn.Module, int], Any] | None) -> list[Any]:

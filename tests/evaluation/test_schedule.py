@@ -174,21 +174,22 @@ def test_every_episode_ends_once_and_only_poisoned_ones_fail(
 def test_workers_that_end_for_other_reasons_fail_no_episode(
     episodes: int, workers: list[tuple[int, float]], deaths: list[tuple[float, int]]
 ) -> None:
+    """But one that was lost beside a poisoned one counts that too, at most four times here."""
     lengths = {index: 1 + index % 10 for index in range(episodes)}
-    check(simulated(lengths, {3} & set(lengths), workers, len(deaths) + 2, deaths))
+    check(simulated(lengths, {3} & set(lengths), workers, len(deaths) + 6, deaths))
 
 
 @pytest.mark.parametrize("speeds", [(1, 1), (1, 1, 1, 1), (1, 2, 3), (1, 10)])
 @pytest.mark.parametrize("episodes", [10, 100, 1000])
 def test_workers_end_at_about_the_same_time(speeds: tuple[int, ...], episodes: int) -> None:
-    """Within two episodes of 20 steps, on the slots of the slowest."""
+    """Within two episodes on the slowest."""
     draw = random.Random(0)
     lengths = {index: draw.randint(1, 20) for index in range(episodes)}
     workers = [(1, 0.01 * speed) for speed in speeds]
     simulation = simulated(lengths, set(), workers, 3)
     check(simulation)
     least = sum(lengths.values()) / sum(1 / speed for _, speed in workers)
-    assert simulation.now <= least + 4 * 20 * max(speed for _, speed in workers)
+    assert simulation.now <= least + 35 * max(speed for _, speed in workers)
 
 
 def test_the_cost_of_one_poisoned_episode_is_bounded() -> None:

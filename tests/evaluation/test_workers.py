@@ -49,7 +49,8 @@ class OfThisModule(Walk):
 
 
 OfThisModule.__module__ = "__main__"
-gym.register("OfThisProcess-v0", lambda **kwargs: OfThisModule(**kwargs))
+if "OfThisProcess-v0" not in gym.registry:  # workers may import this module too
+    gym.register("OfThisProcess-v0", lambda **kwargs: OfThisModule(**kwargs))
 
 
 def cartpole() -> TransformedEnv:

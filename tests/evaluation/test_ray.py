@@ -251,6 +251,16 @@ def test_no_process_is_left(how: str, cluster: str) -> None:
     assert ray.is_initialized()
 
 
+def test_a_fork_leaves_the_workers_alone(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ray_cluster.connect(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        patch.setattr(ray_cluster, "_users", {name: 1})  # as if it had been made here
+        assert ray_cluster.current() != name
+        ray_cluster.disconnect(name)
+    assert ray_cluster.current() == name
+
+
 @pytest.mark.slow
 def test_closed_workers_start_anew(cluster: str) -> None:
     workers = RayWorkers(1)

@@ -30,6 +30,7 @@ from tdcollect.cli import main
 from tdcollect.evaluation.workers import ray_actors, ray_cluster
 
 from .. import forkserver
+from ..test_docs import blocks_of
 from ..test_process_exit import gone
 from . import envs, policies
 from .test_interrupted import contents
@@ -267,6 +268,19 @@ def test_closed_workers_start_anew(cluster: str) -> None:
     for _ in range(2):
         assert run(drawn(), workers=workers).digest == run(drawn()).digest
         workers.close()
+
+
+def test_the_snippet_of_the_page_runs(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, *others = blocks_of("evaluating.md")
+    (snippet,) = (block for block in others if "RayWorkers" in block)
+    space: dict[str, Any] = {}
+    exec(first, space)
+    alone = space["result"]
+    exec(snippet, space)
+    assert space["result"].digest == alone.digest
 
 
 TYPED = ["evaluate", "CartPole-v1", "--policy", "random", "--episodes", "20", "--quiet", "--json"]

@@ -283,6 +283,17 @@ def test_the_snippet_of_the_page_runs(
     assert space["result"].digest == alone.digest
 
 
+@pytest.mark.slow
+def test_an_evaluator_uses_the_cluster(cluster: str) -> None:
+    policy = drawn()
+    with tdcollect.Evaluator(
+        envs.Walk, policy, num_trajectories=9, backend="ray", num_gpus=0, ray_kwargs={"timeout": 60}
+    ) as evaluator:
+        result = evaluator.submit(step=3).result(120)
+    assert result.digest == evaluate(envs.Walk, policy, 9, progress=False).digest
+    assert ray.is_initialized()
+
+
 TYPED = ["evaluate", "CartPole-v1", "--policy", "random", "--episodes", "20", "--quiet", "--json"]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import workers_report
 from measure import Effort, spread
 from tensordict.nn import TensorDictModule
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOperator
@@ -125,5 +126,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     torch.set_num_threads(1)
-    for name, value in beside(Effort(rounds=parser.parse_args().rounds)).items():
-        print(f"{name}: {value}")
+    results = beside(Effort(rounds=parser.parse_args().rounds))
+    print(results)
+    print("\n".join(workers_report.beside(results)))

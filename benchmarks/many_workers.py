@@ -20,7 +20,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from measure import spread
+import workers_report
+from measure import QUICK, Effort, spread
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
@@ -87,7 +88,27 @@ def policy(size: int = 4) -> Any:
     )
 
 
-def started(count: int) -> tuple[tdcollect.LocalWorkers, float]:
+def many_workers(effort: Effort) -> dict[str, Any]:
+    """Speed-ups, costs and memory; the numbers of workers take turns."""
+    rounds, quick = max(2, effort.rounds // 2), effort == QUICK
+    starts = {}
+    for count in (1, 2, 4):
+        workers, starts[count] = _started(count)
+        workers.close()
+    episodes = 8 if quick else 200
+    return {
+        "seconds to start": starts,
+        "speedups": [
+            _speedup("asleep", 2, 1.8, episodes, rounds),
+            _speedup("asleep", 4, 3.4, episodes, rounds),
+            _speedup("busy", 2, 1.5, episodes, rounds),
+        ],
+        "short": _short_episodes(20 if quick else 1000, rounds),
+        "memory": _memory(quick),
+    }
+
+
+def _started(count: int) -> tuple[tdcollect.LocalWorkers, float]:
     """Return warm workers, and the seconds until they had run an episode each."""
     workers = tdcollect.LocalWorkers(count)
     begin = time.perf_counter()
@@ -95,34 +116,31 @@ def started(count: int) -> tuple[tdcollect.LocalWorkers, float]:
     return workers, time.perf_counter() - begin
 
 
-def speedup(busy: bool, counts: list[int], episodes: int, length: int, rounds: int) -> None:
-    """Print the time of one worker over that of several."""
-    make, acts = Make(seconds=0.001, busy=busy, length=length), policy()
-    crews = {count: started(count)[0] for count in (1, *counts)}
-    times: dict[int, list[float]] = {count: [] for count in crews}
+def _speedup(kind: str, count: int, target: float, episodes: int, rounds: int) -> dict[str, Any]:
+    """The time of one worker over that of several, for steps of 1 ms."""
+    make, acts = Make(seconds=0.001, busy=kind == "busy", length=50), policy()
+    crews = {number: _started(number)[0] for number in (1, count)}
+    times: dict[int, list[float]] = {number: [] for number in crews}
     digests = set()
     for turn in range(rounds + 1):
-        for count, crew in crews.items():
+        for number, crew in crews.items():
             begin = time.perf_counter()
             result = tdcollect.evaluate(make, acts, episodes, workers=crew, progress=False)
-            if turn:
-                times[count].append(time.perf_counter() - begin)
+            if turn:  # the first warms up
+                times[number].append(time.perf_counter() - begin)
             digests.add(result.digest)
     assert len(digests) == 1
     for crew in crews.values():
         crew.close()
-    kind = "busy" if busy else "asleep"
-    alone = episodes * length * 0.001
-    print(f"{kind}: {episodes} episodes of {length} steps of 1 ms ({alone:.1f} s of env)")
-    for count in counts:
-        ratios = [a / b for a, b in zip(times[1], times[count], strict=True)]
-        print(f"  {count} workers: {_text(ratios)} times as fast as 1 ({min(times[count]):.2f} s)")
+    ratios = [a / b for a, b in zip(times[1], times[count], strict=True)]
+    found = {"kind": kind, "workers": count, "target": target, "episodes": episodes}
+    return {**found, "ratio": spread(ratios)._asdict()}
 
 
-def short_episodes(rounds: int) -> None:
-    """Print the cost of an episode of one step, beside the env."""
+def _short_episodes(episodes: int, rounds: int) -> list[dict[str, Any]]:
+    """The milliseconds of an episode of one step, beside the env, on two workers."""
     make, acts = Make(seconds=0, busy=False, length=1), policy()
-    workers, _ = started(2)
+    workers, _ = _started(2)
     ways = {"in memory": False, "with a directory and its report": True}
     times: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(rounds + 1):
@@ -131,58 +149,46 @@ def short_episodes(rounds: int) -> None:
                 out = Path(folder) / "out" if writes else None
                 begin = time.perf_counter()
                 tdcollect.evaluate(
-                    make, acts, 1000, workers=workers, output_dir=out, progress=False
+                    make, acts, episodes, workers=workers, output_dir=out, progress=False
                 )
                 if turn:
-                    times[way].append(time.perf_counter() - begin)
+                    times[way].append(1000 * (time.perf_counter() - begin) / episodes)
     workers.close()
-    for way, values in times.items():
-        print(f"1,000 episodes of one step, 2 workers, {way}: {_text(values)} ms each")
+    return [
+        {"way": way, "episodes": episodes, "target": 1.5, "ms": spread(values)._asdict()}
+        for way, values in times.items()
+    ]
 
 
-def memory() -> None:
-    """Print how the memory of the driver grows with trajectories that are not kept."""
-    workers, _ = started(2)
+def _memory(quick: bool) -> list[dict[str, Any]]:
+    """The peak memory of the driver, in MiB, after episodes of 8 MB each; it only grows."""
+    counts = (2, 4) if quick else (20, 100)
+    workers, _ = _started(2)
     make, acts = Make(seconds=0, busy=False, length=100, size=10_000), policy(10_000)
-    peaks = []
-    for episodes in (20, 100):  # 4 MB each, and their following observations
-        tdcollect.evaluate(make, acts, episodes, workers=workers, progress=False)
+    rows = []
+    for episodes, keep in ((counts[0], False), (counts[1], False), (counts[1], True)):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out" if keep else None
+            tdcollect.evaluate(
+                make,
+                acts,
+                episodes,
+                workers=workers,
+                progress=False,
+                keep_trajectories=keep,
+                output_dir=out,
+            )
         gc.collect()
-        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    with tempfile.TemporaryDirectory() as folder:
-        tdcollect.evaluate(
-            make, acts, 100, workers=workers, progress=False,
-            keep_trajectories=True, output_dir=Path(folder) / "out",
-        )  # fmt: skip
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        rows.append({"episodes": episodes, "kept": keep, "peak_MiB": peak})
     workers.close()
-    print(
-        f"peak memory of the driver: {peaks[0]:.0f} MiB after 20 episodes of 4 MB, {peaks[1]:.0f} "
-        f"after 100 more, {peaks[2]:.0f} after 100 whose data went to a directory (0.8 GB)"
-    )
-
-
-def _text(values: list[float]) -> str:
-    found = spread(values)
-    return f"{found.median:.2f} ({found.low:.2f} to {found.high:.2f})"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--episodes", type=int, default=200)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", module="torchrl")
-    for count in (1, 2, 4):
-        workers, seconds = started(count)
-        workers.close()
-        print(f"start of {count} workers, with an episode each: {seconds:.1f} s")
-    speedup(False, [2, 4], options.episodes, 50, options.rounds)
-    speedup(True, [2], options.episodes, 50, options.rounds)
-    short_episodes(options.rounds)
-    memory()
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="use small sizes, to see that it runs")
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="torchrl")
+    effort = QUICK if parser.parse_args().quick else Effort()
+    print("\n".join(workers_report.many_workers(many_workers(effort))))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pipelines_report
+import workers_report
 import workloads as w
 from tables import number, table, with_spread
 
@@ -342,5 +343,7 @@ _SECTIONS = {
     "monitoring": _monitoring,
     "workers": _workers,
     "evaluating": _evaluating,
+    "many-workers": workers_report.many_workers,
+    "beside": workers_report.beside,
     "pipelines": pipelines_report.section,
 }

@@ -25,8 +25,10 @@ import pipelines
 import report
 import torch
 import workloads
+from beside import beside
 from evaluating import evaluating
 from hot_loop import hot_loop
+from many_workers import many_workers
 from measure import QUICK, Effort, alternate, ratios, spread
 from monitoring import monitoring
 from shares import shares
@@ -140,6 +142,8 @@ EXTRAS = {
     "monitoring": monitoring,
     "workers": workers,
     "evaluating": evaluating,
+    "many-workers": many_workers,
+    "beside": beside,
     "pipelines": _pipelines,
 }
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from .forkserver import forkserver
+from tdcollect.evaluation.workers import template
+from tdcollect.workers import late
+
+from .forkserver import Child, forkserver
 
 # A busy machine takes longer than hypothesis allows an example by default.
 settings.register_profile("tests", deadline=None)
@@ -22,3 +25,12 @@ def forked_workers() -> Iterator[None]:
     multiprocessing.set_start_method(forkserver().get_start_method(), force=True)
     yield
     multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.fixture(scope="module")
+def quick_children() -> Iterator[None]:
+    """Start workers and evaluators from the fork server: a fresh interpreter takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(late, "Spawned", Child)
+        patch.setattr(template, "Spawned", Child)
+        yield

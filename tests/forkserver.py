@@ -10,10 +10,12 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from multiprocessing import forkserver as _server
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -53,10 +55,30 @@ def forkserver() -> ForkServerContext:
 
 
 def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
-    """Start a process that runs a function."""
+    """Start a process that runs a function; it inherits descriptors given as ``DupFd``."""
     process = forkserver().Process(target=function, args=arguments)
     process.start()
     return process
+
+
+class Child:
+    """Stands for ``tdcollect.workers.child.Spawned``: a process that has imported torch already."""
+
+    def __init__(self, module: str, descriptors: Sequence[int]):
+        self._process = start(_main, module, *map(DupFd, descriptors))
+        self.pid = self._process.pid
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        self._process.join(seconds)
+        return self._process.exitcode
+
+    def kill(self) -> int | None:
+        self._process.kill()
+        return self.wait()
+
+
+def _main(module: str, *descriptors: Any) -> None:
+    import_module(module).main(*(descriptor.detach() for descriptor in descriptors))
 
 
 def run(

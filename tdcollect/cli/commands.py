@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -14,10 +13,8 @@ from typing import Any
 
 import click
 
+from tdcollect.cli import options
 from tdcollect.cli.output import print_json, say, say_result
-
-_FOLDER = click.Path(path_type=Path)
-_EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
 
 def _traceback_option() -> click.Option:
@@ -63,68 +60,18 @@ def program() -> None:
     """Test episodes for TorchRL policies, the same to the bit however they are run."""
 
 
-def _json_object(context: Any, parameter: Any, text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"expected a JSON object, got {text!r} ({error})") from error
-    if not isinstance(value, dict):
-        raise click.BadParameter(f"expected a JSON object, got {text!r}")
-    return value
-
-
-def _int_list(context: Any, parameter: Any, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise click.BadParameter(f"expected ints with commas between, got {text!r}") from error
-
-
-def _shard(context: Any, parameter: Any, text: str | None) -> Any:
-    if text is None:
-        return None
-    from tdcollect.evaluation.ledger.shards import Shard
-
-    found = re.fullmatch("([0-9]+)/([0-9]+)", text)
-    try:
-        return Shard.of((int(found[1]), int(found[2])) if found else None)
-    except ValueError as error:
-        raise click.BadParameter(
-            f"expected i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got "
-            f"{text!r}"
-        ) from error
-
-
-def _names(context: Any, parameter: Any, text: str | None) -> list[str] | None:
-    return None if text is None else text.split(",")
-
-
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-_POLICY_HELP = (
-    "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
-    "or 'random'; or 'sb3' for a model file of Stable-Baselines3."
-)
-_VECNORMALIZE_HELP = "VecNormalize statistics that an SB3 model was saved with."
-_BACKEND_HELP = "Backend of make_env: serial, process, envpool."
-_CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
-
-
 @program.command()
 @click.argument("env")
-@click.option("--policy", required=True, help=_POLICY_HELP)
-@click.option("--checkpoint", metavar="FILE", help=_CHECKPOINT_HELP)
-@click.option("--vecnormalize", metavar="FILE", help=_VECNORMALIZE_HELP)
+@click.option("--policy", required=True, help=options.POLICY)
+@click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
+@click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @click.option(
     "--episodes", type=int, help="Number of episodes.  [default: 100, or one per --env-seeds]"
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Root seed.")
 @click.option(
     "--env-seeds",
-    callback=_int_list,
+    callback=options.int_list,
     metavar="INT,...",
     help="Seeds of the envs, one per episode, instead of those that follow from --seed.",
 )
@@ -146,23 +93,27 @@ _CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
 )
 @click.option(
     "--output-dir",
-    type=_FOLDER,
+    type=options.FOLDER,
     help="Directory for ledger and report. Resumes the evaluation found there.",
 )
 @click.option(
-    "--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="Arguments of ENV."
+    "--env-kwargs",
+    default="{}",
+    metavar="JSON",
+    callback=options.json_object,
+    help="Arguments of ENV.",
 )
-@click.option("--backend", help=_BACKEND_HELP)
+@click.option("--backend", help=options.BACKEND)
 @click.option(
     "--exploration-type",
-    type=click.Choice(_EXPLORATION),
+    type=click.Choice(options.EXPLORATION),
     default="deterministic",
     show_default=True,
 )
 @click.option("--max-episode-steps", type=int, help="Truncate episodes at this length.")
 @click.option(
     "--reward-keys",
-    callback=_names,
+    callback=options.names,
     metavar="KEY,...",
     help="Reward entries that the return is made of, such as agents/reward.  [default: all]",
 )
@@ -189,7 +140,7 @@ _CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
 @click.option("--device", help="Device that the policy runs on.")
 @click.option(
     "--shard",
-    callback=_shard,
+    callback=options.shard_of,
     metavar="I/N",
     help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them.",
 )
@@ -214,7 +165,7 @@ _CHECKPOINT_HELP = "File with the policy's state_dict, or the SB3 model file."
     help="Restarts of an episode before it counts as failed.",
 )
 @click.option("--quiet", is_flag=True, help="Show no progress and no table.")
-@_as_json
+@options.as_json
 def evaluate(
     env: str,
     policy: str,
@@ -303,9 +254,9 @@ def evaluate(
 
 
 @program.command()
-@click.argument("directories", nargs=-1, required=True, type=_FOLDER, metavar="DIR...")
+@click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR...")
 @click.option(
-    "--output-dir", type=_FOLDER, required=True, help="Directory of the merged evaluation."
+    "--output-dir", type=options.FOLDER, required=True, help="Directory of the merged evaluation."
 )
 @click.option(
     "--allow-mixed",
@@ -313,7 +264,7 @@ def evaluate(
     help="Merge shards whose versions, platform or device differ; the manifest tells.",
 )
 @click.option("--quiet", is_flag=True, help="Show no table.")
-@_as_json
+@options.as_json
 def merge(
     directories: tuple[Path, ...], output_dir: Path, allow_mixed: bool, quiet: bool, as_json: bool
 ) -> int:
@@ -330,9 +281,9 @@ def merge(
 
 
 @program.command()
-@click.argument("directories", nargs=-1, required=True, type=_FOLDER, metavar="DIR DIR...")
-@click.option("--output-dir", type=_FOLDER, help="Directory for a report of the comparison.")
-@_as_json
+@click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR DIR...")
+@click.option("--output-dir", type=options.FOLDER, help="Directory for a report of the comparison.")
+@options.as_json
 def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: bool) -> None:
     """Compare evaluations with the first one, episode by episode.
 
@@ -380,24 +331,26 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
 
 
 @program.command()
-@click.argument("directory", type=_FOLDER)
+@click.argument("directory", type=options.FOLDER)
 @click.argument("index", type=click.IntRange(min=0))
 @click.option(
-    "--video", type=_FOLDER, metavar="FILE", help="Write a video of the episode, as .mp4."
+    "--video", type=options.FOLDER, metavar="FILE", help="Write a video of the episode, as .mp4."
 )
 @click.option("--env", help="ENV of evaluate; the options below are likewise those of evaluate.")
-@click.option("--policy", help=_POLICY_HELP)
-@click.option("--checkpoint", metavar="FILE", help=_CHECKPOINT_HELP)
-@click.option("--vecnormalize", metavar="FILE", help=_VECNORMALIZE_HELP)
-@click.option("--env-kwargs", metavar="JSON", callback=_json_object, help="Arguments of the env.")
-@click.option("--backend", help=_BACKEND_HELP)
+@click.option("--policy", help=options.POLICY)
+@click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
+@click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
+@click.option(
+    "--env-kwargs", metavar="JSON", callback=options.json_object, help="Arguments of the env."
+)
+@click.option("--backend", help=options.BACKEND)
 @click.option("--device", help="Device that the policy runs on.")
 @click.option(
     "--trust",
     is_flag=True,
     help="Run the code that the directory names, unless named here. It may be any code.",
 )
-@_as_json
+@options.as_json
 def replay(
     directory: Path, index: int, video: Path | None, trust: bool, as_json: bool, **typed: Any
 ) -> None:
@@ -437,8 +390,8 @@ def replay(
 
 
 @program.command()
-@click.argument("directories", nargs=-1, required=True, type=_FOLDER, metavar="DIR...")
-@_as_json
+@click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR...")
+@options.as_json
 def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     """Check evaluations without running them: files, seeds, digests, statistics, kept data.
 
@@ -466,7 +419,11 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
 @click.argument("env")
 @click.option("--backend", type=click.Choice(["envpool"]), help="If ENV is an EnvPool id.")
 @click.option(
-    "--env-kwargs", default="{}", metavar="JSON", callback=_json_object, help="Arguments of ENV."
+    "--env-kwargs",
+    default="{}",
+    metavar="JSON",
+    callback=options.json_object,
+    help="Arguments of ENV.",
 )
 @click.option(
     "--max-episode-steps",
@@ -477,7 +434,7 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="First seed to try.")
 @click.option("--skip", multiple=True, metavar="NAME", help="A check to skip, such as speed.")
-@_as_json
+@options.as_json
 def doctor(env: str, as_json: bool, **settings: Any) -> int:
     """Tell whether an env is fit for collecting and testing.
 

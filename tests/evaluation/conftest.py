@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tdcollect.cli import main
-from tdcollect.workers import late
-
-from .evaluators import Forked
 
 POLICIES = r"""
 import gymnasium as gym
@@ -106,11 +103,3 @@ def typed(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], tup
         return status, out, err
 
     return run
-
-
-@pytest.fixture(scope="module")
-def forked_process() -> Iterator[None]:
-    """Fork the processes of evaluators: a fresh one imports torch, which takes seconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(late, "Spawned", Forked)
-        yield

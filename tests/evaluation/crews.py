@@ -6,41 +6,11 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tdcollect import LocalWorkers
-from tdcollect.evaluation.workers import template
-
-from ..forkserver import start
-
-
-class _Descriptors:
-    """Descriptors that a process of the fork server inherits."""
-
-    def __init__(self, descriptors: Sequence[int]):
-        self.numbers = list(descriptors)
-
-    def __getstate__(self) -> list[Any]:
-        return [DupFd(number) for number in self.numbers]
-
-    def __setstate__(self, sent: list[Any]) -> None:
-        self.numbers = [one.detach() for one in sent]
-
-
-class _FromForkserver:
-    """Stands for ``Spawned``."""
-
-    def __init__(self, module: str, descriptors: Sequence[int]):
-        self._process = start(_main, module, _Descriptors(descriptors))
-        self.pid = self._process.pid
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
 
 
 class Forked:
@@ -59,20 +29,8 @@ class Forked:
         os.waitpid(self.pid, 0)
 
 
-def _main(module: str, descriptors: _Descriptors) -> None:
-    import_module(module).main(*descriptors.numbers)
-
-
 @pytest.fixture(scope="module")
-def quick_templates() -> Iterator[None]:
-    """Have templates start in milliseconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(template, "Spawned", _FromForkserver)
-        yield
-
-
-@pytest.fixture(scope="module")
-def seven(quick_templates: None) -> Iterator[LocalWorkers]:
+def seven(quick_children: None) -> Iterator[LocalWorkers]:
     """Seven warm workers for the tests of a module."""
     with LocalWorkers(7) as workers:
         for rank in range(7):

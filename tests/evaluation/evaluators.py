@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from importlib import import_module
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +12,7 @@ from gymnasium import spaces
 from torchrl.envs import EnvBase, GymEnv, TransformedEnv
 from torchrl.envs.transforms import Compose, StepCounter, VecNormV2
 
-from ..forkserver import forkserver
 from .envs import Walk
-
-
-class Forked:
-    """A process forked from a server that has torch imported, in the place of a fresh one."""
-
-    def __init__(self, module: str, descriptors: Sequence[int]):
-        arguments = (module, *map(DupFd, descriptors))
-        self._process = forkserver().Process(target=_serve, args=arguments)
-        self._process.start()
-        self.pid = self._process.pid
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        self._process.join(seconds)
-        return self._process.exitcode
-
-    def kill(self) -> int | None:
-        self._process.kill()
-        return self.wait()
-
-
-def _serve(module: str, *descriptors: Any) -> None:
-    import_module(module).main(*(descriptor.detach() for descriptor in descriptors))
 
 
 class Gated(Walk):

@@ -29,7 +29,7 @@ from .envs import TenOrTwoHundred, Walk
 from .evaluators import Gated, shape_of
 from .policies import OneHotOfBest, categorical, on_tensordicts
 
-pytestmark = pytest.mark.usefixtures("forked_process")
+pytestmark = pytest.mark.usefixtures("quick_children")
 
 EPISODES = 6
 
@@ -56,7 +56,7 @@ def policy() -> Any:
 
 
 @pytest.fixture(scope="module")
-def shared(forked_process: None, policy: Any, told: Told) -> Iterator[Evaluator]:
+def shared(quick_children: None, policy: Any, told: Told) -> Iterator[Evaluator]:
     """An evaluator of the walk, whose process is warm."""
     with Evaluator(
         Walk, policy, num_trajectories=EPISODES, metrics_fn=shape_of, on_result=told

@@ -103,7 +103,7 @@ def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPat
         Evaluator(Walk, POLICY)
 
 
-@pytest.mark.usefixtures("forked_process")
+@pytest.mark.usefixtures("quick_children")
 def test_arguments_of_torchrls_that_change_nothing_are_taken() -> None:
     with Evaluator(
         Walk,
@@ -125,7 +125,7 @@ def test_arguments_of_torchrls_that_change_nothing_are_taken() -> None:
     assert (result.digest, result.manifest) == (offline.digest, offline.manifest)
 
 
-@pytest.mark.usefixtures("forked_process")
+@pytest.mark.usefixtures("quick_children")
 def test_reward_keys_choose_among_groups() -> None:
     keys = [("next", "red", "reward"), ("blue", "reward")]
     with Evaluator(teams, Still(), num_trajectories=2, reward_keys=keys[:1]) as evaluator:
@@ -153,7 +153,7 @@ def filmed(folder: str) -> Any:
     return TransformedEnv(env, VideoRecorder(CSVLogger("film", folder), tag="film"))
 
 
-@pytest.mark.usefixtures("forked_process")
+@pytest.mark.usefixtures("quick_children")
 def test_recorders_are_refused_unless_nothing_is_dumped(tmp_path: Path) -> None:
     make = partial(filmed, str(tmp_path))
     with Evaluator(make, deterministic(4), num_trajectories=1) as evaluator:
@@ -164,7 +164,7 @@ def test_recorders_are_refused_unless_nothing_is_dumped(tmp_path: Path) -> None:
                 evaluator.evaluate()
 
 
-@pytest.mark.usefixtures("forked_process")
+@pytest.mark.usefixtures("quick_children")
 def test_errors_of_env_policy_and_functions_are_raised_once_and_the_next_one_runs() -> None:
     class Refused(Exception):
         pass

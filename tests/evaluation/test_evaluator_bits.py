@@ -16,7 +16,7 @@ from torchrl.modules import LSTMModule
 from torchrl.weight_update import WeightStrategy
 
 import tdcollect
-from tdcollect import Collector, Evaluator, make_env
+from tdcollect import Collector, Evaluator, LocalWorkers, make_env
 from tdcollect.evaluation.episodes.isolation import GlobalRandomness
 
 from .envs import Leaking, Walk
@@ -30,7 +30,7 @@ from .policies import (
 )
 from .torchrl_envs import Seeded
 
-pytestmark = pytest.mark.usefixtures("forked_process")
+pytestmark = pytest.mark.usefixtures("quick_children")
 
 
 def train(evaluate: Callable[[nn.Module, int], Any] | None) -> list[Any]:
@@ -100,6 +100,16 @@ def test_global_random_states_stay_as_they_are() -> None:
     with Evaluator(Walk, policy_factory=lambda: categorical(), num_trajectories=2) as evaluator:
         evaluator.submit().result(60).replay(1)
     assert before.moved() == []
+
+
+@pytest.mark.parametrize("workers", [2, LocalWorkers(3, timeout=60)], ids=["2", "LocalWorkers"])
+def test_any_workers_give_the_same(workers: Any) -> None:
+    policy = categorical()
+    with Evaluator(Walk, policy, num_trajectories=9, workers=workers) as evaluator:
+        results = [evaluator.submit(step=step).result(60) for step in range(2)]
+    expected = tdcollect.evaluate(Walk, policy, 9, progress=False)
+    assert {result.digest for result in results} == {expected.digest}
+    assert repr(workers) in ("2", "LocalWorkers(3 workers, not started)")
 
 
 CASES: dict[str, Any] = {

@@ -18,7 +18,7 @@ from .envs import Walk
 from .evaluators import shape_of
 from .policies import categorical
 
-pytestmark = pytest.mark.usefixtures("forked_process")
+pytestmark = pytest.mark.usefixtures("quick_children")
 
 STEPS = (1000, 2000, 3000)
 
@@ -51,7 +51,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def whole(forked_process: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(quick_children: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("whole") / "curve"
     run(path)
     return path

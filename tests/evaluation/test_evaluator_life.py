@@ -28,7 +28,7 @@ from .policies import categorical
 from .test_evaluator_files import contents
 
 EPISODES = 4
-forked = pytest.mark.usefixtures("forked_process")
+forked = pytest.mark.usefixtures("quick_children")
 
 
 def pid_of(evaluator: Evaluator) -> int:
@@ -254,10 +254,11 @@ def fails() -> None:
 
 
 @forked
+@pytest.mark.slow  # three interpreters, one after the other
 def test_a_first_function_that_raises_is_an_error() -> None:
     with (
         Evaluator(Walk, categorical(), init_fn=fails) as evaluator,
-        pytest.raises(RuntimeError, match=r"4 times in a row: .* ended with exit code 1 at step 0"),
+        pytest.raises(RuntimeError, match=r"exit code 1 as it made the env .* so did 2 before it"),
     ):
         evaluator.evaluate()
 
@@ -326,8 +327,10 @@ def program(tmp_path: Path, rest: str) -> tuple[subprocess.Popen[str], int]:
 
 @pytest.mark.parametrize(
     ("rest", "number"),
-    [("time.sleep(600)", signal.SIGKILL), ("print('end')", None)],
-    ids=["killed", "ended"],
+    [
+        pytest.param("time.sleep(600)", signal.SIGKILL, id="killed"),
+        pytest.param("print('end')", None, id="ended", marks=pytest.mark.slow),
+    ],
 )
 def test_no_process_outlives_the_training(tmp_path: Path, rest: str, number: int | None) -> None:
     process, pid = program(tmp_path, rest)

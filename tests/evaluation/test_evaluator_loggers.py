@@ -32,7 +32,7 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def evaluator(forked_process: None) -> Iterator[Evaluator]:
+def evaluator(quick_children: None) -> Iterator[Evaluator]:
     with Evaluator(Walk, categorical(), num_trajectories=3) as made:
         yield made
 

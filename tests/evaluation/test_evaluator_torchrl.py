@@ -64,7 +64,7 @@ def lengths() -> Any:
     return SerialEnv(32, lambda: GymWrapper(TenOrTwoHundred()))
 
 
-@pytest.mark.usefixtures("forked_process")
+@pytest.mark.usefixtures("quick_children")
 @pytest.mark.filterwarnings("ignore")
 def test_torchrls_has_no_seed_and_favours_short_episodes() -> None:
     """The true mean length is 105."""
@@ -101,7 +101,7 @@ def test_torchrls_process_counts_episodes_begun_under_old_weights() -> None:
     assert any(0 < value < 10 for value in theirs)
 
 
-@pytest.mark.usefixtures("forked_process")
+@pytest.mark.usefixtures("quick_children")
 def test_ours_counts_episodes_of_the_weights_alone() -> None:
     trained = policy()
     found = []

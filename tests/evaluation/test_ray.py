@@ -30,6 +30,7 @@ from tdcollect.cli import main
 from tdcollect.evaluation.workers import ray_actors, ray_cluster
 
 from .. import forkserver
+from ..test_docs import blocks_of
 from ..test_process_exit import gone
 from . import envs, policies
 from .test_interrupted import contents
@@ -251,12 +252,46 @@ def test_no_process_is_left(how: str, cluster: str) -> None:
     assert ray.is_initialized()
 
 
+def test_a_fork_leaves_the_workers_alone(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ray_cluster.connect(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        patch.setattr(ray_cluster, "_users", {name: 1})  # as if it had been made here
+        assert ray_cluster.current() != name
+        ray_cluster.disconnect(name)
+    assert ray_cluster.current() == name
+
+
 @pytest.mark.slow
 def test_closed_workers_start_anew(cluster: str) -> None:
     workers = RayWorkers(1)
     for _ in range(2):
         assert run(drawn(), workers=workers).digest == run(drawn()).digest
         workers.close()
+
+
+def test_the_snippet_of_the_page_runs(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, *others = blocks_of("evaluating.md")
+    (snippet,) = (block for block in others if "RayWorkers" in block)
+    space: dict[str, Any] = {}
+    exec(first, space)
+    alone = space["result"]
+    exec(snippet, space)
+    assert space["result"].digest == alone.digest
+
+
+@pytest.mark.slow
+def test_an_evaluator_uses_the_cluster(cluster: str) -> None:
+    policy = drawn()
+    with tdcollect.Evaluator(
+        envs.Walk, policy, num_trajectories=9, backend="ray", num_gpus=0, ray_kwargs={"timeout": 60}
+    ) as evaluator:
+        result = evaluator.submit(step=3).result(120)
+    assert result.digest == evaluate(envs.Walk, policy, 9, progress=False).digest
+    assert ray.is_initialized()
 
 
 TYPED = ["evaluate", "CartPole-v1", "--policy", "random", "--episodes", "20", "--quiet", "--json"]

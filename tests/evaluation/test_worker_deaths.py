@@ -31,13 +31,13 @@ from tdcollect.evaluation.workers.driver import Driver
 from tdcollect.evaluation.workers.job import Job
 
 from ..test_process_exit import gone, runs
-from .crews import pids, quick_templates, seven, some
+from .crews import pids, seven, some
 from .envs import Walk
 from .policies import OneHotOfBest, deterministic, net
 from .test_interrupted import contents
 from .test_workers import Slow
 
-__all__ = ["quick_templates", "seven"]  # fixtures
+__all__ = ["seven"]  # a fixture
 
 SEEDS = range(10, 50)  # the probe's are others
 quiet = partial(evaluate, progress=False)

@@ -33,12 +33,12 @@ from tdcollect.evaluation.workers.job import Job
 from ..forkserver import start
 from ..test_process_exit import gone, runs
 from . import torchrl_envs
-from .crews import Forked, descendants, open_files, pids, quick_templates, seven, some
+from .crews import Forked, descendants, open_files, pids, seven, some
 from .envs import Failing, GlobalNumpy, GlobalTorch, Leaking, Touching, Unseeded, Walk
 from .policies import categorical, deterministic, recurrent
 from .test_interrupted import contents
 
-__all__ = ["quick_templates", "seven"]  # fixtures
+__all__ = ["seven"]  # a fixture
 
 RANDOM = {"exploration_type": ExplorationType.RANDOM}
 quiet = partial(evaluate, progress=False)
@@ -446,7 +446,7 @@ def test_a_worker_that_ended_while_idle_is_replaced(seven: LocalWorkers) -> None
         assert quiet(Walk, None, 9, workers=workers).digest == expected  # and nothing is told
 
 
-def test_closed_workers_start_again(quick_templates: None) -> None:
+def test_closed_workers_start_again(quick_children: None) -> None:
     files = open_files()
     workers = LocalWorkers(2)
     workers.close()
@@ -462,7 +462,7 @@ def test_closed_workers_start_again(quick_templates: None) -> None:
     assert open_files() == files
 
 
-def test_workers_end_with_the_last_reference(quick_templates: None) -> None:
+def test_workers_end_with_the_last_reference(quick_children: None) -> None:
     workers = LocalWorkers(2)
     quiet(Walk, None, 9, workers=workers)
     started = pids(workers)
@@ -472,7 +472,7 @@ def test_workers_end_with_the_last_reference(quick_templates: None) -> None:
     assert gone(started)
 
 
-def test_an_evaluation_ends_the_workers_of_its_own(quick_templates: None) -> None:
+def test_an_evaluation_ends_the_workers_of_its_own(quick_children: None) -> None:
     files, before = open_files(), descendants(os.getpid())
     assert quiet(Walk, None, 9, workers=2).digest == quiet(Walk, None, 9).digest
     assert not {*descendants(os.getpid())} - {*before}
@@ -482,7 +482,7 @@ def test_an_evaluation_ends_the_workers_of_its_own(quick_templates: None) -> Non
     assert open_files() == files
 
 
-def test_a_fork_leaves_the_workers_alone(quick_templates: None) -> None:
+def test_a_fork_leaves_the_workers_alone(quick_children: None) -> None:
     """It neither keeps them alive nor ends them, and may start its own."""
     workers = LocalWorkers(2)
     expected = quiet(Walk, None, 9, workers=workers).digest
@@ -567,7 +567,7 @@ def test_progress_tells_episodes_workers_time_left_and_losses(
     assert all(line.endswith("left, workers 2") for line in rest)
 
 
-def test_the_command_takes_workers(typed: Any, here: Path, quick_templates: None) -> None:
+def test_the_command_takes_workers(typed: Any, here: Path, quick_children: None) -> None:
     for name, more in (("one", ""), ("many", "--workers 2")):
         command = f"evaluate CartPole-v1 --policy @:net --episodes 9 --quiet --output-dir {name}"
         assert typed(f"{command} {more}")[0] == 0

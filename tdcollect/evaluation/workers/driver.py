@@ -46,10 +46,11 @@ class Driver:
         workers: the workers, which are started if they are not running.
         job: the job.
         weights: pickled weights by model id, where the job's own are not meant.
-        allow_mixed: take workers in whose versions, platform or device differ from worker 0's.
+        allow_mixed: take workers in whose versions, platform or device differ from the manifest's.
 
     Attributes:
-        manifest: the manifest of the evaluation, of worker 0's machine.
+        manifest: the manifest of the evaluation, of worker 0's machine; of the first worker's that
+            is ready, while worker 0 waits for a place.
         num_workers: the number of workers.
         note: is told in a line of each worker that is lost; warns unless it is set.
         let_in: is given the manifest of a worker that differs, before it runs an episode.
@@ -150,8 +151,8 @@ class Driver:
         asked: Worker | None = None
         self._state = None
         while self._state is None:
-            worker = self._workers.crew[0]
-            if 0 in self._opened and worker is not asked:
+            worker = self._workers.crew[min(self._opened, default=0)]
+            if self._opened and worker is not asked:
                 asked = worker
                 worker.send(Fetch(self._workers.turn, self._pickled.key))
             list(self._answers())
@@ -206,7 +207,7 @@ class Driver:
         self._beats.pop(worker.rank, None)
         if self._first is not None:
             self._check(worker, opened)
-        elif worker.rank == 0:
+        elif worker.rank == 0 or not self._workers.crew[0].beats():
             self._first = opened
             for rank, other in self._opened.items():
                 self._check(self._workers.crew[rank], other)

@@ -348,7 +348,7 @@ class _Remote(Worker):
             self.asked = None
 
     def beats(self) -> int:
-        return self._beats
+        return max(self._beats, self._where is not None)
 
     def leave(self) -> bool:
         """Ask it to close its envs and to end; False if it is not up."""

@@ -68,7 +68,8 @@ def current() -> str:
 
     if not ray.is_initialized() or _is_client():
         return ""
-    return f"{_gcs_address()} {ray.get_runtime_context().get_job_id()}"
+    # A fork has a copy of the connection that it must not touch.
+    return f"{_gcs_address()} {ray.get_runtime_context().get_job_id()} {os.getpid()}"
 
 
 def address() -> str | None:

@@ -1,0 +1,68 @@
+"""The report's sections on test episodes on workers, and beside training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tables import number, table, with_spread
+
+
+def many_workers(results: dict[str, Any]) -> list[str]:
+    """The section on workers as Markdown, in paragraphs."""
+    starts = results["seconds to start"]
+    started = ", ".join(f"{number(s)} s for {n}" for n, s in starts.items())
+    rows = [
+        [
+            f"{row['workers']} workers, envs {row['kind']}",
+            f"{with_spread(row['ratio'])}; target {row['target']:g}"
+            + ("" if row["ratio"]["median"] >= row["target"] else " missed"),
+        ]
+        for row in results["speedups"]
+    ]
+    short = [
+        [row["way"], f"{with_spread(row['ms'])}; target at most {row['target']:g}"]
+        for row in results["short"]
+    ]
+    memory = [
+        [f"{row['episodes']} episodes", "yes" if row["kept"] else "no", number(row["peak_MiB"])]
+        for row in results["memory"]
+    ]
+    return [
+        "## Test episodes on workers\n",
+        "Time of one worker over that of several, for "
+        f"{results['speedups'][0]['episodes']} episodes of 50 steps of 1 ms each, with a 64x64 "
+        "policy. *Asleep*: the envs sleep, so that cores do not matter; *busy*: they compute. "
+        f"Workers are warm. Their start, until each has run an episode, took {started}.\n",
+        table(["workers", "times as fast as one"], rows),
+        f"Cost of {results['short'][0]['episodes']:,} episodes of one step on two workers, beside "
+        "the env, in ms per episode:\n",
+        table(["result", "ms per episode"], short),
+        "Peak memory of the driver after further episodes of 8 MB each, one line after the other; "
+        "it never falls:\n",
+        table(["ran", "data kept in a directory", "peak, MiB"], memory),
+    ]
+
+
+def beside(results: dict[str, Any]) -> list[str]:
+    """The section on evaluation beside training as Markdown, in paragraphs."""
+    target = results["target"]
+    rows = [
+        [name, _percent(results[name])]
+        for name in ("share of wall time", "share of the process's CPU time")
+    ]
+    rows.append(
+        ["calls and the thread that waits", f"{100 * results['share of calls and thread']:.1f} %"]
+    )
+    return [
+        "## Evaluation beside training\n",
+        "A PPO training with one torch thread, with and without an `Evaluator` that runs 100 "
+        f"episodes every ten batches; the two take turns of {results['seconds per turn']:.2f} s, "
+        "in which three evaluations begin. Shares of the training's time that evaluation costs, "
+        f"in a machine with a core free; target at most {100 * target:g} % of wall time:\n",
+        table(["", "share"], rows),
+    ]
+
+
+def _percent(spread: dict[str, float]) -> str:
+    low, median, high = (f"{100 * spread[name]:.1f} %" for name in ("low", "median", "high"))
+    return f"{median} ({low} to {high})"

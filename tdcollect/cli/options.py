@@ -1,0 +1,63 @@
+"""Options that commands share: how their texts are read, and their help."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+FOLDER = click.Path(path_type=Path)
+EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
+
+
+def json_object(context: Any, parameter: Any, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"expected a JSON object, got {text!r} ({error})") from error
+    if not isinstance(value, dict):
+        raise click.BadParameter(f"expected a JSON object, got {text!r}")
+    return value
+
+
+def int_list(context: Any, parameter: Any, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(f"expected ints with commas between, got {text!r}") from error
+
+
+def shard_of(context: Any, parameter: Any, text: str | None) -> Any:
+    if text is None:
+        return None
+    from tdcollect.evaluation.ledger.shards import Shard
+
+    found = re.fullmatch("([0-9]+)/([0-9]+)", text)
+    try:
+        return Shard.of((int(found[1]), int(found[2])) if found else None)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"expected i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got "
+            f"{text!r}"
+        ) from error
+
+
+def names(context: Any, parameter: Any, text: str | None) -> list[str] | None:
+    return None if text is None else text.split(",")
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+POLICY = (
+    "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
+    "or 'random'; or 'sb3' for a model file of Stable-Baselines3."
+)
+VECNORMALIZE = "VecNormalize statistics that an SB3 model was saved with."
+BACKEND = "Backend of make_env: serial, process, envpool."
+CHECKPOINT = "File with the policy's state_dict, or the SB3 model file."

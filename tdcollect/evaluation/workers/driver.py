@@ -96,10 +96,10 @@ class Driver:
         workers.in_use = True
         workers.turn += 1
         try:
-            for worker, answer in list(workers.wait(0)):
-                if answer is None:  # it ended while it had nothing to do
-                    worker.end()
-                    del workers.crew[worker.rank]
+            while found := list(workers.wait(0)):  # what was left unread comes before an end
+                for worker, answer in found:
+                    if answer is None:  # it ended while it had nothing to do
+                        self._end(worker)
             for rank in range(workers.num_workers):
                 self._open(workers.crew.get(rank) or workers.start(rank))
             while self._first is None:

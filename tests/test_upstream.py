@@ -42,7 +42,7 @@ from tdcollect.collect.step_dict import StepDict
 
 MODULES = [import_module(f"tdcollect._upstream.{module.name}") for module in iter_modules(path)]
 
-PARTS = ("", "_batched_envs", "_collector", "_envs", "_modules", "_transforms")
+PARTS = ("", "_batched_envs", "_collector", "_envs", "_modules", "_ray", "_transforms")
 TESTS = [f"test_upstream{part}.py" for part in PARTS]
 
 

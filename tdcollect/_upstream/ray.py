@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = ["bounded", "started_here"]
+
 
 def bounded(items: int) -> dict[str, Any]:
     """Return the options of a stream that holds so many items that nobody has read yet.

@@ -151,6 +151,7 @@ def test_a_curve_of_other_episodes_is_refused(copied: Path) -> None:
         evaluator(copied, best="iqm")
 
 
+@pytest.mark.slow
 def test_two_evaluators_do_not_write_to_one_directory(copied: Path) -> None:
     with evaluator(copied) as one, evaluator(copied) as other:
         assert one.evaluate(POLICIES[1000], step=1000)

@@ -106,6 +106,7 @@ def test_an_episode_that_ends_its_process_each_time_has_failed(tmp_path: Path) -
     assert deaths.read_text() == ""
 
 
+@pytest.mark.slow
 @forked
 def test_a_driver_that_dies_again_and_again_is_an_error_and_the_next_one_runs(
     tmp_path: Path,
@@ -225,6 +226,7 @@ def test_nothing_is_left_after_a_shutdown() -> None:
     assert len(threading.enumerate()) == threads
 
 
+@pytest.mark.slow
 @forked
 def test_a_fork_of_the_training_neither_ends_the_process_nor_keeps_it() -> None:
     evaluator = Evaluator(Walk, categorical(), num_trajectories=1)

@@ -54,6 +54,7 @@ def cluster() -> Iterator[str]:
     """The address of a Ray that runs for this module, and that this process is connected to."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # other processes have not its token
         patch.delenv("RAY_ADDRESS", raising=False)
         handler = signal.getsignal(signal.SIGTERM)
         ray.init(address="local", **OPTIONS)
@@ -172,6 +173,7 @@ def seeds(*indices: int) -> list[int]:
     return [tdcollect.env_seed(0, index) for index in indices]
 
 
+@pytest.mark.slow
 def test_episodes_that_cost_their_worker_each_time_fail(workers: RayWorkers) -> None:
     exits, hangs = seeds(7, 23)
     env = partial(Dangerous, {exits: "exit", hangs: "hang"})
@@ -236,7 +238,7 @@ def pids(workers: RayWorkers) -> list[int]:
     return [*found, *above, *map(parent, above)]
 
 
-@pytest.mark.parametrize("how", ["closed", "collected"])
+@pytest.mark.parametrize("how", ["closed", pytest.param("collected", marks=pytest.mark.slow)])
 def test_no_process_is_left(how: str, cluster: str) -> None:
     workers = RayWorkers(1)
     assert repr(workers) == "RayWorkers(1 worker, not started)"
@@ -270,6 +272,7 @@ def test_closed_workers_start_anew(cluster: str) -> None:
         workers.close()
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_page_runs(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,11 +302,13 @@ TYPED = ["evaluate", "CartPole-v1", "--policy", "random", "--episodes", "20", "-
 
 def typed_elsewhere(*more: str) -> None:
     """Run the command, in a process that is no driver of a Ray."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
     status = main([*TYPED, *more])
     assert (status, ray.is_initialized()) == (0, False)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow
 def test_a_command_uses_a_running_ray_and_leaves_it_running(
     cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,6 +341,7 @@ def on_its_own_ray(end: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end", ["exit", *(pytest.param(end, marks=pytest.mark.slow) for end in ("kill", "shutdown"))]
 )
@@ -393,12 +399,13 @@ def test_more_than_this_machine_has_is_refused(cluster: str) -> None:
         run(drawn(), workers=workers)
 
 
+@pytest.mark.slow
 def test_workers_that_wait_for_a_place_are_said(
     cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster may grow. The episodes run on the workers that have a place."""
     monkeypatch.setattr(ray_actors, "started_here", lambda: False)
-    monkeypatch.setattr(ray_actors, "_PATIENCE", 1.0)
+    monkeypatch.setattr(ray_actors, "_PATIENCE", 4.0)
     with (
         RayWorkers(2, num_cpus=0, num_gpus=1) as workers,
         warnings.catch_warnings(record=True) as said,
@@ -456,6 +463,7 @@ for address in (address, "ray://head:10001"):
 """
 
 
+@pytest.mark.slow
 def test_an_address_where_there_is_no_ray_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", UNCONNECTED], capture_output=True, text=True)
     first, second = done.stdout.splitlines()

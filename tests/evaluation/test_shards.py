@@ -684,6 +684,7 @@ def kill_until_done(kind: str, number: int, arguments: list[str]) -> int:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_merge_that_is_killed_ends_with_the_same_bytes(runs: Path) -> None:
     """Between each file and the next."""
     out = runs / "merged"

@@ -349,6 +349,7 @@ def test_a_worker_that_ends_or_stops_amid_a_trajectory(
         )
 
 
+@pytest.mark.slow
 def test_a_driver_that_takes_its_time_blames_no_worker(set_up: Any) -> None:
     """It does not read meanwhile, so that workers wait for it."""
     env = partial(Walk, size=10_000)

@@ -67,7 +67,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def open_files() -> set[str]:
-    """What this process has open, without the files that are opened to look."""
+    """The files that this process has open, without those that are opened to look."""
     return {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if _is_open(n)}
 
 

@@ -35,7 +35,7 @@ EPISODES = 6
 
 
 class Told(list[Any]):
-    """What on_result was told; it raises when asked to."""
+    """The metrics that on_result was told; it raises when asked to."""
 
     raises = False
 

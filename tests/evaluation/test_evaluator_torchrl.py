@@ -1,4 +1,4 @@
-"""Where TorchRL's evaluator differs: no seed, short episodes favoured, and old weights at work."""
+"""TorchRL's evaluator differs: no seed, short episodes favoured, and old weights at work."""
 
 from __future__ import annotations
 

@@ -216,10 +216,11 @@ def test_what_cannot_be_pickled_is_refused_before_anything_starts() -> None:
         ({"num_workers": 2, "max_lost": 0}, "expected max_lost to be a positive int, got 0"),
         ({"num_workers": 2, "timeout": 0}, "expected timeout to be positive seconds"),
         ({"num_workers": 2, "timeout": float("nan")}, "expected timeout to be positive seconds"),
+        ({"num_workers": 2, "init_fn": 3}, "expected init_fn to be callable or None, got 3"),
     ],
 )
 def test_arguments_are_checked(arguments: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         LocalWorkers(**arguments)
 
 

@@ -42,7 +42,7 @@ class Channel:
 
     @property
     def events(self) -> int:
-        """What to poll it for."""
+        """The events to poll it for."""
         return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
 
     def post(self, message: bytes) -> None:

@@ -66,6 +66,8 @@ class LocalWorkers(Workers):
         init_fn: Callable[[], Any] | None = None,
     ):
         super().__init__(num_workers, timeout, max_lost)
+        if init_fn is not None and not callable(init_fn):
+            raise TypeError(f"expected init_fn to be callable or None, got {init_fn!r}")
         self.init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
         self.template_is_fork = False  # of this process; else a fresh interpreter
         self._templates: list[Template] = []  # at most one

@@ -1,4 +1,4 @@
-"""What the driver of an evaluation and its workers say to each other, and what a worker is to it.
+"""Messages between the driver of an evaluation and its workers, and its view of a worker.
 
 The driver hands out indices of episodes, and alone writes files. A worker makes env and policy of a
 job once, keeps them, and answers with one record per episode that ends. Local processes and Ray

@@ -220,7 +220,7 @@ class _Actors:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection stands; without it, Ray must not be called."""
+        """True while the connection stands; without it, Ray must not be called."""
         return ray_cluster.current() == self._connection
 
     def begin(self, rank: int) -> tuple[Any, int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 _SECONDS = 5.0  # for a cluster to accept a connection; Ray tries for minutes
 _users: Counter[str] = Counter()
-"""How many use a connection that was made here; it ends with the last of them."""
+"""The number of users of a connection that was made here; it ends with the last of them."""
 
 
 def connect(address: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What a process has once, and env and policy may depend on."""
+"""State that a process has once, and that env and policy may depend on."""
 
 from __future__ import annotations
 

@@ -68,13 +68,14 @@ def lengths() -> Any:
 @pytest.mark.filterwarnings("ignore")
 def test_torchrls_has_no_seed_and_favours_short_episodes() -> None:
     """The true mean length is 105."""
-    theirs = collectors.Evaluator(lengths(), policy(), num_trajectories=32)
+    # Of its 32 slots, half end an episode at step 10, and half of those that follow at step 20.
+    theirs = collectors.Evaluator(lengths(), policy(), num_trajectories=16)
     assert theirs.evaluate()["eval/episode_length"] < 60
     theirs.shutdown()
     assert "seed" not in inspect.signature(collectors.Evaluator).parameters
     with tdcollect.Evaluator(TenOrTwoHundred, policy(), num_trajectories=32) as ours:
         found = [ours.evaluate()["eval/episode_length"] for _ in range(2)]
-    assert 80 < found[0] == found[1] < 130
+    assert 80 < found[0] == found[1] < 130  # the same each time, whatever the load
 
 
 def torchrls_process_backend() -> None:

@@ -486,9 +486,11 @@ def evaluate_and_kill(workers: LocalWorkers, job: Job) -> None:
     runner = Driver(workers, job)
     runner.note = lambda line: None
     try:
-        for _ in runner.run(range(40), keep=False):
-            os.kill(workers.crew[0].pid, signal.SIGKILL)
-            while runs(workers.crew[0].pid):
-                time.sleep(0.001)
+        run = runner.run(range(40), keep=False)
+        next(run)
+        os.kill(workers.crew[0].pid, signal.SIGKILL)
+        while runs(workers.crew[0].pid):
+            time.sleep(0.001)
+        list(run)
     finally:
         runner.close()

@@ -96,13 +96,7 @@ def program() -> None:
     type=options.FOLDER,
     help="Directory for ledger and report. Resumes the evaluation found there.",
 )
-@click.option(
-    "--env-kwargs",
-    default="{}",
-    metavar="JSON",
-    callback=options.json_object,
-    help="Arguments of ENV.",
-)
+@options.env_kwargs
 @click.option("--backend", help=options.BACKEND)
 @click.option(
     "--exploration-type",
@@ -418,13 +412,7 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
 @program.command()
 @click.argument("env")
 @click.option("--backend", type=click.Choice(["envpool"]), help="If ENV is an EnvPool id.")
-@click.option(
-    "--env-kwargs",
-    default="{}",
-    metavar="JSON",
-    callback=options.json_object,
-    help="Arguments of ENV.",
-)
+@options.env_kwargs
 @click.option(
     "--max-episode-steps",
     type=click.IntRange(min=1),

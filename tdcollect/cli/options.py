@@ -53,6 +53,9 @@ def names(context: Any, parameter: Any, text: str | None) -> list[str] | None:
     return None if text is None else text.split(",")
 
 
+env_kwargs = click.option(
+    "--env-kwargs", default="{}", metavar="JSON", callback=json_object, help="Arguments of ENV."
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "

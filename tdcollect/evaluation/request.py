@@ -16,7 +16,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect.display import one_line
-from tdcollect.envs.make import make_env
+from tdcollect.evaluation.episodes.opening import open_one
 from tdcollect.evaluation.imports import has_module, is_named, load_named, with_file
 from tdcollect.files import write_atomically
 
@@ -112,10 +112,7 @@ class Request:
 
     def _one_slot(self, env: Any) -> EnvBase:
         """Make the env with one slot."""
-        if not callable(env):
-            return make_env(env, env_kwargs=self.env_kwargs, backend=self.backend)
-        made = env(**self.env_kwargs)
-        return made if isinstance(made, EnvBase) else make_env(made)
+        return open_one(env, self.env_kwargs, self.backend)
 
     def __repr__(self) -> str:
         return one_line(self, self.env, self.policy)

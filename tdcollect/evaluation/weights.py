@@ -112,6 +112,12 @@ def extra_states(module: nn.Module) -> dict[str, Any]:
         }
 
 
+def unpickled_weights(weights: Mapping[str, bytes]) -> tuple[Weights | None, dict[str, Weights]]:
+    """Return pickled weights: those of the policy, if it has any, and the others by model id."""
+    given: dict[str, Weights] = {name: pickle.loads(blob) for name, blob in weights.items()}
+    return given.pop(POLICY, None), given
+
+
 def set_policy(policy: Any, weights: Weights) -> None:
     """Set the weights of a policy, in place.
 

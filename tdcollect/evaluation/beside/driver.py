@@ -10,12 +10,11 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import cloudpickle
 from tensordict import TensorDict
 
 from tdcollect.evaluation.beside.curve import point_of
 from tdcollect.evaluation.beside.folder import Folder
-from tdcollect.evaluation.beside.messages import Answer, Failure, Request, Setup, failure
+from tdcollect.evaluation.beside.messages import Answer, Request, Setup, failure
 from tdcollect.evaluation.beside.metrics import custom_metrics, metrics_of
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
@@ -25,6 +24,7 @@ from tdcollect.evaluation.workers.driver import Driver
 from tdcollect.evaluation.workers.job import unpickled
 from tdcollect.evaluation.workers.local import LocalWorkers
 from tdcollect.evaluation.workers.protocol import Workers
+from tdcollect.workers.protocol import packed
 
 
 class Answering:
@@ -45,15 +45,14 @@ class Answering:
         self._policy: bytes | None = None  # the latest one that came with a request
         self._applied = False
 
-    def answer(self, request: Request) -> Answer | Failure:
-        """Run a request; an exception is an answer too."""
+    def answer(self, request: Request) -> bytes:
+        """Run a request; return the pickled :class:`Answer`, or the :class:`Failure`."""
         self._applied = False
         try:
-            answer = self._evaluate(request)
-            cloudpickle.dumps(answer)  # else an odd metric of the user's would end the process
-            return answer
+            # In here, as an odd metric of the user's is a failure, too.
+            return packed(self._evaluate(request))
         except Exception as error:
-            return failure(error, self._applied)
+            return packed(failure(error, self._applied))
 
     def _evaluate(self, request: Request) -> Answer:
         if request.policy is not None and request.policy != self._policy:
@@ -143,7 +142,6 @@ def main(end: int) -> None:
         answering = Answering(pickle.loads(connection.recv_bytes()))
         try:
             while True:
-                answer = answering.answer(pickle.loads(connection.recv_bytes()))
-                connection.send_bytes(cloudpickle.dumps(answer))
+                connection.send_bytes(answering.answer(pickle.loads(connection.recv_bytes())))
         finally:
             answering.close()

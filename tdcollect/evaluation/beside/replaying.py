@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect.evaluation.beside.messages import Request
 from tdcollect.evaluation.replay import Replay, Replayed, replayer
-from tdcollect.evaluation.weights import POLICY, Weights, set_policy, set_transforms
+from tdcollect.evaluation.weights import Weights, set_policy, set_transforms, unpickled_weights
 from tdcollect.evaluation.workers.job import unpickled
 
 
@@ -30,10 +30,7 @@ def replay_of(job: bytes, request: Request) -> Replay:
         parts = unpickled(job)
         if request.policy is not None:
             parts = replace(parts, policy=pickle.loads(request.policy))
-        weights: dict[str, Weights] = {
-            name: pickle.loads(blob) for name, blob in request.weights.items()
-        }
-        own = weights.pop(POLICY, None)
+        own, weights = unpickled_weights(request.weights)
         policy = parts.made_policy()
         if own is not None:
             set_policy(policy, own)

@@ -322,10 +322,7 @@ class EvaluationCollector:
     def _adopt(self, verdict: Verdict) -> None:
         if verdict.has_streams and not self.has_streams:
             assert self._opened.with_streams is not None  # as where it was probed
-            plain, made = self._opened, self._opened.with_streams()
-            plain.close()
-            self._use(Opened(made))
-            self.has_streams = True
+            self._use_streams(self._opened.with_streams())
         self._fresh_envs = verdict.fresh_envs
 
     def _probe(self, stepped: Callable[[], None] | None = None) -> bool:
@@ -340,16 +337,20 @@ class EvaluationCollector:
             make = self._opened.with_streams
             if make is None or not fault.may_be_draws:
                 raise
-            plain, made = self._opened, make()
+            made = make()
             try:
                 fresh_envs = probe_env(base_of(made), asked, stepped)
             except NotReproducibleError:
                 made.close()
                 raise fault from None
-            plain.close()
-            self._use(Opened(made))
-            self.has_streams = True
+            self._use_streams(made)
             return fresh_envs
+
+    def _use_streams(self, made: EnvBase) -> None:
+        """Take an env whose draws come from streams of its episodes in the place of the present."""
+        self._opened.close()
+        self._use(Opened(made))
+        self.has_streams = True
 
     def _run(self, keep_trajectories: bool, feed: Feed) -> Generator[list[Finished], None, None]:
         """Run all episodes; yields lists of those that have ended."""

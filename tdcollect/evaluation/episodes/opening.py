@@ -101,6 +101,21 @@ def open_env(
     return Opened(_finished(make_env(env, **how), finish), with_streams=again)  # type: ignore[arg-type]
 
 
+def open_one(env: Any, env_kwargs: dict[str, Any] | None, backend: str | None = None) -> EnvBase:
+    """Make one env, for a function that makes a policy from it.
+
+    Args:
+        env: a gymnasium id, or a callable that makes an env.
+        env_kwargs: for the env's constructor.
+        backend: of :func:`tdcollect.make_env`, for an id.
+    """
+    kwargs = env_kwargs or {}
+    if isinstance(env, str):
+        return make_env(env, env_kwargs=kwargs, backend=backend)
+    made = env(**kwargs)
+    return made if isinstance(made, EnvBase) else make_env(made)
+
+
 def _open_callable(
     made: EnvBase,
     make: Callable[[], EnvBase],

@@ -57,7 +57,16 @@ _ENV_PACKAGES = (
 
 
 def describe(collector: EvaluationCollector) -> dict[str, Any]:
-    """Return the manifest of an evaluation that has not begun.
+    """Return the manifest of an evaluation that has not begun, and runs in this process.
+
+    Raises:
+        NotReproducibleError: if the env does not give the same episode for the same seeds.
+    """
+    return {**subject(collector), "git": git_state()}
+
+
+def subject(collector: EvaluationCollector) -> dict[str, Any]:
+    """Return the manifest but for the commit, which is that of the process that writes files.
 
     It does not depend on the number of slots, the backend, the time or the directory. The env is
     probed for it, unless it has been.
@@ -106,7 +115,6 @@ def describe(collector: EvaluationCollector) -> dict[str, Any]:
             "machine": platform.machine(),
             "cpu": torch.backends.cpu.get_cpu_capability(),
         },
-        "git": git_state(),
     }
 
 

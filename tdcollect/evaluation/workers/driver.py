@@ -72,9 +72,8 @@ class Driver:
     ):
         self._workers = workers
         self._pickled = job.pickled()
-        self._weights = None
+        self._weights = weights
         if weights is not None:  # in place of the job's, which stay where it is held as it is
-            self._weights = weights
             self._pickled = self._pickled._replace(key=f"{self._pickled.key}, with weights")
         self._seeds = job.settings.seed_schedule()
         self.num_workers = workers.num_workers
@@ -215,11 +214,10 @@ class Driver:
     def _check(self, worker: Worker, opened: Opened) -> None:
         """Refuse a worker that differs from the manifest, unless it may."""
         assert self._first is not None
-        here, there = ({**one.manifest, "git": None} for one in (self._first, opened))
-        found = differences(here, there)
+        found = differences(self._first.manifest, opened.manifest)
         mixable = all(may_be_mixed(path) for path, *_ in found)
         if found and self._allow_mixed and mixable:
-            self._unlike.append(there)
+            self._unlike.append(opened.manifest)
         elif found:
             texts = "; ".join(f"its {path} is {b!r} and not {a!r}" for path, a, b in found)
             advice = "; make them alike, or pass allow_mixed=True" if mixable else ""
@@ -249,8 +247,8 @@ class Driver:
     def _lose(self, worker: Worker, reason: str | None = None) -> Iterator[Finished]:
         """Put another worker in the place of one that was lost; yields episodes that it fails."""
         rank, workers = worker.rank, self._workers
-        how = self._end(worker)
-        how = reason or how
+        ended = self._end(worker)
+        how = reason or ended
         held = self._schedule.held(rank)
         failed = self._schedule.lose(rank)
         if self._opened.pop(rank, None) is None:

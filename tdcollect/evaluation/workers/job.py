@@ -17,12 +17,12 @@ from torch import nn
 from torchrl.envs import EnvBase, Transform
 from torchrl.envs import transforms as T
 
-from tdcollect.envs.make import make_env
 from tdcollect.envs.transforms import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.opening import open_one
 from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.evaluation.weights import POLICY, Weights, set_policy, set_transforms
+from tdcollect.evaluation.weights import set_policy, set_transforms, unpickled_weights
 from tdcollect.evaluation.workers.surroundings import Surroundings
 from tdcollect.states import global_states, set_global_states
 
@@ -129,12 +129,7 @@ class Job:
             return factory()
         if isinstance(self.env, EnvBase):
             return factory(self.env)
-        kwargs = self.settings.env_kwargs or {}
-        if isinstance(self.env, str):
-            made = make_env(self.env, env_kwargs=kwargs)
-        else:
-            made = self.env(**kwargs)
-        env = made if isinstance(made, EnvBase) else make_env(made)
+        env = open_one(self.env, self.settings.env_kwargs)
         try:
             return factory(env)
         finally:
@@ -162,8 +157,7 @@ def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) ->
     Raises:
         TypeError, ValueError: for weights of another model.
     """
-    given: dict[str, Weights] = {name: pickle.loads(blob) for name, blob in weights.items()}
-    own = given.pop(POLICY, None)
+    own, given = unpickled_weights(weights)
 
     def prepare(env: EnvBase) -> None:
         if given:

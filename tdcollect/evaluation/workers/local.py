@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cloudpickle
-
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.workers.channel import Channel
@@ -25,7 +23,7 @@ from tdcollect.evaluation.workers.template import ForkOfTemplate, Template
 from tdcollect.workers import late
 from tdcollect.workers.child import Lifeline, Spawned, ending
 from tdcollect.workers.launch import GRACE
-from tdcollect.workers.protocol import InterruptsHeld, shared_file
+from tdcollect.workers.protocol import InterruptsHeld, packed, shared_file
 
 _Start = Callable[[Lifeline, tuple[int, ...]], Spawned | ForkOfTemplate]
 
@@ -354,4 +352,4 @@ def main(end: int, beats_file: int) -> None:
         beats[rank] += 1
 
     for answer in serve(receive, beat):
-        channel.send(cloudpickle.dumps(answer))
+        channel.send(packed(answer))

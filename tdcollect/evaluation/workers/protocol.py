@@ -68,7 +68,7 @@ class Opened(NamedTuple):
 
     Attributes:
         turn: of the message.
-        manifest: the manifest of the evaluation, as this worker sees it.
+        manifest: the manifest of the evaluation, as this worker sees it, but for the commit.
         verdict: the probe's.
         slots: the number of slots.
         env: the env as text.

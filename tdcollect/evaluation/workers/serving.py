@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.ledger.manifest import describe as manifest_of
+from tdcollect.evaluation.ledger.manifest import subject
 from tdcollect.evaluation.workers.job import set_weights, unpickled
 from tdcollect.evaluation.workers.protocol import (
     MOST_HELD,
@@ -91,7 +91,7 @@ def _open(
     assert verdict is not None
     return Opened(
         message.turn,
-        manifest_of(collector),
+        subject(collector),
         verdict,
         collector.slots,
         repr(collector.base),

@@ -97,6 +97,7 @@ def program() -> None:
     help="Directory for ledger and report. Resumes the evaluation found there.",
 )
 @options.env_kwargs
+@options.env_parts
 @click.option("--backend", help=options.BACKEND)
 @click.option(
     "--exploration-type",
@@ -169,6 +170,9 @@ def evaluate(
     env_seeds: list[int] | None,
     output_dir: Path | None,
     env_kwargs: dict[str, Any],
+    wrappers: list[Any] | None,
+    transforms: list[Any] | None,
+    env_state: str | None,
     backend: str | None,
     exploration_type: str,
     device: str | None,
@@ -218,6 +222,9 @@ def evaluate(
             env_kwargs,
             backend,
             device,
+            wrappers or [],
+            transforms or [],
+            env_state,
             directory=os.getcwd(),
         )
         made_env, made_policy = request.make()
@@ -337,6 +344,7 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
 @click.option(
     "--env-kwargs", metavar="JSON", callback=options.json_object, help="Arguments of the env."
 )
+@options.env_parts
 @click.option("--backend", help=options.BACKEND)
 @click.option("--device", help="Device that the policy runs on.")
 @click.option(

@@ -25,6 +25,13 @@ def json_object(context: Any, parameter: Any, text: str | None) -> dict[str, Any
     return value
 
 
+def calls(context: Any, parameter: Any, texts: tuple[str, ...]) -> list[Any] | None:
+    """Return names, and JSON objects with a name; None if there are none."""
+    return [
+        json_object(context, parameter, text) if text.startswith("{") else text for text in texts
+    ] or None
+
+
 def int_list(context: Any, parameter: Any, text: str | None) -> list[int] | None:
     if text is None:
         return None
@@ -56,11 +63,31 @@ def names(context: Any, parameter: Any, text: str | None) -> list[str] | None:
 env_kwargs = click.option(
     "--env-kwargs", default="{}", metavar="JSON", callback=json_object, help="Arguments of ENV."
 )
+
+
+def env_parts(command: Any) -> Any:
+    """Add the options for the parts of an env."""
+    wrapper = click.option(
+        "--wrapper", "wrappers", metavar="NAME", multiple=True, callback=calls, help=WRAPPER
+    )
+    transform = click.option(
+        "--transform", "transforms", metavar="NAME", multiple=True, callback=calls, help=TRANSFORM
+    )
+    state = click.option("--env-state", metavar="FILE", help=ENV_STATE)
+    return wrapper(transform(state(command)))
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
     "or 'random'; or 'sb3' for a model file of Stable-Baselines3."
 )
 VECNORMALIZE = "VecNormalize statistics that an SB3 model was saved with."
+WRAPPER = (
+    "MODULE:CALLABLE or FILE.py:CALLABLE, called with the gymnasium env; or JSON, "
+    '\'{"call": "MODULE:CALLABLE", "kwargs": {...}}\'. Repeatable, innermost first.'
+)
+TRANSFORM = "Likewise, of a TorchRL transform, such as torchrl.envs:RewardSum. Repeatable."
+ENV_STATE = "File with the state_dict of the env, for the statistics of its transforms."
 BACKEND = "Backend of make_env: serial, process, envpool."
 CHECKPOINT = "File with the policy's state_dict, or the SB3 model file."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,43 @@ def env_parts(command: Any) -> Any:
     )
     state = click.option("--env-state", metavar="FILE", help=ENV_STATE)
     return wrapper(transform(state(command)))
+
+
+workers = click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    help="Number of processes that run the episodes, each on slots of its own.",
+)
+ray_workers = click.option(
+    "--ray-workers",
+    type=click.IntRange(min=1),
+    help="Number of actors of a Ray cluster that run the episodes, instead of --workers.",
+)
+ray_address = click.option(
+    "--ray-address",
+    metavar="HOST:PORT",
+    help="The Ray cluster.  [default: $RAY_ADDRESS, or the one of this machine]",
+)
+allow_mixed = click.option(
+    "--allow-mixed",
+    is_flag=True,
+    help="Resume under other versions, platform or device; the manifest tells.",
+)
+
+
+def crew_of(
+    stack: ExitStack, workers: int | None, ray_workers: int | None, ray_address: str | None
+) -> Any:
+    """Return the workers that the options ask for, to be closed with the stack."""
+    if ray_workers is not None and workers is not None:
+        raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
+    if ray_address is not None and ray_workers is None:
+        raise click.UsageError("--ray-address goes with --ray-workers N")
+    if ray_workers is None:
+        return workers
+    import tdcollect
+
+    return stack.enter_context(tdcollect.RayWorkers(ray_workers, address=ray_address))
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -20,7 +20,6 @@ from tdcollect.suites.estimates import LABELS, DrawnRuns
 from tdcollect.suites.metrics import METRICS
 
 RESAMPLES = 500
-MANY = 200_000  # runs, to know the truth
 TASKS = (5, 26)
 RUNS: dict[DrawnRuns, tuple[int, ...]] = {"n": (2, 3, 4, 5, 10, 20), "n-1": (2, 3, 4, 5)}
 Draw = Callable[[np.random.Generator, Any, tuple[int, ...]], Any]
@@ -42,15 +41,15 @@ def levels_of(tasks: int) -> Any:
 
 
 @functools.cache
-def truths(scores: str, tasks: int) -> dict[str, float]:
+def truths(scores: str, tasks: int, many: int) -> dict[str, float]:
     """Return each metric of very many runs."""
     draw, levels = SCORES[scores], levels_of(tasks)
     rng = np.random.default_rng(0)
-    shape = (MANY, tasks)
+    shape = (many, tasks)
     first, second = draw(rng, levels, shape), draw(rng, levels - WORSE, shape)
     second.sort(axis=0)
     above = [
-        np.searchsorted(ordered, values, side).mean() / MANY
+        np.searchsorted(ordered, values, side).mean() / many
         for values, ordered in zip(first.T, second.T, strict=True)
         for side in ("left", "right")
     ]
@@ -58,11 +57,11 @@ def truths(scores: str, tasks: int) -> dict[str, float]:
     return found | {IMPROVEMENT: float(np.mean(above))}
 
 
-def coverage(drawn_runs: DrawnRuns, runs: Sequence[int], suites: int) -> str:
+def coverage(drawn_runs: DrawnRuns, runs: Sequence[int], suites: int, many: int) -> str:
     rows = []
     for number, (name, draw) in enumerate(SCORES.items()):
         for tasks in TASKS:
-            levels, truth = levels_of(tasks), truths(name, tasks)
+            levels, truth = levels_of(tasks), truths(name, tasks, many)
             shares: dict[str, list[float]] = {metric: [] for metric in truth}
             for count in runs:
                 hits = dict.fromkeys(truth, 0)
@@ -94,9 +93,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suites", type=int, default=1000, help="simulated suites per cell")
     parser.add_argument("--runs", type=int, nargs="+", help="training runs of each policy")
+    parser.add_argument("--many", type=int, default=200_000, help="runs that give the truth")
     arguments = parser.parse_args()
     for drawn_runs, runs in RUNS.items():
-        print(coverage(drawn_runs, arguments.runs or runs, arguments.suites), end="\n\n")
+        print(
+            coverage(drawn_runs, arguments.runs or runs, arguments.suites, arguments.many),
+            end="\n\n",
+        )
 
 
 if __name__ == "__main__":

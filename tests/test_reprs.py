@@ -45,7 +45,8 @@ def suite_objects() -> list[Any]:
     policy = {"name": "p", "factory": HOSTILE * 9}
     suite = tdcollect.Suite.of({"suite": {"name": HOSTILE}, "tasks": [task], "policies": [policy]})
     cell = suites.CellResult("t", "p", "0", "t/p/0", "finished", "", 3, 3, 1.0, None, None, 1.0)
-    found = suites.aggregate({HOSTILE * 9: [[0.5, 1.0], [0.2, 0.4]]}, resamples=99)
+    scores = {name: [[0.5, 1.0], [0.2, 0.4]] for name in (HOSTILE * 9, "p", "q")}
+    found = suites.aggregate(scores, resamples=99)
     name, estimate = HOSTILE * 9, found.estimates[HOSTILE * 9]["mean"]
     parts = (suite.tasks, suite.policies, (cell,), {"t": (0.0, 1.0)}, found, (name,))
     results = suites.SuiteResults(name, 1, 3, *parts)

@@ -271,8 +271,7 @@ def _score(
     if given is None:
         return None
     if given == HUMAN:
-        low, high, source = human_scores(env)
-        return Score(low, high, source)
+        return Score(*human_scores(env))
     if not isinstance(given, Mapping):
         raise TypeError(
             f"expected the score of {where} to be {HUMAN!r}, or a range such as "

@@ -174,7 +174,7 @@ def write_leaderboard_markdown(
     for name, group in found.groups.items():
         parts += [
             f"## {_escaped(name)}: {_escaped(', '.join(group.tasks))}",
-            *_metrics_table(group),
+            _metrics_table(group),
         ]
     parts.append("\n".join(f"- {_escaped(note)}" for note in found.notes()))
     return write_atomically(Path(path), ("\n\n".join(parts) + "\n").encode())

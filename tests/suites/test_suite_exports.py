@@ -118,7 +118,7 @@ def test_failed_episodes_are_refused_with_the_name_of_their_cell(tmp_path: Path)
 
 
 def test_no_cell_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one evaluation"):
+    with pytest.raises(ValueError, match="expected at least one evaluation"):
         write_suite_marl_eval(tmp_path / "raw.json", {}, suite="s")
 
 

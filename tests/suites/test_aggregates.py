@@ -294,7 +294,7 @@ def test_the_improvement_of_many_pairs_is_that_of_each() -> None:
     def rngs() -> Any:
         return {name: policy_generator(0, name) for name in scores}
 
-    found = resampled_improvements(scores, drawn, 50, rngs())
+    found = dict(resampled_improvements(scores, drawn, 50, rngs()))
     indices = {
         name: next(draw_runs(rng, 50, scores[name], drawn[name], 50))
         for name, rng in rngs().items()

@@ -68,10 +68,10 @@ def resampled_improvement(
         second_indices: runs of the second.
     """
     sizes = np.array([len(first), len(second)])
-    won = wins(*[np.concatenate([first, second])] * 2)
+    both = np.concatenate([first, second])
     counts = [_counts(first_indices, len(first)), _counts(second_indices, len(second))]
     pairs = first_indices[0].size * second_indices.shape[1]
-    return _times_won(won, np.concatenate(counts, axis=2), sizes)[:, 0, 1] / pairs
+    return _times_won(wins(both, both), np.concatenate(counts, axis=2), sizes)[:, 0, 1] / pairs
 
 
 def resampled_metrics(
@@ -110,7 +110,8 @@ def resampled_improvements(
     rngs: Mapping[str, np.random.Generator],
 ) -> Iterator[tuple[tuple[str, str], Scores]]:
     """Yield each pair of policies with its probability of improvement, ``[resamples]``."""
-    won = wins(*[np.concatenate(list(scores.values()))] * 2)
+    together = np.concatenate(list(scores.values()))
+    won = wins(together, together)
     sizes = np.array([len(array) for array in scores.values()])
     tasks = len(won)
     block = max(1, BATCH_VALUES // (tasks * int(sizes.sum())))

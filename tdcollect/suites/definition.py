@@ -119,7 +119,7 @@ def read_task(
     Raises:
         TypeError, ValueError: for a table that is no task.
     """
-    where = f"a table of [[tasks]], {_name_of(given)}"
+    where = f"[[tasks]] {_name_of(given)}"
     table = dict(_table(given, where))
     versions: dict[str, int] = {}
     while (name := table.pop("preset", None)) is not None:
@@ -150,7 +150,7 @@ def read_policy(given: Any) -> Policy:
     Raises:
         TypeError, ValueError: for a table that is no policy.
     """
-    where = f"a table of [[policies]], {_name_of(given)}"
+    where = f"[[policies]] {_name_of(given)}"
     table = dict(_table(given, where))
     texts = {
         name: _text(table.pop(name, None), f"{name} of {where}") for name in ("name", "factory")
@@ -353,7 +353,7 @@ def _text(given: Any, where: str, empty: bool = False) -> str:
 
 def _name_of(given: Any) -> str:
     name = given.get("name") if isinstance(given, Mapping) else None
-    return repr(name) if name is not None else "which has no name"
+    return repr(name) if name is not None else "without a name"
 
 
 def _check_name(name: str, what: str) -> None:

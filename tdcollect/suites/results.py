@@ -386,6 +386,7 @@ def _aggregates(suite: Suite, results: SuiteResults) -> Aggregates | None:
         metrics=suite.metrics,
         groups=groups if len(groups) > 1 else None,
         confidence=suite.confidence,
+        drawn_runs=suite.drawn_runs,
     )
 
 

@@ -1,0 +1,1 @@
+"""Suites: many policies on many tasks."""

@@ -189,7 +189,7 @@ class SuiteResults:
                     "group": task.group,
                     "range": self.ranges[task.name],
                     "source": task.score.source if task.score else None,
-                    "presets": dict(task.preset),
+                    "presets": dict(task.presets),
                 }
                 for task in self.tasks
             },

@@ -24,7 +24,7 @@ from tdcollect.suites.definition import (
     read_task,
 )
 from tdcollect.suites.metrics import METRICS
-from tdcollect.suites.presets import conditions, human_scores, tasks_of
+from tdcollect.suites.presets import Preset, preset
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.workers.protocol import Workers
@@ -122,9 +122,9 @@ class Suite:
                     f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
                 )
         defaults = read_defaults(tables.get("defaults", {}))
-        given = [task for name in head.get("presets", []) for task in tasks_of(name)]
-        given += tables.get("tasks", [])
-        tasks = [read_task(task, defaults, conditions, human_scores) for task in given]
+        lists = [_task_list(name) for name in head.get("presets", [])]
+        tasks = [read_task(task, defaults, of) for of in lists for task in of.tasks]
+        tasks += [read_task(task, defaults) for task in tables.get("tasks", [])]
         policies = [read_policy(policy) for policy in tables.get("policies", [])]
         if not tasks or not policies:
             raise ValueError(
@@ -280,6 +280,16 @@ class Suite:
             count_text(self.episodes, "episode"),
         )
         return one_line(self, self.name, *counts)
+
+
+def _task_list(name: Any) -> Preset:
+    found = preset(name)
+    if found.is_conditions:
+        raise ValueError(
+            f"expected presets in [suite] to be lists of tasks, got {found.name}, conditions of "
+            "tasks; name it as preset in [[tasks]]"
+        )
+    return found
 
 
 def _check_report(table: Mapping[str, Any]) -> None:

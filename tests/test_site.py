@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -52,13 +53,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_inventory_has_everything_public(site: Path) -> None:
-    from sphinx.util.inventory import InventoryFile
-
-    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
-    found = {
-        name for kind in inventory.data if kind.startswith("py:") for name in inventory.data[kind]
-    }
-    assert public_names() - found == set()
+    packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # after four lines of heading
+    found = re.findall(r"^(\S+) py:", zlib.decompress(packed).decode(), re.M)
+    assert public_names() - {*found} == set()
 
 
 def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:

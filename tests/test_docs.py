@@ -134,7 +134,7 @@ def test_a_trainer_of_hydra_trains_the_same_with_both_collectors(
 def test_the_shell_loop_over_checkpoints(tmp_path: Path) -> None:
     """docs/many-checkpoints.md: the commands in a shell leave the files of the loop in Python."""
     first, *_ = blocks_of("docs/many-checkpoints.md")
-    (tmp_path / "policies.py").write_text(first.split("\n\n\nPath(")[0])
+    (tmp_path / "ppo.py").write_text(first.split("\n\n\nPath(")[0])
     subprocess.run([sys.executable, "-c", first], cwd=tmp_path, check=True)
     (loop,) = blocks_of("docs/many-checkpoints.md", "bash")
     program = shutil.which("tdcollect", path=Path(sys.executable).parent)

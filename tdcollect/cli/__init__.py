@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    from tdcollect.cli.commands import program
+    from tdcollect.cli import commands  # noqa: F401, adds the commands
+    from tdcollect.cli.program import program
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -293,7 +293,7 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
         number_of_episodes,
         read_shard,
     )
-    from tdcollect.evaluation.reports.report import write_comparison_report
+    from tdcollect.evaluation.reports.comparison_page import write_comparison_report
 
     results = []
     for directory in directories:

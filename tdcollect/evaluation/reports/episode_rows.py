@@ -5,10 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from tdcollect.display import number_text
-from tdcollect.evaluation.ledger.reading import TRAJECTORIES, trajectory_name
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.pages.html import paragraphs
 from tdcollect.pages.tables import Cell, Column, Commands, table
@@ -19,13 +18,13 @@ TROUBLED = 200  # of more episodes: those that failed or were restarted
 
 
 def episode_table(
-    records: Sequence[Episode], kept: Collection[int], commands: Commands | None
+    records: Sequence[Episode], kept: Mapping[int, str | None], commands: Commands | None
 ) -> str:
     """Return a table of episodes with their outcomes: all of them, or those that matter of many.
 
     Args:
         records: the records, by index.
-        kept: the indices of episodes whose data are kept beside the page.
+        kept: the indices of episodes whose data are kept, each with the path of their folder.
         commands: the command that runs an episode again.
     """
     listed, left = select(records)
@@ -52,8 +51,7 @@ def episode_table(
         row += [str(firsts.get(e.index, "-"))] if firsts else []
         row.append(str(e.env_seed))
         if kept:
-            path = f"{TRAJECTORIES}/{trajectory_name(e.index)}/"
-            row.append(Cell("kept", path) if e.index in kept else "-")
+            row.append(Cell("kept", kept[e.index]) if e.index in kept else "-")
         rows.append(row)
     hint = "words, or return<100"
     found = table(columns, rows, commands=commands, hint=hint)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import heapq
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, percent_text
 from tdcollect.evaluation.ledger.manifest import RANDOM, manifest_entry, mixed_values
-from tdcollect.evaluation.ledger.reading import kept_trajectories
+from tdcollect.evaluation.ledger.reading import TRAJECTORIES, kept_trajectories, trajectory_name
 from tdcollect.evaluation.ledger.records import Episode, ledger_digest
 from tdcollect.evaluation.reports.episode_rows import episode_table
 from tdcollect.evaluation.reports.running import running_mean
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 FIGURES = "figures"
 LOWEST = 5  # returns that are named above the table of episodes
+_HERE = "the directory of this page"
 LISTED = 100  # entries of a list in the manifest, such as given seeds
 
 
@@ -83,8 +85,9 @@ def write_report(
         ModuleNotFoundError: without matplotlib or scipy, which the extra ``evaluate`` brings.
     """
     root = Path(directory)
-    again = commands_of(request, root, root) if request is not None else _calls(manifest)
-    html, drawn = report_page(manifest, episodes, summary, again, kept_trajectories(root))
+    again = commands_of(request, root, root) if request is not None else calls_of(manifest)
+    kept = {index: f"{TRAJECTORIES}/{trajectory_name(index)}/" for index in kept_trajectories(root)}
+    html, drawn = report_page(manifest, episodes, summary, again, kept)
     written = [write_atomically(root / FIGURES / f"{f.name}.svg", f.file()) for f in drawn]
     return [*written, write_atomically(root / REPORT, html)]
 
@@ -94,7 +97,7 @@ def report_page(
     episodes: Sequence[Episode],
     summary: Summary,
     again: Again,
-    kept: Collection[int] = (),
+    kept: Mapping[int, str | None] = MappingProxyType({}),
     back: str = "",
 ) -> tuple[bytes, list[Figure]]:
     """Return the page of an evaluation, and its figures.
@@ -104,7 +107,8 @@ def report_page(
         episodes: the records.
         summary: their statistics.
         again: how an episode is run again.
-        kept: the indices of episodes whose data are in ``trajectories/`` beside the page.
+        kept: the indices of episodes whose data are kept, each with the path of their folder
+            relative to the page, or None for no link.
         back: HTML above all sections, such as a link to an index.
     """
     records = in_order(episodes)
@@ -145,25 +149,32 @@ def commands_of(request: Request, directory: Path, start: Path, where: str = "")
     commands = Commands.of(*(request.command(index, directory, start) for index in "12"))
     return Again(
         commands,
-        f"The command is typed in {where or 'the directory of this page'}, with the index of an "
+        f"The command is typed in {where or _HERE}, with the index of an "
         "episode. It runs the code that it names, and checks that the episode is the same to the "
         "bit; with --video FILE.mp4 it films it.",
     )
 
 
-def _calls(manifest: Mapping[str, Any]) -> Again:
-    """Return the calls in Python that run episodes again."""
+def calls_of(manifest: Mapping[str, Any], path: str = ".", where: str = "") -> Again:
+    """Return the calls in Python that run episodes again.
+
+    Args:
+        manifest: the manifest of the evaluation.
+        path: its directory, as the calls name it.
+        where: as in :func:`commands_of`.
+    """
     given = ["env"]
     if manifest_entry(manifest, "policy.class") != RANDOM:
         given.append("policy")
     if manifest_entry(manifest, "env.kwargs"):
         given.append("env_kwargs=env_kwargs")
-    call = f'tdcollect.EvaluationResult.load(".", {", ".join(given)}).replay('
+    name = json.dumps(path, ensure_ascii=False)
+    call = f"tdcollect.EvaluationResult.load({name}, {', '.join(given)}).replay("
     return Again(
         Commands(call, ")"),
-        "In Python, in the directory of this page, with the env and the policy that were "
-        "evaluated, and env_kwargs, backend and device where they were given. The call takes the "
-        "index of an episode, and checks that it is the same to the bit.",
+        f"In Python, in {where or _HERE}, with the env and the policy that were evaluated, and "
+        "env_kwargs, backend and device where they were given. The call takes the index of an "
+        "episode, and checks that it is the same to the bit.",
     )
 
 
@@ -269,7 +280,10 @@ def _share(count: int, of: int) -> str:
 
 
 def _episodes(
-    records: Sequence[Episode], completed: Sequence[Episode], again: Again, kept: Collection[int]
+    records: Sequence[Episode],
+    completed: Sequence[Episode],
+    again: Again,
+    kept: Mapping[int, str | None],
 ) -> Iterator[str]:
     if completed:
         lowest = heapq.nsmallest(LOWEST, completed, lambda e: (_order(e.episode_return), e.index))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.workers.local import LocalWorkers
     from tdcollect.evaluation.workers.ray_actors import RayWorkers
     from tdcollect.seeding import env_seed, policy_seed
+    from tdcollect.suites.suite import Suite
     from tdcollect.trajectories import split_trajectories
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "NotReproducibleError",
     "RayWorkers",
     "Render",
+    "Suite",
     "SyncDataCollector",
     "compare",
     "env_seed",
@@ -76,6 +78,7 @@ _MODULES = {
     "NotReproducibleError": "evaluation.episodes.isolation",
     "RayWorkers": "evaluation.workers.ray_actors",
     "Render": "collect",
+    "Suite": "suites.suite",
     "SyncDataCollector": "collect",
     "compare": "evaluation.reports.comparison",
     "env_seed": "seeding",
@@ -89,7 +92,16 @@ _MODULES = {
     "split_trajectories": "trajectories",
     "verify": "evaluation.verification",
 }
-_PACKAGES = ("collect", "envs", "evaluation", "keys", "seeding", "testing", "trajectories")
+_PACKAGES = (
+    "collect",
+    "envs",
+    "evaluation",
+    "keys",
+    "seeding",
+    "suites",
+    "testing",
+    "trajectories",
+)
 
 
 def __getattr__(name: str) -> Any:

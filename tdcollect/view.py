@@ -35,7 +35,7 @@ from tdcollect.evaluation.reports.sentences import ends, within
 from tdcollect.evaluation.reports.statistics import Summary, summarize
 from tdcollect.evaluation.request import Request
 from tdcollect.files import write_atomically
-from tdcollect.pages.html import Figure, figures, link, page, paragraphs, section
+from tdcollect.pages.html import Figure, figures, link, page, section
 from tdcollect.pages.plots import Estimate, intervals
 from tdcollect.pages.tables import Cell, Column, table
 
@@ -159,14 +159,15 @@ def _evaluation(root: Path, here: Path, out: Path, back: str = "") -> Viewed:
     path = _relative(here, root)
     try:
         manifest, episodes = read_directory(here)
-        known = {"env": _env(manifest), "policy": _policy(here, manifest)}
+        env, policy = _env(manifest), _policy(here, manifest)
         count = number_of_episodes(manifest)
         shard = read_shard(here)
         if shard is not None:
-            return Viewed(path, "evaluation", f"{shard.shard}, not merged", **known)
+            status = f"{shard.shard}, not merged"
+            return Viewed(path, "evaluation", status, env=env, policy=policy)
         if len(episodes) < count or not is_finished(here):
             status = f"unfinished, {len(episodes)} of {count_text(count, 'episode')}"
-            return Viewed(path, "evaluation", status, **known)
+            return Viewed(path, "evaluation", status, env=env, policy=policy)
     except (ValueError, OSError) as error:
         status = "refused" if (here / REFUSED).exists() else "unreadable"
         return Viewed(path, "evaluation", f"{status}: {error}")
@@ -181,7 +182,7 @@ def _evaluation(root: Path, here: Path, out: Path, back: str = "") -> Viewed:
         back or _back(page_path, INDEX, "All evaluations"),
     )
     write_atomically(out / page_path, html)
-    return Viewed(path, "evaluation", FINISHED, page_path, **known, summary=summary)
+    return Viewed(path, "evaluation", FINISHED, page_path, env, policy, summary)
 
 
 def _curve(root: Path, here: Path, out: Path, steps: Sequence[str]) -> Viewed:
@@ -192,11 +193,11 @@ def _curve(root: Path, here: Path, out: Path, steps: Sequence[str]) -> Viewed:
     except (ValueError, OSError) as error:
         return Viewed(path, "curve", f"unreadable: {error}")
     page_path = f"{PAGES}/{path}/{CURVE_PAGE}"
-    pages, known = {}, {"env": "-", "policy": "-"}
+    pages, known = {}, ("-", "-")
     for name in steps:
         back = _back(f"{PAGES}/{path}/{name}/{REPORT}", page_path, "The learning curve")
         one = _evaluation(root, here / name, out, back)
-        known = {"env": one.env, "policy": one.policy} if known["env"] == "-" else known
+        known = (one.env, one.policy) if known[0] == "-" else known
         if one.page is not None:
             pages[name] = f"{name}/{REPORT}"
     by = _best_by(here)
@@ -206,11 +207,9 @@ def _curve(root: Path, here: Path, out: Path, steps: Sequence[str]) -> Viewed:
         point = max(finite, key=lambda p: (value_of(p, by), -p.step))
         best = Best(point.step, value_of(point, by), None)
     back = _back(page_path, INDEX, "All evaluations")
-    html, _ = curve_page(
-        curve, best, known["env"], by, lambda step: pages.get(step_name(step)), back
-    )
+    html, _ = curve_page(curve, best, known[0], by, lambda step: pages.get(step_name(step)), back)
     write_atomically(out / page_path, html)
-    return Viewed(path, "curve", FINISHED, page_path, **known, curve=curve, best=best)
+    return Viewed(path, "curve", FINISHED, page_path, *known, curve=curve, best=best)
 
 
 def _best_by(here: Path) -> str:
@@ -283,7 +282,7 @@ def _figures(evaluations: Sequence[Viewed]) -> list[Figure]:
     for one in evaluations:
         if one.summary is not None and one.summary.returns.mean is not None:
             by_env.setdefault(one.env, []).append(one)
-    drawn = []
+    drawn: list[Figure] = []
     for place, (env, ones) in enumerate(sorted(by_env.items())):
         if len(ones) < 2 or len(drawn) == _FIGURES:
             continue
@@ -333,7 +332,7 @@ def _evaluations(evaluations: Sequence[Viewed]) -> str:
         Column("failed", number=True),
         Column("status", text=True),
     ]
-    rows = []
+    rows: list[list[str | Cell]] = []
     for one in evaluations:
         row: list[str | Cell] = [Cell(one.path, one.page), one.env, one.policy]
         s = one.summary
@@ -360,7 +359,7 @@ def _curves(curves: Sequence[Viewed]) -> str:
         Column("last mean return", number=True),
         Column("status", text=True),
     ]
-    rows = []
+    rows: list[list[str | Cell]] = []
     for one in curves:
         best = one.best
         rows.append(

@@ -15,11 +15,11 @@ import pytest
 from torchrl.envs import StepCounter, TransformedEnv
 
 import tdcollect
-from tdcollect import collect, envs, evaluation, testing, trajectories
+from tdcollect import collect, envs, evaluation, suites, testing, trajectories
 from tdcollect.evaluation import Episode
 
 HOSTILE = "<script>alert('x')</script> & co"
-PACKAGES = ("", ".collect", ".envs", ".evaluation", ".testing", ".trajectories")
+PACKAGES = ("", ".collect", ".envs", ".evaluation", ".suites", ".testing", ".trajectories")
 MANY = 500
 
 
@@ -38,6 +38,23 @@ def ended_evaluator() -> tdcollect.Evaluator:
     evaluator = tdcollect.Evaluator("CartPole-v1", testing.CountingPolicy())
     evaluator.shutdown()
     return evaluator
+
+
+def suite_objects() -> list[Any]:
+    task = {"name": "t", "env": HOSTILE * 9, "score": {"low": 0, "high": 1}}
+    policy = {"name": "p", "factory": HOSTILE * 9}
+    suite = tdcollect.Suite.of({"suite": {"name": HOSTILE}, "tasks": [task], "policies": [policy]})
+    cell = suites.CellResult("t", "p", "0", "t/p/0", "finished", "", 3, 3, 1.0, None, None, 1.0)
+    scores = {name: [[0.5, 1.0], [0.2, 0.4]] for name in (HOSTILE * 9, "p", "q")}
+    found = suites.aggregate(scores, resamples=99)
+    name, estimate = HOSTILE * 9, found.estimates[HOSTILE * 9]["mean"]
+    parts = (suite.tasks, suite.policies, (cell,), {"t": (0.0, 1.0)}, found, (name,))
+    results = suites.SuiteResults(name, 1, 3, *parts)
+    return [
+        *(suite, suite.tasks[0], suite.tasks[0].score, suite.policies[0], *suite.cells()),
+        *(cell, results, found, estimate, found.profiles[name]),
+        suites.Validation(name, 3, (name,), (name,)),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +87,7 @@ def shown() -> dict[str, Any]:
         *(testing.CountingEnv(), testing.CountingPolicy(), testing.StatelessCountingPolicy()),
         *(testing.CountingRules(), testing.TorchCountingEnv([2])),
         *(envs.GymEnv("CartPole-v1"), envs.ParallelEnv(2, partial(envs.GymEnv, "CartPole-v1"))),
+        *suite_objects(),
         *(trajectories.TrajectoryAssembler(), trajectories.TrajectoryIndex.of(batch)),
     ]
     return {type(thing).__name__ + str(n): thing for n, thing in enumerate(objects)}
@@ -99,7 +117,7 @@ def test_each_repr_is_a_short_line(shown: dict[str, Any]) -> None:
         assert len(text) <= 200, text
 
 
-TABLES = ("Summary", "Comparison", "Explanation", "Statistics", "Report")
+TABLES = ("Summary", "Comparison", "Explanation", "Statistics", "Report", "Aggregates")
 
 
 class Texts(HTMLParser):

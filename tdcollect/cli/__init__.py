@@ -35,10 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    from tdcollect.cli.commands import program
-    from tdcollect.cli.view import view
+    from tdcollect.cli import commands  # noqa: F401, adds the commands
+    from tdcollect.cli.program import program
 
-    program.add_command(view)
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return program.main(given, prog_name="tdcollect", standalone_mode=False) or 0

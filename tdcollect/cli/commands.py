@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tdcollect.cli import options
-from tdcollect.cli.output import print_json, say, say_result
-
-
-def _traceback_option() -> click.Option:
-    text = "Print the traceback of an error."  # main() looks for the option itself
-    return click.Option(["--traceback"], is_flag=True, expose_value=False, help=text)
-
-
-class _Program(click.Group):
-    """The commands; each takes ``--traceback``, as does the program itself."""
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        cmd.params.append(_traceback_option())
-        if cmd.callback is not None:
-            cmd.callback = _never_silent(cmd.callback)
-        super().add_command(cmd, name)
-
-
-def _never_silent(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a command: it gives a reason if click or Python would end it without one."""
-
-    @functools.wraps(command)
-    def run(**given: Any) -> Any:
-        try:
-            return command(**given)
-        except BrokenPipeError as error:  # not stdout's: see `say`
-            raise RuntimeError(f"a pipe was closed at its other end: {error}") from error
-        except SystemExit as error:  # of a script that is no module: without `if __name__ == ...`
-            raise RuntimeError(
-                f"the code that was named ended the program by sys.exit({error.code!r}); nothing "
-                "was done. Put what a script runs under `if __name__ == '__main__':`"
-            ) from error
-
-    return run
-
-
-@click.group(
-    cls=_Program,
-    params=[_traceback_option()],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+from tdcollect.cli import (
+    options,
+    suite,  # noqa: F401, which adds its commands
+    view,  # noqa: F401, likewise
 )
-@click.version_option(package_name="tdcollect")
-def program() -> None:
-    """Test episodes for TorchRL policies, the same to the bit however they are run."""
+from tdcollect.cli.output import print_json, say, say_result
+from tdcollect.cli.program import program, resumable
 
 
 @program.command()
@@ -76,27 +36,16 @@ def program() -> None:
     help="Seeds of the envs, one per episode, instead of those that follow from --seed.",
 )
 @click.option("--num-envs", type=int, help="Number of slots.  [default: 16]")
-@click.option(
-    "--workers",
-    type=click.IntRange(min=0),
-    help="Number of processes that run the episodes, each on slots of its own.",
-)
-@click.option(
-    "--ray-workers",
-    type=click.IntRange(min=1),
-    help="Number of actors of a Ray cluster that run the episodes, instead of --workers.",
-)
-@click.option(
-    "--ray-address",
-    metavar="HOST:PORT",
-    help="The Ray cluster.  [default: $RAY_ADDRESS, or the one of this machine]",
-)
+@options.workers
+@options.ray_workers
+@options.ray_address
 @click.option(
     "--output-dir",
     type=options.FOLDER,
     help="Directory for ledger and report. Resumes the evaluation found there.",
 )
 @options.env_kwargs
+@options.env_parts
 @click.option("--backend", help=options.BACKEND)
 @click.option(
     "--exploration-type",
@@ -138,11 +87,7 @@ def program() -> None:
     metavar="I/N",
     help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them.",
 )
-@click.option(
-    "--allow-mixed",
-    is_flag=True,
-    help="Resume under other versions, platform or device; the manifest tells.",
-)
+@options.allow_mixed
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
 @click.option(
     "--on-env-error",
@@ -169,6 +114,9 @@ def evaluate(
     env_seeds: list[int] | None,
     output_dir: Path | None,
     env_kwargs: dict[str, Any],
+    wrappers: list[Any] | None,
+    transforms: list[Any] | None,
+    env_state: str | None,
     backend: str | None,
     exploration_type: str,
     device: str | None,
@@ -193,15 +141,12 @@ def evaluate(
         raise click.UsageError("--shard needs a directory to merge from: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
-    if ray_workers is not None and workers is not None:
-        raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
-    if ray_address is not None and ray_workers is None:
-        raise click.UsageError("--ray-address goes with --ray-workers N")
     with (
         redirect_stdout(sys.stderr),  # for what the user's own code prints
-        _resumable(output_dir),
+        resumable(output_dir),
         ExitStack() as stack,
     ):
+        crew = options.crew_of(stack, workers, ray_workers, ray_address)
         from torchrl.envs.utils import ExplorationType
 
         import tdcollect
@@ -218,14 +163,14 @@ def evaluate(
             env_kwargs,
             backend,
             device,
+            wrappers or [],
+            transforms or [],
+            env_state,
             directory=os.getcwd(),
         )
         made_env, made_policy = request.make()
         if episodes is None:
             episodes = 100 if env_seeds is None else len(env_seeds)
-        crew: Any = workers
-        if ray_workers is not None:
-            crew = stack.enter_context(tdcollect.RayWorkers(ray_workers, address=ray_address))
         result = tdcollect.evaluate(
             made_env,
             made_policy,
@@ -267,7 +212,7 @@ def merge(
     The shards must be of one evaluation, complete together and unaltered. The exit status is 1 if
     episodes failed.
     """
-    with _resumable(output_dir):
+    with resumable(output_dir):
         import tdcollect
 
         result = tdcollect.merge(directories, output_dir, allow_mixed=allow_mixed)
@@ -337,6 +282,7 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
 @click.option(
     "--env-kwargs", metavar="JSON", callback=options.json_object, help="Arguments of the env."
 )
+@options.env_parts
 @click.option("--backend", help=options.BACKEND)
 @click.option("--device", help="Device that the policy runs on.")
 @click.option(
@@ -440,14 +386,3 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
     else:
         say(found)
     return found.exit_code
-
-
-@contextmanager
-def _resumable(output_dir: Path | None) -> Iterator[None]:
-    """Say that an interrupted command can be resumed, if it can."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if output_dir is None:
-            raise
-        raise click.Abort("the same command resumes the evaluation") from error

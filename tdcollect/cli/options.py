@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ def json_object(context: Any, parameter: Any, text: str | None) -> dict[str, Any
     if not isinstance(value, dict):
         raise click.BadParameter(f"expected a JSON object, got {text!r}")
     return value
+
+
+def calls(context: Any, parameter: Any, texts: tuple[str, ...]) -> list[Any] | None:
+    """Return names, and JSON objects with a name; None if there are none."""
+    return [
+        json_object(context, parameter, text) if text.startswith("{") else text for text in texts
+    ] or None
 
 
 def int_list(context: Any, parameter: Any, text: str | None) -> list[int] | None:
@@ -56,11 +64,68 @@ def names(context: Any, parameter: Any, text: str | None) -> list[str] | None:
 env_kwargs = click.option(
     "--env-kwargs", default="{}", metavar="JSON", callback=json_object, help="Arguments of ENV."
 )
+
+
+def env_parts(command: Any) -> Any:
+    """Add the options for the parts of an env."""
+    wrapper = click.option(
+        "--wrapper", "wrappers", metavar="NAME", multiple=True, callback=calls, help=WRAPPER
+    )
+    transform = click.option(
+        "--transform", "transforms", metavar="NAME", multiple=True, callback=calls, help=TRANSFORM
+    )
+    state = click.option("--env-state", metavar="FILE", help=ENV_STATE)
+    return wrapper(transform(state(command)))
+
+
+workers = click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    help="Number of processes that run the episodes, each on slots of its own.",
+)
+ray_workers = click.option(
+    "--ray-workers",
+    type=click.IntRange(min=1),
+    help="Number of actors of a Ray cluster that run the episodes, instead of --workers.",
+)
+ray_address = click.option(
+    "--ray-address",
+    metavar="HOST:PORT",
+    help="The Ray cluster.  [default: $RAY_ADDRESS, or the one of this machine]",
+)
+allow_mixed = click.option(
+    "--allow-mixed",
+    is_flag=True,
+    help="Resume under other versions, platform or device; the manifest tells.",
+)
+
+
+def crew_of(
+    stack: ExitStack, workers: int | None, ray_workers: int | None, ray_address: str | None
+) -> Any:
+    """Return the workers that the options ask for, to be closed with the stack."""
+    if ray_workers is not None and workers is not None:
+        raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
+    if ray_address is not None and ray_workers is None:
+        raise click.UsageError("--ray-address goes with --ray-workers N")
+    if ray_workers is None:
+        return workers
+    import tdcollect
+
+    return stack.enter_context(tdcollect.RayWorkers(ray_workers, address=ray_address))
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
     "or 'random'; or 'sb3' for a model file of Stable-Baselines3."
 )
 VECNORMALIZE = "VecNormalize statistics that an SB3 model was saved with."
+WRAPPER = (
+    "MODULE:CALLABLE or FILE.py:CALLABLE, called with the gymnasium env; or JSON, "
+    '\'{"call": "MODULE:CALLABLE", "kwargs": {...}}\'. Repeatable, innermost first.'
+)
+TRANSFORM = "Likewise, of a TorchRL transform, such as torchrl.envs:RewardSum. Repeatable."
+ENV_STATE = "File with the state_dict of the env, for the statistics of its transforms."
 BACKEND = "Backend of make_env: serial, process, envpool."
 CHECKPOINT = "File with the policy's state_dict, or the SB3 model file."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ import click
 
 from tdcollect.display import visible
 from tdcollect.evaluation.imports import with_file
-from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.request import Request, typed_option, with_call
 
 
 class UntrustedError(click.ClickException):
@@ -54,7 +53,9 @@ def wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) -
         )
     for name in given.keys() & {"env", "policy"}:
         given[name] = with_file(given[name], os.path.abspath)
-    for name in given.keys() & {"checkpoint", "vecnormalize"}:
+    for name in given.keys() & {"wrappers", "transforms"}:
+        given[name] = [with_call(item, os.path.abspath) for item in given[name]]
+    for name in given.keys() & {"checkpoint", "vecnormalize", "env_state"}:
         given[name] = os.path.abspath(given[name])
     request = replace(kept, **given)
     if not trust:
@@ -65,13 +66,15 @@ def wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) -
 def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any]) -> str:
     """Return the message with what the directory names, and how to go on."""
     named = {name: value for name, value in asdict(request).items() if value}
-    lines = "\n".join(f"  {_option(name):<13} {visible(str(v))}" for name, v in named.items())
+    lines = "\n".join(
+        f"  {_option(name):<13} {visible(str(one))}"
+        for name, value in named.items()
+        for one in (value if isinstance(value, list) else [value])
+    )
     command = request.command(index, directory, os.getcwd())
     trusting = ["tdcollect", "replay", os.fspath(directory), str(index), "--trust"]
     for name, value in typed.items():
-        if value is not None:
-            text = value if isinstance(value, str) else json.dumps(value)
-            trusting += [f"--{_option(name)}", text]
+        trusting += typed_option(f"--{_option(name)}", value)
     return (
         "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
         f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{lines}\n\n"
@@ -83,4 +86,5 @@ def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any
 
 
 def _option(name: str) -> str:
-    return name.replace("_", "-")
+    """Return the option of a request's field."""
+    return {"wrappers": "wrapper", "transforms": "transform"}.get(name, name.replace("_", "-"))

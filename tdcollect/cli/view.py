@@ -11,12 +11,13 @@ import click
 
 from tdcollect.cli import options
 from tdcollect.cli.output import print_json, say
+from tdcollect.cli.program import program
 from tdcollect.display import count_text
 
 HOST = "127.0.0.1"
 
 
-@click.command()
+@program.command()
 @click.argument("directory", type=options.FOLDER, metavar="DIR")
 @click.option(
     "--output-dir",

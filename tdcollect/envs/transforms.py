@@ -46,6 +46,10 @@ LIFTED = (
 """
 
 
+HOLD_EPISODES = (T.CatFrames, T.TimeMaxPool)
+"""Transforms whose buffers hold the latest steps, and nothing that was learned."""
+
+
 def base_of(env: EnvBase) -> EnvBase:
     """The env itself, without its transforms."""
     return env.base_env if isinstance(env, TransformedEnv) else env

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,6 +61,32 @@ def load_named(text: str, directory: Path, look: bool = True) -> Any:
             raise AttributeError(f"expected {where} to have {name!r}, which it has not")
         found = getattr(found, part)
     return found
+
+
+def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the keyword arguments of a function that is named.
+
+    Args:
+        item: ``"module:name"``, or ``{"call": "module:name", "kwargs": {...}}``.
+
+    Raises:
+        TypeError, ValueError: for an item of another form.
+    """
+    name: Any = item
+    kwargs: Any = {}
+    if isinstance(item, Mapping):
+        unknown = sorted(map(str, item.keys() - {"call", "kwargs"}))
+        if unknown:
+            raise ValueError(f"expected the entries call and kwargs, got {unknown} in {item!r}")
+        name, kwargs = item.get("call"), item.get("kwargs", {})
+    if not isinstance(name, str) or not is_named(name):
+        raise ValueError(
+            f"expected module:name or path/to/file.py:name, alone or as {{'call': 'module:name', "
+            f"'kwargs': {{...}}}}, got {item!r}"
+        )
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise TypeError(f"expected kwargs to be keyword arguments, got {kwargs!r} in {item!r}")
+    return name, dict(kwargs)
 
 
 def _module(name: str, directory: Path | None) -> ModuleType:

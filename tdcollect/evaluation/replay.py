@@ -19,6 +19,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode
@@ -114,6 +115,13 @@ class _Filming(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
 
+def _rendered(env: str | Callable[..., Any], **kwargs: Any) -> Any:
+    """Make an env, which renders to arrays if it is one of an id."""
+    if isinstance(env, str):
+        return gym.make(env, **{"render_mode": "rgb_array", **kwargs})
+    return env(**kwargs)
+
+
 @contextmanager
 def filmed(
     env: Any, env_kwargs: dict[str, Any] | None, video: str | os.PathLike[str] | None
@@ -144,12 +152,7 @@ def filmed(
         )
     films: list[_Filming] = []
 
-    def make(**kwargs: Any) -> gym.Env[Any, Any]:
-        make: Callable[..., Any] = env
-        if isinstance(env, str):
-            make = partial(gym.make, env)
-            kwargs = {"render_mode": "rgb_array", **kwargs}
-        made = make(**kwargs)
+    def film(made: Any) -> _Filming:
         if not isinstance(made, gym.Env) or made.render_mode != "rgb_array":
             made.close()
             raise ValueError(
@@ -159,11 +162,14 @@ def filmed(
         films.append(_Filming(made))
         return films[-1]
 
-    yield make
-    film = films[-1]
-    pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in film.pictures]
+    if isinstance(env, RequestedEnv):
+        yield replace(env, env=partial(_rendered, env.env), outermost=film)
+    else:
+        yield lambda **kwargs: film(_rendered(env, **kwargs))
+    last = films[-1]
+    pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in last.pictures]
     height, width = pictures[0].shape[:2]
-    rate = float(film.metadata.get("render_fps", 30))
+    rate = float(last.metadata.get("render_fps", 30))
     # Video players need even heights and widths.
     writer = writing.write_frames(
         str(path), (width, height), fps=rate, macro_block_size=2, ffmpeg_log_level="error"

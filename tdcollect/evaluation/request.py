@@ -16,8 +16,10 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect.display import one_line
+from tdcollect.evaluation.episodes.env_state import read_state
 from tdcollect.evaluation.episodes.opening import open_one
-from tdcollect.evaluation.imports import has_module, is_named, load_named, with_file
+from tdcollect.evaluation.episodes.requested_env import Call, RequestedEnv
+from tdcollect.evaluation.imports import called, has_module, is_named, load_named, with_file
 from tdcollect.files import write_atomically
 
 REQUEST = "request.json"
@@ -38,6 +40,12 @@ class Request:
         env_kwargs: for the env's constructor.
         backend: of :func:`tdcollect.make_env`.
         device: the device that the policy runs on.
+        wrappers: called with the gymnasium env, innermost first, each ``module:callable`` or
+            ``{"call": "module:callable", "kwargs": {...}}``.
+        transforms: likewise, called without positional arguments; each gives a TorchRL
+            ``Transform``.
+        env_state: a file with the ``state_dict`` of the env with its transforms, whose statistics
+            are frozen.
         directory: the directory that modules are looked for in first, and that relative paths
             start from.
     """
@@ -49,6 +57,9 @@ class Request:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     backend: str | None = None
     device: str | None = None
+    wrappers: list[str | dict[str, Any]] = field(default_factory=list)
+    transforms: list[str | dict[str, Any]] = field(default_factory=list)
+    env_state: str | None = None
     directory: str = "."
 
     def make(self, look: bool = True) -> tuple[str | Callable[..., Any], Any]:
@@ -63,12 +74,12 @@ class Request:
             look: look for modules in ``directory``; else only on Python's path.
 
         Raises:
-            ValueError: for a request that cannot be met.
+            TypeError, ValueError: for a request that cannot be met.
             FileNotFoundError, ModuleNotFoundError, AttributeError: if something that is named
                 does not exist.
         """
         here = Path(self.directory)
-        env = load_named(self.env, here, look) if is_named(self.env) else self.env
+        env = self.made_env(look)
         if self.vecnormalize is not None and self.policy != SB3:
             raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {self.policy}")
         if self.policy == RANDOM:
@@ -96,6 +107,49 @@ class Request:
         if self.checkpoint is not None:
             _load(policy, here / self.checkpoint)
         return env, policy
+
+    def made_env(self, look: bool = True) -> str | Callable[..., Any]:
+        """Return the env as :func:`tdcollect.evaluate` takes it, with wrappers and transforms.
+
+        Args:
+            look: as for :meth:`make`.
+
+        Raises:
+            TypeError, ValueError: for parts that do not fit.
+            FileNotFoundError, ModuleNotFoundError, AttributeError: if something that is named
+                does not exist.
+        """
+        here = Path(self.directory)
+        file = None if self.env_state is None else here / self.env_state
+        state = None if file is None else read_state(file)
+        env = load_named(self.env, here, look) if is_named(self.env) else self.env
+        if not (self.wrappers or self.transforms or state is not None):
+            return env
+        if self.wrappers and self.backend == "envpool":
+            raise ValueError(
+                "wrappers are for gymnasium envs, and backend envpool makes none; leave one out"
+            )
+        name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+        wrappers, transforms = (
+            tuple(self._call(item, look) for item in items)
+            for items in (self.wrappers, self.transforms)
+        )
+        requested = RequestedEnv(name, env, wrappers, transforms, state, str(file or "the state"))
+        if isinstance(env, str):
+            if state is not None and not transforms:
+                raise ValueError(
+                    f"expected transforms for {file}, as {env} has none; name those that the file "
+                    "is of: --transform NAME"
+                )
+            requested.check_state()
+        return requested
+
+    def _call(self, item: str | dict[str, Any], look: bool) -> Call:
+        name, kwargs = called(item)
+        function = load_named(name, Path(self.directory), look)
+        if not callable(function):
+            raise TypeError(f"expected {name} to be callable, got {function!r}")
+        return Call(name, function, kwargs)
 
     def _sb3(self, env: Any) -> Any:
         from tdcollect.evaluation.sb3 import load_policy
@@ -168,20 +222,21 @@ class Request:
             "--policy": seen.policy,
             "--checkpoint": seen.checkpoint,
             "--vecnormalize": seen.vecnormalize,
-            "--env-kwargs": json.dumps(seen.env_kwargs, sort_keys=True)
-            if seen.env_kwargs
-            else None,
+            "--env-kwargs": seen.env_kwargs or None,
             "--backend": seen.backend,
             "--device": seen.device,
+            "--wrapper": seen.wrappers,
+            "--transform": seen.transforms,
+            "--env-state": seen.env_state,
         }
         typed = ["tdcollect", "replay", _relative(directory, start), str(index)]
         for option, value in options.items():
-            typed += [] if value is None else [option, value]
+            typed += typed_option(option, value)
         command = shlex.join(typed)
         beside = _relative(self.directory, start)
-        if beside != "." and any(
-            has_module(n, Path(self.directory)) for n in (self.env, self.policy)
-        ):
+        names = [self.env, self.policy]
+        names += [called(item)[0] for item in (*self.wrappers, *self.transforms)]
+        if beside != "." and any(has_module(name, Path(self.directory)) for name in names):
             command = f"PYTHONPATH={shlex.quote(beside)} {command}"  # where evaluate found it
         return command
 
@@ -193,7 +248,26 @@ class Request:
             policy=with_file(self.policy, change),
             checkpoint=self.checkpoint and change(self.checkpoint),
             vecnormalize=self.vecnormalize and change(self.vecnormalize),
+            wrappers=[with_call(item, change) for item in self.wrappers],
+            transforms=[with_call(item, change) for item in self.transforms],
+            env_state=self.env_state and change(self.env_state),
         )
+
+
+def typed_option(option: str, value: Any) -> list[str]:
+    """Return the words that give an option of ``tdcollect replay`` its value; none for None."""
+    if value is None:
+        return []
+    values = value if isinstance(value, (list, tuple)) else [value]
+    texts = (one if isinstance(one, str) else json.dumps(one, sort_keys=True) for one in values)
+    return [word for text in texts for word in (option, text)]
+
+
+def with_call(item: str | Mapping[str, Any], change: Callable[[str], str]) -> Any:
+    """Return a function that is named, with the path of its file changed, if it has one."""
+    if isinstance(item, str):
+        return with_file(item, change)
+    return {**item, "call": with_file(called(item)[0], change)}
 
 
 def _checked(value: Any) -> Mapping[str, Any]:
@@ -205,9 +279,12 @@ def _checked(value: Any) -> Mapping[str, Any]:
     if unknown:
         raise ValueError(f"it has {unknown}, which no request has")
     for name in sorted(known):
-        entry = value.get(name, {} if name == "env_kwargs" else None)
+        several = name in ("wrappers", "transforms")
+        entry = value.get(name, {} if name == "env_kwargs" else [] if several else None)
         if name == "env_kwargs":
             right = isinstance(entry, dict)
+        elif several:
+            right = isinstance(entry, list) and all("\0" not in called(i)[0] for i in entry)
         elif name in ("env", "policy"):
             right = isinstance(entry, str) and bool(entry)
         else:

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any, Protocol
 
 import torch
@@ -38,10 +38,12 @@ class Runner(Protocol):
         let_in: is given the manifest of a worker that differs, before it runs an episode.
     """
 
-    manifest: dict[str, Any]
     num_workers: int
     note: Callable[[str], None]
     let_in: Callable[[Mapping[str, Any]], None]
+
+    @property
+    def manifest(self) -> dict[str, Any]: ...
 
     @property
     def errors(self) -> dict[int, str]: ...
@@ -87,17 +89,114 @@ class InThisProcess:
         self._collector.close()
 
 
+class Recording:
+    """The episodes of one evaluation as they end, in its directory or in memory.
+
+    Leave it by ``finish`` or ``give_up``, and ``close`` it.
+
+    Args:
+        manifest: of the evaluation.
+        indices: of its episodes.
+        keep_trajectories: as for :func:`tdcollect.evaluate`, and so all that follow.
+        output_dir: likewise.
+        shard: likewise.
+        allow_mixed: likewise.
+
+    Attributes:
+        left: the indices of the episodes to run.
+        directory: the directory, or None.
+    """
+
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        indices: Sequence[int],
+        *,
+        keep_trajectories: bool = False,
+        output_dir: str | os.PathLike[str] | None = None,
+        shard: Shard | None = None,
+        allow_mixed: bool = False,
+    ):
+        self._manifest, self._shard = manifest, shard
+        self._ended: list[Episode] = []
+        self._trajectories: dict[int, TensorDict] = {}
+        self.directory: Directory | None = None
+        if output_dir is not None:
+            self.directory = Directory(output_dir, manifest, shard, allow_mixed)
+            self._ended = list(self.directory.episodes)
+        try:
+            if self.directory is not None and keep_trajectories:
+                self.directory.check_kept(self._ended)
+            there = {episode.index for episode in self._ended}
+            own = indices if shard is None else shard.select(indices)
+            self.left = [index for index in own if index not in there]
+            self._started = time.time()
+            if self.directory is not None and self.left:
+                self.directory.note_mixed(manifest)
+        except BaseException:
+            self.close()
+            raise
+
+    def let_in(self, manifest: Mapping[str, Any]) -> None:
+        """Note that episodes run under another manifest, too."""
+        if self.directory is not None:
+            self.directory.note_mixed(manifest)
+
+    def add(self, record: Episode, data: TensorDict | None) -> None:
+        """Take an episode that has ended."""
+        self._ended.append(record)
+        if self.directory is not None:
+            self.directory.add(record, data)
+        elif data is not None:
+            self._trajectories[record.index] = data
+
+    def finish(
+        self,
+        errors: Mapping[int, str],
+        about: Mapping[str, Any],
+        replay: Replay | None = None,
+        request: Request | None = None,
+    ) -> EvaluationResult:
+        """Write the last files, and return the result.
+
+        Args:
+            errors: the last error of each failed episode, by index, as text.
+            about: the env and what ran it, for the notes on the run.
+            replay: for the result.
+            request: env and policy by name, if they are kept.
+        """
+        directory = self.directory
+        manifest = self._manifest if directory is None else directory.manifest
+        output_dir = None if directory is None else directory.path
+        result = EvaluationResult(
+            manifest, self._ended, output_dir, self._trajectories, replay, errors
+        )
+        if directory is not None:
+            finish(directory, result, request)
+            if self.left:
+                part = {} if self._shard is None else {"shard": self._shard}
+                directory.note_run(self._started, len(self.left), {**about, **part})
+        return result
+
+    def give_up(self, error: BaseException) -> None:
+        """Leave the directory as it is after an error; see :meth:`Directory.give_up`."""
+        if self.directory is not None:
+            self.directory.give_up(error)
+
+    def close(self) -> None:
+        """Release the directory."""
+        if self.directory is not None:
+            self.directory.close()
+
+
 def run_to_result(
     runner: Runner,
     indices: Sequence[int],
     replay: Replay | None,
     *,
-    keep_trajectories: bool,
-    output_dir: str | os.PathLike[str] | None,
     progress: bool,
     request: Request | None = None,
-    shard: Shard | None = None,
-    allow_mixed: bool = False,
+    **where: Any,
 ) -> EvaluationResult:
     """Run the episodes that the directory lacks, and write its files.
 
@@ -105,50 +204,21 @@ def run_to_result(
         runner: runs the episodes.
         indices: of the episodes of the evaluation.
         replay: for the result.
-        keep_trajectories: as for :func:`tdcollect.evaluate`, and so all that follow.
-        output_dir: likewise.
-        progress: likewise.
+        progress: as for :func:`tdcollect.evaluate`.
         request: likewise.
-        shard: likewise.
-        allow_mixed: likewise.
+        where: the other arguments of :class:`Recording`.
     """
-    with ExitStack() as stack:
-        ended: list[Episode] = []
-        directory = None
-        if output_dir is not None:
-            directory = Directory(output_dir, runner.manifest, shard, allow_mixed)
-            stack.callback(directory.close)
-            ended = list(directory.episodes)
-            if keep_trajectories:
-                directory.check_kept(ended)
-        trajectories: dict[int, TensorDict] = {}
-        there = {episode.index for episode in ended}
-        own = indices if shard is None else shard.select(indices)
-        left = [index for index in own if index not in there]
-        started = time.time()
-        if directory is not None and left:
-            directory.note_mixed(runner.manifest)
-            runner.let_in = directory.note_mixed
-        run = runner.run(left, keep_trajectories)
+    with closing(Recording(runner.manifest, indices, **where)) as recording:
+        left = recording.left
+        runner.let_in = recording.let_in
+        run = runner.run(left, where.get("keep_trajectories", False))
         try:
             for record, data in _shown(run, runner, len(left)) if progress and left else run:
-                ended.append(record)
-                if directory is not None:
-                    directory.add(record, data)
-                elif data is not None:
-                    trajectories[record.index] = data
+                recording.add(record, data)
         except BaseException as error:
-            if directory is not None:
-                directory.give_up(error)
+            recording.give_up(error)
             raise
-        manifest = runner.manifest if directory is None else directory.manifest
-        result = EvaluationResult(manifest, ended, output_dir, trajectories, replay, runner.errors)
-        if directory is not None:
-            finish(directory, result, request)
-            if left:
-                part = {} if shard is None else {"shard": shard}
-                directory.note_run(started, len(left), {**runner.about, **part})
-        return result
+        return recording.finish(runner.errors, runner.about, replay, request)
 
 
 def _shown(run: Generator[Finished, None, None], runner: Runner, total: int) -> Iterator[Finished]:

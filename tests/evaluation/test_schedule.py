@@ -53,6 +53,7 @@ class Simulation:
         workers: the slots of each worker, and its seconds per step.
         max_lost: of the schedule.
         deaths: the moments at which a worker ends for another reason, and which.
+        evaluations: how many share the workers; index i is of number i modulo this.
     """
 
     def __init__(
@@ -62,9 +63,15 @@ class Simulation:
         workers: list[tuple[int, float]],
         max_lost: int,
         deaths: list[tuple[float, int]] = (),  # type: ignore[assignment]
+        evaluations: int = 1,
     ):
         self.lengths, self.poisoned, self.max_lost = lengths, poisoned, max_lost
-        self.schedule = Schedule(lengths, len(workers), max_lost)
+        self.evaluations = evaluations
+        self.schedule = Schedule(len(workers), max_lost)
+        for number in range(evaluations):
+            self.schedule.add(number, None)
+        self.opened: set[int] = set()
+        self.openings = 0
         self.workers = [Worker(*worker) for worker in workers]
         self.deaths = sorted(deaths, reverse=True)
         self.ended: Counter[int] = Counter()
@@ -74,17 +81,35 @@ class Simulation:
 
     def run(self) -> None:
         for _ in range(100_000):
-            if not self.schedule.left:
+            if not self.left:
                 return
             self.hand_out()
             self.check_idle()
-            self.step()
+            if self.left:
+                self.step()
         raise AssertionError("it does not finish")
+
+    @property
+    def left(self) -> int:
+        """The episodes that have not ended; those of evaluations that nobody has opened count."""
+        known = sum(map(self.schedule.left, self.opened))
+        return known + sum(index % self.evaluations not in self.opened for index in self.lengths)
 
     def hand_out(self) -> None:
         for rank, worker in enumerate(self.workers):
+            before, number = self.schedule.at(rank), self.schedule.place(rank)
+            if number != before:
+                assert number is not None
+                assert not worker.queue
+                assert not worker.running
+                self.openings += 1
+            if number is not None and number not in self.opened:
+                own = [index for index in self.lengths if index % self.evaluations == number]
+                self.schedule.add(number, own)
+                self.opened.add(number)
             more = self.schedule.hand_out(rank, worker.slots)
             assert not set(more) & set(worker.queue)
+            assert all(index % self.evaluations == number for index in more)
             worker.queue += more
             worker.begin(self.lengths)
 
@@ -92,7 +117,7 @@ class Simulation:
         """No worker is idle while episodes wait that nobody has."""
         idle = [rank for rank in range(len(self.workers)) if not self.schedule.holds(rank)]
         held = sum(self.schedule.held(rank) for rank in range(len(self.workers)))
-        assert not idle or held == self.schedule.left
+        assert not idle or held == self.left
 
     def step(self) -> None:
         """Let the worker go on that is due next."""
@@ -116,7 +141,8 @@ class Simulation:
                 self.die(rank)
                 return
             del worker.running[index]
-            assert self.schedule.take_in(rank, f"worker {rank}", record(index))
+            number = index % self.evaluations
+            assert self.schedule.take_in(number, rank, f"worker {rank}", record(index))
             self.ended[index] += 1
         worker.begin(self.lengths)
 
@@ -154,7 +180,15 @@ def check(simulation: Simulation) -> None:
 workers = st.lists(st.tuples(st.integers(1, 16), st.floats(0.0001, 0.1)), min_size=1, max_size=7)
 
 
-@given(st.integers(0, 120), st.integers(1, 40), st.data(), workers, st.integers(1, 5), st.randoms())
+@given(
+    st.integers(0, 120),
+    st.integers(1, 40),
+    st.data(),
+    workers,
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.randoms(),
+)
 @hypothesis_settings(max_examples=150)
 def test_every_episode_ends_once_and_only_poisoned_ones_fail(
     episodes: int,
@@ -162,11 +196,12 @@ def test_every_episode_ends_once_and_only_poisoned_ones_fail(
     data: st.DataObject,
     workers: list[tuple[int, float]],
     max_lost: int,
+    evaluations: int,
     draw: random.Random,
 ) -> None:
     lengths = {7 * index: draw.randint(1, longest) for index in range(episodes)}
     poisoned = data.draw(st.sets(st.sampled_from(sorted(lengths)), max_size=4)) if lengths else {}
-    check(simulated(lengths, set(poisoned), workers, max_lost))
+    check(simulated(lengths, set(poisoned), workers, max_lost, [], evaluations))
 
 
 @given(st.integers(1, 120), workers, st.lists(st.tuples(st.floats(0, 2), st.integers(0, 6))))
@@ -192,6 +227,20 @@ def test_workers_end_at_about_the_same_time(speeds: tuple[int, ...], episodes: i
     assert simulation.now <= least + 35 * max(speed for _, speed in workers)
 
 
+@pytest.mark.parametrize("evaluations", [1, 2, 4, 10])
+def test_evaluations_that_share_workers_end_together_and_are_opened_seldom(
+    evaluations: int,
+) -> None:
+    """Each is opened once, and by those that help at the end."""
+    draw = random.Random(0)
+    slow = [index for index in range(400) if index % evaluations == 0]
+    lengths = {index: draw.randint(1, 20) * (5 if index in slow else 1) for index in range(400)}
+    simulation = simulated(lengths, set(), [(1, 0.01)] * 4, 3, [], evaluations)
+    check(simulation)
+    assert simulation.now <= sum(lengths.values()) / 4 * 0.01 + 3.0
+    assert simulation.openings <= evaluations + 4
+
+
 def test_the_cost_of_one_poisoned_episode_is_bounded() -> None:
     """All but one of a thousand episodes complete, though many were queued beside it."""
     lengths = dict.fromkeys(range(1000), 1)
@@ -202,27 +251,33 @@ def test_the_cost_of_one_poisoned_episode_is_bounded() -> None:
 
 def test_two_records_of_one_episode_must_agree() -> None:
     """A worker that was lost may still answer, once another one runs its episodes."""
-    schedule = Schedule([4, 5], 2, 3)
+    schedule = Schedule(2, 3)
+    schedule.add(0, [4, 5])
     CLOCK[:] = [SimpleNamespace(now=0.0)]  # type: ignore[list-item]
+    assert [schedule.place(0), schedule.place(1)] == [0, 0]
     assert schedule.hand_out(0, 16) == [4]
     assert schedule.hand_out(1, 16) == [5]
     assert schedule.lose(0) == []
-    assert schedule.take_in(0, "worker 0 (process 10)", record(4))
-    assert schedule.take_in(1, "worker 1 (process 11)", record(5))
+    assert schedule.take_in(0, 0, "worker 0 (process 10)", record(4))
+    assert schedule.take_in(0, 1, "worker 1 (process 11)", record(5))
+    assert schedule.place(1) == 0
     assert schedule.hand_out(1, 16) == [4]
-    assert not schedule.take_in(1, "worker 1 (process 11)", record(4))
-    assert schedule.left == 0
+    assert not schedule.take_in(0, 1, "worker 1 (process 11)", record(4))
+    assert schedule.left(0) == 0
     with pytest.raises(
         NotReproducibleError,
         match=rf"one digest of episode 4, which ran twice, got {record(4).digest} from worker 0 "
         rf"\(process 10\) and {'f' * 64} from worker 1 \(process 11\): the machines differ",
     ):
-        schedule.take_in(1, "worker 1 (process 11)", record(4, "f" * 64))
+        schedule.take_in(0, 1, "worker 1 (process 11)", record(4, "f" * 64))
 
 
 def test_a_worker_that_had_no_episode_is_lost_without_more() -> None:
-    schedule = Schedule(range(3), 1, 3)
+    schedule = Schedule(1, 3)
+    schedule.add(0, range(3))
     CLOCK[:] = [SimpleNamespace(now=0.0)]  # type: ignore[list-item]
+    assert schedule.place(0) == 0
     assert schedule.lose(0) == []
-    assert schedule.left == 3
+    assert schedule.left(0) == 3
+    assert schedule.place(0) == 0
     assert schedule.hand_out(0, 16) == [0, 1, 2]

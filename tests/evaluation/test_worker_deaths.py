@@ -26,7 +26,7 @@ from tdcollect import LocalWorkers, evaluate
 from tdcollect.evaluation.ledger.records import FAILED, Episode
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.evaluation.workers import channel, driver, local
+from tdcollect.evaluation.workers import channel, dispatcher, local
 from tdcollect.evaluation.workers.driver import Driver
 from tdcollect.evaluation.workers.job import Job
 
@@ -391,7 +391,7 @@ def test_an_episode_that_hangs_has_failed(
 def test_slow_envs_may_be_probed_for_longer_than_the_timeout(
     set_up: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_START_SECONDS", 0.5)
+    monkeypatch.setattr(dispatcher, "_START_SECONDS", 0.5)
     workers = set_up(1, timeout=0.5)
     began = time.monotonic()
     result = quiet(partial(Slow, 0.02), None, 1, workers=workers)
@@ -416,7 +416,7 @@ class Unmade(Walk):
 def test_an_env_that_is_never_made_ends_the_evaluation(
     set_up: Any, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_START_SECONDS", 0.3 if what == "sleep" else 60.0)
+    monkeypatch.setattr(dispatcher, "_START_SECONDS", 0.3 if what == "sleep" else 60.0)
     workers = set_up(2, timeout=0.3, max_lost=2)
     how = "ended with exit code 7" if what == "leave" else "was ended, as it finished no step in"
     with pytest.warns(UserWarning, match=how) as lost, pytest.raises(RuntimeError) as error:

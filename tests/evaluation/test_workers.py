@@ -553,7 +553,9 @@ def test_progress_tells_episodes_workers_time_left_and_losses(
     def killing(self: Driver, *arguments: Any) -> Any:
         run = driver_of(self, *arguments)
         yield next(run)
-        busiest = max((0, 1), key=self._schedule.held)  # the other one may not be up yet
+        busiest = max(
+            (0, 1), key=self._dispatcher._schedule.held
+        )  # the other one may not be up yet
         os.kill(pids(workers)[busiest], signal.SIGKILL)
         yield from run
 

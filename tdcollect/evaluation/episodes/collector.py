@@ -38,6 +38,7 @@ from tdcollect.evaluation.episodes.isolation import (
 )
 from tdcollect.evaluation.episodes.opening import Opened, open_env
 from tdcollect.evaluation.episodes.probe import Verdict, probe_env, probe_slots
+from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.episodes.returns import Returns
 from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
 from tdcollect.evaluation.ledger.records import Episode
@@ -89,6 +90,7 @@ class EvaluationCollector:
             ``base`` is the one under them, or these slots.
         has_streams: True if draws of the env from the global generators come from a stream of
             each episode.
+        wrappers: the wrappers that were asked for by name, innermost first.
         returns: from the rewards of an episode to its return.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
             in; None for a policy that is not a module.
@@ -154,6 +156,7 @@ class EvaluationCollector:
         self.episode_indices = settings.episode_indices
         self.episode_seeds = settings.seed_schedule()
         self._in_order = in_order
+        self.wrappers = env.wrappers if isinstance(env, RequestedEnv) else ()
         self.policy = policy
         self._fresh_envs: bool | None = None
         with evaluating():  # no env is made beside a collection, or while another thread draws

@@ -17,6 +17,7 @@ from tdcollect.envs.transforms import all_transforms_of, innermost, transforms_o
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.global_streams import GlobalStream, Outside, WithStreams
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
 from tdcollect.evaluation.settings import EvaluationSettings
 
@@ -66,6 +67,9 @@ def open_env(
     Raises:
         TypeError, ValueError: for what is no env, or one whose slots cannot be seeded one by one.
     """
+    requested = env if isinstance(env, RequestedEnv) else None
+    if requested is not None:
+        env, finish = requested.bare, partial(_added, requested, finish)
     names = ("num_envs", "backend", "env_kwargs")
     given = [name for name in names if getattr(settings, name) is not None]
     episodes = max(len(settings.episode_indices), 1)
@@ -96,6 +100,19 @@ def open_env(
                 raise
         if hasattr(made, "close"):
             made.close()  # made only to see its type
+    if requested is not None and not requested.treats_rows_alone():
+        if settings.backend not in (None, "serial"):
+            raise ValueError(
+                f"expected no backend {settings.backend!r}: each slot is an env of its own under "
+                f"the transforms of {requested}, which may treat a batch otherwise than each row"
+            )
+        alone = partial(_made, partial(make_env, env, env_kwargs=env_kwargs), {})
+        first = alone()
+        try:
+            return _slots(first, alone, slots, finish)
+        except BaseException:
+            first.close()
+            raise
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
     return Opened(_finished(make_env(env, **how), finish), with_streams=again)  # type: ignore[arg-type]
@@ -110,6 +127,8 @@ def open_one(env: Any, env_kwargs: dict[str, Any] | None, backend: str | None = 
         backend: of :func:`tdcollect.make_env`, for an id.
     """
     kwargs = env_kwargs or {}
+    if isinstance(env, RequestedEnv) and backend is not None:
+        return _finished(open_one(env.bare, env_kwargs, backend), env.finished)
     if isinstance(env, str):
         return make_env(env, env_kwargs=kwargs, backend=backend)
     made = env(**kwargs)
@@ -195,6 +214,14 @@ def _still(env: EnvBase) -> EnvBase:
         if getattr(transform, "frozen", None) is False:
             transform.freeze()
     return env
+
+
+def _added(requested: RequestedEnv, finish: Finish, env: EnvBase) -> EnvBase:
+    """Add the transforms that were asked for, then what the policy asks for."""
+    made = requested.finished(env)
+    if made.batch_size and isinstance(innermost(made), GymnasiumEnv):
+        _check_transforms(made)
+    return finish(made)
 
 
 def _finished(env: EnvBase, finish: Finish) -> EnvBase:

@@ -19,13 +19,12 @@ from tensordict import TensorDictBase
 from torch import nn
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
-from torchrl.envs import transforms as T
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.collect.step_dict import entry_path
 from tdcollect.display import visible
-from tdcollect.envs.transforms import all_transforms_of, innermost
+from tdcollect.envs.transforms import HOLD_EPISODES, all_transforms_of, innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
@@ -81,6 +80,12 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
     if settings.env_seeds is not None:
         seeds["env"] = [collector.episode_seeds(index)[0] for index in indices]
     extra: dict[str, Any] = {}
+    added: dict[str, Any] = {}
+    if collector.wrappers:
+        added["added_wrappers"] = [
+            f"{_class(wrapper.function)}({_texts(wrapper.kwargs)})"
+            for wrapper in reversed(collector.wrappers)
+        ]
     if collector.has_streams:
         extra["global_random_numbers"] = STREAMS
     if not collector.returns.is_plain:
@@ -92,6 +97,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
             "id": collector.base.name,
             "kwargs": _texts(settings.env_kwargs or {}),
             **_env(collector.env),
+            **added,
             "transforms": [_transform(t) for t in all_transforms_of(collector.env)],
         },
         "entries": digested_entries(collector.env, collector.returns),
@@ -311,12 +317,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool, np.generic))
 
 
-_HOLD_EPISODES = (T.CatFrames, T.TimeMaxPool)
-"""Transforms whose buffers hold the latest steps, and nothing that was learned."""
-
-
 def _transform(transform: Any) -> str:
-    digest = None if isinstance(transform, _HOLD_EPISODES) else weights_digest(transform)
+    digest = None if isinstance(transform, HOLD_EPISODES) else weights_digest(transform)
     name = type(transform).__name__
     return name if digest is None else f"{name}({digest[:16]})"
 

@@ -89,19 +89,7 @@ def write_marl_eval(
         ValueError: no evaluation; a failed episode without ``drop_failed``; a file that holds
             anything but nested objects.
     """
-    kept = _kept(evaluations, drop_failed, "marl-eval", ragged=True)
-    with_success = _success_known(kept)
-    run: dict[str, Any] = {}
-    metrics: dict[str, Any] = {}
-    for position, (steps, ledger) in enumerate(kept.items()):
-        metrics = {
-            "return": [e.episode_return for e in ledger],
-            "length": [e.length for e in ledger],
-        }
-        if with_success:
-            metrics["success"] = [float(bool(e.success)) for e in ledger]
-        run[f"step_{position}"] = {"step_count": steps, **metrics}
-    run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
+    run = marl_eval_run(evaluations, drop_failed=drop_failed)
     file = Path(path)
     try:
         data = json.loads(file.read_bytes()) if file.exists() else {}
@@ -120,6 +108,24 @@ def write_marl_eval(
         )
     level[f"seed_{seed}"] = run
     return write_atomically(file, (json.dumps(data, indent=4) + "\n").encode())
+
+
+def marl_eval_run(evaluations: Evaluations, *, drop_failed: bool = False) -> dict[str, Any]:
+    """Return the data of one run as :func:`write_marl_eval` writes it: ``{"step_0": ...}``."""
+    kept = _kept(evaluations, drop_failed, "marl-eval", ragged=True)
+    with_success = _success_known(kept)
+    run: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+    for position, (steps, ledger) in enumerate(kept.items()):
+        metrics = {
+            "return": [e.episode_return for e in ledger],
+            "length": [e.length for e in ledger],
+        }
+        if with_success:
+            metrics["success"] = [float(bool(e.success)) for e in ledger]
+        run[f"step_{position}"] = {"step_count": steps, **metrics}
+    run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
+    return run
 
 
 def to_pandas(episodes: Sequence[Episode]) -> Any:

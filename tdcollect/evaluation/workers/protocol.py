@@ -68,6 +68,7 @@ class Opened(NamedTuple):
 
     Attributes:
         turn: of the message.
+        key: of the job; so for all answers.
         manifest: the manifest of the evaluation, as this worker sees it, but for the commit.
         verdict: the probe's.
         slots: the number of slots.
@@ -76,6 +77,7 @@ class Opened(NamedTuple):
     """
 
     turn: int
+    key: str
     manifest: dict[str, Any]
     verdict: Verdict
     slots: int
@@ -87,12 +89,14 @@ class Lacks(NamedTuple):
     """The job to open is not held here: it must be sent."""
 
     turn: int
+    key: str
 
 
 class Ended(NamedTuple):
     """An episode ended: its record, its error as text if it failed, its data if they are kept."""
 
     turn: int
+    key: str
     record: Episode
     error: str | None
     data: TensorDict | None
@@ -102,6 +106,7 @@ class State(NamedTuple):
     """The policy's ``state_dict``, on the CPU; empty if it has none."""
 
     turn: int
+    key: str
     state: dict[str, Any]
 
 
@@ -109,6 +114,7 @@ class Raised(NamedTuple):
     """A job cannot go on: the exception that says why."""
 
     turn: int
+    key: str
     failure: Failure
 
 

@@ -14,7 +14,10 @@ _MOST = 1024  # episodes beside those
 
 
 class Schedule:
-    """Hands out episodes.
+    """Hands out the episodes of one evaluation, or of several that share the workers.
+
+    A worker runs episodes of one evaluation at a time. It begins with one that nobody is at, which
+    opens the fewest envs, and helps where most is left once there is none.
 
     Workers get a little more than they can run at once, so that no slot waits for the driver; and
     near the end no more than a fair share, so that none has work left while another is idle.
@@ -24,27 +27,39 @@ class Schedule:
     was alone when its worker was lost, for the ``max_lost``-th time, has failed.
 
     Args:
-        indices: of the episodes to run.
         num_workers: the number of workers.
         max_lost: the workers that an episode may cost.
     """
 
-    def __init__(self, indices: Iterable[int], num_workers: int, max_lost: int):
-        self._waiting = deque(indices)
+    def __init__(self, num_workers: int, max_lost: int):
         self._num_workers = num_workers
         self._max_lost = max_lost
-        self._suspects: deque[list[int]] = deque()
+        self._queues: dict[int, _Queue] = {}  # by evaluation
+        self._at: dict[int, int] = {}  # the evaluation of each rank
         self._held: dict[int, dict[int, None]] = {}  # by rank; in the order of handing out
         self._grouped: set[int] = set()  # ranks that run a group of suspects
-        self._lost: Counter[int] = Counter()  # workers lost, by episode
-        self._ended: dict[int, tuple[str | None, str]] = {}  # of episodes that may end twice
         self._paces: dict[int, _Pace] = {}
 
-    @property
-    def left(self) -> int:
-        """The number of episodes that have not ended."""
-        groups = sum(map(len, self._suspects))
-        return len(self._waiting) + groups + sum(map(len, self._held.values()))
+    def add(self, evaluation: int, indices: Iterable[int] | None) -> None:
+        """Add the episodes of an evaluation; None if they are not known before it is opened."""
+        self._queues[evaluation] = _Queue(indices)
+
+    def drop(self, evaluation: int) -> list[int]:
+        """Forget an evaluation; return the ranks that are at it, which hold nothing afterwards."""
+        self._queues.pop(evaluation, None)
+        ranks = [rank for rank, at in self._at.items() if at == evaluation]
+        for rank in ranks:
+            self._leave(rank)
+        return ranks
+
+    def left(self, evaluation: int) -> int:
+        """Return the number of episodes of an evaluation that have not ended."""
+        held = sum(self.held(rank) for rank, at in self._at.items() if at == evaluation)
+        return self._queues[evaluation].left + held
+
+    def at(self, rank: int) -> int | None:
+        """Return the evaluation that a worker is at."""
+        return self._at.get(rank)
 
     def holds(self, rank: int) -> bool:
         """Tell whether a worker has episodes to run."""
@@ -54,18 +69,41 @@ class Schedule:
         """Return the number of episodes that a worker has to run."""
         return len(self._held.get(rank, ()))
 
+    def place(self, rank: int) -> int | None:
+        """Put a worker at an evaluation with episodes to hand out, unless it is at one.
+
+        Returns:
+            The evaluation that it is at now; None if it is at none, and none has any.
+        """
+        at = self._at.get(rank)
+        if self.holds(rank) or (at in self._queues and self._queues[at].waits):
+            return at
+        staff = Counter(self._at.values())
+        waiting = [number for number, queue in self._queues.items() if queue.waits]
+        if waiting:
+            # In the order in which they were added, unless somebody is at each.
+            at = min(waiting, key=lambda n: (staff[n] > 0, -self._queues[n].left / (1 + staff[n])))
+            self.put(rank, at)
+        return at
+
+    def put(self, rank: int, evaluation: int) -> None:
+        """Put a worker at an evaluation, whatever there is to run."""
+        self._leave(rank)
+        self._at[rank] = evaluation
+
     def hand_out(self, rank: int, slots: int) -> list[int]:
-        """Return further episodes for a worker; none if it has enough.
+        """Return further episodes for a worker, of its evaluation; none if it has enough.
 
         Args:
             rank: the worker.
             slots: its number of slots.
         """
+        queue = self._queues.get(self._at.get(rank, -1))
         held = self._held.setdefault(rank, {})
-        if rank in self._grouped:
+        if queue is None or rank in self._grouped:
             return []
-        if self._suspects and not held:
-            group = self._suspects.popleft()
+        if queue.suspects and not held:
+            group = queue.suspects.popleft()
             self._grouped.add(rank)
         else:
             pace = self._paces.setdefault(rank, _Pace())
@@ -73,34 +111,39 @@ class Schedule:
             if len(held) > depth - max(1, depth // 4):
                 return []
             # What others hold, they may be about to end; but at first nobody is.
-            left = len(self._waiting) if pace.ended else self.left
+            left = sum(len(other.waiting or ()) for other in self._queues.values())
+            if not pace.ended:
+                left += sum(map(len, self._held.values())) + queue.suspected
             share = -(-left // self._num_workers)
-            count = min(depth, share, len(held) + len(self._waiting)) - len(held)
-            group = [self._waiting.popleft() for _ in range(count)]
+            waiting = queue.waiting or deque()
+            count = min(depth, share, len(held) + len(waiting)) - len(held)
+            group = [waiting.popleft() for _ in range(count)]
         held.update(dict.fromkeys(group))
         return group
 
-    def take_in(self, rank: int, name: str, record: Episode) -> bool:
+    def take_in(self, evaluation: int, rank: int, name: str, record: Episode) -> bool:
         """Take a record in; False if the episode had ended before, with the same digest.
 
         Args:
-            rank: the worker that ran it.
+            evaluation: whose episode it is.
+            rank: the worker that ran it, which may have been lost since.
             name: its name.
             record: the record.
 
         Raises:
             NotReproducibleError: if the digests differ.
         """
-        held = self._held.get(rank, {})
+        queue = self._queues[evaluation]
+        held = self._held.get(rank, {}) if self._at.get(rank) == evaluation else {}
         if record.index in held:
             del held[record.index]
             if not held:
                 self._grouped.discard(rank)
         self._paces.setdefault(rank, _Pace()).ended += 1
-        before = self._ended.get(record.index)
+        before = queue.ended.get(record.index)
         if before is None:
-            if self._lost[record.index]:
-                self._ended[record.index] = (record.digest, name)
+            if queue.lost[record.index]:
+                queue.ended[record.index] = (record.digest, name)
             return True
         digest, by = before
         if digest != record.digest:
@@ -113,20 +156,59 @@ class Schedule:
 
     def lose(self, rank: int) -> list[int]:
         """Take the episodes of a worker back that was lost; return those that have failed."""
-        held = [index for index in self._held.pop(rank, {}) if index not in self._ended]
-        self._grouped.discard(rank)
-        self._paces.pop(rank, None)
+        queue = self._queues.get(self._at.get(rank, -1))
+        held = list(self._held.get(rank, ()))
+        self._leave(rank)
+        if queue is None:
+            return []
+        held = [index for index in held if index not in queue.ended]
         if not held:
             return []
         for index in held:
-            self._lost[index] += 1
-        if len(held) == 1 and self._lost[held[0]] >= self._max_lost:
+            queue.lost[index] += 1
+        if len(held) == 1 and queue.lost[held[0]] >= self._max_lost:
             return held
-        most = max(self._lost[index] for index in held)
+        most = max(queue.lost[index] for index in held)
         size = 1 if most >= self._max_lost - 1 else -(-len(held) // 4)
         for at in range(0, len(held), size):
-            self._suspects.append(held[at : at + size])
+            queue.suspects.append(held[at : at + size])
         return []
+
+    def _leave(self, rank: int) -> None:
+        self._at.pop(rank, None)
+        self._held.pop(rank, None)
+        self._paces.pop(rank, None)
+        self._grouped.discard(rank)
+
+
+class _Queue:
+    """The episodes of an evaluation that nobody runs.
+
+    Attributes:
+        waiting: those that have not been handed out; None if they are not known yet.
+        suspects: groups of those whose worker was lost.
+        lost: the workers lost, by episode.
+        ended: digest and worker of episodes that may end twice.
+    """
+
+    def __init__(self, indices: Iterable[int] | None):
+        self.waiting = None if indices is None else deque(indices)
+        self.suspects: deque[list[int]] = deque()
+        self.lost: Counter[int] = Counter()
+        self.ended: dict[int, tuple[str | None, str]] = {}
+
+    @property
+    def suspected(self) -> int:
+        return sum(map(len, self.suspects))
+
+    @property
+    def left(self) -> int:
+        return len(self.waiting or ()) + self.suspected
+
+    @property
+    def waits(self) -> bool:
+        """Episodes can be handed out, or it must be opened to know them."""
+        return self.waiting is None or bool(self.left)
 
 
 class _Pace:

@@ -54,14 +54,14 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None,
                     message.around.enter()
                     yield _open(jobs, message, beat)
                 elif isinstance(message, Fetch):
-                    yield State(turn, _state(jobs[key].policy))
+                    yield State(turn, key, _state(jobs[key].policy))
                 else:
                     feed = _Feed(message, receive, beat, following)
-                    yield from _ended(jobs[key], turn, feed, message.keep)
+                    yield from _ended(jobs[key], message, feed)
             except Exception as error:
                 if _lacks_memory(error):
                     raise
-                yield Raised(turn, describe(error))
+                yield Raised(turn, key, describe(error))
             message = following[0] if following else receive(True)
     finally:
         for collector in jobs.values():
@@ -80,7 +80,7 @@ def _open(
     collector = jobs.pop(message.key, None)
     if collector is None:
         if message.job is None:
-            return Lacks(message.turn)
+            return Lacks(message.turn, message.key)
         while len(jobs) >= MOST_HELD:
             jobs.pop(next(iter(jobs))).close()
         collector = unpickled(message.job).open()
@@ -91,6 +91,7 @@ def _open(
     assert verdict is not None
     return Opened(
         message.turn,
+        message.key,
         subject(collector),
         verdict,
         collector.slots,
@@ -107,11 +108,11 @@ def _state(policy: Any) -> dict[str, Any]:
     }
 
 
-def _ended(collector: EvaluationCollector, turn: int, feed: _Feed, keep: bool) -> Iterator[Ended]:
-    for finished in collector.run(keep, feed):
+def _ended(collector: EvaluationCollector, message: Run, feed: _Feed) -> Iterator[Ended]:
+    for finished in collector.run(message.keep, feed):
         record = finished.record
         error = None if record.completed else collector.errors[record.index]
-        yield Ended(turn, record, error, finished.data)
+        yield Ended(message.turn, message.key, record, error, finished.data)
         feed.stepped()  # to send them may take as long as a step
         del finished  # else its data would stay in memory beside the next one's
 

@@ -1,0 +1,156 @@
+"""The directory of a suite: what decides its episodes, and an evaluation for each cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tdcollect.display import count_text, listed_text
+from tdcollect.evaluation.ledger.manifest import leaf_differences
+from tdcollect.evaluation.ledger.reading import read_object, sha256
+from tdcollect.files import write_atomically
+from tdcollect.suites.cells import Cell
+
+if TYPE_CHECKING:
+    from tdcollect.suites.suite import Suite
+
+SUITE = "suite.json"
+FORMAT = 1
+
+_HALF_WRITTEN = re.compile(rf"\.{re.escape(SUITE)}\.\d+\.part")
+
+
+def check_files(cells: Sequence[Cell]) -> None:
+    """Refuse cells whose files are missing.
+
+    Raises:
+        FileNotFoundError: naming them.
+    """
+    missing = [
+        f"{path} of {cell.name}"
+        for cell in cells
+        for path in cell.files.values()
+        if not path.is_file()
+    ]
+    if missing:
+        more = "" if len(missing) <= 3 else f", and {count_text(len(missing) - 3, 'file')} more"
+        raise FileNotFoundError(
+            f"expected the files that the policies name, got no {'; no '.join(missing[:3])}{more}; "
+            "train these runs, or take them out of `runs`"
+        )
+
+
+def check_folder(path: Path, suite: Suite, cells: Sequence[Cell]) -> None:
+    """Refuse a directory of something else, or where a cell has changed.
+
+    Raises:
+        ValueError: with each difference.
+    """
+    _check(path, _described(suite, cells))
+
+
+def claim_folder(path: Path, suite: Suite, cells: Sequence[Cell]) -> None:
+    """Write into the directory what decides the episodes of these cells, beside that of others.
+
+    Raises:
+        ValueError: as :func:`check_folder`.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        described = _described(suite, cells)
+        there = _check(path, described)
+        for name in ("tasks", "policies", "files"):
+            described[name] = {**there.get(name, {}), **described[name]}
+        text = json.dumps(described, indent=1, sort_keys=True) + "\n"
+        write_atomically(path / SUITE, text.encode())
+
+
+def is_suite(path: Path) -> bool:
+    """Tell whether a directory is that of a suite."""
+    return (path / SUITE).is_file()
+
+
+def read_folder(path: Path) -> dict[str, Any]:
+    """Read what decides the episodes of a suite's directory; empty if there is nothing.
+
+    Raises:
+        ValueError: for a file that a suite did not write.
+    """
+    if not is_suite(path):
+        return {}
+    found: dict[str, Any] = read_object(path / SUITE)
+    parts = [found.get(name) for name in ("tasks", "policies", "files")]
+    if found.get("format") != FORMAT or not all(isinstance(part, dict) for part in parts):
+        raise ValueError(
+            f"expected {path / SUITE} as `tdcollect suite run` of this version writes it, got "
+            "something else; name another directory"
+        )
+    return found
+
+
+def _described(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
+    digests: dict[Path, str] = {}
+    files = {}
+    for cell in cells:
+        for path in cell.files.values():
+            if path not in digests:
+                digests[path] = sha256(path)
+        files[cell.name] = {name: digests[path] for name, path in cell.files.items()}
+    described = {
+        "format": FORMAT,
+        "name": suite.name,
+        "version": suite.version,
+        "episodes": suite.episodes,
+        "seed": suite.seed,
+        "tasks": {cell.task.name: cell.definition()["task"] for cell in cells},
+        "policies": {cell.policy.name: cell.definition()["policy"] for cell in cells},
+        "files": files,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(described, default=str))  # dates of TOML
+    return plain
+
+
+def _check(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"expected output_dir to be a directory, got the file {path}")
+    there = read_folder(path)
+    if not there:
+        others = [] if not path.is_dir() else [entry.name for entry in path.iterdir()]
+        if not all(map(_HALF_WRITTEN.fullmatch, others)):
+            raise ValueError(
+                f"expected output_dir to be empty, or the directory of a suite, got {path}, which "
+                "holds other files; choose another"
+            )
+        return {}
+    found: list[tuple[str, Any, Any]] = []
+    for name in ("name", "version", "episodes", "seed"):
+        found += leaf_differences(name, there.get(name), described[name])
+    for name in ("tasks", "policies", "files"):
+        for key in sorted(there[name].keys() & described[name].keys()):
+            found += leaf_differences(f"{name}.{key}", there[name][key], described[name][key])
+    if found:
+        texts = [f"{at} is {a!r} there and {b!r} here" for at, a, b in found]
+        raise ValueError(
+            f"{path} holds the evaluations of another suite: {listed_text(texts)}. Choose another "
+            "directory, give what has changed another name, or remove its evaluations and "
+            f"{SUITE} to run all anew"
+        )
+    return there
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Wait until no other process reads and writes the file of a suite."""
+    import fcntl  # not on Windows, where nothing but this needs it
+
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,51 @@
+"""The files of a suite's report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tdcollect.evaluation.reports.report import REPORT
+from tdcollect.files import remove, write_atomically
+from tdcollect.suites.exports import (
+    write_leaderboard_csv,
+    write_leaderboard_markdown,
+    write_scores_npz,
+    write_suite_marl_eval,
+)
+from tdcollect.suites.page import suite_page
+from tdcollect.suites.results import SuiteResults
+
+RESULTS, MARL_EVAL = "results.json", "marl_eval.json"
+SCORES, SCORE_NAMES = "scores.npz", "scores.json"
+LEADERBOARD = "leaderboard"
+
+
+def write_suite_report(directory: Path, results: SuiteResults) -> list[Path]:
+    """Write the report on a suite, the same bytes for the same results.
+
+    ``scores.npz`` and the leaderboard are written once a policy has all its scores.
+
+    Returns:
+        The files, the page last.
+    """
+    names = (SCORES, SCORE_NAMES, MARL_EVAL, f"{LEADERBOARD}.csv", f"{LEADERBOARD}.md")
+    written = []
+    if records := results.records():
+        file = directory / MARL_EVAL
+        written.append(write_suite_marl_eval(file, records, suite=results.name, drop_failed=True))
+    if (found := results.aggregates) is not None:
+        written += [
+            write_scores_npz(directory / SCORES, results.scores(), tasks=results.scored_tasks),
+            directory / SCORE_NAMES,
+            write_leaderboard_csv(directory / f"{LEADERBOARD}.csv", found),
+            write_leaderboard_markdown(
+                directory / f"{LEADERBOARD}.md", found, title=f"{results.name} {results.version}"
+            ),
+        ]
+    for name in names:
+        if directory / name not in written:
+            remove(directory / name)  # of results that have changed since
+    text = json.dumps(results.to_dict(), indent=1, sort_keys=True) + "\n"
+    written.append(write_atomically(directory / RESULTS, text.encode()))
+    return [*written, write_atomically(directory / REPORT, suite_page(results))]

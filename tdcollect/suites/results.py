@@ -1,0 +1,439 @@
+"""The results of a suite, read from the directories of its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tdcollect.display import (
+    count_text,
+    html_text,
+    listed_text,
+    number_text,
+    one_line,
+    percent_text,
+    text_table,
+)
+from tdcollect.evaluation.ledger.manifest import leaf_differences, manifest_entry, mixed_values
+from tdcollect.evaluation.ledger.reading import (
+    is_finished,
+    number_of_episodes,
+    read_directory,
+    read_manifest,
+)
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.intervals import (
+    Interval,
+    check_settings,
+    exact_mean,
+    generator,
+    mean_interval,
+)
+from tdcollect.suites.aggregates import aggregate
+from tdcollect.suites.cells import Cell
+from tdcollect.suites.definition import RANDOM, Policy, Task
+from tdcollect.suites.estimates import Aggregates
+from tdcollect.suites.folder import read_folder
+
+if TYPE_CHECKING:
+    from tdcollect.suites.suite import Suite
+
+FINISHED, UNFINISHED, MISSING, FAILED = "finished", "unfinished", "missing", "failed"
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """The evaluation of one policy, of one training run, on one task.
+
+    Attributes:
+        task: the task's name.
+        policy: the policy's name.
+        run: the training run.
+        path: the directory of the evaluation, relative to that of the suite.
+        status: ``"finished"``, ``"unfinished"``, ``"missing"``; ``"failed"`` if it could not run.
+        reason: the error of one that failed.
+        episodes: the number of episodes that have ended.
+        completed: the number of them that did not fail.
+        mean: the mean return of the completed ones; None if there is none.
+        interval: of the mean, over episodes; None for fewer than two.
+        success: the share of successes, where the env reports them, failed episodes among the
+            others; None elsewhere.
+        score: the normalised mean return; None if it is not finished, or the task has no score.
+    """
+
+    task: str
+    policy: str
+    run: str
+    path: str
+    status: str
+    reason: str = ""
+    episodes: int = 0
+    completed: int = 0
+    mean: float | None = None
+    interval: Interval | None = None
+    success: float | None = None
+    score: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Task, policy and run, as ``task/policy/run``."""
+        return f"{self.task}/{self.policy}/{self.run}"
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name, self.status, f"mean return {number_text(self.mean)}")
+
+
+@dataclass(frozen=True)
+class SuiteResults:
+    """The results of a suite; print them to see the leaderboard.
+
+    Attributes:
+        name: of the suite.
+        version: of the suite.
+        episodes: the number of test episodes of each evaluation.
+        tasks: the tasks.
+        policies: the policies.
+        cells: the results of all evaluations, task by task.
+        ranges: the returns that score 0 and 1, by task; None where they are not known.
+        aggregates: of the scores of policies with all their evaluations finished; None if there is
+            no score or no such policy.
+        remarks: on the results, one sentence each.
+        directory: the directory of the suite.
+    """
+
+    name: str
+    version: int
+    episodes: int
+    tasks: tuple[Task, ...]
+    policies: tuple[Policy, ...]
+    cells: tuple[CellResult, ...]
+    ranges: Mapping[str, tuple[float, float] | None]
+    aggregates: Aggregates | None
+    remarks: tuple[str, ...]
+    directory: Path = field(compare=False, default=Path())
+
+    @cached_property
+    def _by_name(self) -> dict[str, CellResult]:
+        return {cell.name: cell for cell in self.cells}
+
+    def cell(self, task: str, policy: str, run: int | str = 0) -> CellResult:
+        """Return the result of one evaluation.
+
+        Raises:
+            KeyError: if the suite has no such evaluation.
+        """
+        name = f"{task}/{policy}/{run}"
+        if name not in self._by_name:
+            raise KeyError(f"expected an evaluation of the suite, task/policy/run, got {name}")
+        return self._by_name[name]
+
+    def of(self, task: str, policy: str) -> list[CellResult]:
+        """Return the results of all runs of a policy on a task."""
+        return [cell for cell in self.cells if (cell.task, cell.policy) == (task, policy)]
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """The errors of the evaluations that could not run, by ``task/policy/run``."""
+        return {cell.name: cell.reason for cell in self.cells if cell.status == FAILED}
+
+    @property
+    def finished(self) -> bool:
+        """True if all evaluations are finished."""
+        return all(cell.status == FINISHED for cell in self.cells)
+
+    @property
+    def failed_episodes(self) -> int:
+        """The number of episodes that failed."""
+        return sum(cell.episodes - cell.completed for cell in self.cells)
+
+    def scores(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the scores of each policy that has all of them, float64 ``[runs, tasks]``."""
+        tasks = [task.name for task in self.tasks if task.score is not None]
+        found = {}
+        for policy in self.policies:
+            rows = [
+                [self.cell(task, policy.name, run).score for task in tasks] for run in policy.runs
+            ]
+            if tasks and all(score is not None for row in rows for score in row):
+                found[policy.name] = np.array(rows, np.float64)
+        return found
+
+    @property
+    def scored_tasks(self) -> list[str]:
+        """The names of the tasks that have a score, in the order of the columns of scores."""
+        return [task.name for task in self.tasks if task.score is not None]
+
+    def records(self) -> dict[tuple[str, str, int | str], list[Episode]]:
+        """Read the records of all finished evaluations, by task, policy and run."""
+        return {
+            (cell.task, cell.policy, cell.run): read_directory(self.directory / cell.path)[1]
+            for cell in self.cells
+            if cell.status == FINISHED
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the results as plain dicts, lists, numbers and None, for JSON."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "episodes": self.episodes,
+            "tasks": {
+                task.name: {
+                    "env": task.env,
+                    "group": task.group,
+                    "range": self.ranges[task.name],
+                    "source": task.score.source if task.score else None,
+                    "presets": dict(task.preset),
+                }
+                for task in self.tasks
+            },
+            "cells": [
+                {
+                    "task": cell.task,
+                    "policy": cell.policy,
+                    "run": cell.run,
+                    "path": cell.path,
+                    "status": cell.status,
+                    "episodes": cell.episodes,
+                    "completed": cell.completed,
+                    "mean_return": cell.mean,
+                    "interval": None
+                    if cell.interval is None
+                    else [cell.interval.low, cell.interval.high],
+                    "success": cell.success,
+                    "score": cell.score,
+                }
+                for cell in self.cells
+            ],
+            "aggregates": None if self.aggregates is None else self.aggregates.to_dict(),
+            "remarks": list(self.remarks),
+        }
+
+    def rows(self) -> list[list[str]]:
+        """Return the table of tasks and policies: scores, or mean returns without them."""
+        return [
+            [task.name, *(self._text(task, policy.name) for policy in self.policies)]
+            for task in self.tasks
+        ]
+
+    def _text(self, task: Task, policy: str) -> str:
+        cells = self.of(task.name, policy)
+        if any(cell.status != FINISHED for cell in cells):
+            ended = sum(cell.status == FINISHED for cell in cells)
+            return f"{ended} of {count_text(len(cells), 'run')}"
+        values = [cell.mean if task.score is None else cell.score for cell in cells]
+        known = [value for value in values if value is not None]
+        if not known:
+            return "-"
+        unit = " (return)" if task.score is None else ""
+        return f"{number_text(exact_mean(np.array(known)))}{unit}"
+
+    def __str__(self) -> str:
+        done = sum(cell.status == FINISHED for cell in self.cells)
+        head = (
+            f"{self.name} {self.version}: {done} of {count_text(len(self.cells), 'evaluation')} "
+            f"finished, {count_text(self.episodes, 'episode')} each"
+        )
+        parts = [head]
+        if self.aggregates is not None:
+            parts.append(str(self.aggregates))
+        parts.append(text_table(self.rows(), ["", *(policy.name for policy in self.policies)]))
+        parts += ["\n".join(self.remarks)] if self.remarks else []
+        return "\n\n".join(parts)
+
+    def __repr__(self) -> str:
+        done = sum(cell.status == FINISHED for cell in self.cells)
+        return one_line(self, self.name, f"{done} of {count_text(len(self.cells), 'evaluation')}")
+
+    def _repr_html_(self) -> str:
+        return html_text(str(self))
+
+
+def read_results(
+    suite: Suite, directory: Path, failures: Mapping[str, str] | None = None
+) -> SuiteResults:
+    """Read the results of a suite; what others wrote is read as data.
+
+    Args:
+        suite: the suite.
+        directory: its directory.
+        failures: the errors of evaluations that could not run, by ``task/policy/run``.
+
+    Raises:
+        ValueError: for evaluations that were altered, or are of other episodes than the suite's.
+    """
+    read_folder(directory)
+    manifests: dict[str, dict[str, Any]] = {}
+    cells = [
+        _read_cell(cell, directory, (failures or {}).get(cell.name, ""), suite, manifests)
+        for cell in suite.cells()
+    ]
+    by_task = {
+        task.name: _range(task, suite, [cell for cell in cells if cell.task == task.name])
+        for task in suite.tasks
+    }
+    scored = tuple(_scored(cell, by_task[cell.task]) for cell in cells)
+    results = SuiteResults(
+        suite.name,
+        suite.version,
+        suite.episodes,
+        suite.tasks,
+        suite.policies,
+        scored,
+        by_task,
+        None,
+        (),
+        directory,
+    )
+    aggregates = _aggregates(suite, results)
+    remarks = [*_remarks(suite, results, aggregates), *_differing(manifests)]
+    return replace(results, aggregates=aggregates, remarks=tuple(remarks))
+
+
+def state_of(cell: Cell, directory: Path) -> tuple[str, int]:
+    """Return whether an evaluation is finished, unfinished or missing, and its episodes so far."""
+    root = directory / cell.path
+    try:
+        read_manifest(root)
+    except FileNotFoundError:
+        return MISSING, 0
+    _, episodes = read_directory(root)
+    return (FINISHED if is_finished(root) else UNFINISHED), len(episodes)
+
+
+def _read_cell(
+    cell: Cell,
+    directory: Path,
+    reason: str,
+    suite: Suite,
+    manifests: dict[str, dict[str, Any]],
+) -> CellResult:
+    names = (cell.task.name, cell.policy.name, cell.run, cell.path.as_posix())
+    root = directory / cell.path
+    try:
+        manifest = read_manifest(root)
+    except FileNotFoundError:
+        return CellResult(*names, FAILED if reason else MISSING, reason)
+    _, episodes = read_directory(root)
+    count, root_seed = number_of_episodes(manifest), manifest_entry(manifest, "seeds.root")
+    if (count, root_seed) != (suite.episodes, suite.seed):
+        raise ValueError(
+            f"expected {count_text(suite.episodes, 'episode')} of root seed {suite.seed} in "
+            f"{root}, got {count} of root seed {root_seed}: it is not of this suite as it is now "
+            "(see --episodes and --limit)"
+        )
+    done = is_finished(root)
+    if done:
+        manifests[cell.name] = manifest
+    completed = [episode for episode in episodes if episode.completed]
+    returns = np.array([episode.episode_return for episode in completed], np.float64)
+    finite = len(returns) > 0 and bool(np.isfinite(returns).all())
+    said = [episode.success for episode in completed if episode.success is not None]
+    confidence, failed = suite.confidence, len(episodes) - len(completed)
+    resamples = check_settings(confidence, None, 0, len(episodes))
+    status = FINISHED if done else FAILED if reason else UNFINISHED
+    return CellResult(
+        *names,
+        status,
+        "" if done else reason,
+        len(episodes),
+        len(completed),
+        exact_mean(returns) if finite else None,
+        # The numbers of the evaluation's own report, by the same generator.
+        mean_interval(returns, confidence, resamples, generator(0, 0)) if finite and done else None,
+        sum(said) / (len(said) + failed) if said else None,
+    )
+
+
+def _range(task: Task, suite: Suite, cells: Sequence[CellResult]) -> tuple[float, float] | None:
+    """Return the returns of a task that score 0 and 1; None if they are not known."""
+    if task.score is None:
+        return None
+    if not isinstance(task.score.low, str):
+        return task.score.low, task.score.high
+    by_chance = {policy.name for policy in suite.policies if policy.factory == RANDOM}
+    own = [cell for cell in cells if cell.policy in by_chance]
+    means = [cell.mean for cell in own if cell.status == FINISHED and cell.mean is not None]
+    if not means or means[0] == task.score.high:
+        return None
+    return means[0], task.score.high
+
+
+def _scored(cell: CellResult, ends: tuple[float, float] | None) -> CellResult:
+    if ends is None or cell.mean is None or cell.status != FINISHED:
+        return cell
+    low, high = ends
+    return replace(cell, score=(cell.mean - low) / (high - low))
+
+
+def _aggregates(suite: Suite, results: SuiteResults) -> Aggregates | None:
+    scores = results.scores()
+    if not scores:
+        return None
+    groups: dict[str, list[str]] = {}
+    for task in suite.tasks:
+        if task.group is not None and task.score is not None and suite.groups:
+            groups.setdefault(task.group, []).append(task.name)
+    return aggregate(
+        scores,
+        tasks=results.scored_tasks,
+        metrics=suite.metrics,
+        groups=groups if len(groups) > 1 else None,
+        confidence=suite.confidence,
+    )
+
+
+def _remarks(suite: Suite, results: SuiteResults, aggregates: Aggregates | None) -> list[str]:
+    remarks = []
+    if suite.whole is not None:
+        remarks.append(
+            f"Limited to {suite.episodes} of the {suite.whole} episodes of each evaluation: a "
+            "trial, not a result."
+        )
+    left = [cell.name for cell in results.cells if cell.status in (MISSING, UNFINISHED)]
+    if left:
+        remarks.append(f"Not finished: {listed_text(left)}.")
+    failed = [cell.name for cell in results.cells if cell.status == FAILED]
+    if failed:
+        remarks.append(f"Could not run: {listed_text(failed)}.")
+    ranked = () if aggregates is None else aggregates.policies
+    lacking = [policy.name for policy in suite.policies if policy.name not in ranked]
+    if lacking and results.scored_tasks:
+        remarks.append(f"No aggregates of {listed_text(lacking)}: a score of theirs is missing.")
+    unscored = [task.name for task in suite.tasks if task.score is None]
+    if unscored:
+        remarks.append(
+            f"No score, as no range of returns is given: {listed_text(unscored)}. They are in no "
+            "aggregate."
+        )
+    for cell in results.cells:
+        lost = cell.episodes - cell.completed
+        if lost:
+            remarks.append(
+                f"{cell.name}: {lost} of {count_text(cell.episodes, 'episode')} failed "
+                f"({percent_text(round(lost / cell.episodes, 3))}), and are in no mean."
+            )
+    return remarks
+
+
+def _differing(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a remark for each entry that may change episodes and is not the same everywhere."""
+    values: dict[str, dict[str, str]] = {}
+    first: Mapping[str, Any] = next(iter(manifests.values()), {})
+    for name, manifest in manifests.items():
+        for key in ("versions", "platform", "device"):
+            for path, a, b in leaf_differences(key, first.get(key), manifest.get(key)):
+                values.setdefault(path, {next(iter(manifests)): repr(a)})[name] = repr(b)
+        for path, mixed in mixed_values(manifest).items():
+            values.setdefault(path, {})[name] = listed_text(mixed)
+    return [
+        f"Not the same for all evaluations: {path}, "
+        f"{listed_text([f'{value} in {name}' for name, value in found.items()])}."
+        for path, found in values.items()
+    ]

@@ -1,0 +1,235 @@
+"""Running the evaluations of a suite: in this process, or all together on workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tdcollect.display import number_text
+from tdcollect.evaluation.finishing import check_report_extras
+from tdcollect.evaluation.ledger.reading import is_finished
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger.shards import Shard
+from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.runner import InThisProcess, Recording, warn
+from tdcollect.evaluation.workers.dispatcher import Dispatcher, Work
+from tdcollect.evaluation.workers.job import Job
+from tdcollect.evaluation.workers.local import as_workers
+from tdcollect.evaluation.workers.protocol import Workers
+from tdcollect.progress import line_above, progress_bar
+from tdcollect.suites.cells import Cell
+from tdcollect.suites.folder import check_files, check_folder, claim_folder
+from tdcollect.suites.report import write_suite_report
+from tdcollect.suites.results import SuiteResults, read_results
+
+if TYPE_CHECKING:
+    from tdcollect.suites.suite import Suite
+
+
+def run_suite(
+    suite: Suite,
+    directory: Path,
+    cells: Sequence[Cell],
+    *,
+    workers: Workers | int | None,
+    shard: tuple[int, int] | None,
+    keep_trajectories: bool,
+    allow_mixed: bool,
+    progress: bool,
+) -> SuiteResults:
+    """Run the cells that are not finished, and write the report; see :meth:`Suite.run`."""
+    check_report_extras("Suite.run(...)")
+    part = None if shard is None else Shard.of(shard)
+    chosen = cells if part is None else [cells[n] for n in part.select(range(len(cells)))]
+    settings = {cell.name: cell.evaluation_settings() for cell in chosen}  # refused if unsound
+    check_files(chosen)
+    check_folder(directory, suite, chosen)
+    crew = as_workers(workers)
+    claim_folder(directory, suite, chosen)
+    left = [cell for cell in chosen if not is_finished(directory / cell.path)]
+    running = _Running(directory, left, suite.episodes, keep_trajectories, allow_mixed, progress)
+    with ExitStack() as stack:
+        stack.enter_context(running)
+        if crew is None:
+            running.in_this_process(settings)
+        elif left:
+            if crew is not workers:
+                stack.callback(crew.close)
+            running.on(crew, settings)
+    results = read_results(suite, directory, running.failures)
+    write_suite_report(directory, results)
+    return results
+
+
+class _Running:
+    """The evaluations that run, each with its recording; a context manager.
+
+    Args:
+        directory: of the suite.
+        cells: to run.
+        episodes: of each.
+        keep_trajectories: as for :func:`tdcollect.evaluate`, and so all that follow.
+        allow_mixed: likewise.
+        progress: likewise.
+
+    Attributes:
+        failures: the errors of those that could not run, by name.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        cells: Sequence[Cell],
+        episodes: int,
+        keep_trajectories: bool,
+        allow_mixed: bool,
+        progress: bool,
+    ):
+        self._directory, self._cells = directory, cells
+        self._keep, self._allow_mixed = keep_trajectories, allow_mixed
+        self._episodes = episodes
+        self._recordings: dict[str, Recording] = {}
+        self._ended = 0
+        self._opened = ExitStack()
+        self._progress = progress and bool(cells)
+        self.failures: dict[str, str] = {}
+
+    def __enter__(self) -> _Running:
+        total = len(self._cells) * self._episodes
+        self._bar = None
+        if self._progress:
+            bar = progress_bar(total, "test episodes", leave=False)
+            self._bar = self._opened.enter_context(bar)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        with self._opened:
+            for recording in self._recordings.values():
+                if error is not None:
+                    recording.give_up(error)
+                recording.close()
+
+    def in_this_process(self, settings: Mapping[str, Any]) -> None:
+        """Run one evaluation after the other."""
+        for cell in self._cells:
+            try:
+                env, policy = cell.request().make()
+                runner = InThisProcess(env, policy, settings[cell.name])
+                runner.note = self.note
+                try:
+                    recording = self.begin(cell, runner.manifest)
+                    for record, data in runner.run(recording.left, self._keep):
+                        self.add(cell, record, data)
+                    self.finish(cell, runner.errors, runner.about)
+                finally:
+                    runner.close()
+            except Exception as error:
+                self.fail(cell, error)
+
+    def on(self, crew: Workers, settings: Mapping[str, Any]) -> None:
+        """Run all evaluations on workers that they share."""
+        dispatcher = Dispatcher(crew, self._allow_mixed)
+        dispatcher.note = self.note
+        sharing = max(1, crew.num_workers // len(self._cells))
+        works: dict[Work, Cell] = {}
+        try:
+            for cell in self._cells:
+                work = Work(_job_of(cell, settings[cell.name], sharing), self._keep)
+                works[work] = cell
+                dispatcher.add(work)
+            while works:
+                for work, what in dispatcher.events():
+                    if work not in works:
+                        continue  # it could not go on
+                    cell = works[work]
+                    try:
+                        if isinstance(what, Exception):
+                            raise what
+                        if what is None:
+                            recording = self.begin(cell, work.manifest)
+                            work.let_in = recording.let_in
+                            dispatcher.begin(work, recording.left)
+                        else:
+                            self.add(cell, *what)
+                        if dispatcher.left(work):
+                            continue
+                        self.finish(cell, work.errors, dispatcher.about(work))
+                        failed = False
+                    except Exception as error:
+                        self.fail(cell, error)
+                        failed = isinstance(what, Exception)
+                    if not failed:
+                        dispatcher.remove(work)
+                    del works[work]
+        finally:
+            dispatcher.close()
+
+    def begin(self, cell: Cell, manifest: Mapping[str, Any]) -> Recording:
+        """Open the directory of an evaluation."""
+        recording = Recording(
+            manifest,
+            range(self._episodes),
+            keep_trajectories=self._keep,
+            output_dir=self._directory / cell.path,
+            allow_mixed=self._allow_mixed,
+        )
+        self._recordings[cell.name] = recording
+        self._step(self._episodes - len(recording.left))
+        return recording
+
+    def add(self, cell: Cell, record: Episode, data: Any) -> None:
+        """Take an episode that has ended."""
+        self._recordings[cell.name].add(record, data)
+        self._step(1)
+
+    def finish(self, cell: Cell, errors: Mapping[int, str], about: Mapping[str, Any]) -> None:
+        """Write the last files of an evaluation."""
+        recording = self._recordings.pop(cell.name)
+        try:
+            result = recording.finish(errors, about, request=cell.request())
+        finally:
+            recording.close()
+        self._tell(cell, _told(result))
+
+    def fail(self, cell: Cell, error: Exception) -> None:
+        """Leave an evaluation that cannot go on; the others run."""
+        recording = self._recordings.pop(cell.name, None)
+        if recording is not None:
+            recording.give_up(error)
+            recording.close()
+        text = " ".join(str(error).split()) or type(error).__name__
+        self.failures[cell.name] = f"{type(error).__name__}: {text}"
+        self._tell(cell, f"could not run: {self.failures[cell.name]}")
+
+    def note(self, line: str) -> None:
+        """Tell of a worker that was lost."""
+        if self._bar is None:
+            warn(line)
+        else:
+            line_above(self._bar, line)
+
+    def _tell(self, cell: Cell, text: str) -> None:
+        self._ended += 1
+        if self._bar is not None:
+            line = f"{cell.name}: {text} ({self._ended} of {len(self._cells)})"
+            line_above(self._bar, line)
+
+    def _step(self, more: int) -> None:
+        if self._bar is not None and more:
+            self._bar.update(more)
+
+
+def _job_of(cell: Cell, settings: Any, sharing: int) -> Callable[[], Job]:
+    def make() -> Job:
+        env, policy = cell.request().make()
+        return Job(env, policy, settings, sharing)
+
+    return make
+
+
+def _told(result: EvaluationResult) -> str:
+    failed = sum(not episode.completed for episode in result.episodes)
+    mean = number_text(float(result.returns.mean())) if len(result.returns) else "none"
+    return f"mean return {mean}" + (f", {failed} episodes failed" if failed else "")

@@ -1,0 +1,282 @@
+"""Suites: policies on tasks, read from a file or given as the same tables."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tdcollect.display import count_text, listed_text, one_line
+from tdcollect.evaluation.ledger.records import is_count
+from tdcollect.suites.cells import Cell
+from tdcollect.suites.definition import (
+    RANDOM,
+    Policy,
+    Task,
+    check_distinct,
+    check_keys,
+    read_defaults,
+    read_policy,
+    read_task,
+)
+from tdcollect.suites.metrics import METRICS
+from tdcollect.suites.presets import conditions, human_scores, tasks_of
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.workers.protocol import Workers
+    from tdcollect.suites.results import SuiteResults
+    from tdcollect.suites.validation import Validation
+
+_SUITE_KEYS = ("name", "version", "episodes", "seed", "presets", "description")
+_REPORT_KEYS = ("metrics", "groups", "confidence")
+
+
+@dataclass(frozen=True, repr=False)
+class Suite:
+    """Policies on tasks: one evaluation for each task, policy and training run.
+
+    Make one with :meth:`read` or :meth:`of`. ``docs/suites.md`` has the form of the file.
+
+    Attributes:
+        name: of the suite.
+        version: its version; a new one makes new evaluations.
+        tasks: the tasks.
+        policies: the policies; with one of random actions if a score needs it.
+        episodes: the number of test episodes of each evaluation.
+        seed: the root seed of each.
+        metrics: of the aggregates, the first one ranks the policies.
+        groups: True to aggregate groups of tasks too.
+        confidence: of the intervals.
+        whole: the number of episodes before :meth:`limited`; None if it is not.
+        directory: the directory that relative paths start from.
+
+    Examples:
+        >>> suite = Suite.read("suite.toml")
+        >>> results = suite.run("runs/suite", workers=4)
+        >>> print(results)
+    """
+
+    name: str
+    version: int
+    tasks: tuple[Task, ...]
+    policies: tuple[Policy, ...]
+    episodes: int = 100
+    seed: int = 0
+    metrics: tuple[str, ...] = tuple(METRICS)
+    groups: bool = True
+    confidence: float = 0.95
+    whole: int | None = None
+    directory: str = "."
+
+    @classmethod
+    def read(cls, file: str | os.PathLike[str]) -> Suite:
+        """Read a suite from a TOML file; relative paths in it start from its folder.
+
+        Nothing that it names is imported.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            TypeError, ValueError: for a file that is no suite.
+        """
+        path = Path(file)
+        if not path.is_file():
+            raise FileNotFoundError(f"expected the TOML file of a suite, got {path}")
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"expected {path} to be TOML: {error}") from error
+        try:
+            return cls.of(tables, path.resolve().parent)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{path}: {error}") from error
+
+    @classmethod
+    def of(cls, tables: Mapping[str, Any], directory: str | os.PathLike[str] = ".") -> Suite:
+        """Return the suite of tables as a file has them.
+
+        Args:
+            tables: ``suite``, ``tasks`` and ``policies``; ``defaults`` and ``report``.
+            directory: the directory that relative paths start from.
+
+        Raises:
+            TypeError, ValueError: for tables that are no suite.
+        """
+        check_keys(tables, ("suite", "defaults", "tasks", "policies", "report"), "a suite")
+        head, report = dict(tables.get("suite", {})), dict(tables.get("report", {}))
+        check_keys(head, _SUITE_KEYS, "[suite]")
+        check_keys(report, _REPORT_KEYS, "[report]")
+        if not isinstance(head.get("name"), str):
+            raise TypeError(f"expected [suite] to have a name, got {head.get('name')!r}")
+        for key, least in (("version", 0), ("episodes", 1), ("seed", 0)):
+            value = head.setdefault(key, {"version": 1, "episodes": 100, "seed": 0}[key])
+            if not is_count(value) or value < least:
+                raise ValueError(
+                    f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
+                )
+        defaults = read_defaults(tables.get("defaults", {}))
+        given = [task for name in head.get("presets", []) for task in tasks_of(name)]
+        given += tables.get("tasks", [])
+        tasks = [read_task(task, defaults, conditions, human_scores) for task in given]
+        policies = [read_policy(policy) for policy in tables.get("policies", [])]
+        if not tasks or not policies:
+            raise ValueError(
+                f"expected at least one task and one policy, got {count_text(len(tasks), 'task')} "
+                f"and {len(policies)}: add [[tasks]] and [[policies]]"
+            )
+        by_chance = [task.name for task in tasks if task.score and task.score.low == RANDOM]
+        if by_chance and not any(policy.factory == RANDOM for policy in policies):
+            policies.append(Policy(RANDOM, RANDOM))
+        check_distinct([task.name for task in tasks], "tasks")
+        check_distinct([policy.name for policy in policies], "policies")
+        metrics = report.get("metrics", tuple(METRICS))
+        if not metrics or not set(metrics) <= set(METRICS):
+            raise ValueError(
+                f"expected metrics in [report] of {', '.join(METRICS)}, got {metrics!r}"
+            )
+        return cls(
+            head["name"],
+            head["version"],
+            tuple(tasks),
+            tuple(policies),
+            head["episodes"],
+            head["seed"],
+            tuple(metrics),
+            bool(report.get("groups", True)),
+            report.get("confidence", 0.95),
+            directory=str(directory),
+        )
+
+    def limited(self, limit: int) -> Suite:
+        """Return the suite with at most so many episodes of each evaluation, to try it out."""
+        if not is_count(limit) or limit < 1:
+            raise ValueError(f"expected limit to be a positive int, got {limit!r}")
+        return replace(self, episodes=min(limit, self.episodes), whole=self.episodes)
+
+    def cells(
+        self, tasks: Sequence[str] | None = None, policies: Sequence[str] | None = None
+    ) -> list[Cell]:
+        """Return the evaluations, task by task.
+
+        Args:
+            tasks: names, or patterns such as ``"cart*"``, of the tasks to select; None for all.
+            policies: likewise.
+
+        Raises:
+            ValueError: for a pattern that nothing fits.
+        """
+        chosen = (
+            _chosen(self.tasks, tasks, "tasks"),
+            _chosen(self.policies, policies, "policies"),
+        )
+        return list(self._cells(*chosen))
+
+    def _cells(self, tasks: Sequence[Task], policies: Sequence[Policy]) -> Iterator[Cell]:
+        for task in tasks:
+            for policy in policies:
+                for run in policy.runs:
+                    yield Cell(task, policy, run, self.episodes, self.seed, self.directory)
+
+    def run(
+        self,
+        output_dir: str | os.PathLike[str],
+        *,
+        workers: Workers | int | None = None,
+        tasks: Sequence[str] | None = None,
+        policies: Sequence[str] | None = None,
+        shard: tuple[int, int] | None = None,
+        keep_trajectories: bool = False,
+        allow_mixed: bool = False,
+        progress: bool = True,
+    ) -> SuiteResults:
+        """Run the evaluations that ``output_dir`` lacks, and write the report.
+
+        An evaluation that cannot run, since its checkpoint does not fit say, does not keep the
+        others from running; ``results.failures`` has the reasons.
+
+        Args:
+            output_dir: the directory of the suite, with an evaluation's directory for each cell.
+            workers: as for :func:`tdcollect.evaluate`; all evaluations share them.
+            tasks: names or patterns of the tasks to run; None for all. The report is of all.
+            policies: likewise.
+            shard: ``(i, n)`` to run only the i-th of n parts of the evaluations, i from 0. Shards
+                may share ``output_dir``; the last one to end writes the whole report.
+            keep_trajectories: as for :func:`tdcollect.evaluate`, and so the others.
+            allow_mixed: likewise.
+            progress: likewise.
+
+        Raises:
+            TypeError, ValueError: for a directory of something else, or of a task or a policy that
+                has changed, naming the difference, before anything runs.
+            FileNotFoundError: for checkpoints that are missing, naming them.
+        """
+        from tdcollect.suites.run import run_suite
+
+        return run_suite(
+            self,
+            Path(output_dir),
+            self.cells(tasks, policies),
+            workers=workers,
+            shard=shard,
+            keep_trajectories=keep_trajectories,
+            allow_mixed=allow_mixed,
+            progress=progress,
+        )
+
+    def results(self, output_dir: str | os.PathLike[str]) -> SuiteResults:
+        """Read the results that a directory holds; the suite may be unfinished."""
+        from tdcollect.suites.results import read_results
+
+        return read_results(self, Path(output_dir))
+
+    def report(self, output_dir: str | os.PathLike[str]) -> SuiteResults:
+        """Write the report on the results that a directory holds; return them."""
+        from tdcollect.suites.report import write_suite_report
+
+        results = self.results(output_dir)
+        write_suite_report(Path(output_dir), results)
+        return results
+
+    def validate(
+        self,
+        *,
+        tasks: Sequence[str] | None = None,
+        policies: Sequence[str] | None = None,
+        progress: bool = True,
+    ) -> Validation:
+        """Find before anything runs what would fail.
+
+        This makes each env, has the doctor look at it, makes each policy with its checkpoint, and
+        runs one step of each evaluation.
+
+        Args:
+            tasks: names or patterns of the tasks to look at; None for all.
+            policies: likewise.
+            progress: show a progress bar.
+        """
+        from tdcollect.suites.validation import validate
+
+        return validate(self, self.cells(tasks, policies), progress)
+
+    def __repr__(self) -> str:
+        counts = (
+            count_text(len(self.tasks), "task"),
+            "1 policy" if len(self.policies) == 1 else f"{len(self.policies)} policies",
+            count_text(self.episodes, "episode"),
+        )
+        return one_line(self, self.name, *counts)
+
+
+def _chosen(items: Sequence[Any], patterns: Sequence[str] | None, things: str) -> list[Any]:
+    names = [item.name for item in items]
+    for pattern in patterns or ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"expected {things} of the suite, which are {listed_text(names, 20)}, got "
+                f"{pattern!r}"
+            )
+    wanted = ["*"] if patterns is None else patterns
+    return [item for item in items if any(fnmatchcase(item.name, text) for text in wanted)]

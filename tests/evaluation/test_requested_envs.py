@@ -1,0 +1,474 @@
+"""Envs by name with wrappers, transforms, and statistics that were saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    EnvBase,
+    GymEnv,
+    ObservationNorm,
+    RewardSum,
+    TransformedEnv,
+    VecNorm,
+    VecNormV2,
+)
+
+import tdcollect
+from tdcollect.cli import main
+from tdcollect.evaluation import Request
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+
+from .test_kept import Payload
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*VecNorm.*")
+
+PARTS = """
+import gymnasium as gym
+import torch
+from tensordict.nn import TensorDictModule
+from torchrl.envs import (
+    Compose, GymEnv, ObservationNorm, RewardSum, Transform, TransformedEnv, VecNorm, VecNormV2
+)
+
+
+class Windy(gym.Wrapper):
+    def __init__(self, env, strength=0.1):
+        super().__init__(env)
+        self.strength = strength
+
+    def step(self, action):
+        observation, *rest = self.env.step(action)
+        return observation + observation.dtype.type(self.strength), *rest
+
+
+def scaled(env, factor=2.0):
+    return gym.wrappers.TransformReward(env, lambda reward: factor * reward)
+
+
+def nothing(env):
+    return None
+
+
+def norm():
+    return VecNormV2(in_keys=["observation"])
+
+
+def norm_of_batches():
+    return VecNormV2(in_keys=["observation"], reduce_batch_dims=True)
+
+
+def norm_of_all():
+    return VecNormV2(in_keys=["observation", "reward"])
+
+
+def old_norm():
+    return VecNorm(in_keys=["observation"])
+
+
+def observation_norm():
+    return ObservationNorm(in_keys=["observation"], standard_normal=True)
+
+
+class Doubled(Transform):  # not known: its rows might know of each other
+    def _call(self, entries):
+        return entries.set("observation", 2 * entries["observation"])
+
+    def _reset(self, entries, started):
+        return self._call(started)
+
+
+def doubled():
+    return Doubled(in_keys=["observation"])
+
+
+def transformed():
+    return TransformedEnv(GymEnv("CartPole-v1"), norm())
+
+
+def torchrl_env():
+    return GymEnv("CartPole-v1")
+
+
+def lean():
+    def push(observation):
+        return torch.nn.functional.one_hot((observation[..., 2] > 0.3).long(), 2)
+    return TensorDictModule(push, in_keys=["observation"], out_keys=["action"])
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def ask(here: Path) -> Callable[..., Request]:
+    """Make a request; ``@`` stands for the file with the parts."""
+    (file,) = here.glob("policies_*.py")
+    file.write_text(PARTS)
+
+    def make(env: str = "CartPole-v1", **fields: Any) -> Request:
+        def meant(value: Any) -> Any:
+            if isinstance(value, str):
+                return value.replace("@", file.name)
+            return [meant(one) for one in value] if isinstance(value, list) else value
+
+        fields = {"policy": "@:lean", **fields}
+        given = {name: meant(value) for name, value in fields.items()}
+        return Request(meant(env), **given, directory=os.getcwd())
+
+    return make
+
+
+def trained(transform: Any, slots: int | None = None) -> TransformedEnv:
+    """An env whose transforms have seen some steps."""
+    env = TransformedEnv(tdcollect.make_env("CartPole-v1", slots, seed=3), transform)
+    torch.manual_seed(0)
+    if isinstance(transform, ObservationNorm):
+        transform.init_stats(200)
+    else:
+        env.rollout(100, break_when_any_done=False)
+    return env
+
+
+def saved(env: TransformedEnv, file: str = "norm.pt") -> str:
+    torch.save(env.state_dict(), file)
+    return file
+
+
+def run(asked: Request, count: int = 6, **settings: Any) -> tdcollect.EvaluationResult:
+    env, policy = asked.make()
+    return tdcollect.evaluate(env, policy, count, progress=False, **settings)
+
+
+def norm(**settings: Any) -> VecNormV2:
+    return VecNormV2(in_keys=["observation"], **settings)
+
+
+KINDS: dict[str, tuple[Callable[[], Any], int | None]] = {
+    "norm": (norm, None),
+    "norm_of_batches": (lambda: norm(reduce_batch_dims=True), 4),
+    "norm_of_all": (lambda: VecNormV2(in_keys=["observation", "reward"]), None),
+    "old_norm": (lambda: VecNorm(in_keys=["observation"]), 4),
+    "observation_norm": (
+        lambda: ObservationNorm(in_keys=["observation"], standard_normal=True),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_are_those_of_an_env_that_has_them(kind: str, ask) -> None:
+    make, slots = KINDS[kind]
+    source = trained(make(), slots)
+    request = ask(transforms=[f"@:{kind}"], env_state=saved(source))
+
+    def by_hand() -> EnvBase:
+        return TransformedEnv(GymEnv("CartPole-v1"), source.transform.clone())
+
+    _, policy = ask().make()
+    plain = tdcollect.evaluate("CartPole-v1", policy, 6, progress=False)
+    expected = tdcollect.evaluate(by_hand, policy, 6, progress=False)
+    found = [run(request, num_envs=number) for number in (1, 3, 16)]
+    assert {result.digest for result in found} == {expected.digest}
+    assert plain.digest != expected.digest
+    # The manifest tells the statistics.
+    (told,) = found[0].manifest["env"]["transforms"]
+    assert re.fullmatch(r"\w+\([0-9a-f]{16}\)", told)
+    assert expected.manifest["env"]["transforms"] == [told]
+
+
+def test_envs_of_torchrl_take_them_too(ask) -> None:
+    state = saved(trained(norm()))
+    own = run(ask("@:transformed", env_state=state))
+    given = run(ask("@:torchrl_env", env_state=state, transforms=["@:norm"]))
+    arrays = run(ask(env_state=state, transforms=["@:norm"]))
+    assert own.digest == given.digest == arrays.digest
+
+
+@pytest.mark.usefixtures("quick_children")
+def test_workers_make_them_too(ask, tmp_path: Path) -> None:
+    request = ask(
+        wrappers=["@:Windy"], transforms=["@:norm"], env_state=saved(trained(norm())), device="cpu"
+    )
+    one = run(request, output_dir=tmp_path / "one", request=request)
+    two = run(request, output_dir=tmp_path / "two", request=request, workers=2)
+    assert one.digest == two.digest
+    for file in ("manifest.json", "request.json", "episodes.jsonl"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_all_slots_are_stepped_together_where_rows_are_known_to_be_alone(ask) -> None:
+    state = saved(trained(norm()))
+    for transform, env_state, slots in [("norm", state, [4]), ("doubled", None, [])]:
+        env = ask(transforms=[f"@:{transform}"], env_state=env_state).made_env()
+        with EvaluationCollector(env, None, 4) as collector:
+            assert list(collector.env.batch_size) == slots
+
+
+def test_transforms_that_are_not_known_give_the_same_for_any_number_of_slots(ask) -> None:
+    request = ask(transforms=["@:doubled", "torchrl.envs:RewardSum"])
+    digests = {run(request, num_envs=number).digest for number in (1, 3)}
+    assert len(digests) == 1
+    with pytest.raises(ValueError, match="expected no backend 'process': each slot is an env of"):
+        run(request, backend="process")
+
+
+def test_wrappers_are_called_in_their_order(ask) -> None:
+    strong = {"call": ask().policy.replace("lean", "Windy"), "kwargs": {"strength": 0.25}}
+    request = ask(wrappers=[strong, "@:scaled", "gymnasium.wrappers:TimeAwareObservation"])
+    env = request.made_env()()
+    assert isinstance(env, gym.wrappers.TimeAwareObservation)
+    assert isinstance(env.env, gym.wrappers.TransformReward)
+    assert env.env.env.strength == 0.25
+    env.close()
+    result = run(ask(policy="random", wrappers=request.wrappers), 3)
+    plain = run(ask(policy="random"), 3)
+    assert result.manifest["env"]["id"] == "CartPole-v1"
+    added = result.manifest["env"]["added_wrappers"]
+    assert [name.rpartition(".")[2] for name in added[:2]] == [
+        "TimeAwareObservation({})",
+        "scaled({})",
+    ]
+    assert added[2].endswith(".Windy({'strength': '0.25'})")
+    assert [e.episode_return for e in result.episodes] == [
+        2 * e.episode_return for e in plain.episodes
+    ]
+    assert "added_wrappers" not in plain.manifest["env"]
+
+
+@pytest.mark.usefixtures("quick_children")
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_wrapped_envs_are_those_of_a_function(backend: str, ask) -> None:
+    request = ask(wrappers=["@:Windy"])
+
+    def by_hand() -> gym.Env[Any, Any]:
+        return request.made_env().wrappers[0].function(gym.make("CartPole-v1"))
+
+    _, policy = request.make()
+    expected = tdcollect.evaluate(by_hand, policy, 4, progress=False)
+    assert run(request, 4, num_envs=2, backend=backend).digest == expected.digest
+
+
+@pytest.mark.parametrize("kept", ["alone", "composed"])
+def test_one_transform_alone_and_in_a_compose_take_the_same_file(kept: str, ask) -> None:
+    state = saved(trained(norm() if kept == "alone" else Compose(norm())))
+    bare = saved(trained(norm()), "bare.pt")
+    digests = [run(ask(transforms=["@:norm"], env_state=s)).digest for s in (state, bare)]
+    assert digests[0] == digests[1]
+
+
+def test_the_latest_steps_of_training_are_left_out(ask) -> None:
+    kwargs = {"N": 2, "dim": -1, "in_keys": ["observation"]}
+    stack = {"call": "torchrl.envs:CatFrames", "kwargs": kwargs}
+    state = saved(trained(Compose(norm(reduce_batch_dims=True), CatFrames(**kwargs)), 4))
+    request = ask(policy="random", transforms=["@:norm_of_batches", stack], env_state=state)
+    assert run(request, num_envs=1).digest == run(request, num_envs=3).digest
+
+
+def broken(file: str) -> None:
+    Path(file).write_bytes(pickle.dumps(Payload(Path("mark"))))
+
+
+REFUSED: list[tuple[dict[str, Any], Callable[[], Any], str]] = [
+    (
+        {"transforms": ["@:norm"], "env_state": "none.pt"},
+        lambda: None,
+        "expected the state of an env, got .*none.pt, which is no file",
+    ),
+    (
+        {"transforms": ["@:norm"], "env_state": "norm.pt"},
+        lambda: broken("norm.pt"),
+        r"norm.pt is no state of an env \(written by torch.save\(env.state_dict\(\), file\)\): Wei",
+    ),
+    (
+        {"transforms": ["@:norm"], "env_state": "norm.pt"},
+        lambda: torch.save([1], "norm.pt"),
+        "norm.pt to hold a state_dict, got list; write it by torch.save",
+    ),
+    (
+        {"transforms": ["@:norm"], "env_state": "norm.pt"},
+        lambda: torch.save({}, "norm.pt"),
+        "norm.pt to hold statistics, got an empty state_dict: the state of a SerialEnv",
+    ),
+    (
+        {"env_state": "norm.pt"},
+        lambda: saved(trained(norm())),
+        "expected transforms for .*norm.pt, as CartPole-v1 has none; name those",
+    ),
+    (
+        {"transforms": ["@:norm"], "env_state": "norm.pt"},
+        lambda: saved(trained(Compose(RewardSum(), norm()))),
+        r"transforms, VecNormV2: it lacks \['_extra_state', 'initialized'\], and they have no "
+        r"\['transforms.1._extra_state', 'transforms.1.initialized'\]; name all transforms",
+    ),
+    (
+        {"transforms": ["@:observation_norm"], "env_state": "norm.pt"},
+        lambda: saved(trained(norm())),
+        r"transforms, ObservationNorm: it lacks \['loc', 'scale', 'standard_normal'\]",
+    ),
+    (
+        {"transforms": ["@:norm"], "env_state": "norm.pt"},
+        lambda: saved(trained(norm(), 4)),
+        r"of 'observation' of shape \[4\] in VecNormV2, those of one slot, got \[4, 4\] from",
+    ),
+    (
+        {"transforms": ["@:norm"]},
+        lambda: None,
+        r"VecNormV2 has no statistics of \['observation'\] yet; pass the file",
+    ),
+    (
+        {"transforms": ["@:observation_norm"]},
+        lambda: None,
+        r"ObservationNorm has no statistics of \['observation'\] yet; pass the file",
+    ),
+    (
+        {"transforms": ["@:old_norm"]},
+        lambda: None,
+        r"VecNorm has no statistics of \['observation'\] yet; pass the file",
+    ),
+    (
+        {"transforms": ["@:nothing"]},
+        lambda: None,
+        "missing 1 required positional argument",
+    ),
+    (
+        {"transforms": ["builtins:dict"]},
+        lambda: None,
+        "expected builtins:dict to give a TorchRL transform, got {}; name a class such as",
+    ),
+    (
+        {"wrappers": ["@:number"]},
+        lambda: None,
+        "expected .*:number to be callable, got 3",
+    ),
+    (
+        {"wrappers": ["@:nothing"]},
+        lambda: None,
+        "expected .*:nothing to give a gymnasium.Env, got None; wrappers are for gymnasium envs",
+    ),
+    (
+        {"env": "@:torchrl_env", "wrappers": ["@:Windy"]},
+        lambda: None,
+        "expected torchrl_env to give a gymnasium.Env, got GymEnv.*; wrappers are for",
+    ),
+    (
+        {"env": "@:torchrl_env", "env_state": "norm.pt"},
+        lambda: saved(trained(norm())),
+        "expected an env with transforms for .*norm.pt, got torchrl_env without any; name those",
+    ),
+    (
+        {"wrappers": ["@:Windy"], "backend": "envpool"},
+        lambda: None,
+        "wrappers are for gymnasium envs, and backend envpool makes none; leave one out",
+    ),
+    ({"wrappers": [{"called": "x:y"}]}, lambda: None, r"entries call and kwargs, got \['called'\]"),
+    (
+        {"wrappers": [{"call": "x:y", "kwargs": [1]}]},
+        lambda: None,
+        "kwargs to be keyword arguments",
+    ),
+    ({"wrappers": ["Windy"]}, lambda: None, "expected module:name or path/to/file.py:name, alone"),
+]
+
+
+@pytest.mark.parametrize(("fields", "prepare", "message"), REFUSED)
+def test_what_does_not_fit_is_refused(ask, fields, prepare, message: str) -> None:
+    prepare()
+    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=message):
+        run(ask(**{"policy": "random", **fields}))
+    assert not Path("mark").exists()
+
+
+def test_a_file_that_does_not_fit_is_refused_before_an_env_is_made(ask, monkeypatch) -> None:
+    monkeypatch.setattr(gym, "make", lambda *args, **kwargs: pytest.fail("made an env"))
+    state = {"initialized": torch.tensor(True), "other": torch.zeros(2)}
+    torch.save(state, "norm.pt")
+    with pytest.raises(
+        ValueError, match=r"it lacks \['_extra_state'\], and they have no \['other'\]"
+    ):
+        ask(transforms=["@:norm"], env_state="norm.pt").make()
+
+
+def test_replay_runs_them_again(ask, here: Path, capsys, monkeypatch) -> None:
+    """With --trust, and by the command that names all; nothing of the directory runs before."""
+    file = ask().policy.partition(":")[0]
+    saved(trained(norm()))
+    windy = json.dumps({"call": f"./{file}:Windy", "kwargs": {"strength": 0.2}})
+    typed = ["evaluate", "CartPole-v1", "--policy", f"{file}:lean", "--episodes", "2"]
+    typed += ["--wrapper", windy, "--transform", f"{file}:norm", "--env-state", "norm.pt"]
+    assert main([*typed, "--output-dir", "run", "--quiet"]) == 0
+    monkeypatch.chdir(here.parent)
+    forget(here / file)
+    folder = f"{here.name}/run"
+    assert main(["replay", folder, "1"]) == 1
+    shown = capsys.readouterr().err
+    assert Path(file).stem not in sys.modules
+    assert re.search(
+        r"^  wrapper +{'call': '\S+:Windy', 'kwargs': {'strength': 0.2}}$", shown, re.M
+    )
+    assert re.search(rf"^  transform +{file}:norm$", shown, re.M)
+    assert re.search(r"^  env-state +norm.pt$", shown, re.M)
+    ways = re.findall(r"^  (tdcollect replay .*)$", shown, re.M)
+    assert len(ways) == 2
+    for way in ways:
+        assert main(shlex.split(way)[1:]) == 0
+        assert "the same to the bit" in capsys.readouterr().out
+        forget(here / file)
+    torch.save(trained(norm(decay=0.9)).state_dict(), here / "norm.pt")
+    assert main(["replay", folder, "1", "--trust"]) == 1
+    assert "env.transforms" in capsys.readouterr().err
+
+
+def forget(file: Path) -> None:
+    """Forget an imported module, as in another process."""
+    sys.modules.pop(file.stem, None)
+    sys.path[:] = [place for place in sys.path if place not in (str(file.parent), ".")]
+
+
+@pytest.mark.parametrize("parts", [["wrappers"], ["wrappers", "transforms"]])
+def test_episodes_with_them_are_filmed(ask, parts: list[str]) -> None:
+    given = {"wrappers": ["@:Windy"], "transforms": ["torchrl.envs:RewardSum"]}
+    request = ask(policy="random", **{part: given[part] for part in parts})
+    run(request, 2, output_dir="run", request=request)
+    assert main(["replay", "run", "1", "--trust", "--video", "one.mp4"]) == 0
+    assert Path("one.mp4").stat().st_size > 0
+
+
+def test_requests_keep_them(ask, tmp_path: Path) -> None:
+    request = ask(
+        wrappers=["m:f", {"call": "a/b.py:g", "kwargs": {"n": [1]}}],
+        transforms=["m:h"],
+        env_state="norm.pt",
+    )
+    request.write(tmp_path)
+    assert Request.read(tmp_path) == request
+    file = tmp_path / "request.json"
+    kept = json.loads(file.read_text())
+    for name in ("wrappers", "transforms", "env_state"):
+        del kept[name]
+    file.write_text(json.dumps(kept))  # of a version that did not have them
+    old = Request.read(tmp_path)
+    assert old is not None
+    assert (old.wrappers, old.transforms, old.env_state) == ([], [], None)
+
+
+@pytest.mark.parametrize("wrong", ["m:f", [3], [{"call": 3}], [{"call": "m:f\0"}], ["f"], {}])
+def test_requests_with_other_entries_are_refused(ask, tmp_path: Path, wrong: Any) -> None:
+    ask().write(tmp_path)
+    kept = json.loads((tmp_path / "request.json").read_text())
+    (tmp_path / "request.json").write_text(json.dumps({**kept, "wrappers": wrong}))
+    with pytest.raises(ValueError, match="to hold a request as `tdcollect evaluate` writes it"):
+        Request.read(tmp_path)

@@ -1,0 +1,467 @@
+"""Aggregates: equal to rliable's on the same resamples, in any order, and honest about few runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from tdcollect.suites import resampling
+from tdcollect.suites.aggregates import aggregate
+from tdcollect.suites.estimates import LABELS, Aggregates
+from tdcollect.suites.metrics import (
+    METRICS,
+    average_profile,
+    optimality_gap,
+    probability_of_improvement,
+    profile,
+)
+from tdcollect.suites.resampling import (
+    draw_runs,
+    percentile_interval,
+    policy_generator,
+    resampled,
+    resampled_improvement,
+    resampled_improvements,
+)
+
+SHAPES = [(1, 1), (2, 3), (3, 1), (5, 7), (10, 26)]
+of_shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+THRESHOLDS = np.linspace(-1, 2, 13)
+
+
+def scores_of(shape: tuple[int, int], seed: int = 0, digits: int = 1) -> Any:
+    """Scores with ties, around 0.5."""
+    return np.random.default_rng([seed, *shape]).normal(0.5, 0.5, shape).round(digits)
+
+
+def suite(**runs: int) -> dict[str, Any]:
+    """Scores of policies on four tasks, by the number of their runs."""
+    return {name: scores_of((count, 4), seed, 3) for seed, (name, count) in enumerate(runs.items())}
+
+
+def quick(scores: Any, **options: Any) -> Aggregates:
+    return aggregate(scores, **{"resamples": 200, **options})
+
+
+# rliable: its functions on the resamples that ours get
+
+
+@pytest.fixture(scope="module")
+def rliable() -> Any:
+    library = pytest.importorskip("rliable.library")
+    metrics = pytest.importorskip("rliable.metrics")
+
+    class Both:
+        iqm = staticmethod(metrics.aggregate_iqm)
+        mean = staticmethod(metrics.aggregate_mean)
+        median = staticmethod(metrics.aggregate_median)
+        optimality_gap = staticmethod(metrics.aggregate_optimality_gap)
+        probability_of_improvement = staticmethod(metrics.probability_of_improvement)
+        profile = staticmethod(library.score_distributions)
+        average_profile = staticmethod(library.average_score_distributions)
+        bootstrap = library.StratifiedBootstrap
+        independent_bootstrap = library.StratifiedIndependentBootstrap
+
+    return Both
+
+
+def close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@of_shapes
+@pytest.mark.parametrize("gamma", [1.0, 0.3])
+def test_metrics_are_rliables_on_the_same_resamples(rliable: Any, shape: Any, gamma: float) -> None:
+    scores = scores_of(shape)
+    indices = np.random.default_rng(1).integers(0, shape[0], (20, *shape))
+    samples = resampled(scores, indices)
+    for name, metric in METRICS.items():
+        theirs = getattr(rliable, name)
+        options = {"gamma": gamma} if name == "optimality_gap" else {}
+        close(metric(scores, gamma), theirs(scores, **options))
+        close(metric(samples, gamma), [theirs(sample, **options) for sample in samples])
+
+
+@of_shapes
+def test_profiles_are_rliables_on_the_same_resamples(rliable: Any, shape: Any) -> None:
+    samples = resampled(
+        scores_of(shape), np.random.default_rng(1).integers(0, shape[0], (20, *shape))
+    )
+    close(profile(samples, THRESHOLDS), [rliable.profile(sample, THRESHOLDS) for sample in samples])
+    close(
+        average_profile(samples, THRESHOLDS),
+        [rliable.average_profile(sample, THRESHOLDS) for sample in samples],
+    )
+
+
+@pytest.mark.parametrize(("runs", "other_runs"), [(1, 1), (1, 4), (3, 3), (10, 4)])
+def test_the_probability_of_improvement_is_rliables_on_the_same_resamples(
+    rliable: Any, runs: int, other_runs: int
+) -> None:
+    rng = np.random.default_rng(1)
+    first, second = scores_of((runs, 5)), scores_of((other_runs, 5), seed=1)
+    drawn = rng.integers(0, runs, (20, runs, 5)), rng.integers(0, other_runs, (20, other_runs, 5))
+    pairs = zip(resampled(first, drawn[0]), resampled(second, drawn[1]), strict=True)
+    expected = [rliable.probability_of_improvement(a, b) for a, b in pairs]
+    close(resampled_improvement(first, second, *drawn), expected)
+    close(
+        probability_of_improvement(first, second),
+        rliable.probability_of_improvement(first, second),
+    )
+
+
+def test_intervals_are_those_of_rliables_bootstrap_with_its_draws(rliable: Any) -> None:
+    scores = scores_of((5, 7))
+    functions: dict[str, Any] = {name: getattr(rliable, name) for name in METRICS}
+    functions["profile"] = lambda sample: rliable.profile(sample, THRESHOLDS)
+    # It draws from numpy's global state, whatever random_state it is given.
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        np.random.seed(3)  # noqa: NPY002
+        indices = np.stack([np.random.choice(5, (5, 7)) for _ in range(100)])  # noqa: NPY002
+        samples = resampled(scores, indices)
+        for name, function in functions.items():
+            np.random.seed(3)  # noqa: NPY002
+            expected = rliable.bootstrap(scores).conf_int(
+                lambda sample, f=function: np.atleast_1d(f(sample)),
+                reps=100,
+                size=0.9,
+                method="percentile",
+            )
+            values = (
+                profile(samples, THRESHOLDS) if name == "profile" else METRICS[name](samples, 1.0)
+            )
+            close(percentile_interval(values, 0.9).reshape(2, -1), expected)
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+
+
+def test_improvement_intervals_are_those_of_rliables_bootstrap_with_its_draws(rliable: Any) -> None:
+    first, second = scores_of((3, 4)), scores_of((5, 4), seed=1)
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        np.random.seed(3)  # noqa: NPY002
+        drawn = [
+            (np.random.choice(3, (3, 4)), np.random.choice(5, (5, 4)))  # noqa: NPY002
+            for _ in range(100)
+        ]
+        np.random.seed(3)  # noqa: NPY002
+        expected = rliable.independent_bootstrap(first, second).conf_int(
+            lambda a, b: np.array([rliable.probability_of_improvement(a, b)]),
+            reps=100,
+            size=0.9,
+            method="percentile",
+        )
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+    indices = [np.stack(part) for part in zip(*drawn, strict=True)]
+    values = resampled_improvement(first, second, *indices)
+    close(percentile_interval(values, 0.9)[:, None], expected)
+
+
+# From the draws to the result
+
+
+@pytest.mark.parametrize("drawn_runs", ["n", "n-1"])
+def test_estimates_come_from_the_draws_of_each_policys_generator(drawn_runs: str) -> None:
+    scores = {"a": np.sort(scores_of((3, 4)), 0), "b": np.sort(scores_of((5, 4), 1), 0)}
+    found = quick(scores, thresholds=THRESHOLDS, drawn_runs=drawn_runs, seed=7)
+    indices = {}
+    for policy, array in scores.items():
+        drawn = len(array) - (drawn_runs == "n-1")
+        (indices[policy],) = draw_runs(policy_generator(7, policy), 200, array, drawn, block=200)
+        sample = resampled(array, indices[policy])
+        assert sample.shape == (200, drawn, 4)
+        for metric in METRICS:
+            estimate = found.estimates[policy][metric]
+            assert estimate.value == pytest.approx(METRICS[metric](array, 1.0), abs=1e-12)
+            assert estimate.interval is not None
+            close(
+                [estimate.interval.low, estimate.interval.high],
+                percentile_interval(METRICS[metric](sample, 1.0), 0.95),
+            )
+        for profiles, function in [
+            (found.profiles, profile),
+            (found.average_profiles, average_profile),
+        ]:
+            shown = profiles[policy]
+            close(shown.values, function(array, THRESHOLDS))
+            close([shown.low, shown.high], percentile_interval(function(sample, THRESHOLDS), 0.95))
+    values = resampled_improvement(scores["a"], scores["b"], indices["a"], indices["b"])
+    interval = found.improvement["a"]["b"].interval
+    assert interval is not None
+    close([interval.low, interval.high], percentile_interval(values, 0.95))
+
+
+@pytest.mark.parametrize("held", [1, 100, 1_000_000])
+def test_blocks_bound_the_memory_and_change_no_bit(
+    monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    scores = suite(a=3, b=7)
+    expected = quick(scores)
+    monkeypatch.setattr(resampling, "BATCH_VALUES", held)
+    assert quick(scores) == expected
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_others() -> None:
+    scores = suite(a=3, b=5)
+    assert quick(scores, seed=1) == quick(scores, seed=1)
+    assert quick(scores, seed=1).estimates != quick(scores, seed=2).estimates
+
+
+def test_policies_do_not_depend_on_each_other_or_on_their_order() -> None:
+    scores, options = suite(a=3, b=5, c=1), {"thresholds": [0.0, 0.5]}
+    whole = quick(scores, **options)
+    turned = quick(dict(reversed(scores.items())), **options)
+    assert turned.policies == ("c", "b", "a")
+    for name in ("estimates", "improvement", "profiles", "average_profiles", "task_means"):
+        assert getattr(turned, name) == getattr(whole, name)
+    pair = quick({name: scores[name] for name in ("b", "a")}, **options)
+    for policy in pair.policies:
+        assert pair.estimates[policy] == whole.estimates[policy]
+        assert pair.profiles[policy] == whole.profiles[policy]
+    assert pair.improvement["a"]["b"] == whole.improvement["a"]["b"]
+
+
+def test_policies_of_equal_scores_are_drawn_apart() -> None:
+    scores = scores_of((5, 4))
+    found = quick({"a": scores, "b": scores})
+    assert found.estimates["a"]["mean"].value == found.estimates["b"]["mean"].value
+    assert found.estimates["a"]["mean"].interval != found.estimates["b"]["mean"].interval
+    assert found.improvement["a"]["b"].value == 0.5
+
+
+some_scores = arrays.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 5), st.just(3)),
+    elements=st.floats(-1e3, 1e3).map(lambda value: round(value, 3)),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(first=some_scores, second=some_scores, data=st.data())
+def test_results_hold_for_any_scores(first: Any, second: Any, data: st.DataObject) -> None:
+    tasks = ["x", "y", "z"]
+    found = quick({"a": first, "b": second}, tasks=tasks, resamples=20)
+
+    # The order of tasks, and of runs within each task, changes no bit.
+    order = data.draw(st.permutations(range(3)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    turned = {
+        "a": rng.permuted(first, axis=0)[:, order],
+        "b": rng.permuted(second, axis=0)[:, order],
+    }
+    same = quick(turned, tasks=[tasks[place] for place in order], resamples=20)
+    for name in ("estimates", "improvement", "thresholds", "profiles", "average_profiles"):
+        assert getattr(same, name) == getattr(found, name)
+    assert {p: dict(sorted(m.items())) for p, m in same.task_means.items()} == found.task_means
+
+    for policy, scores in [("a", first), ("b", second)]:
+        estimates = found.estimates[policy]
+        slack = 1e-9 * max(1.0, np.abs(scores).max())
+        for metric in ("iqm", "mean", "median"):
+            interval = estimates[metric].interval
+            ends = [] if interval is None else [interval.low, interval.high]
+            assert ends == sorted(ends)
+            for value in [estimates[metric].value, *ends]:
+                assert scores.min() - slack <= value <= scores.max() + slack
+        assert estimates["optimality_gap"].value >= -slack
+        for shown in (found.profiles[policy], found.average_profiles[policy]):
+            for line in (shown.values, shown.low, shown.high):
+                assert line is None or all(1 >= a >= b >= 0 for a, b in zip(line, line[1:]))  # noqa: B905, RUF007
+            if shown.low is not None:
+                assert np.all(np.less_equal(shown.low, shown.high))
+
+    there, back = found.improvement["a"]["b"], found.improvement["b"]["a"]
+    assert there.value + back.value == pytest.approx(1, abs=1e-15)
+    assert 0 <= there.value <= 1
+    if there.interval is not None and back.interval is not None:
+        assert there.interval.low + back.interval.high == pytest.approx(1, abs=1e-15)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_the_improvement_of_many_pairs_is_that_of_each() -> None:
+    scores = {name: scores_of((runs, 4), runs) for name, runs in [("a", 2), ("b", 3), ("c", 6)]}
+    drawn = {name: len(array) for name, array in scores.items()}
+
+    def rngs() -> Any:
+        return {name: policy_generator(0, name) for name in scores}
+
+    found = resampled_improvements(scores, drawn, 50, rngs())
+    indices = {
+        name: next(draw_runs(rng, 50, scores[name], drawn[name], 50))
+        for name, rng in rngs().items()
+    }
+    assert list(found) == [("a", "b"), ("a", "c"), ("b", "c")]
+    for (a, b), values in found.items():
+        expected = resampled_improvement(scores[a], scores[b], indices[a], indices[b])
+        np.testing.assert_array_equal(values, expected)
+
+
+# Few runs, few tasks
+
+
+def test_one_run_has_values_and_no_intervals_and_a_note() -> None:
+    found = quick(suite(random=1, heuristic=1))
+    for policy in found.policies:
+        assert all(estimate.interval is None for estimate in found.estimates[policy].values())
+        assert found.profiles[policy].low is found.profiles[policy].high is None
+    assert found.improvement["random"]["heuristic"].interval is None
+    assert found.notes()[0] == (
+        "One run of random and heuristic: no interval. One run cannot show how much another "
+        "training run would differ."
+    )
+
+
+def test_one_run_is_taken_as_it_is_in_an_improvement_interval() -> None:
+    found = quick(suite(ppo=10, random=1))
+    assert found.estimates["random"]["iqm"].interval is None
+    assert found.improvement["ppo"]["random"].interval is not None
+    assert (
+        "Intervals of a probability of improvement against one run take that run as it is."
+        in found.notes()
+    )
+
+
+@pytest.mark.parametrize("drawn_runs", ["n", "n-1"])
+def test_two_to_four_runs_have_a_note_with_the_coverage(drawn_runs: str) -> None:
+    for runs in (2, 3, 4, 5, 10):
+        notes = "\n".join(quick(suite(ppo=runs), drawn_runs=drawn_runs).notes())
+        said = re.search(rf"from {runs} runs held the truth in \d+% to \d+% of cases", notes)
+        assert (said is not None) == (runs < 5)
+
+
+def test_fewer_runs_drawn_widen_intervals_as_the_variance_of_a_mean_asks() -> None:
+    scores = {"ppo": np.random.default_rng(0).normal(size=(3, 50))}
+    widths = []
+    for drawn_runs in ("n", "n-1"):
+        interval = aggregate(scores, drawn_runs=drawn_runs).estimates["ppo"]["mean"].interval
+        assert interval is not None
+        widths.append(interval.high - interval.low)
+    assert widths[1] / widths[0] == pytest.approx(np.sqrt(3 / 2), rel=0.03)
+
+
+def test_equal_runs_have_intervals_of_no_width_and_a_note() -> None:
+    found = quick({"ppo": np.full((5, 2), 0.5)})
+    interval = found.estimates["ppo"]["iqm"].interval
+    assert interval is not None
+    assert interval.low == interval.high == 0.5
+    assert any("All runs of ppo give the same" in note for note in found.notes())
+
+
+def test_one_task_is_told() -> None:
+    found = quick({"ppo": scores_of((5, 1))})
+    assert "One task: the numbers say nothing about others." in found.notes()
+
+
+# Groups, ranks and shapes of results
+
+
+def test_a_group_has_the_aggregates_of_its_tasks_alone() -> None:
+    scores, tasks = suite(a=3, b=5), ["w", "x", "y", "z"]
+    groups = {"first": ["x", "w"], "all": tasks}
+    found = quick(scores, tasks=tasks, groups=groups, thresholds=[0.0, 1.0])
+    alone = quick(
+        {name: array[:, [1, 0]] for name, array in scores.items()},
+        tasks=["x", "w"],
+        thresholds=[0.0, 1.0],
+    )
+    assert found.groups["first"] == alone
+    assert found.groups["all"].estimates == found.estimates
+    assert found.to_dict()["groups"]["first"]["tasks"] == ["x", "w"]
+    assert "\n\nfirst: x, w\n" in str(found)
+
+
+def test_the_best_policy_comes_first_and_equal_ones_share_a_rank() -> None:
+    found = quick({"low": [[0.1]], "b": [[0.5]], "a": [[0.5]], "high": [[0.9]]})
+    expected = [(1, "high"), (2, "a"), (2, "b"), (4, "low")]
+    assert found.ranking() == expected
+    assert found.ranking("optimality_gap") == expected  # lower is better
+    with pytest.raises(ValueError, match=r"expected one of the metrics \[.*\], got 'best'"):
+        found.ranking("best")
+
+
+def test_gamma_is_the_score_from_which_the_gap_is_zero() -> None:
+    scores = [[0.0, 3.0]]
+    assert quick({"a": scores}).estimates["a"]["optimality_gap"].value == 0.5
+    assert quick({"a": scores}, gamma=2.0).estimates["a"]["optimality_gap"].value == 1.0
+    assert optimality_gap(np.array(scores), 3.0) == 1.5
+
+
+def test_default_thresholds_reach_from_zero_to_one_and_over_most_scores() -> None:
+    assert quick({"a": [[0.5]]}).thresholds == tuple(np.linspace(0, 1, 101))
+    wide = quick({"a": np.linspace(-2, 9, 101)[:, None], "b": [[0.5]]}).thresholds
+    assert (wide[0], wide[-1]) == pytest.approx((-1.45, 8.45))
+
+
+def test_the_table_the_page_and_the_line_name_each_policy() -> None:
+    found = quick(suite(ppo=3, random=1), metrics=["median", "iqm"])
+    assert repr(found).startswith("Aggregates(2 policies on 4 tasks, ")
+    assert "\n" not in repr(found)
+    assert len(repr(found)) <= 200
+    head = str(found).splitlines()[2]
+    assert head.split() == ["runs", "median", "interquartile", "mean"]
+    for text in (str(found), found._repr_html_()):
+        assert all(name in text for name in ("ppo", "random", "One run of random", "median"))
+    assert repr(found.estimates["random"]["iqm"]).startswith("Estimate(")
+    assert repr(found.profiles["ppo"]).startswith("Profile(101 thresholds, ")
+    assert set(LABELS) == set(METRICS)
+
+
+def test_names_are_escaped_where_they_are_shown() -> None:
+    found = quick({"<b>\x1b": [[0.5]]}, tasks=["<i>\n"], groups={"<u>": ["<i>\n"]})
+    assert "\x1b" not in str(found) + repr(found) + found._repr_html_()
+    assert not re.search("<(b|i|u)>", found._repr_html_())
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "message"),
+    [
+        ({}, {}, r"scores of at least one policy, as {policy: scores}, got none"),
+        ({"": [[1.0]]}, {}, "expected policies with names, got one without: name it"),
+        (
+            {"a": [1.0]},
+            {},
+            r"'a' as \[runs, tasks\].*got shape \[1\]: for one run, pass \[scores\]",
+        ),
+        ({"a": [[]]}, {}, r"at least one of each, got shape \[1, 0\]"),
+        ({"a": [["x"]]}, {}, "expected scores of 'a' as numbers"),
+        ({"a": [[1.0], [1.0, 2.0]]}, {}, "expected scores of 'a' as numbers"),
+        ({"a": [[1.0]], "b": [[1.0, 2.0]]}, {}, "by policy, {'a': 1, 'b': 2} tasks"),
+        (
+            {"a": [[1.0, None]]},
+            {"tasks": ["x", "y"]},
+            "NaN or infinite ones of 'a' on y: leave out",
+        ),
+        ({"a": [[np.inf]]}, {}, "expected a finite score of each run on each task"),
+        ({"a": [[1.0]]}, {"tasks": ["x", "x"]}, r"1 distinct names of tasks.*got \['x', 'x'\]"),
+        ({"a": [[1.0]]}, {"tasks": []}, "1 distinct names of tasks"),
+        ({"a": [[1.0]]}, {"metrics": ["best"]}, r"among iqm, mean, median, .*, got \['best'\]"),
+        ({"a": [[1.0]]}, {"metrics": []}, "at least one, got"),
+        ({"a": [[1.0]]}, {"metrics": ["iqm", "iqm"]}, "expected distinct metrics"),
+        ({"a": [[1.0]]}, {"groups": {"g": ["x"]}}, "'g' to name distinct tasks.*the tasks are 0"),
+        ({"a": [[1.0]]}, {"groups": {"g": []}}, "at least one, got"),
+        ({"a": [[1.0]]}, {"thresholds": [1.0, 0.0]}, "finite, rising scores, got"),
+        ({"a": [[1.0]]}, {"thresholds": []}, "finite, rising scores, got"),
+        ({"a": [[1.0]]}, {"drawn_runs": "all"}, 'drawn_runs to be "n" or "n-1", got \'all\''),
+        ({"a": [[1.0]]}, {"gamma": np.nan}, "expected a finite gamma, got nan"),
+        ({"a": [[1.0]]}, {"confidence": 95}, "confidence between 0 and 1"),
+        ({"a": [[1.0]]}, {"resamples": 0}, "positive number of resamples"),
+        ({"a": [[1.0]]}, {"seed": -1}, "a seed that is an int and not negative"),
+    ],
+)
+def test_arguments_that_cannot_be_honoured_are_refused(
+    scores: Any, options: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        quick(scores, **options)

@@ -62,6 +62,7 @@ def table(
     sort: bool = True,
     commands: Commands | None = None,
     hint: str = "words",
+    name: str = "",
 ) -> str:
     """Return a table whose first column heads its rows.
 
@@ -72,6 +73,7 @@ def table(
         sort: let it sort; else its order says something.
         commands: a command per row, to be copied.
         hint: for the filter field.
+        name: for readers that do not see it, if there is no caption.
     """
     marks = [f"n{place}" for place, column in enumerate(columns, 1) if column.number]
     marks += [f"t{place}" for place, column in enumerate(columns, 1) if column.text]
@@ -85,7 +87,7 @@ def table(
     heads = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in columns)
     body = "\n".join(f"<tr>{''.join(_cells(row))}</tr>" for row in rows)
     above = f'<p class="caption">{escape(caption)}</p>\n' if caption else ""
-    named = escape(caption or " and ".join(c.heading for c in columns[:2] if c.heading) or "table")
+    named = escape(name or caption or "table")
     tall = " tall" if len(rows) > TALL else ""
     return (
         f'{above}<div class="wide{tall}" tabindex="0" role="region" aria-label="{named}">'

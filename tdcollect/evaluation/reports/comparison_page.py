@@ -70,7 +70,7 @@ def write_comparison_report(
         ),
         section(
             "Differences",
-            table(columns, comparison.rows(), sort=False),
+            table(columns, comparison.rows(), sort=False, name="Differences"),
             paragraphs([*comparison.notes(), IMPROVEMENT]),
         ),
     ]

@@ -23,17 +23,19 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell with a link, or with a colour.
+    """A cell with links, or with a colour.
 
     Attributes:
         text: its text.
         path: the file that it leads to, relative to the page.
-        kind: ``"good"``, ``"bad"``, or nothing.
+        kind: ``"good"``, ``"bad"``, a role of :data:`tdcollect.pages.palette.HEAT`, or nothing.
+        more: smaller texts below it, each with the file that it leads to.
     """
 
     text: str
     path: str | None = None
     kind: str = ""
+    more: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def table(
     commands: Commands | None = None,
     hint: str = "words",
     name: str = "",
+    heat: bool = False,
 ) -> str:
     """Return a table whose first column heads its rows.
 
@@ -73,10 +76,12 @@ def table(
         sort: let it sort; else its order says something.
         commands: a command per row, to be copied.
         hint: for the filter field.
+        heat: it is a heat map: its cells are coloured.
         name: for readers that do not see it, if there is no caption.
     """
     marks = [f"n{place}" for place, column in enumerate(columns, 1) if column.number]
     marks += [f"t{place}" for place, column in enumerate(columns, 1) if column.text]
+    marks += ["heat"] if heat else []
     data = f' class="{" ".join(marks)}"' if marks else ""
     if sort and len(rows) > 1:
         data += " data-sort"
@@ -108,6 +113,11 @@ def _cells(row: Sequence[str | Cell]) -> Iterable[str]:
 def _content(cell: str | Cell) -> str:
     if isinstance(cell, str):
         return escape(cell.strip())
-    if cell.path is None:
-        return escape(cell.text)
-    return f'<a href="{address(cell.path)}">{escape(cell.text)}</a>'
+    text = _linked(cell.text, cell.path)
+    if cell.more:
+        text += f" <small>{' '.join(_linked(*part) for part in cell.more)}</small>"
+    return text
+
+
+def _linked(text: str, path: str | None) -> str:
+    return escape(text) if path is None else f'<a href="{address(path)}">{escape(text)}</a>'

@@ -5,7 +5,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-slow test-versions test-oldest test-newest soak lint bench clean
+.PHONY: demo docs test test-slow test-versions test-oldest test-newest soak lint bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -16,6 +16,10 @@ export OMP_NUM_THREADS := 1
 demo: .venv/installed
 	rm -rf runs/demo
 	$(BIN)/python examples/ppo.py --output-dir runs/demo
+
+# The site, in site/: open site/index.html.
+docs: .venv/installed
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs . site
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -54,4 +58,4 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -52,4 +52,4 @@ RESERVED = frozenset(
         STEP,
     }
 )
-"""Names that an observation or info entry cannot take: the batch uses them for something else."""
+"""Names that an observation or info entry cannot take, since the batch uses them already."""

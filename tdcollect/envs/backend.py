@@ -131,7 +131,7 @@ class Backend(abc.ABC):
         """Make the envs of ``slots`` anew; each must be reset before it is stepped.
 
         Returns:
-            The slots built anew, ascending: also those that were lost together with these.
+            The slots built anew, ascending, with those that were lost together with these.
         """
         raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")
 

@@ -151,7 +151,7 @@ class GymnasiumEnv(GymAttributes):
         """Make the envs of ``slots`` anew; each must be reset before it is stepped.
 
         Returns:
-            The slots built anew, ascending: also those that were lost together with these.
+            The slots built anew, ascending, with those that were lost together with these.
         """
         return self.stepper.rebuild(slots)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -576,15 +574,6 @@ def test_random_actions_take_no_policy() -> None:
     with_random = collector.collect(episodes=20, seed=0, random=True)
     torch.manual_seed(0)
     assert_same(collector.collect(episodes=20, seed=0)["action"], with_random["action"])
-
-
-def test_the_pages_snippets_run() -> None:
-    page = Path(__file__).parents[2] / "docs" / "collecting.md"
-    snippets = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M)
-    assert len(snippets) == 3
-    space: dict[str, Any] = {}
-    for snippet in snippets:
-        exec(snippet, space)
 
 
 def test_the_pages_timeline() -> None:

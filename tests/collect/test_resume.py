@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -460,13 +459,3 @@ def test_collectors_in_other_processes_hand_their_states_over() -> None:
 def test_second_half_needs_its_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         second_half("cartpole", tmp_path)
-
-
-def test_the_snippets_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (TESTS.parent / "docs" / "resume.md").read_text()
-    snippets = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
-    assert len(snippets) == 3
-    space: dict[str, Any] = {}
-    for snippet in snippets:
-        exec(snippet, space)

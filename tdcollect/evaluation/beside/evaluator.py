@@ -200,9 +200,9 @@ class Evaluator:
                 others are given.
 
         Returns:
-            Numbers by name, after the prefix: ``reward``, the mean return, ``reward_std``,
-            ``reward_low`` and ``reward_high``, its 95% interval, ``num_episodes``, those that
-            completed, ``failed``, ``episode_length``, their mean length in steps, ``fps``,
+            Numbers by name, each after the prefix. ``reward`` is the mean return, ``reward_low``
+            and ``reward_high`` its 95% interval; the others are ``reward_std``, ``num_episodes``
+            that completed, ``failed``, ``episode_length``, their mean length in steps, ``fps``,
             ``step``, and those of ``metrics_fn``.
 
         Raises:

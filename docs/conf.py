@@ -1,0 +1,113 @@
+"""Settings of the site that `make docs` builds with Sphinx, from the root of the repository.
+
+The sources are the pages as they are in the repository, so that one relative link works in both.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version as version_of
+from typing import Any
+
+from pygments.lexers.special import TextLexer
+from sphinx.util.inspect import signature as signature_of
+from sphinx.util.inspect import stringify_signature
+
+project = "tdcollect"
+version = release = version_of("tdcollect")
+copyright = "the authors of tdcollect. MIT licence"
+html_title = f"tdcollect {version}"
+
+root_doc = "docs/index"
+include_patterns = ["*.md", "docs/**", "benchmarks/README.md"]
+exclude_patterns = [".*", "runs", "site", "tdcollect", "tests", "examples", "build", "dist"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+
+html_theme = "furo"
+pygments_dark_style = "github-dark"
+html_additional_pages = {"index": "to-the-index.html"}
+templates_path = ["_templates"]
+html_static_path = ["_static"]
+html_css_files = ["reference.css"]
+html_copy_source = False
+html_show_sphinx = False
+highlight_language = "none"  # of blocks that name no language
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+# Docstrings are the project's own; those that a class inherits are its parent's to show.
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Attributes", "params_style")]  # a list, as that of the arguments
+
+# Names of the package must lead somewhere. Those of others would need their inventories, from the
+# network.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!tdcollect\b).*")]
+# Types of the package's own parts, in signatures of methods that scripts do not call.
+nitpick_ignore = [
+    ("py:class", f"tdcollect.{name}")
+    for name in (
+        "checks.difference.Mismatch",
+        "collect.hooks.ScalarLogger",
+        "collect.statistics._Moments",
+        "envs.buffers.StepBuffers",
+        "envs.spaces.SpaceCodec",
+        "envs.stepper.Stepper",
+        "evaluation.episodes.data.Finished",
+        "evaluation.episodes.feed.Feed",
+        "evaluation.episodes.probe.Verdict",
+        "evaluation.reports.comparable.Evaluation",
+        "testing.counting.Number",
+    )
+]
+
+
+def add_contents(app: Any, name: str, source: list[str]) -> None:
+    """Make the site's table of contents of the lists of links in docs/index.md."""
+    if name != root_doc:
+        return
+    for caption, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", source[0], re.S | re.M):
+        pages = re.findall(r"^- \[(.*?)\]\((.*?)\.md\)", text, re.M)
+        lines = [f"{title} <{page}>" for title, page in pages]
+        if lines:
+            head = ["", "```{toctree}", ":hidden:", f":caption: {caption}", ""]
+            source[0] += "\n".join([*head, *lines, "```", ""])
+
+
+def show_constructor(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """Show the arguments of ``__init__`` where TorchRL's metaclasses take any."""
+    if what != "class" or not (signature or "").startswith("(*args"):
+        return None
+    found = signature_of(obj.__init__, bound_method=True)
+    return stringify_signature(found, show_return_annotation=False, unqualified_typehints=True), ""
+
+
+def skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of named tuples: the docstring of the class describes them."""
+    return True if type(obj).__name__ == "_tuplegetter" else None
+
+
+def drop_builtin_docs(
+    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
+) -> None:
+    """Leave out the docstring of ``str``, which a constant without one of its own would show."""
+    if what == "data" and lines and (type(obj).__doc__ or "").startswith(lines[0]):
+        lines.clear()
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", add_contents)
+    app.connect("autodoc-process-docstring", drop_builtin_docs)
+    app.connect("autodoc-process-signature", show_constructor)
+    app.connect("autodoc-skip-member", skip_fields)
+    app.add_lexer("way", TextLexer)  # docs/walkthrough.md; its test reads these blocks

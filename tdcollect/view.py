@@ -170,7 +170,7 @@ def _evaluation(root: Path, here: Path, out: Path, back: str = "") -> Viewed:
             return Viewed(path, "evaluation", status, env=env, policy=policy)
     except (ValueError, OSError) as error:
         status = "refused" if (here / REFUSED).exists() else "unreadable"
-        return Viewed(path, "evaluation", f"{status}: {error}")
+        return Viewed(path, "evaluation", f"{status}: {_within(root, error)}")
     summary = summarize(episodes)
     page_path = f"{PAGES}/{path}/{REPORT}"
     html, _ = report_page(
@@ -191,7 +191,7 @@ def _curve(root: Path, here: Path, out: Path, steps: Sequence[str]) -> Viewed:
     try:
         curve = read_csv(here / CURVE)
     except (ValueError, OSError) as error:
-        return Viewed(path, "curve", f"unreadable: {error}")
+        return Viewed(path, "curve", f"unreadable: {_within(root, error)}")
     page_path = f"{PAGES}/{path}/{CURVE_PAGE}"
     pages, known = {}, ("-", "-")
     for name in steps:
@@ -218,6 +218,11 @@ def _best_by(here: Path) -> str:
     except (ValueError, OSError):
         by = None
     return by if by in BEST_BY else BEST_BY[0]
+
+
+def _within(root: Path, error: Exception) -> str:
+    """Return an error with the paths in it relative to the folder."""
+    return str(error).replace(f"{root}{os.sep}", "")
 
 
 def _relative(here: Path, root: Path) -> str:
@@ -345,7 +350,7 @@ def _evaluations(evaluations: Sequence[Viewed]) -> str:
             row.append("-" if s.success is None else percent_text(round(s.success.rate, 3)))
         row += [number_text(s.lengths.mean), str(s.failed), one.status]
         rows.append(row)
-    return table(columns, rows, hint="words, or mean>100")
+    return table(columns, rows, hint="words, or mean>100", name="Evaluations")
 
 
 def _curves(curves: Sequence[Viewed]) -> str:
@@ -374,4 +379,4 @@ def _curves(curves: Sequence[Viewed]) -> str:
                 one.status if one.status == FINISHED else Cell(one.status, kind="bad"),
             ]
         )
-    return table(columns, rows)
+    return table(columns, rows, name="Learning curves")

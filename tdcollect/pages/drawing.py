@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from tdcollect.display import html_escaped, visible
 from tdcollect.extras import extra_module
-from tdcollect.pages.palette import COLOURS, classes, light, variables
+from tdcollect.pages.palette import COLOURS, HEAT, classes, light, variables
 
 WIDTH = 4.3  # inches: text of this size can be read where a drawing fills a phone
 HEIGHT = 2.55
@@ -25,7 +25,7 @@ LONGEST = 28  # characters of a name in a drawing
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
-_ROLES = {colours[0]: role for role, colours in COLOURS.items()}
+_ROLES = {colours[0]: role for role, colours in COLOURS.items() if role not in HEAT}
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 

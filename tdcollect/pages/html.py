@@ -122,6 +122,15 @@ def paragraphs(texts: Sequence[str], kind: str = "note") -> str:
     return "\n".join(f'<p class="{kind}">{escape(text)}</p>' for text in texts)
 
 
+def heat_legend(low: str, high: str, below: str) -> str:
+    """Return the legend of a heat map: the colours between two texts, and those below."""
+    steps = "".join(f'<i class="heat{step}"></i>' for step in range(7))
+    return (
+        f'<p class="legend"><span>{escape(low)}</span>{steps}<span>{escape(high)}</span>'
+        f'<i class="heat-1"></i><i class="heat-2"></i><span>{escape(below)}</span></p>'
+    )
+
+
 def command(text: str) -> str:
     """Return a command in a block of its own, which can be copied."""
     return f'<p class="command"><code>{escape(text)}</code></p>'

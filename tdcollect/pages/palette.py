@@ -21,12 +21,34 @@ COLOURS: dict[str, tuple[str, str]] = {
     "good": ("#0b7a50", "#52d39b"),
     "bad": ("#b3261e", "#ff8f85"),
 }
+# Behind numbers of a heat map, from below zero over zero to one and above; ink is read on each.
+HEAT = {
+    "heat-2": ("#f4c79b", "#6b3f17"),
+    "heat-1": ("#fae3cc", "#42291a"),
+    "heat0": ("#f3f6f9", "#1a2028"),
+    "heat1": ("#e2edf8", "#1b2a3b"),
+    "heat2": ("#cfe1f4", "#1c344f"),
+    "heat3": ("#bbd5ef", "#1e3e62"),
+    "heat4": ("#a7c9ea", "#204976"),
+    "heat5": ("#93bde5", "#22538a"),
+    "heat6": ("#80b1e0", "#245e9d"),
+}
+COLOURS |= HEAT
 SERIES = [name for name in COLOURS if name.startswith("series")]
 
 
 def light(role: str) -> str:
     """Return the colour of a role in light, which figures are drawn with."""
     return COLOURS[role][0]
+
+
+def heat(score: float | None) -> str:
+    """Return the role of the colour behind a score: zero is pale, one is full, below is another."""
+    if score is None or score != score:
+        return ""
+    if score < 0:
+        return "heat-1" if score > -0.25 else "heat-2"
+    return f"heat{min(6, round(min(score, 2.0) * 6))}"
 
 
 def series(place: int) -> str:
@@ -50,5 +72,12 @@ def variables() -> str:
 def classes() -> str:
     """Return the CSS classes that figures use: ``f-bar`` fills, ``s-bar`` strokes."""
     return "".join(
-        f".f-{role}{{fill:var(--{role})}}.s-{role}{{stroke:var(--{role})}}\n" for role in COLOURS
+        f".f-{role}{{fill:var(--{role})}}.s-{role}{{stroke:var(--{role})}}\n"
+        for role in COLOURS
+        if role not in HEAT
     )
+
+
+def backgrounds() -> str:
+    """Return the CSS classes of a heat map's cells."""
+    return "".join(f".{role}{{background:var(--{role})}}\n" for role in HEAT)

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tdcollect.display import number_text
-from tdcollect.pages.drawing import HEIGHT, Canvas, Drawing, canvas, short
-from tdcollect.pages.palette import light, series
+from tdcollect.pages.drawing import HEIGHT, WIDTH, Canvas, Drawing, canvas, short
+from tdcollect.pages.palette import SERIES, light, series
 
 Values = npt.NDArray[np.float64]
 Ends = tuple[float, float]
@@ -19,6 +19,7 @@ Ends = tuple[float, float]
 MOST_BARS = 40
 MOST_POINTS = 600  # of a line: more than a drawing this wide can show
 MOST_PAIRS = 1000  # of a cloud
+_STYLES = ("-", "--", ":")  # of series whose colours begin anew
 _ROW = 0.34  # inches per row of a plot with names at its left
 _MARGIN = 0.78
 
@@ -94,7 +95,7 @@ def histogram(
             else:
                 axes.set_xlim(edges[0], edges[-1])
         if zero:
-            _zero_line(axes)
+            _dashed_line(axes, 0.0)
         if interval is not None:
             axes.axvspan(*interval, color=light("series1"), alpha=0.2, lw=0, label=interval_name)
         if mean is not None:
@@ -138,6 +139,7 @@ def lines(
             colour = series(line.series)
             x, y = line.x[points], line.y[points]
             style: dict[str, Any] = {"marker": "o", "markersize": 3.5} if marks else {}
+            style["linestyle"] = _STYLES[line.series // len(SERIES) % len(_STYLES)]
             axes.plot(x, y, color=colour, linewidth=1.6, label=short(line.name), **style)
             if line.low is not None and line.high is not None:
                 low, high = line.low[points], line.high[points]
@@ -238,12 +240,12 @@ def ridges(rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Drawing
     return drawn.drawing
 
 
-def intervals(rows: Sequence[Estimate], x_label: str, *, zero: bool = False) -> Drawing:
-    """Draw an estimate with its interval per row, in the order given."""
+def intervals(rows: Sequence[Estimate], x_label: str, *, line_at: float | None = None) -> Drawing:
+    """Draw an estimate with its interval per row, in the order given; a dashed line at a value."""
     with canvas(x_label, height=_MARGIN + _ROW * max(len(rows), 2)) as drawn:
         axes = drawn.axes
-        if zero:
-            _zero_line(axes)
+        if line_at is not None:
+            _dashed_line(axes, line_at)
         for place, row in enumerate(rows):
             colour = series(row.series)
             if row.interval is not None:
@@ -290,8 +292,8 @@ def _named_rows(axes: Any, names: Sequence[str], above: float = 0.5) -> None:
     axes.grid(True, axis="x")
 
 
-def _zero_line(axes: Any) -> None:
-    axes.axvline(0.0, color=light("muted"), linewidth=1.2, linestyle=(0, (4, 3)))
+def _dashed_line(axes: Any, at: float) -> None:
+    axes.axvline(at, color=light("muted"), linewidth=1.2, linestyle=(0, (4, 3)))
 
 
 def _legend(drawn: Canvas) -> None:
@@ -302,9 +304,16 @@ def _legend(drawn: Canvas) -> None:
             handles,
             names,
             loc="outside upper left",
-            ncols=3,
+            ncols=_columns(names),
             handlelength=1.3,
             columnspacing=1.3,
             borderaxespad=0.0,
             borderpad=0.1,
         )
+
+
+def _columns(names: Sequence[str]) -> int:
+    """Return the number of columns of a legend, by the rough widths of its entries in points."""
+    widths = [5 * len(name) + 36 for name in names]
+    room = 72 * WIDTH
+    return len(names) if sum(widths) <= room else max(1, int(room / max(widths)))

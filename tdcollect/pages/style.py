@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 
-from tdcollect.pages.palette import classes, variables
+from tdcollect.pages.palette import backgrounds, classes, variables
 
 ALIGNED = 40  # columns of a table whose numbers stand at the right
 
@@ -13,7 +13,7 @@ ALIGNED = 40  # columns of a table whose numbers stand at the right
 @functools.cache
 def style_sheet() -> str:
     """Return the style sheet of a page."""
-    return variables() + classes() + package_text("style.css") + _alignment()
+    return variables() + classes() + package_text("style.css") + backgrounds() + _alignment()
 
 
 @functools.cache

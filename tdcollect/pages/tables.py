@@ -23,17 +23,19 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell with a link, or with a colour.
+    """A cell with links, or with a colour.
 
     Attributes:
         text: its text.
         path: the file that it leads to, relative to the page.
-        kind: ``"good"``, ``"bad"``, or nothing.
+        kind: ``"good"``, ``"bad"``, a role of :data:`tdcollect.pages.palette.HEAT`, or nothing.
+        more: smaller texts below it, each with the file that it leads to.
     """
 
     text: str
     path: str | None = None
     kind: str = ""
+    more: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ def table(
     sort: bool = True,
     commands: Commands | None = None,
     hint: str = "words",
+    name: str = "",
+    heat: bool = False,
 ) -> str:
     """Return a table whose first column heads its rows.
 
@@ -72,9 +76,12 @@ def table(
         sort: let it sort; else its order says something.
         commands: a command per row, to be copied.
         hint: for the filter field.
+        heat: it is a heat map: its cells are coloured.
+        name: for readers that do not see it, if there is no caption.
     """
     marks = [f"n{place}" for place, column in enumerate(columns, 1) if column.number]
     marks += [f"t{place}" for place, column in enumerate(columns, 1) if column.text]
+    marks += ["heat"] if heat else []
     data = f' class="{" ".join(marks)}"' if marks else ""
     if sort and len(rows) > 1:
         data += " data-sort"
@@ -85,7 +92,7 @@ def table(
     heads = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in columns)
     body = "\n".join(f"<tr>{''.join(_cells(row))}</tr>" for row in rows)
     above = f'<p class="caption">{escape(caption)}</p>\n' if caption else ""
-    named = escape(caption or " and ".join(c.heading for c in columns[:2] if c.heading) or "table")
+    named = escape(name or caption or "table")
     tall = " tall" if len(rows) > TALL else ""
     return (
         f'{above}<div class="wide{tall}" tabindex="0" role="region" aria-label="{named}">'
@@ -106,6 +113,11 @@ def _cells(row: Sequence[str | Cell]) -> Iterable[str]:
 def _content(cell: str | Cell) -> str:
     if isinstance(cell, str):
         return escape(cell.strip())
-    if cell.path is None:
-        return escape(cell.text)
-    return f'<a href="{address(cell.path)}">{escape(cell.text)}</a>'
+    text = _linked(cell.text, cell.path)
+    if cell.more:
+        text += f" <small>{' '.join(_linked(*part) for part in cell.more)}</small>"
+    return text
+
+
+def _linked(text: str, path: str | None) -> str:
+    return escape(text) if path is None else f'<a href="{address(path)}">{escape(text)}</a>'

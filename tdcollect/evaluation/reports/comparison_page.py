@@ -70,7 +70,7 @@ def write_comparison_report(
         ),
         section(
             "Differences",
-            table(columns, comparison.rows(), sort=False),
+            table(columns, comparison.rows(), sort=False, name="Differences"),
             paragraphs([*comparison.notes(), IMPROVEMENT]),
         ),
     ]
@@ -126,7 +126,7 @@ def _together(comparison: Comparison) -> list[Figure]:
         f"{within(d.difference.mean_interval, d.confidence)}."
         for d in measured
     )
-    drawing = intervals(estimates, f"mean difference to {short(baseline)}", zero=True)
+    drawing = intervals(estimates, f"mean difference to {short(baseline)}", line_at=0.0)
     return [*found, Figure("intervals", f"Mean differences to {baseline}", drawing, said)]
 
 

@@ -54,7 +54,7 @@ def episode_table(
             row.append(Cell("kept", kept[e.index]) if e.index in kept else "-")
         rows.append(row)
     hint = "words, or return<100"
-    found = table(columns, rows, commands=commands, hint=hint)
+    found = table(columns, rows, commands=commands, hint=hint, name="Episodes")
     return paragraphs([left], "warn") + found if left else found
 
 

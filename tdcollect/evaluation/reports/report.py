@@ -123,7 +123,7 @@ def report_page(
         section("Figures", figures(drawn) if drawn else paragraphs(["No episode completed."])),
         section(
             "Statistics",
-            table(columns, summary.rows(), sort=False),
+            table(columns, summary.rows(), sort=False, name="Statistics"),
             paragraphs(summary.notes()),
         ),
         section("Episodes", *_episodes(records, completed, again, kept)),

@@ -1,0 +1,174 @@
+"""The pages of all evaluations below a folder, and their index."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import tdcollect
+from tdcollect.cli import main
+from tdcollect.cli.view import server_of
+from tdcollect.evaluation import Request
+from tdcollect.evaluation.beside.curve import point_of, to_csv
+from tdcollect.view import view
+
+from ..evaluation.ledgers import unfinished
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Evaluations in many states."""
+    root = tmp_path_factory.mktemp("view") / "runs"
+    request = Request("CartPole-v1", "random", directory=str(root))
+    result = tdcollect.evaluate(
+        "CartPole-v1", None, 3, output_dir=root / "a" / "whole", progress=False, request=request,
+        keep_trajectories=True,
+    )  # fmt: skip
+    for name in ("b", "altered", "half", "their <pages>#?"):
+        shutil.copytree(root / "a" / "whole", root / name)
+    (root / "b" / "request.json").unlink()
+    unfinished(root / "half", 2)
+    lines = (root / "altered" / "episodes.jsonl").read_text()
+    (root / "altered" / "episodes.jsonl").write_text(
+        lines.replace('"restarts": 0', '"restarts": 1')
+    )
+    (root / "their <pages>#?" / "report.html").write_text("<script>alert(1)</script>")
+    (root / "other").mkdir()
+    (root / "other" / "manifest.json").write_text('{"name": "an extension of a browser"}')
+    curve = root / "curve"
+    shutil.copytree(root / "b", curve / "step-000000100")
+    points = [point_of(step, result.summary(), result.digest) for step in (100, 200)]
+    (curve / "curve.csv").write_bytes(to_csv(points))
+    return root
+
+
+@pytest.fixture(scope="module")
+def out(runs: Path) -> Path:
+    """The pages of them."""
+    return view(runs, runs.parent / "out")[0].parent
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+def test_each_evaluation_and_curve_is_in_the_index(runs: Path, tmp_path: Path) -> None:
+    index, found = view(runs, tmp_path / "out")
+    assert {one.path: one.status.partition(":")[0] for one in found} == {
+        "a/whole": "finished",
+        "altered": "unreadable",
+        "b": "finished",
+        "curve": "finished",
+        "half": "unfinished, 2 of 3 episodes",
+        "their <pages>#?": "finished",
+    }
+    text = index.read_text()
+    assert '<a href="./pages/their%20%3Cpages%3E%23%3F/report.html">their &lt;pages&gt;#?<' in text
+    assert "unfinished, 2 of 3 episodes" in text
+    for one in found:
+        assert (one.page is None) == (one.status != "finished")
+        assert one.page is None or (index.parent / one.page).is_file()
+
+
+def test_links_between_the_pages_lead_to_files(out: Path) -> None:
+    seen = set()
+    for file in out.rglob("*.html"):
+        for link in re.findall('<a href="(.*?)"', file.read_text()):
+            target = file.parent / urllib.request.url2pathname(link)
+            assert target.is_file(), (file, link)
+            seen.add(target.resolve())
+    assert len(seen) == 6
+
+
+def test_no_page_of_the_folder_is_taken_over(runs: Path, out: Path) -> None:
+    pages = b"".join(contents(out).values())
+    assert b"alert(1)" not in pages
+    assert str(runs).encode() not in pages
+
+
+def test_the_same_files_give_the_same_pages_wherever_they_are(
+    runs: Path, out: Path, tmp_path: Path
+) -> None:
+    moved = shutil.copytree(runs, tmp_path / "elsewhere" / "runs")
+    two = Path(shutil.copytree(out, tmp_path / "two"))
+    (two / "pages" / "b" / "report.html").unlink()
+    view(moved, two)  # over its own
+    assert contents(out) == contents(two)
+
+
+def test_pages_are_written_over_nothing_else(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("my home page")
+    with pytest.raises(ValueError, match=r"to hold pages of `tdcollect view`, got "):
+        view(runs, tmp_path)
+    assert contents(tmp_path) == {"index.html": b"my home page"}
+
+
+def test_a_folder_without_evaluations_is_refused(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"expected evaluations below .*other"):
+        view(runs / "other", tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="expected a folder with evaluations, got"):
+        view(runs / "none", tmp_path / "out")
+
+
+def test_pages_below_the_folder_itself_are_not_viewed(runs: Path, tmp_path: Path) -> None:
+    here = shutil.copytree(runs / "b", tmp_path / "a" / "whole").parent
+    for _ in range(2):
+        _, found = view(here, here / "out")
+        assert [one.path for one in found] == ["whole"]
+
+
+def test_commands_are_typed_in_the_folder(runs: Path, out: Path, monkeypatch, capsys) -> None:
+    page = (out / "pages" / "a" / "whole" / "report.html").read_text()
+    (command,) = re.findall("<code>tdcollect (.*?)</code>", page)
+    monkeypatch.chdir(runs)
+    assert command.startswith("replay a/whole ")
+    assert main(command.split()) == 0
+    assert "the same to the bit" in capsys.readouterr().out
+    page = (out / "pages" / "b" / "report.html").read_text()
+    assert "tdcollect.EvaluationResult.load(&quot;b&quot;, env).replay(" in page
+
+
+def test_the_command_prints_what_it_found(runs: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(runs)
+    assert main(["view", "b", "--output-dir", "../text"]) == 0
+    assert capsys.readouterr().out == "1 page of 1 found below b\nindex ../text/index.html\n"
+    assert main(["view", "half", "--output-dir", "../text"]) == 0
+    assert "tdcollect: .: unfinished, 2 of 3 episodes" in capsys.readouterr().err
+    monkeypatch.chdir(runs.parent)
+    assert main(["view", "runs", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["index"] == "pages/index.html"
+    by_path = {one["path"]: one for one in told["found"]}
+    assert by_path["b"]["summary"]["episodes"] == 3
+    assert by_path["curve"]["points"] == 2
+    assert main(["view", "none"]) == 1
+
+
+def test_pages_are_served_to_this_machine_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "index.html").write_text("the index")
+    (tmp_path / "secret").write_text("secret")
+    with server_of(tmp_path / "out", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert server.server_address[0] == "127.0.0.1"
+        with urllib.request.urlopen(address) as answer:
+            assert answer.read() == b"the index"
+        for path, host, code in [
+            ("/../secret", None, 404),
+            ("/%2e%2e/secret", None, 404),
+            ("/", "evil.test", 403),
+        ]:
+            asked = urllib.request.Request(address + path, headers={"Host": host} if host else {})
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(asked)
+            assert refused.value.code == code
+        server.shutdown()

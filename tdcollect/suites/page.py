@@ -281,7 +281,7 @@ def _sources(results: SuiteResults) -> str:
     for task in results.tasks:
         span = results.ranges[task.name]
         low, high = ("-", "-") if span is None else map(number_text, span)
-        presets = ", ".join(f"{name} {version}" for name, version in task.preset.items())
+        presets = ", ".join(f"{name} {version}" for name, version in task.presets.items())
         source = "-" if task.score is None else task.score.source or "the suite's file"
         rows.append([task.name, task.env, task.group or "-", low, high, presets or "-", source])
     return table(columns, rows, name="Scores and their sources")

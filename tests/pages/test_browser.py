@@ -13,7 +13,7 @@ import pytest
 from .made import EPISODES, EVIL
 
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
-KINDS = ["evaluation", "comparison", "curve"]
+KINDS = ["evaluation", "comparison", "curve", "suite"]
 
 
 class Opened(NamedTuple):

@@ -1,4 +1,4 @@
-"""The pages of all evaluations and learning curves below a folder, with an index.
+"""The pages of all evaluations, learning curves and suites below a folder, with an index.
 
 The files may come from somebody else: they are read as data, and every page is made anew. Pages
 that are found there are neither copied nor linked.
@@ -38,6 +38,11 @@ from tdcollect.files import write_atomically
 from tdcollect.pages.html import Figure, figures, link, page, section
 from tdcollect.pages.plots import Estimate, intervals
 from tdcollect.pages.tables import Cell, Column, table
+from tdcollect.suites.folder import is_suite
+from tdcollect.suites.page import suite_page
+from tdcollect.suites.reading import results_of
+from tdcollect.suites.results import FINISHED as CELL_FINISHED
+from tdcollect.suites.results import SuiteResults
 
 INDEX = "index.html"
 PAGES = "pages"
@@ -49,18 +54,19 @@ _FIGURES, _ROWS = 6, 20  # of the index: figures, and rows of each
 
 @dataclass(frozen=True)
 class Viewed:
-    """An evaluation or a learning curve that was found.
+    """An evaluation, a learning curve or a suite that was found.
 
     Attributes:
         path: its folder, relative to the one that was viewed.
-        kind: ``"evaluation"`` or ``"curve"``.
+        kind: ``"evaluation"``, ``"curve"`` or ``"suite"``.
         status: ``"finished"``; or what it is instead, such as ``"unfinished, 3 of 10 episodes"``.
-        page: its page, relative to the index; None unless it is finished.
+        page: its page, relative to the index; None for what is unfinished or cannot be read.
         env: the env's name.
         policy: the policy's name.
         summary: the statistics of an evaluation.
         curve: the points of a curve.
         best: the best of them.
+        suite: the results of a suite.
     """
 
     path: str
@@ -72,6 +78,7 @@ class Viewed:
     summary: Summary | None = None
     curve: Sequence[Point] = ()
     best: Best | None = None
+    suite: SuiteResults | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was found as plain dicts, lists, strings and numbers, for JSON."""
@@ -82,13 +89,15 @@ class Viewed:
         if self.kind == "curve":
             found["points"] = len(self.curve)
             found["best"] = None if self.best is None else [self.best.step, self.best.value]
+        if self.suite is not None:
+            found["suite"] = self.suite.to_dict()
         return found
 
 
 def view(
     directory: str | os.PathLike[str], output_dir: str | os.PathLike[str]
 ) -> tuple[Path, list[Viewed]]:
-    """Write the pages of all evaluations and curves below a folder, and an index of them.
+    """Write the pages of all evaluations, curves and suites below a folder, and an index of them.
 
     Nothing that the folder names is run. The same files give the same pages.
 
@@ -130,7 +139,7 @@ def _check(out: Path) -> None:
 
 
 def _found(root: Path, out: Path) -> Iterator[Viewed]:
-    """Write the page of each evaluation and curve; yield them, steps of curves left out."""
+    """Write all pages; yield what they are of, without the parts of curves and suites."""
     for folder, folders, files in os.walk(root):
         here = Path(folder)
         folders[:] = sorted(
@@ -148,6 +157,9 @@ def _found(root: Path, out: Path) -> Iterator[Viewed]:
                 if "is something else's" in str(error):
                     continue
             yield _evaluation(root, here, out)
+        elif is_suite(here):
+            folders.clear()
+            yield _suite(root, here, out)
         elif CURVE in files:
             steps = [name for name in folders if _STEP.fullmatch(name)]
             folders[:] = [name for name in folders if name not in steps]
@@ -212,6 +224,25 @@ def _curve(root: Path, here: Path, out: Path, steps: Sequence[str]) -> Viewed:
     return Viewed(path, "curve", FINISHED, page_path, *known, curve=curve, best=best)
 
 
+def _suite(root: Path, here: Path, out: Path) -> Viewed:
+    """Write the page of a suite, and those of its finished evaluations."""
+    path = _relative(here, root)
+    try:
+        results = results_of(here)
+    except (ValueError, OSError) as error:
+        return Viewed(path, "suite", f"unreadable: {_within(root, error)}")
+    page_path = f"{PAGES}/{path}/{REPORT}"
+    done = [cell for cell in results.cells if cell.status == CELL_FINISHED]
+    for cell in done:
+        back = _back(f"{PAGES}/{path}/{cell.path}/{REPORT}", page_path, "The suite")
+        _evaluation(root, here / cell.path, out, back)
+    html = suite_page(results, _back(page_path, INDEX, "All evaluations"))
+    write_atomically(out / page_path, html)
+    whole = len(done) == len(results.cells)
+    status = FINISHED if whole else f"unfinished, {len(done)} of {len(results.cells)} evaluations"
+    return Viewed(path, "suite", status, page_path, suite=results)
+
+
 def _best_by(here: Path) -> str:
     try:
         by = read_object(here / BEST).get("by")
@@ -262,9 +293,12 @@ def _again(root: Path, here: Path, manifest: Mapping[str, Any]) -> Again:
 
 
 def _index(root: Path, found: Sequence[Viewed]) -> bytes:
-    evaluations = [one for one in found if one.kind == "evaluation"]
-    curves = [one for one in found if one.kind == "curve"]
+    evaluations, curves, suites = (
+        [one for one in found if one.kind == kind] for kind in ("evaluation", "curve", "suite")
+    )
     parts = []
+    if suites:
+        parts.append(section("Suites", _suites(suites)))
     if drawn := _figures(evaluations):
         parts.append(section("Mean returns", figures(drawn)))
     if evaluations:
@@ -273,11 +307,15 @@ def _index(root: Path, found: Sequence[Viewed]) -> bytes:
         parts.append(section("Learning curves", _curves(curves)))
     lead = [
         count_text(len(some), name)
-        for some, name in [(evaluations, "evaluation"), (curves, "learning curve")]
+        for some, name in [
+            (suites, "suite"),
+            (evaluations, "evaluation"),
+            (curves, "learning curve"),
+        ]
         if some
     ]
-    unfinished = sum(one.status != FINISHED for one in found)
-    lead += [f"{unfinished} without a page"] if unfinished else []
+    without = sum(one.page is None for one in found)
+    lead += [f"{without} without a page"] if without else []
     return page(root.resolve().name or "/", " · ".join(lead), parts, kicker="Evaluations")
 
 
@@ -342,8 +380,7 @@ def _evaluations(evaluations: Sequence[Viewed]) -> str:
         row: list[str | Cell] = [Cell(one.path, one.page), one.env, one.policy]
         s = one.summary
         if s is None:
-            row += ["-"] * (6 if success else 5) + [Cell(one.status, kind="bad")]
-            rows.append(row)
+            rows.append([*row, *["-"] * (6 if success else 5), _status(one)])
             continue
         row += [str(s.episodes), number_text(s.returns.mean), str(s.returns.mean_interval or "-")]
         if success:
@@ -351,6 +388,34 @@ def _evaluations(evaluations: Sequence[Viewed]) -> str:
         row += [number_text(s.lengths.mean), str(s.failed), one.status]
         rows.append(row)
     return table(columns, rows, hint="words, or mean>100", name="Evaluations")
+
+
+def _suites(suites: Sequence[Viewed]) -> str:
+    columns = [
+        Column("suite"),
+        Column("name"),
+        Column("policies", number=True),
+        Column("tasks", number=True),
+        Column("evaluations", number=True),
+        Column("best policy"),
+        Column("status", text=True),
+    ]
+    rows: list[list[str | Cell]] = []
+    for one in suites:
+        row: list[str | Cell] = [Cell(one.path, one.page)]
+        found = one.suite
+        if found is None:
+            row += ["-"] * 5
+        else:
+            best = found.aggregates.ranking()[0][1] if found.aggregates is not None else "-"
+            counts = (len(found.policies), len(found.tasks), len(found.cells))
+            row += [f"{found.name} {found.version}", *map(str, counts), best]
+        rows.append([*row, _status(one)])
+    return table(columns, rows, name="Suites")
+
+
+def _status(one: Viewed) -> str | Cell:
+    return one.status if one.status == FINISHED else Cell(one.status, kind="bad")
 
 
 def _curves(curves: Sequence[Viewed]) -> str:
@@ -376,7 +441,7 @@ def _curves(curves: Sequence[Viewed]) -> str:
                 "-" if best is None else number_text(best.value),
                 "-" if best is None else step_text(best.step),
                 number_text(one.curve[-1].mean) if one.curve else "-",
-                one.status if one.status == FINISHED else Cell(one.status, kind="bad"),
+                _status(one),
             ]
         )
     return table(columns, rows, name="Learning curves")

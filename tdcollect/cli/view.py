@@ -36,7 +36,7 @@ HOST = "127.0.0.1"
 )
 @options.as_json
 def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool) -> None:
-    """Write the pages of all evaluations and learning curves below DIR, with an index.
+    """Write the pages of all evaluations, learning curves and suites below DIR, with an index.
 
     The pages are static files that need no network. They are made anew from the ledgers, which are
     read as data: nothing that DIR names is run.

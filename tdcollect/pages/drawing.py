@@ -61,8 +61,8 @@ class Drawing:
         return (
             '<?xml version="1.0" encoding="utf-8"?>\n'
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}pt" height="{height:g}pt" '
-            f'{self._box()} role="img">\n<title>{html_escaped(title)}</title>\n'
-            f"<desc>{html_escaped(description)}</desc>\n<style>\n{style}</style>\n"
+            f'{self._box()} role="img">\n<title>{html_escaped(plain_text(title))}</title>\n'
+            f"<desc>{html_escaped(plain_text(description))}</desc>\n<style>\n{style}</style>\n"
             f'<rect class="f-paper" width="100%" height="100%"/>{self._named("f")}</svg>\n'
         ).encode()
 
@@ -101,9 +101,9 @@ def canvas(x_label: str, y_label: str = "", *, height: float = HEIGHT) -> Iterat
         drawn = Canvas(figure.add_subplot())
         for patch in (figure.patch, drawn.axes.patch):
             patch.set_visible(False)
-        drawn.axes.set_xlabel(x_label)
+        drawn.axes.set_xlabel(plain_text(x_label))
         if y_label:
-            drawn.axes.set_title(y_label, loc="left")
+            drawn.axes.set_title(plain_text(y_label), loc="left")
         yield drawn
         file = io.BytesIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -111,9 +111,14 @@ def canvas(x_label: str, y_label: str = "", *, height: float = HEIGHT) -> Iterat
         drawn.drawing = _cleaned(file.getvalue())
 
 
+def plain_text(text: str) -> str:
+    """Return a text without control characters, and without those that XML cannot hold."""
+    return re.sub("[\ufffe\uffff]", "\ufffd", visible(text))
+
+
 def short(name: str) -> str:
     """Return a name for a legend or a tick: one line, cut if it is long."""
-    name = visible(name)
+    name = plain_text(name)
     return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 

@@ -1,12 +1,19 @@
 "use strict";
 // Tables sort and filter, and commands can be copied. Without this script the page is whole.
 
+const SHOWN = 500; // rows of a table at once: browsers are slow with thousands
 const number = new Intl.NumberFormat("en").format;
+
+function made(name, properties, ...children) {
+  const element = Object.assign(document.createElement(name), properties);
+  element.append(...children);
+  return element;
+}
 
 function value(cell) {
   // The number that a cell starts with, else its text; NaN, "-" and empty cells come last.
   const text = (cell ? cell.textContent : "").trim();
-  const found = text.replace(/,/g, "").match(/^[[(]?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?inf)/i);
+  const found = text.replace(/,/g, "").match(/^[[(]?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?inf\b)/i);
   if (found) return Number(found[1].replace(/inf/i, "Infinity"));
   return text === "" || text === "-" || /^nan\b/i.test(text) ? null : text.toLowerCase();
 }
@@ -16,28 +23,11 @@ function compare(a, b) {
   return typeof a === "number" ? -1 : 1;
 }
 
-function sort(table, column, descending) {
-  const body = table.tBodies[0];
-  const keyed = [...body.rows].map((row) => [value(row.cells[column]), row]);
+function sorted(rows, column, descending) {
+  const keyed = rows.map((row) => [value(row.cells[column]), row]);
   const there = keyed.filter(([key]) => key !== null);
-  const last = keyed.filter(([key]) => key === null);
   there.sort((a, b) => (descending ? -1 : 1) * compare(a[0], b[0]));
-  body.append(...[...there, ...last].map(([, row]) => row));
-  for (const head of table.tHead.rows[0].cells) head.removeAttribute("aria-sort");
-  table.tHead.rows[0].cells[column].setAttribute("aria-sort", descending ? "descending" : "ascending");
-}
-
-function sortable(table) {
-  [...table.tHead.rows[0].cells].forEach((head, column) => {
-    if (!head.textContent.trim()) return;
-    const button = document.createElement("button");
-    button.type = "button";
-    button.title = "Sort";
-    button.append(...head.childNodes);
-    head.append(button);
-    button.addEventListener("click", () =>
-      sort(table, column, head.getAttribute("aria-sort") === "ascending"));
-  });
+  return [...there, ...keyed.filter(([key]) => key === null)].map(([, row]) => row);
 }
 
 function test(word, names) {
@@ -54,84 +44,98 @@ function test(word, names) {
   };
 }
 
-function filterable(table, tools) {
-  const label = document.createElement("label");
-  const field = document.createElement("input");
-  const count = document.createElement("output");
-  const names = [...table.tHead.rows[0].cells].map((head) => head.textContent.trim().toLowerCase());
-  field.type = "search";
-  field.placeholder = table.dataset.filter;
-  label.append("Filter", field);
-  tools.append(label, count);
-  count.setAttribute("aria-live", "polite");
-  field.addEventListener("input", () => {
-    const tests = field.value.toLowerCase().split(/\s+/).filter(Boolean).map((w) => test(w, names));
-    let shown = 0;
-    for (const row of table.tBodies[0].rows) {
-      row.hidden = !tests.every((passes) => passes(row));
-      shown += !row.hidden;
-    }
-    const all = table.tBodies[0].rows.length;
-    count.textContent = tests.length ? `${number(shown)} of ${number(all)} rows` : "";
-  });
+function enhance(table) {
+  const body = table.tBodies[0];
+  const heads = [...table.tHead.rows[0].cells];
+  const names = heads.map((head) => head.textContent.trim().toLowerCase());
+  const tools = made("div", { className: "tools" });
+  const count = made("output");
+  const more = made("button", { type: "button", className: "copy" });
+  let rows = [...body.rows];
+  let tests = [];
+  let limit = SHOWN;
+
+  function show() {
+    const passing = rows.filter((row) => tests.every((passes) => passes(row)));
+    const shown = passing.slice(0, limit);
+    if (table.dataset.before !== undefined) shown.forEach(addCommand);
+    body.replaceChildren(...shown);
+    const some = tests.length ? `${number(passing.length)} of ${number(rows.length)} rows` : "";
+    count.textContent = shown.length < passing.length
+      ? `${some || `${number(rows.length)} rows`}, the first ${number(shown.length)} shown` : some;
+    more.hidden = shown.length === passing.length;
+    more.textContent = `show all ${number(passing.length)}`;
+  }
+
+  function addCommand(row) {
+    // One command for the table; the index of a row stands between its two halves.
+    if (row.cells.length > heads.length) return;
+    const index = row.cells[0].textContent;
+    const text = table.dataset.before + index + table.dataset.after;
+    row.insertCell().append(copying(text, `Copy the command that runs episode ${index} again`));
+  }
+
+  if (table.dataset.sort !== undefined) {
+    heads.forEach((head, column) => {
+      if (!names[column]) return;
+      const button = made("button", { type: "button", title: "Sort" }, ...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const descending = head.getAttribute("aria-sort") === "ascending";
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+        rows = sorted(rows, column, descending);
+        show();
+      });
+    });
+  }
+  if (table.dataset.before !== undefined) {
+    table.tHead.rows[0].append(made("th", { scope: "col" }, "run it again"));
+  }
+  if (table.dataset.filter !== undefined) {
+    const field = made("input", { type: "search", placeholder: table.dataset.filter });
+    count.setAttribute("aria-live", "polite");
+    tools.append(made("label", {}, "Filter", field), count, more);
+    table.parentElement.before(tools);
+    field.addEventListener("input", () => {
+      tests = field.value.toLowerCase().split(/\s+/).filter(Boolean).map((w) => test(w, names));
+      show();
+    });
+    more.addEventListener("click", () => { limit = Infinity; show(); });
+  }
+  addEventListener("beforeprint", () => { limit = Infinity; show(); });
+  show();
 }
 
-async function copy(text, button) {
+async function copy(button) {
+  const text = button.dataset.copy;
   let done = true;
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    const area = document.createElement("textarea");
-    area.value = text;
+    const area = made("textarea", { value: text });
     button.after(area);
     area.select();
     done = document.execCommand("copy");
     area.remove();
     button.focus();
   }
-  const before = button.dataset.text;
   button.textContent = done ? "copied" : "not copied";
-  setTimeout(() => { button.textContent = before; }, 1500);
+  setTimeout(() => { button.textContent = "copy"; }, 1500);
 }
 
-function copying(text, name, label) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "copy";
-  button.textContent = button.dataset.text = name;
+function copying(text, label) {
+  const button = made("button", { type: "button", className: "copy" }, "copy");
   button.setAttribute("aria-label", label);
   button.dataset.copy = text;
   return button;
 }
 
-function replayable(table) {
-  // One command for the table; the index of a row stands between its two halves.
-  const { before, after } = table.dataset;
-  const head = document.createElement("th");
-  head.scope = "col";
-  head.textContent = "run it again";
-  table.tHead.rows[0].append(head);
-  for (const row of table.tBodies[0].rows) {
-    const index = row.cells[0].textContent;
-    const label = `Copy the command that runs episode ${index} again`;
-    row.insertCell().append(copying(before + index + after, "copy", label));
-  }
-}
-
 for (const block of document.querySelectorAll(".command")) {
-  block.append(copying(block.textContent, "copy", "Copy the command"));
+  block.append(copying(block.textContent, "Copy the command"));
 }
-for (const table of document.querySelectorAll("table")) {
-  const tools = document.createElement("div");
-  tools.className = "tools";
-  if (table.dataset.sort !== undefined) sortable(table);
-  if (table.dataset.before !== undefined) replayable(table);
-  if (table.dataset.filter !== undefined) {
-    table.parentElement.before(tools);
-    filterable(table, tools);
-  }
-}
+document.querySelectorAll("table").forEach(enhance);
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("button.copy");
-  if (button) copy(button.dataset.copy, button);
+  const button = event.target.closest("button[data-copy]");
+  if (button) copy(button);
 });

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tdcollect.display import number_text
-from tdcollect.pages.drawing import HEIGHT, WIDTH, Canvas, Drawing, canvas, short
+from tdcollect.pages.drawing import HEIGHT, WIDTH, Canvas, Drawing, canvas, plain_text, short
 from tdcollect.pages.palette import SERIES, light, series
 
 Values = npt.NDArray[np.float64]
@@ -19,6 +19,7 @@ Ends = tuple[float, float]
 MOST_BARS = 40
 MOST_POINTS = 600  # of a line: more than a drawing this wide can show
 MOST_PAIRS = 1000  # of a cloud
+LARGEST = 1e150
 _STYLES = ("-", "--", ":")  # of series whose colours begin anew
 _ROW = 0.34  # inches per row of a plot with names at its left
 _MARGIN = 0.78
@@ -63,7 +64,7 @@ def histogram(
     zero: bool = False,
     y_label: str = "episodes",
 ) -> Drawing:
-    """Draw how many values lie in each of some bars; NaN and infinite ones are left out.
+    """Draw how many values lie in each of some bars; those beyond 1e150 are left out.
 
     Args:
         values: the values ``[E]``.
@@ -96,9 +97,11 @@ def histogram(
                 axes.set_xlim(edges[0], edges[-1])
         if zero:
             _dashed_line(axes, 0.0)
-        if interval is not None:
-            axes.axvspan(*interval, color=light("series1"), alpha=0.2, lw=0, label=interval_name)
-        if mean is not None:
+        if interval is not None and all(map(_drawable, interval)):
+            axes.axvspan(
+                *interval, color=light("series1"), alpha=0.2, lw=0, label=plain_text(interval_name)
+            )
+        if mean is not None and _drawable(mean):
             name = f"mean {number_text(mean)}"
             axes.axvline(mean, color=light("series1"), linewidth=1.6, label=name)
         axes.yaxis.get_major_locator().set_params(integer=True, nbins=4)
@@ -138,14 +141,15 @@ def lines(
             points = some_points(len(line.x))
             colour = series(line.series)
             x, y = line.x[points], line.y[points]
+            y = np.where(_drawable(y), y, np.nan)
             style: dict[str, Any] = {"marker": "o", "markersize": 3.5} if marks else {}
             style["linestyle"] = _STYLES[line.series // len(SERIES) % len(_STYLES)]
             axes.plot(x, y, color=colour, linewidth=1.6, label=short(line.name), **style)
             if line.low is not None and line.high is not None:
                 low, high = line.low[points], line.high[points]
-                there = np.isfinite(low) & np.isfinite(high)
+                there = _drawable(low) & _drawable(high)
                 if there.any():
-                    label = band_name if len(drawn_lines) == 1 else None
+                    label = plain_text(band_name) if len(drawn_lines) == 1 else None
                     axes.fill_between(
                         x[there], low[there], high[there], color=colour, alpha=0.18, lw=0,
                         label=label,
@@ -173,7 +177,11 @@ def bars(rows: Sequence[Bar], x_label: str) -> Drawing:
         for place, row in enumerate(rows):
             axes.barh(place, row.value, 0.62, color=light(row.role))
             axes.annotate(
-                row.text, (row.value, place), (4, 0), textcoords="offset points", va="center"
+                plain_text(row.text),
+                (row.value, place),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
             )
         _named_rows(axes, [row.name for row in rows])
         most = max((row.value for row in rows), default=1) or 1
@@ -187,7 +195,7 @@ def cloud(x: Values, y: Values, x_label: str, y_label: str) -> Drawing:
 
     Of more than 1,000 pairs, 1,000 at even distances of their places are drawn.
     """
-    there = np.isfinite(x) & np.isfinite(y)
+    there = _drawable(x) & _drawable(y)
     x, y = x[there], y[there]
     points = some_points(len(x), MOST_PAIRS)
     with canvas(x_label, y_label, height=HEIGHT * 1.3) as drawn:
@@ -248,9 +256,9 @@ def intervals(rows: Sequence[Estimate], x_label: str, *, line_at: float | None =
             _dashed_line(axes, line_at)
         for place, row in enumerate(rows):
             colour = series(row.series)
-            if row.interval is not None:
+            if row.interval is not None and all(map(_drawable, row.interval)):
                 axes.plot(row.interval, [place] * 2, color=colour, linewidth=3.2, alpha=0.45)
-            if row.value is not None:
+            if row.value is not None and _drawable(row.value):
                 axes.plot([row.value], [place], "o", color=colour, markersize=6)
         _named_rows(axes, [row.name for row in rows])
         axes.xaxis.get_major_locator().set_params(nbins=6)
@@ -258,9 +266,14 @@ def intervals(rows: Sequence[Estimate], x_label: str, *, line_at: float | None =
 
 
 def finite(values: Sequence[float] | Values) -> Values:
-    """Return the finite values, float64."""
+    """Return the values that can be drawn, float64: finite, and no larger than 1e150."""
     found = np.array(values, np.float64)
-    return found[np.isfinite(found)]
+    return found[_drawable(found)]
+
+
+def _drawable(values: Values | float) -> Any:
+    """Tell which values leave room for their squares."""
+    return np.abs(values) <= LARGEST  # NaN is not
 
 
 def some_points(count: int, most: int = MOST_POINTS) -> npt.NDArray[np.int64]:

@@ -16,8 +16,11 @@ from tdcollect.evaluation import (
 )
 from tdcollect.evaluation.beside.curve import Best, Point
 from tdcollect.evaluation.beside.curve_page import curve_page
+from tdcollect.suites.definition import Policy, Score, Task
+from tdcollect.suites.page import suite_page
 
 from ..evaluation.ledgers import ENV, ledger, manifest, run
+from ..suites.made import results
 
 EVIL = (
     "</svg></style></textarea><script>document.title='run'</script>"
@@ -35,6 +38,7 @@ def make_pages(folder: Path) -> dict[str, Path]:
         "evaluation": _evaluation(folder / "evaluation"),
         "comparison": _comparison(folder / "comparison"),
         "curve": _curve(folder / "curve"),
+        "suite": _suite(folder / "suite"),
     }
 
 
@@ -69,3 +73,15 @@ def _curve(folder: Path) -> Path:
     folder.mkdir()
     (folder / "curve.html").write_bytes(html)
     return folder / "curve.html"
+
+
+def _suite(folder: Path) -> Path:
+    source = Score(0.0, 100.0, EVIL)
+    tasks = [Task(f"task{n}", EVIL, group=EVIL, score=source) for n in range(4)]
+    tasks += [Task("unscored", "env", presets={EVIL: 1})]
+    policies = [Policy("random", EVIL), Policy("ppo", "ppo", runs=("0", "1", "2"))]
+    policies += [Policy("other-with-a-long-name-" * 3, "o", runs=("0", "1"))]
+    found = results(tasks, policies, missing=[25], failed={27: EVIL}, remarks=[EVIL])
+    folder.mkdir()
+    (folder / "report.html").write_bytes(suite_page(found))
+    return folder / "report.html"

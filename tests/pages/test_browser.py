@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tdcollect.pages import tables
+from tdcollect.pages.html import page as page_of
+
 from .made import EPISODES, EVIL
 
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
-KINDS = ["evaluation", "comparison", "curve"]
+KINDS = ["evaluation", "comparison", "curve", "suite"]
 
 
 class Opened(NamedTuple):
@@ -137,10 +140,33 @@ def test_tables_filter(table: Any, text: str, count: int) -> None:
     field.focus()
     table.keyboard.type(text)
     rows = table.locator("table").nth(1).locator("tbody tr")
-    assert sum(row.is_visible() for row in rows.all()) == count
+    assert rows.count() == count
     assert table.locator("output").first.inner_text() == f"{count} of {EPISODES} rows"
     field.fill("")
-    assert rows.last.is_visible()
+    assert rows.count() == EPISODES
+
+
+def test_a_long_table_shows_the_first_rows_until_it_is_asked_for_all(
+    browser: Any, tmp_path: Path
+) -> None:
+    rows = [[str(place), str(place % 7)] for place in range(1200)]
+    found = tables.table([tables.Column("a", number=True), tables.Column("b", number=True)], rows)
+    (tmp_path / "long.html").write_bytes(page_of("long", "", [found]))
+    page = opened(browser, tmp_path / "long.html").page
+    shown = page.locator("tbody tr")
+    assert shown.count() == 500
+    assert page.locator("output").inner_text() == "1,200 rows, the first 500 shown"
+    page.get_by_role("button", name="a", exact=True).click(click_count=2)
+    assert shown.first.inner_text().split() == ["1199", "2"]  # of all rows, not of those shown
+    page.get_by_role("searchbox").fill("b=3")
+    assert shown.count() == len(range(3, 1200, 7))
+    page.get_by_role("searchbox").fill("")
+    page.get_by_role("button", name="show all 1,200").click()
+    assert shown.count() == 1200
+    page.reload()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert shown.count() == 1200
+    page.context.close()
 
 
 def test_the_command_of_an_episode_is_copied(browser: Any, pages: dict[str, Path]) -> None:

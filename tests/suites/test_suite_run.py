@@ -23,6 +23,7 @@ from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.runner import Recording
 from tdcollect.suites import Suite
 from tdcollect.suites import run as module
+from tdcollect.view import view
 
 from ..evaluation.crews import seven, some
 from ..evaluation.test_interrupted import contents
@@ -575,3 +576,66 @@ def test_progress_tells_of_each_cell(
 def test_a_suite_replaced_in_python_runs_as_it_is(folder: Path) -> None:
     suite = replace(small(folder), episodes=2, policies=small(folder).policies[:1])
     assert len(quiet(suite, folder / "out").cells) == 2
+
+
+# Viewing its directory
+
+
+@pytest.fixture
+def viewed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], Any]:
+    """View a folder, with short pages of evaluations: their figures take most of the time."""
+    monkeypatch.setattr("tdcollect.view.report_page", lambda *given: (b"a page", []))
+
+    def view_one(folder: Path, out: Path) -> Any:
+        (one,) = view(folder, out)[1]
+        return one
+
+    return view_one
+
+
+def test_a_suite_is_viewed_without_its_file(whole: Path, tmp_path: Path, viewed: Any) -> None:
+    one = viewed(tmp_path, tmp_path / "out")
+    assert (one.kind, one.path, one.status) == ("suite", "whole", "finished")
+    page = (tmp_path / "out" / one.page).read_text()
+    there = (whole / "report.html").read_text()
+    back = '<nav><a href="./../../index.html">All evaluations</a></nav>'
+    assert page == there.replace('<dl class="cards">', f'{back}\n<dl class="cards">', 1)
+    for cell in one.suite.cells:
+        folder = tmp_path / "out" / "pages" / "whole"
+        assert (folder / cell.path / "report.html").read_bytes() == b"a page"
+        assert f'href="./{cell.path}/report.html"' in page
+    assert 'href="./pages/whole/report.html">whole<' in (tmp_path / "out/index.html").read_text()
+
+
+def test_a_suite_that_lacks_an_evaluation_is_viewed(
+    whole: Path, tmp_path: Path, viewed: Any
+) -> None:
+    shutil.rmtree(whole / "evaluations" / "walk" / "net" / "1")
+    one = viewed(tmp_path, tmp_path / "out")
+    assert one.status == "unfinished, 5 of 6 evaluations"
+    assert "missing" in (tmp_path / "out" / one.page).read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "told"),
+    [
+        ("results.json", {"cells": [{"task": "../..", "policy": "net", "run": "0"}]}, "KeyError"),
+        ("results.json", {"episodes": 7}, "expected 7 episodes of root seed 3"),
+        ("suite.json", {"format": 9}, "as `tdcollect suite run` of this version writes it"),
+        ("suite.json", {"seed": -1}, "as `tdcollect suite report` writes it"),
+    ],
+)
+def test_a_suite_of_other_files_is_listed_with_the_reason(
+    whole: Path, tmp_path: Path, viewed: Any, file: str, change: dict[str, Any], told: str
+) -> None:
+    found = json.loads((whole / file).read_text())
+    (whole / file).write_text(json.dumps(found | change))
+    one = viewed(tmp_path, tmp_path / "out")
+    assert one.page is None
+    assert one.status.startswith("unreadable: ")
+    assert told in one.status
+
+
+def test_a_suite_without_a_report_is_listed(whole: Path, tmp_path: Path, viewed: Any) -> None:
+    (whole / "results.json").unlink()
+    assert viewed(tmp_path, tmp_path / "out").status == "unreadable: no report yet"

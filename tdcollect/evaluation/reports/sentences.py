@@ -9,7 +9,7 @@ import numpy as np
 from tdcollect.display import count_text, number_text, percent_text
 from tdcollect.evaluation.reports.intervals import Interval
 from tdcollect.evaluation.reports.statistics import Quantity
-from tdcollect.pages.plots import finite
+from tdcollect.pages.plots import LARGEST, finite
 
 
 def spread(values: Sequence[float], things: str) -> str:
@@ -28,7 +28,7 @@ def spread(values: Sequence[float], things: str) -> str:
             f"{number_text(third)}, all between {number_text(low)} and {number_text(high)}."
         )
     if left:
-        said.append(f"{left} of {len(values)} are NaN or infinite, and are not drawn.")
+        said.append(f"{left} of {len(values)} are NaN or beyond {LARGEST:g}, and are not drawn.")
     return " ".join(said)
 
 

@@ -1,0 +1,118 @@
+"""The page of a suite: leaderboard, figures, and the way from each cell to its evaluation."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from tdcollect.pages.palette import heat
+from tdcollect.suites.definition import Policy, Score, Task
+from tdcollect.suites.page import suite_page
+
+from .made import results
+
+TASKS = [Task(f"task{n}", "Env-v0", score=Score(0.0, 100.0, "a paper")) for n in range(3)]
+TASKS += [Task("free", "Free-v0")]
+POLICIES = [Policy("random", "random"), Policy("ppo", "ppo", runs=("0", "1", "2"))]
+
+
+class Page(HTMLParser):
+    """The tables, links and alternative texts of a page."""
+
+    def __init__(self, html: bytes) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.links: list[str] = []
+        self.shown: list[str] = []
+        self.words = ""
+        self._in_cell = False
+        self.feed(html.decode())
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("th", "td"):
+            self.tables[-1][-1].append("")
+            self._in_cell = True
+        elif tag == "a":
+            self.links.append(given["href"])
+        elif tag == "svg":
+            self.shown.append(given["aria-label"])
+
+    def handle_endtag(self, tag):
+        self._in_cell &= tag not in ("th", "td")
+
+    def handle_data(self, data):
+        self.words += data
+        if self._in_cell:
+            self.tables[-1][-1][-1] += data
+
+
+def test_the_leaderboard_is_that_of_the_aggregates() -> None:
+    found = results(TASKS, POLICIES)
+    page = Page(suite_page(found))
+    estimate = found.aggregates.estimates["ppo"]["iqm"]
+    low, high = estimate.interval.low, estimate.interval.high
+    head, first, second = page.tables[0]
+    assert head[:4] == ["policy", "rank", "runs", "interquartile mean"]
+    assert first[:4] == ["ppo", "1", "3", f"{estimate.value:.2f} [{low:.2f}, {high:.2f}]"]
+    assert second[:3] == ["random", "2", "1"]
+    assert all(note in page.words for note in found.aggregates.notes())
+
+
+def test_each_finished_cell_leads_to_its_report() -> None:
+    found = results(TASKS, POLICIES, missing=[2], failed={3: "no <checkpoint>"})
+    page = Page(suite_page(found))
+    assert page.links == [
+        f"./{cell.path}/report.html" for cell in found.cells if cell.status == "finished"
+    ]
+    rows = {row[0]: row[1:] for row in page.tables[-3]}
+    first, of_ppo = found.cell("task0", "random"), found.of("task0", "ppo")
+    one_of_three = f"1 of 3 runs {of_ppo[0].score:.2f} missing failed"
+    assert rows["task0"] == [f"{first.score:.2f}", one_of_three]
+    values = [cell.score for cell in found.of("task1", "ppo")]
+    mean = f"{sum(values) / 3:.2f}"
+    assert rows["task1"][1] == " ".join([mean, *(f"{value:.2f}" for value in values)])
+    assert rows["free"][0] == f"{found.cell('free', 'random').mean:.5g}"
+
+
+def test_failed_and_missing_evaluations_are_listed_with_the_reason() -> None:
+    page = Page(suite_page(results(TASKS, POLICIES, missing=[2], failed={3: "no <checkpoint>"})))
+    assert page.tables[-2][1:] == [
+        ["task0/ppo/1", "missing", "0", "-"],
+        ["task0/ppo/2", "failed", "0", "no <checkpoint>"],
+    ]
+
+
+def test_scores_have_their_sources() -> None:
+    page = Page(suite_page(results(TASKS, POLICIES)))
+    assert page.tables[-1][1] == ["task0", "Env-v0", "-", "0", "100", "-", "a paper"]
+    assert page.tables[-1][4] == ["free", "Free-v0", "-", "-", "-", "-", "-"]
+
+
+def test_figures_say_what_they_show() -> None:
+    found = results(TASKS, POLICIES)
+    page = Page(suite_page(found))
+    assert len(page.shown) == 6
+    iqm = found.aggregates.estimates["random"]["iqm"].value
+    assert f"random: {iqm:.2f}." in page.shown[0]
+    assert page.shown[-2].startswith("Performance profiles. Share of runs and tasks with a score")
+    assert page.shown[-1].startswith("Probability of improvement of ppo. Over random: 1.00")
+
+
+@pytest.mark.parametrize("policies", [POLICIES[:1], POLICIES], ids=["one policy", "two"])
+@pytest.mark.parametrize("tasks", [TASKS[:1], TASKS[3:]], ids=["one task", "no score"])
+def test_any_suite_has_a_page(tasks: list[Task], policies: list[Policy]) -> None:
+    found = results(tasks, policies)
+    assert suite_page(found) == suite_page(found)
+    Page(suite_page(results(tasks, policies, missing=[0])))
+
+
+def test_the_colour_of_a_score() -> None:
+    roles = [heat(score) for score in (-9.0, -0.1, 0.0, 0.5, 1.0, 7.0, float("inf"), None)]
+    assert roles == ["heat-2", "heat-1", "heat0", "heat3", "heat6", "heat6", "heat6", ""]
+    assert heat(float("nan")) == ""

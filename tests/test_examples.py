@@ -119,9 +119,8 @@ def test_ppo_leaves_pages_whose_commands_work_as_typed(ppo, name, monkeypatch, c
     _, out = ppo
     monkeypatch.chdir(out / name)
     page = html.unescape(Path("report.html").read_text())
-    commands = re.findall("<code>tdcollect (replay .*?)</code>", page)
-    assert len(commands) == 5
-    assert cli.main(shlex.split(commands[0])) == 0
+    (command,) = re.findall("<code>tdcollect (replay .*?)</code>", page)
+    assert cli.main(shlex.split(command)) == 0
     assert "the same to the bit" in capsys.readouterr().out
 
 

@@ -42,10 +42,11 @@ def files_of(wheel: Path) -> set[str]:
 
 def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
-    code = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tdcollect").rglob("*.py")}
+    there = (path for path in (ROOT / "tdcollect").rglob("*") if path.is_file())
+    files = {p.relative_to(ROOT).as_posix() for p in there if "__pycache__" not in p.parts}
     info = wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"
     names = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
-    expected = {*code, "tdcollect/py.typed", *(f"{info}/{name}" for name in names)}
+    expected = {*files, *(f"{info}/{name}" for name in names)}
     assert files_of(wheel) == expected
 
 

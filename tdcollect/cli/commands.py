@@ -14,6 +14,7 @@ import click
 from tdcollect.cli import (
     options,
     suite,  # noqa: F401, which adds its commands
+    view,  # noqa: F401, likewise
 )
 from tdcollect.cli.output import print_json, say, say_result
 from tdcollect.cli.program import program, resumable
@@ -237,7 +238,7 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
         number_of_episodes,
         read_shard,
     )
-    from tdcollect.evaluation.reports.report import write_comparison_report
+    from tdcollect.evaluation.reports.comparison_page import write_comparison_report
 
     results = []
     for directory in directories:

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
         compare,
         episodes_needed,
     )
+    from tdcollect.evaluation.reports.comparison_page import write_comparison_report
     from tdcollect.evaluation.reports.exports import (
         to_pandas,
         write_evaluations_npz,
         write_marl_eval,
     )
-    from tdcollect.evaluation.reports.report import write_comparison_report, write_report
+    from tdcollect.evaluation.reports.report import write_report
     from tdcollect.evaluation.reports.statistics import Summary, summarize
     from tdcollect.evaluation.request import Request
     from tdcollect.evaluation.settings import EvaluationSettings
@@ -60,7 +61,7 @@ _MODULES = {
     "summarize": "reports.statistics",
     "to_pandas": "reports.exports",
     "verify": "verification",
-    "write_comparison_report": "reports.report",
+    "write_comparison_report": "reports.comparison_page",
     "write_evaluations_npz": "reports.exports",
     "write_marl_eval": "reports.exports",
     "write_report": "reports.report",

@@ -1,4 +1,4 @@
-"""Imports of objects that a user names, and of packages of extras."""
+"""Imports of objects that a user names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from tdcollect.extras import extra_module as extra_module
 
 
 def is_named(text: str) -> bool:
@@ -133,33 +135,3 @@ def _look_in(directory: Path) -> None:
     place = str(directory.absolute())  # a relative one would follow the working directory
     if place not in sys.path:
         sys.path.insert(0, place)
-
-
-_WANTED = {
-    "pandas": "pandas",
-    "imageio_ffmpeg": "'tdcollect[video]'",
-    "stable_baselines3": "stable-baselines3",
-    "ray": "'tdcollect[ray]'",
-}
-
-
-def extra_module(name: str, what: str) -> Any:
-    """Import a module of an optional package.
-
-    Args:
-        name: the module, such as ``"scipy.stats"``.
-        what: the feature that needs it, as the first words of the error.
-
-    Raises:
-        ModuleNotFoundError: if the package is not installed, with the command that installs it.
-    """
-    package = name.partition(".")[0]
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != package:
-            raise
-        wanted = _WANTED.get(package, "'tdcollect[evaluate]'")
-        raise ModuleNotFoundError(
-            f"{what} needs the {package} package: pip install {wanted}", name=package
-        ) from error

@@ -166,7 +166,7 @@ def _improvement(
     # The generators that the metrics had: a pair sees the same runs drawn.
     rngs = {policy: policy_generator(seed, policy) for policy in ordered}
     found: dict[str, dict[str, Estimate]] = {policy: {} for policy in policies}
-    for (a, b), values in resampled_improvements(ordered, drawn, resamples, rngs).items():
+    for (a, b), values in resampled_improvements(ordered, drawn, resamples, rngs):
         value = float(probability_of_improvement(ordered[a], ordered[b]))
         if len(ordered[a]) == len(ordered[b]) == 1:
             found[a][b], found[b][a] = Estimate(value, None), Estimate(1 - value, None)

@@ -112,7 +112,7 @@ class Cell:
                 "env_kwargs": task.env_kwargs,
                 "wrappers": list(task.wrappers),
                 "transforms": list(task.transforms),
-                "preset": task.preset,
+                "presets": task.presets,
                 "settings": _deciding(task.settings),
             },
             "policy": {

@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tdcollect.display import count_text, listed_text, number_text, one_line
 from tdcollect.evaluation.ledger.records import is_count
+from tdcollect.suites.presets import Preset, human_scores, preset
 
 HUMAN, RANDOM = "human-normalized", "random"
 
+_HUMAN_SOURCE = "published scores of random play and of a human (presets/human-scores/atari.toml)"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FIELDS = re.compile(r"\{(\w*)\}")
 
@@ -53,7 +55,7 @@ class Task:
         transforms: functions that make a TorchRL transform, in the order of their effect.
         group: of tasks that are also aggregated by themselves; or None.
         score: the range of its returns; None for a task without scores.
-        preset: the names and versions of the presets that its values are from.
+        presets: the versions of the presets that its values are from, by name.
         settings: of its episodes, as :class:`tdcollect.evaluation.EvaluationSettings` takes them.
     """
 
@@ -64,7 +66,7 @@ class Task:
     transforms: Sequence[Call] = ()
     group: str | None = None
     score: Score | None = None
-    preset: Mapping[str, int] = field(default_factory=dict)
+    presets: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -101,33 +103,31 @@ class Policy:
         return one_line(self, self.name, self.factory, count_text(len(self.runs), "run"))
 
 
-def read_task(
-    given: Any,
-    defaults: Mapping[str, Any],
-    preset: Callable[[str], tuple[int, Mapping[str, Any]]],
-    human_scores: Callable[[str], tuple[float, float, str]],
-) -> Task:
+def read_task(given: Any, defaults: Mapping[str, Any], of: Preset | None = None) -> Task:
     """Return a task from its table.
 
     Args:
         given: an entry of ``[[tasks]]``.
         defaults: the table ``[defaults]``.
-        preset: returns the version of a preset, and its defaults for the keys of a task.
-        human_scores: returns the scores of random actions and of a human, and their source, given
-            the id of an Atari env.
+        of: the list of tasks that it is from; or None.
 
     Raises:
         TypeError, ValueError: for a table that is no task.
     """
-    where = f"a table of [[tasks]], {_name_of(given)}"
+    where = f"[[tasks]] {_name_of(given)}"
     table = dict(_table(given, where))
-    versions: dict[str, int] = {}
-    while (name := table.pop("preset", None)) is not None:
-        version, values = preset(_text(name, f"preset of {where}"))
-        if name in versions:
-            raise ValueError(f"expected presets that end, got {name!r} twice in {where}")
-        versions[name] = version
-        table = {**values, **table}
+    presets = [] if of is None else [of]
+    if (name := table.pop("preset", None)) is not None:
+        conditions = preset(_text(name, f"preset of {where}"))
+        if not conditions.is_conditions:
+            raise ValueError(
+                f"expected the preset of {where} to be conditions, got {conditions.name}, a list "
+                "of tasks; name it in presets of [suite]"
+            )
+        presets.append(conditions)
+        own = _table(table.get("env_kwargs", {}), f"env_kwargs of {where}")
+        table = {**conditions.defaults, **table}
+        table["env_kwargs"] = {**conditions.defaults.get("env_kwargs", {}), **own}
     table = {**defaults, **table}
     texts = {name: _text(table.pop(name, None), f"{name} of {where}") for name in ("name", "env")}
     _check_name(texts["name"], "task")
@@ -138,8 +138,8 @@ def read_task(
         wrappers=_calls(table.pop("wrappers", []), f"wrappers of {where}"),
         transforms=_calls(table.pop("transforms", []), f"transforms of {where}"),
         group=None if group is None else _text(group, f"group of {where}"),
-        score=_score(table.pop("score", None), texts["env"], where, human_scores),
-        preset=versions,
+        score=_score(table.pop("score", None), texts["env"], where),
+        presets={preset.name: preset.version for preset in presets},
         settings=_settings(table, where, (*TASK_KEYS, *SETTINGS)),
     )
 
@@ -150,7 +150,7 @@ def read_policy(given: Any) -> Policy:
     Raises:
         TypeError, ValueError: for a table that is no policy.
     """
-    where = f"a table of [[policies]], {_name_of(given)}"
+    where = f"[[policies]] {_name_of(given)}"
     table = dict(_table(given, where))
     texts = {
         name: _text(table.pop(name, None), f"{name} of {where}") for name in ("name", "factory")
@@ -262,16 +262,11 @@ def check_distinct(names: Sequence[str], things: str) -> None:
         seen[name.lower()] = name
 
 
-def _score(
-    given: Any,
-    env: str,
-    where: str,
-    human_scores: Callable[[str], tuple[float, float, str]],
-) -> Score | None:
+def _score(given: Any, env: str, where: str) -> Score | None:
     if given is None:
         return None
     if given == HUMAN:
-        return Score(*human_scores(env))
+        return Score(*human_scores(env), _HUMAN_SOURCE)
     if not isinstance(given, Mapping):
         raise TypeError(
             f"expected the score of {where} to be {HUMAN!r}, or a range such as "
@@ -353,7 +348,7 @@ def _text(given: Any, where: str, empty: bool = False) -> str:
 
 def _name_of(given: Any) -> str:
     name = given.get("name") if isinstance(given, Mapping) else None
-    return repr(name) if name is not None else "which has no name"
+    return repr(name) if name is not None else "without a name"
 
 
 def _check_name(name: str, what: str) -> None:

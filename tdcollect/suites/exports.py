@@ -127,9 +127,9 @@ def write_leaderboard_csv(path: str | os.PathLike[str], aggregates: Aggregates) 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     metrics = [
-        name
+        "_".join(parts)
         for metric in aggregates.metrics
-        for name in (metric, f"{metric}_low", f"{metric}_high")
+        for parts in ((metric,), (metric, "low"), (metric, "high"))
     ]
     scores = [f"score:{visible(task)}" for task in aggregates.tasks]
     writer.writerow(["rank", "policy", "runs", *metrics, *scores])

@@ -1,6 +1,6 @@
 """stub"""
 
-from tdcollect.evaluation.reports.page import page, paragraphs, section
+from tdcollect.pages.html import page, paragraphs, section
 from tdcollect.suites.results import SuiteResults
 
 

@@ -67,11 +67,11 @@ def resampled_improvement(
         first_indices: runs of the first, ``[resamples, drawn, tasks]``.
         second_indices: runs of the second.
     """
-    return _improvement(
-        wins(first, second),
-        _counts(first_indices, len(first)),
-        _counts(second_indices, len(second)),
-    )
+    sizes = np.array([len(first), len(second)])
+    both = np.concatenate([first, second])
+    counts = [_counts(first_indices, len(first)), _counts(second_indices, len(second))]
+    pairs = first_indices[0].size * second_indices.shape[1]
+    return _times_won(wins(both, both), np.concatenate(counts, axis=2), sizes)[:, 0, 1] / pairs
 
 
 def resampled_metrics(
@@ -108,24 +108,23 @@ def resampled_improvements(
     drawn: Mapping[str, int],
     resamples: int,
     rngs: Mapping[str, np.random.Generator],
-) -> dict[tuple[str, str], Scores]:
-    """Return the probability of improvement of each pair of policies, ``[resamples]`` each."""
-    pairs = list(combinations(scores, 2))
-    won = {(a, b): wins(scores[a], scores[b]) for a, b in pairs}
-    found: dict[tuple[str, str], list[Scores]] = {pair: [] for pair in pairs}
-    block = max(1, BATCH_VALUES // sum(array.size for array in scores.values()))
-    draws = {
-        name: draw_runs(rngs[name], resamples, array, drawn[name], block)
+) -> Iterator[tuple[tuple[str, str], Scores]]:
+    """Yield each pair of policies with its probability of improvement, ``[resamples]``."""
+    together = np.concatenate(list(scores.values()))
+    won = wins(together, together)
+    sizes = np.array([len(array) for array in scores.values()])
+    tasks = len(won)
+    block = max(1, BATCH_VALUES // (tasks * int(sizes.sum())))
+    draws = [
+        draw_runs(rngs[name], resamples, array, drawn[name], block)
         for name, array in scores.items()
-    }
-    for blocks in zip(*draws.values(), strict=True):
-        counts = {
-            name: _counts(indices, len(scores[name]))
-            for name, indices in zip(draws, blocks, strict=True)
-        }
-        for a, b in pairs:
-            found[a, b].append(_improvement(won[a, b], counts[a], counts[b]))
-    return {pair: np.concatenate(parts) for pair, parts in found.items()}
+    ]
+    sums = np.empty((resamples, len(sizes), len(sizes)))
+    for number, blocks in enumerate(zip(*draws, strict=True)):
+        counts = np.concatenate(list(map(_counts, blocks, sizes)), axis=2)
+        sums[number * block : (number + 1) * block] = _times_won(won, counts, sizes)
+    for (place, a), (other, b) in combinations(enumerate(scores), 2):
+        yield (a, b), sums[:, place, other] / (tasks * drawn[a] * drawn[b])
 
 
 def percentile_interval(values: Scores, confidence: float) -> Scores:
@@ -143,8 +142,27 @@ def _counts(indices: Indices, runs: int) -> Scores:
     return counts.reshape(tasks, resamples, runs).astype(np.float64)
 
 
-def _improvement(won: Scores, first: Scores, second: Scores) -> Scores:
-    # Counts and halves: their sums are exact, in any order and with any number of threads.
-    beaten = np.matmul(second, won.transpose(0, 2, 1))
-    pairs = len(won) * first[0, 0].sum() * second[0, 0].sum()
-    return (beaten * first).sum((0, 2)) / pairs
+def _times_won(won: Scores, counts: Scores, sizes: npt.NDArray[np.int64]) -> Scores:
+    """Return how often runs of one policy score above those of another, over all tasks.
+
+    Args:
+        won: each run of all policies against each other one, ``[tasks, runs, runs]``.
+        counts: how often each run was drawn, ``[tasks, resamples, runs]``.
+        sizes: the number of runs of each policy, in their order.
+
+    Returns:
+        ``[resamples, policies, policies]``, above the diagonal; pairs of equal scores count half.
+    """
+    starts = np.cumsum(sizes) - sizes
+    sums = np.zeros((counts.shape[1], len(sizes), len(sizes)))
+    for place, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+        if not place:
+            continue
+        # Counts and halves: the sums are exact, in any order and with any number of threads.
+        beaten = sum(
+            drawn[:, :start]
+            * (drawn[:, start : start + size] @ scored[:start, start : start + size].T)
+            for drawn, scored in zip(counts, won, strict=True)
+        )
+        sums[:, :place, place] = np.add.reduceat(beaten, starts[:place], axis=1)
+    return sums

@@ -189,7 +189,7 @@ class SuiteResults:
                     "group": task.group,
                     "range": self.ranges[task.name],
                     "source": task.score.source if task.score else None,
-                    "presets": dict(task.preset),
+                    "presets": dict(task.presets),
                 }
                 for task in self.tasks
             },
@@ -386,6 +386,7 @@ def _aggregates(suite: Suite, results: SuiteResults) -> Aggregates | None:
         metrics=suite.metrics,
         groups=groups if len(groups) > 1 else None,
         confidence=suite.confidence,
+        drawn_runs=suite.drawn_runs,
     )
 
 

@@ -24,15 +24,16 @@ from tdcollect.suites.definition import (
     read_task,
 )
 from tdcollect.suites.metrics import METRICS
-from tdcollect.suites.presets import conditions, human_scores, tasks_of
+from tdcollect.suites.presets import Preset, preset
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.workers.protocol import Workers
+    from tdcollect.suites.estimates import DrawnRuns
     from tdcollect.suites.results import SuiteResults
     from tdcollect.suites.validation import Validation
 
 _SUITE_KEYS = ("name", "version", "episodes", "seed", "presets", "description")
-_REPORT_KEYS = ("metrics", "groups", "confidence")
+_REPORT_KEYS = ("metrics", "groups", "confidence", "drawn_runs")
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +52,8 @@ class Suite:
         metrics: of the aggregates, the first one ranks the policies.
         groups: True to aggregate groups of tasks too.
         confidence: of the intervals.
+        drawn_runs: ``"n"`` or ``"n-1"``, the runs in a resample; see
+            :func:`tdcollect.suites.aggregate`.
         whole: the number of episodes before :meth:`limited`; None if it is not.
         directory: the directory that relative paths start from.
 
@@ -69,6 +72,7 @@ class Suite:
     metrics: tuple[str, ...] = tuple(METRICS)
     groups: bool = True
     confidence: float = 0.95
+    drawn_runs: DrawnRuns = "n"
     whole: int | None = None
     directory: str = "."
 
@@ -118,9 +122,9 @@ class Suite:
                     f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
                 )
         defaults = read_defaults(tables.get("defaults", {}))
-        given = [task for name in head.get("presets", []) for task in tasks_of(name)]
-        given += tables.get("tasks", [])
-        tasks = [read_task(task, defaults, conditions, human_scores) for task in given]
+        lists = [_task_list(name) for name in head.get("presets", [])]
+        tasks = [read_task(task, defaults, of) for of in lists for task in of.tasks]
+        tasks += [read_task(task, defaults) for task in tables.get("tasks", [])]
         policies = [read_policy(policy) for policy in tables.get("policies", [])]
         if not tasks or not policies:
             raise ValueError(
@@ -132,11 +136,7 @@ class Suite:
             policies.append(Policy(RANDOM, RANDOM))
         check_distinct([task.name for task in tasks], "tasks")
         check_distinct([policy.name for policy in policies], "policies")
-        metrics = report.get("metrics", tuple(METRICS))
-        if not metrics or not set(metrics) <= set(METRICS):
-            raise ValueError(
-                f"expected metrics in [report] of {', '.join(METRICS)}, got {metrics!r}"
-            )
+        _check_report(report)
         return cls(
             head["name"],
             head["version"],
@@ -144,9 +144,10 @@ class Suite:
             tuple(policies),
             head["episodes"],
             head["seed"],
-            tuple(metrics),
-            bool(report.get("groups", True)),
+            tuple(report.get("metrics", METRICS)),
+            report.get("groups", True),
             report.get("confidence", 0.95),
+            report.get("drawn_runs", "n"),
             directory=str(directory),
         )
 
@@ -227,9 +228,20 @@ class Suite:
         )
 
     def results(self, output_dir: str | os.PathLike[str]) -> SuiteResults:
-        """Read the results that a directory holds; the suite may be unfinished."""
+        """Read the results that a directory holds; the suite may be unfinished.
+
+        Raises:
+            FileNotFoundError: for a directory that is no suite's.
+            ValueError: for evaluations that were altered, or are of other episodes.
+        """
+        from tdcollect.suites.folder import is_suite
         from tdcollect.suites.results import read_results
 
+        if not is_suite(Path(output_dir)):
+            raise FileNotFoundError(
+                f"expected the directory of a suite, got {output_dir}; run the suite first, "
+                "tdcollect suite run FILE --output-dir DIR"
+            )
         return read_results(self, Path(output_dir))
 
     def report(self, output_dir: str | os.PathLike[str]) -> SuiteResults:
@@ -268,6 +280,30 @@ class Suite:
             count_text(self.episodes, "episode"),
         )
         return one_line(self, self.name, *counts)
+
+
+def _task_list(name: Any) -> Preset:
+    found = preset(name)
+    if found.is_conditions:
+        raise ValueError(
+            f"expected presets in [suite] to be lists of tasks, got {found.name}, conditions of "
+            "tasks; name it as preset in [[tasks]]"
+        )
+    return found
+
+
+def _check_report(table: Mapping[str, Any]) -> None:
+    """Refuse a table ``[report]`` of other values than it can have."""
+    metrics = table.get("metrics", list(METRICS))
+    if not isinstance(metrics, (list, tuple)) or not metrics or not {*metrics} <= {*METRICS}:
+        raise ValueError(f"expected metrics in [report] of {', '.join(METRICS)}, got {metrics!r}")
+    confidence = table.get("confidence", 0.95)
+    if not isinstance(confidence, float) or not 0 < confidence < 1:
+        raise ValueError(f"expected confidence in [report] between 0 and 1, got {confidence!r}")
+    for key, known in (("groups", (True, False)), ("drawn_runs", ("n", "n-1"))):
+        if (value := table.get(key, known[0])) not in known:
+            names = " or ".join(map(repr, known))
+            raise ValueError(f"expected {key} in [report] to be {names}, got {value!r}")
 
 
 def _chosen(items: Sequence[Any], patterns: Sequence[str] | None, things: str) -> list[Any]:

@@ -377,8 +377,8 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
         r"names the file '\.\./run\.json', which is not in the directory",
     ),
     "figure": (
-        lambda run: (run / "figures" / "returns.png").unlink(),
-        r"returns\.png: it is missing",
+        lambda run: (run / "figures" / "returns.svg").unlink(),
+        r"returns\.svg: it is missing",
     ),
     "results": (
         lambda run: (run / "results.json").write_text("[]"),

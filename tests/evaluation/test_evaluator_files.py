@@ -12,7 +12,8 @@ import torch
 
 import tdcollect
 from tdcollect import Evaluator
-from tdcollect.evaluation.beside.curve import Point, read_csv, to_csv, to_png
+from tdcollect.evaluation.beside.curve import Best, Point, read_csv, to_csv
+from tdcollect.evaluation.beside.curve_page import curve_page
 
 from .envs import Walk
 from .evaluators import shape_of
@@ -82,7 +83,27 @@ def test_the_curve_has_a_line_per_step(whole: Path) -> None:
             returns.interquartile_mean,
         )
         assert (point.low, point.high) == (returns.mean_interval.low, returns.mean_interval.high)
-    assert to_png(curve, "Walk") == (whole / "curve.png").read_bytes()
+
+
+def test_the_page_has_each_point_and_leads_to_its_report(whole: Path) -> None:
+    page = (whole / "curve.html").read_text()
+    for point in read_csv(whole / "curve.csv"):
+        link = f'<a href="./step-{point.step:09d}/report.html">{point.step:,}</a>'
+        assert f'<tr><th scope="row">{link}</th><td>{point.mean:.5g}</td>' in page
+        assert (whole / f"step-{point.step:09d}" / "report.html").is_file()
+    best = json.loads((whole / "best.json").read_text())
+    assert f"The best mean return, {best['value']:.5g}, is that of step {best['step']:,}." in page
+    assert (whole / "curve.svg").read_text().count("<path") > 5
+
+
+def test_a_page_of_no_finite_return_has_no_figure() -> None:
+    point = Point(1, 2, 0, None, None, None, None, None, 7.0, "ab" * 32)
+    page, drawn = curve_page([point], None, "<Walk>", "mean", lambda step: None)
+    assert drawn is None
+    assert b"No return is finite." in page
+    assert b"<h1>&lt;Walk&gt;: learning curve</h1>" in page
+    page, drawn = curve_page([point, POINT], Best(10, 0.1, None), "W", "mean", lambda step: None)
+    assert drawn is not None
 
 
 def test_the_best_weights_load_into_the_policy(whole: Path) -> None:
@@ -115,7 +136,9 @@ def test_steps_in_any_order_make_the_same_files(whole: Path, tmp_path: Path) -> 
     assert contents(tmp_path / "other") == contents(whole)
 
 
-@pytest.mark.parametrize("lost", [("curve.csv",), ("curve.csv", "curve.png"), ("episodes",)])
+@pytest.mark.parametrize(
+    "lost", [("curve.csv",), ("curve.csv", "curve.html", "curve.svg"), ("episodes",)]
+)
 def test_files_lost_to_a_crash_come_back(copied: Path, whole: Path, lost: Any) -> None:
     for name in lost:
         if name == "episodes":  # its process was killed within an evaluation

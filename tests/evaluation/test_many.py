@@ -14,10 +14,11 @@ import pytest
 from tdcollect import EvaluationResult, evaluate
 from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.ledger.records import Episode, ledger_digest
-from tdcollect.evaluation.reports.figures import cumulative_mean
+from tdcollect.evaluation.reports import episode_rows
 from tdcollect.evaluation.reports.report import write_report
 from tdcollect.evaluation.reports.statistics import summarize
 from tdcollect.files import write_atomically
+from tdcollect.pages import plots
 
 from .ledgers import ledger, manifest
 
@@ -52,38 +53,38 @@ def test_seeds_that_were_asked_for_are_not_held_for_ever(seeds: Any) -> None:
     assert episode_seeds.cache_info().maxsize < 100_000
 
 
-def test_the_report_does_not_grow(tmp_path: Path) -> None:
+def test_the_report_of_many_episodes_does_not_grow(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(episode_rows, "MOST", 200)
+    monkeypatch.setattr(episode_rows, "EXTREMES", 50)
     sizes = []
-    for count in (300, 3000):
+    for count in (1000, 3000):
         returns = np.random.default_rng(0).normal(size=count).tolist()
-        records = ledger(returns, failed=range(count // 2))
+        records = ledger(returns, failed=range(count // 3))
         described = manifest(episodes=list(range(count)), seeds={"root": 0, "env": [0] * count})
         summary = summarize(records, resamples=10)
         page = write_report(tmp_path / str(count), described, records, summary)[-1]
         sizes.append(len(page.read_bytes()))
     assert "3000 in all: manifest.json has them" in page.read_text()
-    assert max(sizes) < 1.25 * min(sizes)
+    assert max(sizes) < 1.4 * min(sizes)
 
 
-def test_the_cumulative_mean_of_many_episodes_is_that_of_a_line_through_some_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    values = np.random.default_rng(0).normal(size=2500).tolist()
-    drawn = []
+def test_drawings_of_many_values_have_a_bounded_size() -> None:
+    values = np.random.default_rng(0).normal(size=200_000)
+    x = np.arange(len(values), dtype=np.float64)
+    for drawing, most in [
+        (plots.histogram(values.tolist(), "return"), 10_000),
+        (plots.cloud(values, values[::-1], "a", "b"), 60_000),
+        (plots.lines([plots.Line("mean", x, values, values - 1, values + 1)], "x", "y"), 40_000),
+        (plots.ridges([("a", values.tolist()), ("b", values.tolist())], "return"), 20_000),
+    ]:
+        assert len(drawing.content) < most
 
-    def pictures(most: int) -> bytes:
-        monkeypatch.setattr("tdcollect.evaluation.reports.figures.MOST_POINTS", most)
-        return cumulative_mean(values, title="t", confidence=0.95)
 
-    monkeypatch.setattr(
-        "matplotlib.axes.Axes.plot", lambda axes, x, y, **kwargs: drawn.append((x, y))
-    )
-    assert pictures(2500) == pictures(3000)  # all points
-    pictures(100)
-    (_, y), _, (some_x, some_y) = drawn
-    assert len(some_x) == 100
-    assert (some_x[0], some_x[-1]) == (1, 2500)
-    assert y[some_x - 1].tolist() == some_y.tolist()
+def test_a_line_through_many_points_keeps_both_ends() -> None:
+    points = plots.some_points(2500, 100)
+    assert len(points) == 100
+    assert (points[0], points[-1]) == (0, 2499)
+    assert plots.some_points(100, 100).tolist() == list(range(100))
 
 
 def test_an_episode_of_a_sparse_ledger_is_found_by_its_index() -> None:

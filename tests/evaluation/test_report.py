@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
-import struct
 import sys
-import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -21,19 +21,22 @@ from tdcollect.evaluation import (
     write_comparison_report,
     write_report,
 )
-from tdcollect.evaluation.reports.figures import _edges, _running
+from tdcollect.evaluation.reports import comparison_page, episode_rows
+from tdcollect.evaluation.reports.running import mean_and_deviation
+from tdcollect.pages.plots import bin_edges
 
 from ..forkserver import run as in_fork
 from .ledgers import ledger, manifest, run
 
 RETURNS = np.random.default_rng(0).normal(300, 80, size=40).round().tolist()
 FAILED = 7
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Page(HTMLParser):
     """The parts of a page, and whether its elements are closed in order."""
 
-    EMPTY = ("meta", "img")
+    EMPTY = ("meta",)
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -59,11 +62,19 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if "style" in self.open:
+        if {"style", "script"} & {*self.open}:
             return
         self.words += data
         if "th" in self.open or "td" in self.open:
             self.tables[-1][-1][-1] += data
+
+    def values(self, tag, name):
+        return [value for *found, value in self.attributes if found == [tag, name]]
+
+
+def stripped(rows):
+    """The rows as a page has them, where a style indents them."""
+    return [[first.strip(), *rest] for first, *rest in rows]
 
 
 def records():
@@ -83,19 +94,6 @@ def whole(tmp_path_factory):
     return report(tmp_path_factory.mktemp("report"))
 
 
-def pixels(png: bytes) -> bytes:
-    """The raw image data of a PNG, chunk by chunk checked as a decoder would."""
-    assert png.startswith(b"\x89PNG\r\n\x1a\n")
-    at, data = 8, b""
-    while at < len(png):
-        (length,) = struct.unpack(">I", png[at : at + 4])
-        kind, body = png[at + 4 : at + 8], png[at + 8 : at + 8 + length]
-        assert zlib.crc32(kind + body) == struct.unpack(">I", png[at + 8 + length :][:4])[0]
-        data += body if kind == b"IDAT" else b""
-        at += 12 + length
-    return zlib.decompress(data)
-
-
 # The page
 
 
@@ -103,95 +101,152 @@ def test_the_files_are_the_page_and_its_figures(whole) -> None:
     written, _ = whole
     directory = written[-1].parent
     assert [str(path.relative_to(directory)) for path in written] == [
-        "figures/returns.png",
-        "figures/cumulative.png",
-        "figures/lengths.png",
+        "figures/returns.svg",
+        "figures/cumulative.svg",
+        "figures/lengths.svg",
+        "figures/endings.svg",
         "report.html",
     ]
     assert sorted(path for path in directory.rglob("*") if path.is_file()) == sorted(written)
 
 
-def test_the_page_needs_no_other_file(whole) -> None:
+def test_the_page_needs_no_other_file_and_lets_none_load(whole) -> None:
     _, page = whole
-    sources = [value for _, name, value in page.attributes if name in ("src", "href")]
-    assert len(sources) == 3
-    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    attributes = {(tag, name) for tag, name, _ in page.attributes}
+    assert not attributes & {("img", "src"), ("script", "src"), ("link", "href"), ("a", "href")}
+    assert not {name for _, name in attributes if name.startswith("on") or name == "style"}
+    (policy,) = (value for value in page.values("meta", "content") if "default-src" in value)
+    text = (whole[0][-1]).read_text()
+    for tag in ("style", "script"):
+        (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
 
 
 def test_the_page_holds_the_figures_that_are_beside_it(whole) -> None:
     written, page = whole
-    inside = [
-        base64.b64decode(value.partition(",")[2])
-        for _, name, value in page.attributes
-        if name == "src"
-    ]
-    assert inside == [path.read_bytes() for path in written[:-1]]
-    assert all(len(set(pixels(png))) > 10 for png in inside)  # something is drawn
+    for path in written[:-1]:
+        root = ElementTree.fromstring(path.read_bytes())
+        inside = {element.get("d") for element in root.iter() if element.get("d")}
+        assert inside <= {*page.values("path", "d")}
+        assert len(inside) > 4  # something is drawn
 
 
-def test_each_figure_has_a_description(whole) -> None:
+def test_each_figure_says_what_it_shows(whole) -> None:
     _, page = whole
-    described = [value for tag, name, value in page.attributes if (tag, name) == ("img", "alt")]
-    assert len(described) == 3
-    assert described[0] == "Return of 39 episodes: how many episodes have each."
+    completed = np.delete(RETURNS, FAILED)
+    low, first, third, high = (f"{end:.5g}" for end in np.quantile(completed, [0, 0.25, 0.75, 1]))
+    described = page.values("svg", "aria-label")
+    assert len(described) == 4
+    assert described[0].startswith(
+        f"Returns. Half of the 39 returns lie between {first} and {third}, all between {low} and "
+        f"{high}. The mean is {completed.mean():.5g} (95% interval "
+    )
+    assert described[-1].startswith(
+        "How episodes ended. 38 episodes terminated, 1 truncated, 1 failed. 20 of 40 episodes were "
+        "a success: rate 0.5 (95% interval "
+    )
+    for path, words in zip(whole[0], described, strict=False):
+        assert ElementTree.fromstring(path.read_bytes()).findtext(f"{SVG}desc") in words
 
 
 def test_the_headline_has_the_mean_with_its_interval_and_what_completed(whole) -> None:
     _, page = whole
     summary = summarize(records())
-    assert f"95% interval {summary.returns.mean_interval}" in page.words
+    interval = summary.returns.mean_interval
+    assert f"95% interval {interval.low:.5g} to {interval.high:.5g}" in page.words
     assert "39 of 40" in page.words
     assert "1 failed, 2 restarted" in page.words
 
 
 def test_the_statistics_are_those_of_the_summary(whole) -> None:
     _, page = whole
-    assert page.tables[0][1:] == summarize(records()).rows()
+    assert page.tables[0][1:] == stripped(summarize(records()).rows())
 
 
-def test_the_lowest_returns_come_first_with_the_call_that_runs_them_again(whole) -> None:
+def test_every_episode_is_there_with_its_outcome(whole) -> None:
     _, page = whole
-    completed = [e for e in records() if e.completed]
-    lowest = sorted(completed, key=lambda e: e.episode_return)[:10]
-    rows = page.tables[1][1:]
-    assert [float(row[1]) for row in rows] == [e.episode_return for e in lowest]
-    again = f'tdcollect.EvaluationResult.load(".", env, policy).replay({lowest[0].index})'
-    assert rows[0][-1] == again
-    assert rows[0][-2] == str(lowest[0].env_seed)
+    head, *rows = page.tables[1]
+    assert head == ["episode", "return", "length", "ended", "success", "restarts", "env seed"]
+    assert [int(row[0]) for row in rows] == list(range(40))
+    assert rows[2] == ["2", f"{RETURNS[2]:.5g}", "12", "terminated", "yes", "0", seed(2)]
+    assert rows[3] == ["3", f"{RETURNS[3]:.5g}", "13", "truncated", "no", "1", seed(3)]
+    assert rows[FAILED] == ["7", "-", "-", "failed", "-", "3", seed(FAILED)]
 
 
-def test_failed_and_restarted_episodes_are_listed(whole) -> None:
+def seed(index: int) -> str:
+    return str(records()[index].env_seed)
+
+
+def test_the_lowest_returns_are_named_and_the_call_that_runs_one_again(whole) -> None:
     _, page = whole
-    rows = page.tables[2][1:]
-    assert [row[:4] for row in rows] == [
-        ["3", "completed", "1", f"{RETURNS[3]:.5g}"],
-        [str(FAILED), "failed", "3", "-"],
+    lowest = min((e for e in records() if e.completed), key=lambda e: e.episode_return)
+    assert f"Lowest returns: {lowest.episode_return:.5g} in episode {lowest.index}, " in page.words
+    before = 'tdcollect.EvaluationResult.load(".", env, policy).replay('
+    assert f"{before}{lowest.index})" in page.words
+    assert (page.values("table", "data-before"), page.values("table", "data-after")) == (
+        [before],
+        [")"],
+    )
+
+
+def test_failed_and_restarted_episodes_are_named(whole) -> None:
+    assert "Failed or restarted: episodes 3 and 7." in whole[1].words
+
+
+def test_data_that_are_kept_are_linked(tmp_path: Path) -> None:
+    for name in ("000002", "000039", "12", "x", ".000001.part"):
+        (tmp_path / "trajectories" / name).mkdir(parents=True)
+    _, page = report(tmp_path)
+    links = page.values("a", "href")
+    assert links == ["./trajectories/000002/", "./trajectories/000039/"]
+    assert [row[0] for row in page.tables[1][1:] if row[-1] == "kept"] == ["2", "39"]
+
+
+def test_equal_episodes_are_remarked_on(tmp_path: Path) -> None:
+    episodes = [replace(e, digest=f"{e.index % 2:064x}") if e.completed else e for e in records()]
+    _, page = report(tmp_path, episodes)
+    assert "Only 2 of 39 completed episodes are distinct: 37 repeat another one" in page.words
+    column = page.tables[1][0].index("equal to")
+    assert [row[column] for row in page.tables[1][1:]][:9] == [
+        *("-", "-", "0", "1", "0", "1", "0", "-", "0")
     ]
 
 
 def test_the_manifest_is_there_entry_by_entry(whole) -> None:
     _, page = whole
-    entries = dict(page.tables[3][1:])
+    entries = dict(page.tables[2][1:])
     assert entries["env.wrappers"] == "TimeLimit, OrderEnforcing"
     assert entries["versions.torch"] == "2.13.0"
     assert entries["seeds.root"] == "0"
     assert entries["max_episode_steps"] == entries["git"] == "none"
 
 
+EVIL = '</svg></style><script>alert("1 & 2")</script><img src=x onerror=alert(1)>'
+
+
 def test_every_text_is_escaped(tmp_path: Path) -> None:
-    evil = '<script>alert("1 & 2")</script>'
-    episodes = [replace(e, status=evil, restarts=1) for e in ledger([1.0])] + records()[1:]
-    changed = {"policy": evil, evil: {evil: [evil]}, "env": {"id": evil}}
+    episodes = [replace(e, status=EVIL, restarts=1) for e in ledger([1.0])] + records()[1:]
+    changed = {"policy": {"class": EVIL}, EVIL: {EVIL: [EVIL]}, "env": {"id": EVIL}}
     _, page = report(tmp_path, episodes, **changed)
     text = (tmp_path / "report.html").read_text()
-    assert "<script" not in text
-    assert page.words.count(evil) >= 5
-    assert ["0", evil, "1"] == page.tables[2][1][:3]
+    assert text.count("<script") == text.count("</style") == 1
+    assert "<img" not in text
+    assert page.words.count(EVIL) >= 5
+    assert page.tables[1][1][3] == EVIL
 
 
-def test_many_failed_episodes_are_counted_beyond_the_first_hundred(tmp_path: Path) -> None:
-    _, page = report(tmp_path, ledger([1.0] * 130, failed=range(1, 130)))
-    assert "29 more are in episodes.jsonl." in page.words
+def test_of_many_episodes_those_that_matter_are_listed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(episode_rows, "MOST", 100)
+    for name in ("EXTREMES", "TROUBLED"):
+        monkeypatch.setattr(episode_rows, name, 5)
+    _, page = report(tmp_path, ledger(range(130), failed=range(20, 40)))
+    listed = [int(row[0]) for row in page.tables[1][1:]]
+    assert listed == [*range(5), *range(20, 25), *range(125, 130)]
+    assert "The table lists 15 of 130 episodes: the 5 lowest and the 5 highest" in page.words
+    assert "episodes.jsonl has all." in page.words
 
 
 # Degenerate evaluations
@@ -245,9 +300,9 @@ def test_the_same_evaluation_gives_the_same_bytes_in_another_process(whole) -> N
 def test_no_time_and_no_path_is_in_the_files(whole) -> None:
     written, _ = whole
     for path in written:
-        data = path.read_bytes()
-        assert str(path.parent).encode() not in data
-        assert not re.search(rb"tEXt|tIME|iTXt", data[:2000])
+        text = path.read_text()
+        assert str(path.parent) not in text
+        assert not re.search(r"20\d\d-\d\d|metadata|matplotlib", text)
 
 
 def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch) -> None:
@@ -276,7 +331,7 @@ def test_missing_matplotlib_is_named_with_the_extra(tmp_path, monkeypatch) -> No
 
 def test_the_running_mean_and_deviation_are_those_of_the_first_values() -> None:
     values = np.array(RETURNS) + 1e6
-    mean, deviation = _running(values)
+    mean, deviation = mean_and_deviation(values)
     for count in (2, 3, 17, 40):
         assert mean[count - 1] == pytest.approx(values[:count].mean(), rel=1e-12)
         assert deviation[count - 1] == pytest.approx(values[:count].std(ddof=1), rel=1e-6)
@@ -288,7 +343,7 @@ def test_the_running_mean_and_deviation_are_those_of_the_first_values() -> None:
     ids=["few whole numbers", "few values", "many values", "one value"],
 )
 def test_a_histogram_has_few_bars_and_holds_every_value(values: list[float], bars: int) -> None:
-    edges = _edges(np.array(values))
+    edges = bin_edges(np.array(values))
     assert len(edges) - 1 == bars
     assert np.histogram(values, edges)[0].sum() == len(values)
 
@@ -296,17 +351,54 @@ def test_a_histogram_has_few_bars_and_holds_every_value(values: list[float], bar
 # Comparisons
 
 
-def test_a_comparison_has_its_table_and_a_figure_for_each_policy(tmp_path: Path) -> None:
-    runs = [run(RETURNS), run(np.add(RETURNS, 5.0)), run(RETURNS, failed=range(40))]
-    found = compare(*runs, names=["random", "<ppo>", "broken"])
+def compared(tmp_path: Path, *runs, names):
+    found = compare(*runs, names=names)
     written = write_comparison_report(tmp_path, found)
-    assert [path.name for path in written] == ["difference_1.png", "comparison.html"]
-    page = Page((tmp_path / "comparison.html").read_text())
-    assert page.tables[0] == [["", "<ppo>", "broken"], *found.rows()]
-    assert "Return of <ppo> minus that of random, in 40 episodes: 40 won" in " ".join(
-        value for _, name, value in page.attributes if name == "alt"
-    )
+    return found, written, Page((tmp_path / "comparison.html").read_text())
+
+
+def test_a_comparison_of_many_has_its_table_and_figures(tmp_path: Path) -> None:
+    runs = [run(RETURNS), run(np.add(RETURNS, 5.0)), run(RETURNS, failed=range(40))]
+    found, written, page = compared(tmp_path, *runs, names=["random", "<ppo>", "broken"])
+    names = ["returns.svg", "intervals.svg", "difference_1.svg", "pairs_1.svg", "comparison.html"]
+    assert [path.name for path in written] == names
+    assert page.tables[0] == [["", "<ppo>", "broken"], *stripped(found.rows())]
+    described = page.values("svg", "aria-label")
+    low, high = (f"{end:.5g}" for end in np.quantile(RETURNS, [0.25, 0.75]))
+    assert f"Half of the returns lie: random between {low} and {high}; <ppo>" in described[0]
+    assert "<ppo>: 5 (95% interval 5 to 5)." in described[1]
+    assert "<ppo> has the higher return in 40 of 40 episodes" in described[3]
     assert all(note in page.words for note in found.notes())
+
+
+def test_a_comparison_of_two_says_how_many_episodes_were_won(tmp_path: Path) -> None:
+    changed = np.add(RETURNS, [1.0] * 20 + [0.0] * 10 + [-2.0] * 10)
+    found, _, page = compared(tmp_path, run(RETURNS), run(changed), names=["a", "b"])
+    assert found.differences[0].improvement == 25 / 40
+    assert "Probability of improvement0.625" in page.words.replace("\n", "")
+    assert "(won + tied / 2) / episodes." in page.words
+    said = "Of 40 episodes, b has a higher return than a in 20, an equal one in 10, and a lower one"
+    assert said in page.words
+
+
+def test_a_comparison_lists_each_episode(tmp_path: Path) -> None:
+    runs = [run([1.0, 2.0, 3.0]), run([5.0, 1.0, 1.0], failed=[1]), run([1.0, 2.0, 4.0])]
+    _, _, page = compared(tmp_path, *runs, names=["a", "b", "c"])
+    assert page.tables[1] == [
+        ["episode", "a", "b", "difference", "c", "difference"],
+        ["0", "1", "5", "4", "1", "0"],
+        ["1", "2", "-", "-", "2", "0"],
+        ["2", "3", "1", "-2", "4", "1"],
+    ]
+
+
+def test_a_comparison_of_many_episodes_lists_those_that_differ_most(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(comparison_page, "MOST", 30)
+    monkeypatch.setattr(comparison_page, "EXTREMES", 3)
+    runs = [run([0.0] * 40), run(range(40))]
+    _, _, page = compared(tmp_path, *runs, names=["a", "b"])
+    assert [row[0] for row in page.tables[1][1:]] == ["0", "1", "2", "37", "38", "39"]
+    assert "The table lists 6 of 40 episodes" in page.words
 
 
 def test_the_same_comparison_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The learning curve: one point per evaluation."""
+"""The learning curve: one point per evaluation, and its CSV."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tdcollect.display import percent_text
 from tdcollect.evaluation.ledger.records import is_digest
-from tdcollect.evaluation.reports.figures import BAND, LINE, canvas
 from tdcollect.evaluation.reports.statistics import Summary
 
 BEST_BY = ("mean", "iqm")
@@ -129,28 +127,3 @@ def _point(line: Sequence[str]) -> Point:
     step, episodes, failed = map(int, line[:3])
     mean, low, high, std, iqm, length = (float(text) if text else None for text in line[3:-1])
     return Point(step, episodes, failed, mean, low, high, std, iqm, length, line[-1])
-
-
-def to_png(curve: Iterable[Point], name: str, confidence: float = 0.95) -> bytes:
-    """Draw mean returns over steps with their intervals, as a PNG of fixed bytes."""
-    drawn: list[Any] = [point for point in curve if point.mean is not None]
-    with canvas(name, "training steps", "mean return of test episodes") as plot:
-        axes = plot.axes
-        steps = [point.step for point in drawn]
-        axes.plot(
-            steps, [p.mean for p in drawn], color=LINE, marker="o", markersize=3, label="mean"
-        )
-        bounded = [point for point in drawn if point.low is not None]
-        if bounded:
-            axes.fill_between(
-                [point.step for point in bounded],
-                [point.low for point in bounded],
-                [point.high for point in bounded],
-                color=BAND,
-                alpha=0.18,
-                lw=0,
-                label=f"{percent_text(confidence)} interval",
-            )
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=8, borderaxespad=0.2)
-    return plot.png

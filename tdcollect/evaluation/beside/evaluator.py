@@ -81,7 +81,7 @@ class Evaluator:
         num_gpus: the number of GPUs of the worker, for ``backend="ray"``.
         ray_kwargs: further arguments of :class:`tdcollect.RayWorkers`.
         seed: the root seed of the episodes.
-        output_dir: a directory for ``curve.csv`` and ``curve.png``, the best policy's weights
+        output_dir: a directory for ``curve.csv`` and ``curve.html``, the best policy's weights
             (``best.pt``, its ``state_dict``), and the files of each evaluation, in folders named
             by step. An evaluator of the same arguments goes on with the curve found there.
         queue_size: the number of evaluations that may wait while one runs. If there are as many,

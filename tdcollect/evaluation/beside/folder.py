@@ -20,17 +20,20 @@ from tdcollect.evaluation.beside.curve import (
     point_of,
     read_csv,
     to_csv,
-    to_png,
     value_of,
     with_point,
 )
+from tdcollect.evaluation.beside.curve_page import curve_page
 from tdcollect.evaluation.ledger.manifest import differences, manifest_entry
 from tdcollect.evaluation.ledger.reading import MANIFEST, RESULTS, read_manifest
 from tdcollect.evaluation.reports.comparable import SAME
+from tdcollect.evaluation.reports.report import REPORT
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.files import write_atomically
 
-CURVE, FIGURE, BEST, WEIGHTS = "curve.csv", "curve.png", "best.json", "best.pt"
+CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
+BEST, WEIGHTS = "best.json", "best.pt"
+_BEFORE = ("curve.png",)  # of directories that were written before
 _STEP = re.compile(r"step-(\d{9,})")
 _SECONDS, _LOOKS = 2.0, 40  # for a process that was killed to let go of its directory
 
@@ -84,7 +87,7 @@ class Folder:
 
     def step_path(self, step: int) -> Path:
         """The directory of the evaluation at a step."""
-        return self.path / f"step-{step:09d}"
+        return self.path / step_name(step)
 
     def check_same_episodes(self, manifest: Mapping[str, Any]) -> None:
         """Refuse an evaluation of other episodes than those of the curve.
@@ -109,7 +112,7 @@ class Folder:
 
         Args:
             point: the point.
-            name: the env's, the title of the figure.
+            name: the env's, for the title of the page.
             policy_state: returns the ``state_dict`` of the policy that was evaluated.
         """
         self.curve = with_point(self.curve, point)
@@ -134,11 +137,21 @@ class Folder:
             text = json.dumps(entries, indent=1, sort_keys=True) + "\n"
             write_atomically(self.path / BEST, text.encode())
         write_atomically(self.path / CURVE, to_csv(self.curve))
-        write_atomically(self.path / FIGURE, to_png(self.curve, name))
+        html, drawn = curve_page(
+            self.curve, self.best, name, self._by, lambda step: f"{step_name(step)}/{REPORT}"
+        )
+        if drawn is not None:
+            write_atomically(self.path / FIGURE, drawn.file())
+        write_atomically(self.path / PAGE, html)
 
     def close(self) -> None:
         """Release the directory."""
         os.close(self._handle)
+
+
+def step_name(step: int) -> str:
+    """Return the name of the folder of the evaluation at a step."""
+    return f"step-{step:09d}"
 
 
 def read_folder(path: Path, best_by: str) -> tuple[list[Point], Best | None]:
@@ -177,7 +190,7 @@ def check_folder(path: Path) -> None:
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"expected output_dir to be a directory, got the file {path}")
-    ours = (CURVE, FIGURE, BEST, WEIGHTS)
+    ours = (CURVE, PAGE, FIGURE, BEST, WEIGHTS, *_BEFORE)
     for entry in path.iterdir() if path.is_dir() else ():
         part = entry.name.startswith(".") and entry.name.endswith(".part")
         if entry.name not in ours and not _STEP.fullmatch(entry.name) and not part:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -186,7 +187,19 @@ def read_shard(root: Path) -> ShardFile | None:
 
 def trajectory_path(root: Path, index: int) -> Path:
     """Return the path of the data of an episode."""
-    return root / TRAJECTORIES / f"{index:06d}"
+    return root / TRAJECTORIES / trajectory_name(index)
+
+
+def trajectory_name(index: int) -> str:
+    """Return the name of the folder with the data of an episode."""
+    return f"{index:06d}"
+
+
+def kept_trajectories(root: Path) -> frozenset[int]:
+    """Return the indices of the episodes that have a folder of data; it may hold anything."""
+    folder = root / TRAJECTORIES
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return frozenset(int(name) for name in names if re.fullmatch("[0-9]{6}|[1-9][0-9]{6,17}", name))
 
 
 def sha256(file: Path) -> str:

@@ -45,6 +45,8 @@ class Difference:
         baseline: the policy that it is compared with.
         episodes: the indices of the episodes that both completed.
         values: for each of these, the policy's return minus the baseline's.
+        returns: for each of these, the policy's return.
+        baseline_returns: for each of these, the baseline's return.
         failed: the number of episodes that failed with the policy alone. Like the next two, they
             have no difference, and do not count below.
         baseline_failed: the number of episodes that failed with the baseline alone.
@@ -66,6 +68,8 @@ class Difference:
     baseline: str
     episodes: tuple[int, ...]
     values: tuple[float, ...]
+    returns: tuple[float, ...]
+    baseline_returns: tuple[float, ...]
     failed: int
     baseline_failed: int
     both_failed: int
@@ -84,6 +88,17 @@ class Difference:
         names = f"{self.name} minus {self.baseline}"
         counts = (count_text(len(self.values), "episode"), mean_text(self.difference))
         return one_line(self, names, *counts, f"p-value {_p_text(self.p_value)}")
+
+    @property
+    def improvement(self) -> float | None:
+        """The probability of improvement: ``(won + tied / 2) / episodes``.
+
+        The share of these episodes with a higher return of the policy; a tie counts half. None if
+        there are none, or if a difference is not finite.
+        """
+        if not self.values or self.difference.not_finite:
+            return None
+        return (self.won + self.tied / 2) / len(self.values)
 
     def episodes_needed(self, difference: float, power: float = 0.8) -> int:
         """Return the number of episodes that would show a mean difference this large.
@@ -138,11 +153,16 @@ class Comparison:
 
         The differences of single episodes are left out: the ledgers hold the returns.
         """
-        short = [replace(d, episodes=(), values=()) for d in self.differences]
+        short = [
+            replace(d, episodes=(), values=(), returns=(), baseline_returns=())
+            for d in self.differences
+        ]
         fields = asdict(replace(self, differences=tuple(short)))
         for entry, difference in zip(fields["differences"], self.differences, strict=True):
-            del entry["episodes"], entry["values"]
+            for name in ("episodes", "values", "returns", "baseline_returns"):
+                del entry[name]
             entry["detectable"] = difference.detectable()
+            entry["improvement"] = difference.improvement
         return fields | {name: list(fields[name]) for name in ("names", "differences", "remarks")}
 
     def __repr__(self) -> str:
@@ -177,6 +197,7 @@ class Comparison:
             row(f"  {percent} interval", lambda d: str(d.difference.mean_interval or "-")),
             row("standard deviation", lambda d: number_text(d.difference.std)),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
+            row("probability of improvement", lambda d: number_text(d.improvement)),
             row("p-value", lambda d: _p_text(d.p_value)),
         ]
         if len(self.differences) > 1:
@@ -326,6 +347,8 @@ def _difference(
         baseline=baseline_name,
         episodes=tuple(a.index for a, _ in both),
         values=tuple(values.tolist()),
+        returns=tuple(returns_b.tolist()),
+        baseline_returns=tuple(returns_a.tolist()),
         failed=sum(a.completed > b.completed for a, b in zip(baseline, other, strict=True)),
         baseline_failed=sum(
             a.completed < b.completed for a, b in zip(baseline, other, strict=True)

@@ -1,4 +1,4 @@
-"""The report of an evaluation, or of a comparison: one page, and its figures as files."""
+"""The report of an evaluation: one page, and its figures as files."""
 
 from __future__ import annotations
 
@@ -6,35 +6,55 @@ import heapq
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, percent_text
 from tdcollect.evaluation.ledger.manifest import RANDOM, manifest_entry, mixed_values
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.comparison import Comparison, Difference
-from tdcollect.evaluation.reports.figures import cumulative_mean, histogram
-from tdcollect.evaluation.reports.page import (
-    Column,
-    cards,
-    figure,
-    page,
-    paragraphs,
-    section,
-    table,
+from tdcollect.evaluation.ledger.reading import TRAJECTORIES, kept_trajectories, trajectory_name
+from tdcollect.evaluation.ledger.records import Episode, ledger_digest
+from tdcollect.evaluation.reports.episode_rows import episode_table
+from tdcollect.evaluation.reports.running import running_mean
+from tdcollect.evaluation.reports.sentences import (
+    ends,
+    interval_name,
+    interval_words,
+    mean_sentence,
+    parts,
+    spread,
+    within,
 )
 from tdcollect.evaluation.reports.statistics import Summary, in_order
 from tdcollect.files import write_atomically
+from tdcollect.pages.html import Figure, cards, command, figures, page, paragraphs, section
+from tdcollect.pages.plots import Bar, Line, bars, finite, histogram, lines
+from tdcollect.pages.tables import Column, Commands, table
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
 
 REPORT = "report.html"
-COMPARISON_REPORT = "comparison.html"
 FIGURES = "figures"
-HARDEST = 10  # rows of the table of lowest returns
+LOWEST = 5  # returns that are named above the table of episodes
+_HERE = "the directory of this page"
 LISTED = 100  # entries of a list in the manifest, such as given seeds
-TROUBLED = 100  # rows of the table of failed and restarted episodes
+
+
+@dataclass(frozen=True)
+class Again:
+    """How an episode is run again.
+
+    Attributes:
+        commands: the commands or calls.
+        how: a sentence on where they are typed.
+    """
+
+    commands: Commands
+    how: str
 
 
 def write_report(
@@ -46,11 +66,12 @@ def write_report(
 ) -> list[Path]:
     """Write ``report.html`` and its figures, the same bytes for the same arguments.
 
-    The page holds its figures and needs no network; ``figures/`` has them as PNG files too. They
+    The page holds its figures and needs no network; ``figures/`` has them as SVG files too. They
     contain no time and no absolute path. Each file is written completely or not at all.
 
     Args:
-        directory: the directory to write to; made if it is missing.
+        directory: the directory to write to; made if it is missing. Episodes whose data it keeps
+            in ``trajectories/`` get a link to them.
         manifest: the manifest of the evaluation: nested mappings, as JSON has them.
         episodes: its records.
         summary: their statistics, by :func:`tdcollect.evaluation.summarize`.
@@ -64,197 +85,224 @@ def write_report(
         ModuleNotFoundError: without matplotlib or scipy, which the extra ``evaluate`` brings.
     """
     root = Path(directory)
+    again = commands_of(request, root, root) if request is not None else calls_of(manifest)
+    kept = {index: f"{TRAJECTORIES}/{trajectory_name(index)}/" for index in kept_trajectories(root)}
+    html, drawn = report_page(manifest, episodes, summary, again, kept)
+    written = [write_atomically(root / FIGURES / f"{f.name}.svg", f.file()) for f in drawn]
+    return [*written, write_atomically(root / REPORT, html)]
+
+
+def report_page(
+    manifest: Mapping[str, Any],
+    episodes: Sequence[Episode],
+    summary: Summary,
+    again: Again,
+    kept: Mapping[int, str | None] = MappingProxyType({}),
+    back: str = "",
+) -> tuple[bytes, list[Figure]]:
+    """Return the page of an evaluation, and its figures.
+
+    Args:
+        manifest: as :func:`write_report` takes it, and so the next two.
+        episodes: the records.
+        summary: their statistics.
+        again: how an episode is run again.
+        kept: the indices of episodes whose data are kept, each with the path of their folder
+            relative to the page, or None for no link.
+        back: HTML above all sections, such as a link to an index.
+    """
     records = in_order(episodes)
     completed = [episode for episode in records if episode.completed]
     env = str(manifest_entry(manifest, "env.id") or "env")
     policy = str(manifest_entry(manifest, "policy.class") or "policy")
-    figures = _figures(completed, env, summary) if completed else {}
-    pictures = [figure(png, description) for png, description in figures.values()]
+    drawn = _figures(records, completed, summary) if completed else []
+    columns = [Column(""), Column("return", number=True), Column("length (steps)", number=True)]
     sections = [
+        *([back] if back else []),
         cards(_headline(summary)),
-        section("Statistics", _statistics(summary), paragraphs(summary.notes())),
-        section("Figures", *pictures or [paragraphs(["No episode completed."])]),
-        section("Lowest returns", _hardest(completed, manifest, root, request)),
-        section("Failed and restarted episodes", _troubled(records)),
+        section("Figures", figures(drawn) if drawn else paragraphs(["No episode completed."])),
+        section(
+            "Statistics",
+            table(columns, summary.rows(), sort=False),
+            paragraphs(summary.notes()),
+        ),
+        section("Episodes", *_episodes(records, completed, again, kept)),
         section("How it was made", _manifest(manifest)),
     ]
-    lead = f"{policy}, {count_text(summary.episodes, 'test episode')}"
-    written = [write_atomically(root / FIGURES / name, png) for name, (png, _) in figures.items()]
-    return [*written, write_atomically(root / REPORT, page(env, lead, sections))]
+    exploration = manifest_entry(manifest, "policy.exploration")
+    said = [policy.rpartition(".")[2], count_text(summary.episodes, "test episode")]
+    said += [f"{exploration} actions"] if exploration and policy != RANDOM else []
+    digest = ledger_digest(records, int(manifest.get("format", 2)))
+    footer = f"Ledger {digest}. Equal digests mean equal episodes, to the bit. Made by tdcollect."
+    return page(env, " · ".join(said), sections, kicker="Evaluation", footer=footer), drawn
 
 
-def write_comparison_report(
-    directory: str | os.PathLike[str], comparison: Comparison
-) -> list[Path]:
-    """Write ``comparison.html`` and a figure of the differences of each policy.
+def commands_of(request: Request, directory: Path, start: Path, where: str = "") -> Again:
+    """Return the commands of ``tdcollect replay``, as typed in the directory ``start``.
 
-    Like :func:`write_report`: self-contained, and the same bytes for the same comparison.
-
-    Returns:
-        The files written, the page last.
+    Args:
+        request: env and policy by name.
+        directory: the directory of the evaluation.
+        start: the directory that the commands are typed in.
+        where: its name in the sentence; by default the directory of the page.
     """
-    figures = {
-        f"difference_{number}.png": _difference_figure(difference)
-        for number, difference in enumerate(comparison.differences, 1)
-        if difference.values
-    }
-    columns = [Column(""), *(Column(name, number=True) for name in comparison.names[1:])]
-    pictures = [figure(png, description) for png, description in figures.values()]
-    sections = [
-        section("Differences", table(columns, comparison.rows()), paragraphs(comparison.notes())),
-        section("Figures", *pictures or [paragraphs(["No episode was completed by both."])]),
-    ]
-    lead = (
-        f"{', '.join(comparison.names[1:])} minus {comparison.names[0]} on the same "
-        f"{count_text(comparison.episodes, 'test episode')}"
+    commands = Commands.of(*(request.command(index, directory, start) for index in "12"))
+    return Again(
+        commands,
+        f"The command is typed in {where or _HERE}, with the index of an "
+        "episode. It runs the code that it names, and checks that the episode is the same to the "
+        "bit; with --video FILE.mp4 it films it.",
     )
-    root = Path(directory)
-    written = [write_atomically(root / FIGURES / name, png) for name, (png, _) in figures.items()]
-    html = page(f"{comparison.env}: comparison", lead, sections)
-    return [*written, write_atomically(root / COMPARISON_REPORT, html)]
 
 
-def _headline(summary: Summary) -> list[tuple[str, str, str]]:
-    percent = percent_text(summary.confidence)
-    entries = []
-    for name, value, interval in [
-        ("Mean return", summary.returns.mean, summary.returns.mean_interval),
-        (
-            "Interquartile mean",
-            summary.returns.interquartile_mean,
-            summary.returns.interquartile_mean_interval,
-        ),
-    ]:
-        remark = "no interval" if interval is None else f"{percent} interval {interval}"
-        entries.append((name, number_text(value), remark))
-    if summary.success is not None:
-        rate = percent_text(round(summary.success.rate, 4))
-        interval = summary.success.interval
-        low, high = (percent_text(round(end, 3)) for end in (interval.low, interval.high))
-        entries.append(("Success rate", rate, f"{percent} interval {low} to {high}"))
-    count = f"{summary.completed} of {summary.episodes}"
-    remark = f"{summary.failed} failed, {summary.restarted} restarted"
-    return [*entries, ("Episodes completed", count, remark)]
+def calls_of(manifest: Mapping[str, Any], path: str = ".", where: str = "") -> Again:
+    """Return the calls in Python that run episodes again.
 
-
-def _statistics(summary: Summary) -> str:
-    columns = [Column(""), Column("return", number=True), Column("length (steps)", number=True)]
-    return table(columns, summary.rows())
-
-
-def _figures(
-    completed: Sequence[Episode], env: str, summary: Summary
-) -> dict[str, tuple[bytes, str]]:
-    """Return the picture of each file, with its description."""
-    returns = [episode.episode_return or 0.0 for episode in completed]
-    lengths = [float(episode.length or 0) for episode in completed]
-    over = count_text(len(completed), "episode")
-    found = {}
-    for name, thing, unit, values, quantity in [
-        ("returns.png", "Return", "return", returns, summary.returns),
-        ("lengths.png", "Length", "length (steps)", lengths, summary.lengths),
-    ]:
-        png = histogram(
-            values,
-            title=env,
-            x_label=unit,
-            mean=quantity.mean,
-            interval=quantity.mean_interval,
-            confidence=summary.confidence,
-        )
-        found[name] = (png, f"{thing} of {over}: how many episodes have each.")
-    figures = {"returns.png": found["returns.png"]}
-    if len(returns) > 1:
-        text = (
-            f"Mean return over the first episodes, up to all {len(completed)}: how it settles. "
-            "Each interval is that of its own number of episodes."
-        )
-        png = cumulative_mean(returns, title=env, confidence=summary.confidence)
-        figures["cumulative.png"] = (png, text)
-    return figures | {"lengths.png": found["lengths.png"]}
-
-
-def _difference_figure(difference: Difference) -> tuple[bytes, str]:
-    png = histogram(
-        difference.values,
-        title=f"{difference.name} minus {difference.baseline}",
-        x_label="difference of returns",
-        mean=difference.difference.mean,
-        interval=difference.difference.mean_interval,
-        confidence=difference.confidence,
-        zero=True,
-    )
-    text = (
-        f"Return of {difference.name} minus that of {difference.baseline}, in "
-        f"{count_text(len(difference.values), 'episode')}: {difference.won} won, "
-        f"{difference.tied} tied, {difference.lost} lost."
-    )
-    return png, text
-
-
-def _hardest(
-    completed: Sequence[Episode], manifest: Mapping[str, Any], root: Path, request: Request | None
-) -> str:
-    if not completed:
-        return paragraphs(["No episode completed."])
-    lowest = heapq.nsmallest(HARDEST, completed, lambda e: (_order(e.episode_return), e.index))
-    columns = [
-        Column("episode", number=True),
-        Column("return", number=True),
-        Column("length (steps)", number=True),
-        Column("ended"),
-        Column("env seed", number=True),
-        Column("run it again", code=True),
-    ]
-    rows = [
-        [
-            str(e.index),
-            number_text(e.episode_return),
-            str(e.length),
-            _ended(e),
-            str(e.env_seed),
-            _call(e.index, manifest) if request is None else request.command(e.index, root, root),
-        ]
-        for e in lowest
-    ]
-    return table(columns, rows, _CALLS if request is None else _COMMANDS)
-
-
-_COMMANDS = "The commands are typed in the directory of this page; they run what they name."
-_CALLS = (
-    "In Python, in the directory of this page, with the env and the policy that were evaluated, "
-    "and env_kwargs, backend and device where they were given."
-)
-
-
-def _call(index: int, manifest: Mapping[str, Any]) -> str:
-    """Return the call in Python that runs an episode again."""
+    Args:
+        manifest: the manifest of the evaluation.
+        path: its directory, as the calls name it.
+        where: as in :func:`commands_of`.
+    """
     given = ["env"]
     if manifest_entry(manifest, "policy.class") != RANDOM:
         given.append("policy")
     if manifest_entry(manifest, "env.kwargs"):
         given.append("env_kwargs=env_kwargs")
-    return f'tdcollect.EvaluationResult.load(".", {", ".join(given)}).replay({index})'
+    name = json.dumps(path, ensure_ascii=False)
+    call = f"tdcollect.EvaluationResult.load({name}, {', '.join(given)}).replay("
+    return Again(
+        Commands(call, ")"),
+        f"In Python, in {where or _HERE}, with the env and the policy that were evaluated, and "
+        "env_kwargs, backend and device where they were given. The call takes the index of an "
+        "episode, and checks that it is the same to the bit.",
+    )
 
 
-def _troubled(records: Sequence[Episode]) -> str:
-    troubled = [e for e in records if e.restarts or not e.completed]
-    if not troubled:
-        return paragraphs(["None: every episode ran to its end at the first try."])
-    columns = [
-        Column("episode", number=True),
-        Column("status"),
-        Column("restarts", number=True),
-        Column("return", number=True),
-        Column("env seed", number=True),
+def _headline(summary: Summary) -> list[tuple[str, str, str]]:
+    entries = []
+    returns, lengths = summary.returns, summary.lengths
+    for name, value, interval in [
+        ("Mean return", returns.mean, returns.mean_interval),
+        (
+            "Interquartile mean",
+            returns.interquartile_mean,
+            returns.interquartile_mean_interval,
+        ),
+        ("Mean length", lengths.mean, lengths.mean_interval),
+    ]:
+        entries.append((name, number_text(value), interval_words(interval, summary.confidence)))
+    if summary.success is not None:
+        rate = percent_text(round(summary.success.rate, 4))
+        interval = summary.success.interval
+        low, high = (percent_text(round(end, 3)) for end in (interval.low, interval.high))
+        remark = f"{interval_name(summary.confidence)} {low} to {high}"
+        entries.insert(2, ("Success rate", rate, remark))
+    count = f"{summary.completed} of {summary.episodes}"
+    remark = f"{summary.failed} failed, {summary.restarted} restarted"
+    return [*entries, ("Episodes completed", count, remark)]
+
+
+def _figures(
+    records: Sequence[Episode], completed: Sequence[Episode], summary: Summary
+) -> list[Figure]:
+    returns = [episode.episode_return or 0.0 for episode in completed]
+    lengths = [float(episode.length or 0) for episode in completed]
+    shown = []
+    for name, title, x_label, things, values, quantity in [
+        ("returns", "Returns", "return", "returns", returns, summary.returns),
+        ("lengths", "Lengths", "length (steps)", "lengths", lengths, summary.lengths),
+    ]:
+        drawing = histogram(
+            values,
+            x_label,
+            mean=quantity.mean,
+            interval=ends(quantity.mean_interval),
+            interval_name=interval_name(summary.confidence),
+        )
+        said = [spread(values, things), mean_sentence(quantity, summary.confidence)]
+        shown.append(Figure(name, title, drawing, " ".join(filter(None, said))))
+    return [shown[0], *_running_figure(returns, summary), shown[1], _endings(records, summary)]
+
+
+def _running_figure(returns: Sequence[float], summary: Summary) -> list[Figure]:
+    values = finite(returns)
+    if len(values) < 2:
+        return []
+    running = running_mean(values, summary.confidence)
+    counts = np.arange(1, len(values) + 1, dtype=np.float64)
+    drawing = lines(
+        [Line("mean so far", counts, *running)],
+        "completed episodes, by index",
+        "mean return",
+        band_name=f"{interval_name(summary.confidence)} (Student's t)",
+        y_limits=running.limits(),
+    )
+    half = len(values) // 2
+    shows = (
+        f"The mean return is {number_text(float(running.mean[half - 1]))} over the first "
+        f"{count_text(half, 'episode')}, and {number_text(float(running.mean[-1]))} over all "
+        f"{len(values)}."
+    )
+    note = "Each interval is that of its own number of episodes."
+    return [Figure("cumulative", "How the mean settles", drawing, shows, note)]
+
+
+def _endings(records: Sequence[Episode], summary: Summary) -> Figure:
+    both = sum(bool(e.terminated and e.truncated) for e in records)
+    counts = [
+        ("terminated", sum(bool(e.terminated) for e in records) - both, "bar"),
+        ("truncated", sum(bool(e.truncated) for e in records) - both, "bar"),
+        ("both", both, "bar"),
+        ("failed", summary.failed, "bad"),
     ]
     rows = [
-        [str(e.index), e.status, str(e.restarts), number_text(e.episode_return), str(e.env_seed)]
-        for e in troubled[:TROUBLED]
+        Bar(name, count, _share(count, len(records)), role)
+        for name, count, role in counts
+        if count or name in ("terminated", "truncated")
     ]
-    left = len(troubled) - len(rows)
-    more = [f"{left} more are in episodes.jsonl."] if left else []
-    return table(columns, rows) + paragraphs(more)
+    words = ["terminated", "truncated", "both terminated and truncated", "failed"]
+    said = [parts([(count, text) for (_, count, _), text in zip(counts, words, strict=True)]) + "."]
+    success = summary.success
+    if success is not None:
+        rate = _share(success.successes, success.count)
+        rows.append(Bar("success", success.successes, rate, "good"))
+        interval = within(success.interval, summary.confidence)
+        said.append(
+            f"{success.successes} of {count_text(success.count, 'episode')} were a success: rate "
+            f"{number_text(success.rate)}{interval}."
+        )
+    drawing = bars(rows, "episodes")
+    return Figure("endings", "How episodes ended", drawing, " ".join(said))
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count} ({percent_text(round(count / of, 3))})" if of else str(count)
+
+
+def _episodes(
+    records: Sequence[Episode],
+    completed: Sequence[Episode],
+    again: Again,
+    kept: Mapping[int, str | None],
+) -> Iterator[str]:
+    if completed:
+        lowest = heapq.nsmallest(LOWEST, completed, lambda e: (_order(e.episode_return), e.index))
+        named = listed_text(
+            [f"{number_text(e.episode_return)} in episode {e.index}" for e in lowest], LOWEST
+        )
+        yield paragraphs([f"Lowest returns: {named}."])
+    troubled = [e.index for e in records if e.restarts or not e.completed]
+    if troubled:
+        yield paragraphs([f"Failed or restarted: {_counted(troubled)}."], "warn")
+    if records:
+        yield paragraphs([again.how])
+        first = lowest[0].index if completed else records[0].index
+        yield command(again.commands.of_row(str(first)))
+        yield episode_table(records, kept, again.commands)
+
+
+def _counted(indices: Sequence[int]) -> str:
+    return f"episode{'s' if len(indices) > 1 else ''} {listed_text(indices, 10)}"
 
 
 def _manifest(manifest: Mapping[str, Any]) -> str:
@@ -264,7 +312,9 @@ def _manifest(manifest: Mapping[str, Any]) -> str:
         "those of one machine."
         for path, values in mixed_values(manifest).items()
     ]
-    return paragraphs(mixed) + table([Column("entry"), Column("value")], rows)
+    return paragraphs(mixed, "warn") + table(
+        [Column("entry"), Column("value", text=True)], rows, "The manifest of the evaluation."
+    )
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -287,12 +337,3 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
 def _order(value: float | None) -> float:
     """Return a key for sorting by return, NaN first: it counts as the worst one."""
     return float("-inf") if value is None or value != value else value
-
-
-def _ended(episode: Episode) -> str:
-    ways = [
-        name
-        for name, flag in [("terminated", episode.terminated), ("truncated", episode.truncated)]
-        if flag
-    ]
-    return " and ".join(ways) or "-"

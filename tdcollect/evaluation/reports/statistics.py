@@ -105,6 +105,7 @@ class Summary:
         completed: the number that ran to their end. Returns and lengths are over these.
         failed: the number without a return, because the env raised at every try.
         restarted: the number that were started more than once.
+        distinct: the number of completed episodes that differ from each other, by digest.
         returns: the statistics of their returns.
         lengths: the statistics of their lengths, in steps.
         success: the success rate; None if the env does not report success.
@@ -117,6 +118,7 @@ class Summary:
     completed: int
     failed: int
     restarted: int
+    distinct: int
     returns: Quantity
     lengths: Quantity
     success: Success | None
@@ -184,6 +186,13 @@ class Summary:
             notes.append(
                 f"{self.returns.not_finite} returns are NaN or infinite: no statistics of returns."
             )
+        if self.distinct < self.completed:
+            others = self.completed - self.distinct
+            notes.append(
+                f"Only {self.distinct} of {self.completed} completed episodes "
+                f"{'is' if self.distinct == 1 else 'are'} distinct: {others} repeat another one to "
+                "the bit. Intervals count each repeat as new evidence, and so claim too much."
+            )
         if self.returns.std == 0:
             notes.append("All returns are equal: their intervals say nothing about how they vary.")
         elif 2 <= self.completed < FEW:
@@ -230,6 +239,7 @@ def summarize(
         completed=len(completed),
         failed=len(records) - len(completed),
         restarted=sum(episode.restarts > 0 for episode in records),
+        distinct=_distinct(completed),
         returns=describe(returns, confidence, resamples, generators[:2]),
         lengths=describe(lengths, confidence, resamples, generators[2:]),
         success=_success(records, confidence),
@@ -280,6 +290,12 @@ def describe(
             values, confidence, resamples, rngs[1]
         ),
     )
+
+
+def _distinct(completed: Sequence[Episode]) -> int:
+    """Return the number of distinct episodes; one without a digest counts as distinct."""
+    digests = {episode.digest for episode in completed if episode.digest is not None}
+    return len(digests) + sum(episode.digest is None for episode in completed)
 
 
 def _success(records: Sequence[Episode], confidence: float) -> Success | None:

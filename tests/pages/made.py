@@ -1,0 +1,71 @@
+"""Pages of each kind, from hand-written ledgers with hostile texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tdcollect.evaluation import (
+    Request,
+    compare,
+    summarize,
+    write_comparison_report,
+    write_report,
+)
+from tdcollect.evaluation.beside.curve import Best, Point
+from tdcollect.evaluation.beside.curve_page import curve_page
+
+from ..evaluation.ledgers import ENV, ledger, manifest, run
+
+EVIL = (
+    "</svg></style></textarea><script>document.title='run'</script>"
+    "<img src=https://evil.test/x.png onerror=\"document.title='run'\">"
+    "<style>@import 'https://evil.test/y.css'</style>"
+    '"\' onmouseover="document.title=1" $1 {} ]]> &lt; \u202e'
+)
+EPISODES = 40
+RETURNS = np.random.default_rng(0).normal(300, 80, EPISODES).round(1)
+
+
+def make_pages(folder: Path) -> dict[str, Path]:
+    """Write the pages; return them by kind."""
+    return {
+        "evaluation": _evaluation(folder / "evaluation"),
+        "comparison": _comparison(folder / "comparison"),
+        "curve": _curve(folder / "curve"),
+    }
+
+
+def _evaluation(folder: Path) -> Path:
+    records = ledger(RETURNS, failed=[7], success={i: i % 3 == 0 for i in range(EPISODES)})
+    records[3] = replace(records[3], restarts=1, terminated=False, truncated=True)
+    records[5] = replace(records[5], status=EVIL, restarts=2)
+    records[9] = replace(records[9], digest=records[8].digest, length=1000)
+    (folder / "trajectories" / "000003").mkdir(parents=True)
+    described = manifest(policy=f"lab.{EVIL}", env=ENV | {"id": f"Walk {EVIL}"})
+    described[EVIL] = {EVIL: [EVIL, "https://evil.test/"]}
+    request = Request("CartPole-v1", f"{EVIL}.py:f", env_kwargs={EVIL: EVIL}, directory=str(folder))
+    return write_report(folder, described, records, summarize(records, resamples=99), request)[-1]
+
+
+def _comparison(folder: Path) -> Path:
+    runs = [run(RETURNS), run(RETURNS + np.arange(EPISODES)), run(RETURNS[::-1], failed=[2])]
+    found = compare(*runs, names=["random", EVIL, "long " * 30], resamples=99)
+    return write_comparison_report(folder, found)[-1]
+
+
+def _curve(folder: Path) -> Path:
+    curve = [
+        Point(1000 * step, 20, step == 3, 10.0 * step, 9.0 * step, 12.0 * step, 3.0, None, 7.0,
+              "ab" * 32)
+        for step in range(1, 13)
+    ]  # fmt: skip
+    curve[4] = curve[4]._replace(mean=None, low=None, high=None, std=None)
+    html, _ = curve_page(
+        curve, Best(12000, 120.0, None), EVIL, "mean", lambda step: f"step {step}/{EVIL}.html"
+    )
+    folder.mkdir()
+    (folder / "curve.html").write_bytes(html)
+    return folder / "curve.html"

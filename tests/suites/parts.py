@@ -1,0 +1,155 @@
+"""A small suite for tests: quick envs, policies with and without weights, and its tables."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict.nn import TensorDictModule
+
+from tdcollect.evaluation import finishing
+from tdcollect.evaluation.reports import intervals
+from tdcollect.files import write_atomically
+from tdcollect.suites.suite import Suite
+
+from ..evaluation.envs import Walk
+from ..evaluation.policies import categorical, deterministic
+
+
+class Short(Walk):
+    """Walks of at most five steps, of another size."""
+
+    def __init__(self, longest: int = 5):
+        super().__init__(longest=longest, size=3)
+
+
+class Deadly(Walk):
+    """Ends its process in the episode of a seed."""
+
+    def __init__(self, deadly: int):
+        super().__init__()
+        self.deadly = deadly
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed == self.deadly:
+            os._exit(3)
+        return super().reset(seed=seed)
+
+
+class Unseeded(gym.Env[Any, Any]):
+    """Ignores its seed."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.own = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.own.uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return self.own.uniform(-1, 1, 3).astype(np.float32), 1.0, True, False, {}
+
+
+class Scaled(gym.ObservationWrapper[Any, Any, Any]):
+    """A wrapper with an argument."""
+
+    def __init__(self, env: Any, factor: float = 1.0):
+        super().__init__(env)
+        self.factor = factor
+
+    def observation(self, observation: Any) -> Any:
+        return (self.factor * observation).astype(np.float32)
+
+
+def net() -> TensorDictModule:
+    return deterministic()
+
+
+def sampling() -> Any:
+    return categorical()
+
+
+def broken() -> Any:
+    raise RuntimeError("this policy is broken")
+
+
+def wrong_shape() -> Any:
+    return deterministic(ins=7)
+
+
+HERE = "tests.suites.parts"
+TABLES: dict[str, Any] = {
+    "suite": {"name": "small", "version": 1, "episodes": 6, "seed": 3},
+    "defaults": {"num_envs": 4},
+    "tasks": [
+        {
+            "name": "walk",
+            "env": "tests.evaluation.envs:Walk",
+            "score": {"low": "random", "high": 20.0, "source": "made up"},
+            "group": "long",
+        },
+        {"name": "short", "env": f"{HERE}:Short", "score": {"low": -3.0, "high": 5.0}},
+    ],
+    "policies": [
+        {"name": "random", "factory": "random"},
+        {
+            "name": "net",
+            "factory": f"{HERE}:net",
+            "checkpoints": "runs/{policy}/{task}/{run}.pt",
+            "runs": [0, 1],
+        },
+    ],
+}
+
+
+def tables() -> dict[str, Any]:
+    return copy.deepcopy(TABLES)
+
+
+def save_runs(folder: Path, runs: int = 2) -> None:
+    """Write the checkpoints of the policy ``net``."""
+    for task in ("walk", "short"):
+        for run in range(runs):
+            module = net()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.add_(0.1 * run)
+            file = folder / "runs" / "net" / task / f"{run}.pt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(module.state_dict(), file)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the checkpoints of the small suite."""
+    save_runs(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def small_reports() -> Iterator[None]:
+    """Write reports of evaluations without figures, which take most of the time of small ones."""
+
+    def write(directory: Any, *about: Any, **more: Any) -> list[Path]:
+        return [write_atomically(Path(directory) / "report.html", b"a report")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finishing, "write_report", write)
+        patch.setattr(intervals, "MOST_RESAMPLES", 100)
+        patch.setattr(intervals, "FEWEST_RESAMPLES", 100)
+        yield
+
+
+def small(folder: Path, **changes: Any) -> Suite:
+    """The suite of the tables, with some of them changed."""
+    return Suite.of({**tables(), **changes}, folder)

@@ -1,0 +1,215 @@
+"""The commands of suites, and what validation finds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tdcollect.cli import main
+from tdcollect.suites import Suite, validation
+
+from ..evaluation.test_interrupted import contents
+from .parts import HERE, folder, small, small_reports, tables
+
+__all__ = ["folder", "small_reports"]  # fixtures
+
+pytestmark = pytest.mark.usefixtures("small_reports")
+
+FILE = """
+[suite]
+name = "small"
+episodes = 5
+[[tasks]]
+name = "walk"
+env = "tests.evaluation.envs:Walk"
+score = { low = "random", high = 20.0 }
+[[tasks]]
+name = "short"
+env = "tests.suites.parts:Short"
+score = { low = -3.0, high = 5.0 }
+[[policies]]
+name = "net"
+factory = "tests.suites.parts:net"
+checkpoints = "runs/{policy}/{task}/{run}.pt"
+runs = [0, 1]
+"""
+
+Typed = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture
+def typed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Typed:
+    """Type a command in the folder of a suite's file; its status, stdout and stderr."""
+    (folder / "suite.toml").write_text(FILE)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(command: str) -> tuple[int, str, str]:
+        status = main(command.split())
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_run_ls_and_report(typed: Typed, folder: Path) -> None:
+    status, out, _ = typed("suite ls suite.toml --output-dir out")
+    assert status == 0
+    assert out.startswith("small 1, 6 evaluations of 5 episodes\n")
+    assert out.count("missing") == 6
+    status, out, err = typed("suite run suite.toml --output-dir out --task walk --policy net")
+    assert status == 0
+    assert "small 1: 2 of 6 evaluations finished, 5 episodes each" in out
+    assert out.rstrip().endswith("report out/report.html")
+    assert "walk/net/1: mean return" in err
+    status, out, _ = typed("suite ls suite.toml --output-dir out --json")
+    found = json.loads(out)
+    assert [cell["status"] for cell in found["cells"]] == ["finished"] * 2 + ["missing"] * 4
+    status, out, err = typed("suite run suite.toml --output-dir out --quiet")
+    assert (status, out, err) == (0, "", "")
+    status, out, _ = typed("suite report suite.toml --output-dir out --json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["aggregates"]["runs"] == {"net": 2, "random": 1}
+    assert found["failures"] == {}
+    status, whole, _ = typed("suite report suite.toml --output-dir out")
+    assert status == 0
+    assert "interquartile mean" in whole
+
+
+@pytest.mark.usefixtures("quick_children")
+def test_flags_override_the_file(typed: Typed, folder: Path) -> None:
+    assert typed("suite run suite.toml --output-dir one --quiet --limit 2")[0] == 0
+    more = "--episodes 2 --workers 2 --keep-trajectories"
+    assert typed(f"suite run suite.toml --output-dir two --quiet {more}")[0] == 0
+    ledgers = [
+        {name: data for name, data in contents(folder / out).items() if "episodes.jsonl" in name}
+        for out in ("one", "two")
+    ]
+    assert ledgers[0] == ledgers[1]
+    assert len(ledgers[0]) == 6
+    assert "Limited to 2 of the 5" in typed("suite report suite.toml --output-dir one --limit 2")[1]
+    for position in range(2):
+        shard = f"--shard {position}/2 --limit 2"
+        assert typed(f"suite run suite.toml --output-dir three --quiet {shard}")[0] == 0
+    assert contents(folder / "three") == contents(folder / "one")
+
+
+def test_what_cannot_be_done_is_one_line(typed: Typed, folder: Path) -> None:
+    status, _, err = typed("suite run nothing.toml --output-dir out")
+    assert (status, err) == (1, "tdcollect: expected the TOML file of a suite, got nothing.toml\n")
+    status, _, err = typed("suite run suite.toml --output-dir out --task cartpole")
+    assert status == 1
+    assert "expected tasks of the suite, which are walk and short, got 'cartpole'" in err
+    assert typed("suite run suite.toml --output-dir out --ray-workers 1 --workers 1")[0] == 2
+    assert typed("suite run suite.toml")[0] == 2
+    assert typed("suite run suite.toml --output-dir out --shard 2/2")[0] == 2
+    assert not (folder / "out").exists()
+    status, _, err = typed("suite report suite.toml --output-dir out")
+    assert status == 1
+    assert "expected the directory of a suite, got out; run the suite first" in err
+    assert not (folder / "out").exists()
+    assert typed("suite run suite.toml --output-dir out --quiet")[0] == 0
+    status, _, err = typed("suite report suite.toml --output-dir out --episodes 3")
+    assert status == 1
+    assert "expected 3 episodes of root seed 0 in" in err
+
+
+def test_cells_that_fail_are_named_with_the_status(typed: Typed, folder: Path) -> None:
+    (folder / "suite.toml").write_text(FILE.replace(":net", ":broken"))
+    status, _, err = typed("suite run suite.toml --output-dir out --quiet")
+    assert status == 1
+    line = "tdcollect: walk/net/0 could not run: RuntimeError: this policy is broken"
+    assert err.splitlines()[0] == line
+
+
+def test_an_interrupted_suite_says_how_it_goes_on(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tdcollect.suites.run._Running.add", interrupt)
+    status, _, err = typed("suite run suite.toml --output-dir out --quiet")
+    assert status == 130
+    assert err == "tdcollect: interrupted; the same command resumes the evaluation\n"
+
+
+# --- validation ----------------------------------------------------------------------------------
+
+
+def validated(folder: Path, change: Callable[[dict[str, Any]], None], **how: Any) -> Any:
+    found = tables()
+    change(found)
+    return Suite.of(found, folder).validate(progress=False, **how)
+
+
+def test_a_sound_suite_passes(folder: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.read_bytes() for path in folder.rglob("*.pt")}
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "_diagnosed", lambda env, kwargs: [])  # see the next one
+        found = small(folder).validate(progress=False)
+    assert found.passed
+    assert str(found) == "small: 6 evaluations looked at: passed"
+    assert {path: path.read_bytes() for path in folder.rglob("*.pt")} == before
+    status, out, _ = typed("suite validate suite.toml --json --task short")
+    assert status == 0
+    assert json.loads(out)["evaluations"] == 3
+    assert not list(folder.glob("**/episodes.jsonl"))
+
+
+def test_all_that_is_wrong_is_found(folder: Path) -> None:
+    (folder / "runs/net/short/0.pt").unlink()
+    torch.save({"weight": torch.zeros(2)}, folder / "runs/net/short/1.pt")
+    (folder / "runs/net/walk/1.pt").write_bytes(b"not a file of torch's")
+
+    def change(found: dict[str, Any]) -> None:
+        for name, env in [
+            ("unknown", "NoSuchEnv-v0"),
+            ("lacking", "no_such_module_here:Env-v0"),
+            ("unseeded", f"{HERE}:Unseeded"),
+        ]:
+            found["tasks"].append({"name": name, "env": env})
+        found["policies"].append({"name": "misfit", "factory": f"{HERE}:wrong_shape"})
+        found["policies"].append({"name": "gone", "factory": f"{HERE}:gone"})
+        found["policies"].append({"name": "odd", "factory": f"{HERE}:net", "device": "mars"})
+        found["policies"][1]["checkpoints"] = "runs/{policy}/{task}/{run}.pt"
+
+    found = validated(folder, change)
+    assert not found.passed
+    text = str(found)
+    for expected in [
+        "task unknown: NameNotFound: Environment `NoSuchEnv` doesn't exist",
+        "task lacking: ModuleNotFoundError: ",
+        "task unseeded: the doctor finds seed: ",
+        f"short/net/0: expected a file, as checkpoints has it, got {folder}/runs/net/short/0.pt",
+        "short/net/1: ValueError: ",
+        "walk/net/1: ValueError: ",
+        "walk/misfit/0: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        f"walk/gone/0: AttributeError: expected {HERE} to have 'gone', which it has not",
+        "walk/odd/0: RuntimeError: Expected one of cpu, cuda",
+        "task unseeded: without a score, it is in no aggregate",
+    ]:
+        assert expected in text, expected
+    lines = [*found.problems]
+    sound = {"walk/net/0", "walk/random/0", "short/random/0"}
+    assert not {line.split(":")[0] for line in lines} & sound
+    assert (
+        text.splitlines()[-1] == f"small: 30 evaluations looked at: failed, {len(lines)} problems"
+    )
+
+
+def test_a_selection_is_validated_alone(folder: Path) -> None:
+    def change(found: dict[str, Any]) -> None:
+        found["tasks"][1]["env"] = "NoSuchEnv-v0"
+
+    assert validated(folder, change, tasks=["walk"]).passed
+    assert not validated(folder, change, tasks=["short"]).passed

@@ -1,0 +1,577 @@
+"""Suites that run: each cell is an evaluation, whoever runs it and however often it is killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tdcollect
+from tdcollect import LocalWorkers
+from tdcollect.evaluation import EvaluationSettings
+from tdcollect.evaluation.runner import Recording
+from tdcollect.suites import Suite
+from tdcollect.suites import run as module
+
+from ..evaluation.crews import seven, some
+from ..evaluation.test_interrupted import contents
+from ..forkserver import start
+from .parts import HERE, folder, net, save_runs, small, small_reports, tables
+
+__all__ = ["folder", "seven", "small_reports"]  # fixtures
+
+pytestmark = pytest.mark.usefixtures("small_reports")
+
+
+def quiet(suite: Suite, out: Path, **how: Any) -> Any:
+    return suite.run(out, progress=False, **how)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory, small_reports: None) -> Path:
+    """The small suite, run in this process."""
+    folder = tmp_path_factory.mktemp("small")
+    save_runs(folder)
+    results = quiet(small(folder), folder / "whole")
+    assert results.finished
+    assert not results.failures
+    return folder / "whole"
+
+
+@pytest.fixture
+def whole(once: Path, folder: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(once, folder / "whole"))
+
+
+def test_each_cell_is_an_evaluation_as_evaluate_writes_it(whole: Path, folder: Path) -> None:
+    for cell in small(folder).cells():
+        policy = None
+        if cell.policy.name == "net":
+            policy = net()
+            policy.load_state_dict(torch.load(cell.files["checkpoints"]))
+        env = cell.request().made_env()
+        out = whole / "alone" / cell.path.relative_to("evaluations")
+        request = cell.request()
+        tdcollect.evaluate(env, policy, 6, 3, output_dir=out, progress=False, request=request)
+        assert contents(out) == contents(whole / cell.path)
+        assert tdcollect.verify(whole / cell.path).passed
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_all_files_are_those_of_one_process(
+    seven: LocalWorkers, count: int, whole: Path, folder: Path
+) -> None:
+    quiet(small(folder), folder / "many", workers=some(seven, count))
+    assert contents(folder / "many") == contents(whole)
+
+
+def test_shards_that_share_a_directory_end_with_the_same_files(whole: Path, folder: Path) -> None:
+    ran = []
+    for position in (2, 0, 1):
+        results = quiet(small(folder), folder / "shards", shard=(position, 3))
+        ran.append(sum(cell.status == "finished" for cell in results.cells))
+    assert ran == [2, 4, 6]
+    assert contents(folder / "shards") == contents(whole)
+
+
+def test_shards_of_folders_that_are_put_together(whole: Path, folder: Path) -> None:
+    for position in range(2):
+        quiet(small(folder), folder / f"part{position}", shard=(position, 2))
+    shutil.copytree(folder / "part0", folder / "part1", dirs_exist_ok=True)
+    quiet(small(folder), folder / "part1")
+    assert contents(folder / "part1") == contents(whole)
+
+
+class Stop(KeyboardInterrupt):
+    pass
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_interrupted_after_each_episode_and_run_again(
+    workers: int,
+    seven: LocalWorkers,
+    whole: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add: Callable[..., None] = Recording.add
+    out, left = folder / "stopped", [0]
+
+    def stopping(self: Recording, *finished: Any) -> None:
+        if not left[0]:
+            raise Stop
+        left[0] -= 1
+        add(self, *finished)
+
+    monkeypatch.setattr(Recording, "add", stopping)
+    crew = some(seven, workers) if workers else None
+    for _ in range(8):
+        left[0] = 4
+        with pytest.raises(Stop):
+            quiet(small(folder), out, workers=crew)
+    left[0] = 4
+    assert quiet(small(folder), out, workers=crew).finished
+    assert contents(out) == contents(whole)
+
+
+def command(file: Path, out: Path) -> list[str]:
+    return ["suite", "run", str(file), "--output-dir", str(out), "--quiet"]
+
+
+def test_killed_at_random_moments_and_run_again(folder: Path, whole: Path) -> None:
+    file = folder / "small.toml"
+    file.write_text(
+        """
+[suite]
+name = "small"
+version = 1
+episodes = 6
+seed = 3
+[defaults]
+num_envs = 4
+[[tasks]]
+name = "walk"
+env = "tests.evaluation.envs:Walk"
+score = { low = "random", high = 20.0, source = "made up" }
+group = "long"
+[[tasks]]
+name = "short"
+env = "tests.suites.parts:Short"
+score = { low = -3.0, high = 5.0 }
+[[policies]]
+name = "random"
+factory = "random"
+[[policies]]
+name = "net"
+factory = "tests.suites.parts:net"
+checkpoints = "runs/{policy}/{task}/{run}.pt"
+runs = [0, 1]
+"""
+    )
+    out, draw = folder / "killed", random.Random(0)
+    from tdcollect.cli import main
+
+    for _ in range(6):
+        process = start(main, command(file, out))
+        time.sleep(0.1 + 0.5 * draw.random())
+        process.kill()
+        process.join()
+        assert process.exitcode in (-signal.SIGKILL, 0)
+    assert main(command(file, out)) == 0
+    assert contents(out) == contents(whole)
+
+
+# --- what changes --------------------------------------------------------------------------------
+
+
+def cells_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the cells that begin from now on."""
+    begun: list[str] = []
+    begin = module._Running.begin
+
+    def noting(self: Any, cell: Any, manifest: Any) -> Any:
+        begun.append(cell.name)
+        return begin(self, cell, manifest)
+
+    monkeypatch.setattr(module._Running, "begin", noting)
+    return begun
+
+
+def test_added_tasks_policies_and_runs_run_alone(
+    whole: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(whole)
+    begun = cells_run(monkeypatch)
+    assert quiet(small(folder), whole).finished
+    assert begun == []
+    more = tables()
+    more["tasks"].append({"name": "third", "env": "tests.evaluation.envs:Walk"})
+    more["tasks"][-1]["env_kwargs"] = {"longest": 3}
+    more["policies"].append({"name": "drawn", "factory": f"{HERE}:sampling"})
+    more["policies"][-1]["exploration"] = "random"
+    more["policies"][1]["runs"] = [0, 1, 2]
+    for run in range(3):
+        file = folder / "runs" / "net" / "third" / f"{run}.pt"
+        file.parent.mkdir(exist_ok=True)
+        torch.save(net().state_dict(), file)
+    save_runs(folder, 3)
+    results = quiet(Suite.of(more, folder), whole)
+    assert results.finished
+    assert begun == [
+        "walk/net/2",
+        "walk/drawn/0",
+        "short/net/2",
+        "short/drawn/0",
+        *(f"third/{name}" for name in ("random/0", "net/0", "net/1", "net/2", "drawn/0")),
+    ]
+    after = contents(whole)
+    evaluations = {name for name in before if name.startswith("evaluations/")}
+    assert {name: after[name] for name in evaluations} == {n: before[n] for n in evaluations}
+
+
+def changed(name: str) -> Callable[[dict[str, Any], Path], None]:
+    def change(tables: dict[str, Any], folder: Path) -> None:
+        if name == "env":
+            tables["tasks"][1]["env"] = "tests.evaluation.envs:Walk"
+        elif name == "env_kwargs":
+            tables["tasks"][1]["env_kwargs"] = {"longest": 4}
+        elif name == "wrappers":
+            tables["tasks"][0]["wrappers"] = [{"call": f"{HERE}:Scaled", "kwargs": {"factor": 2}}]
+        elif name == "setting":
+            tables["tasks"][0]["max_episode_steps"] = 2
+        elif name == "default":
+            tables["defaults"]["max_episode_steps"] = 2
+        elif name == "factory":
+            tables["policies"][1]["factory"] = f"{HERE}:sampling"
+        elif name == "exploration":
+            tables["policies"][1]["exploration"] = "random"
+        elif name == "checkpoint":
+            file = folder / "runs" / "net" / "walk" / "1.pt"
+            state = torch.load(file)
+            torch.save({key: value + 1 for key, value in state.items()}, file)
+        else:
+            tables["suite"][name] = {"version": 2, "seed": 4, "episodes": 7, "name": "other"}[name]
+
+    return change
+
+
+DIFFERENCES = {
+    "env": r"tasks\.short\.env is 'tests\.suites\.parts:Short' there and 'tests\.evaluation",
+    "env_kwargs": r"tasks\.short\.env_kwargs\.longest is None there and 4 here",
+    "wrappers": r"tasks\.walk\.wrappers is \[\] there and \[\{'call': ",
+    "setting": r"tasks\.walk\.settings\.max_episode_steps is None there and 2 here",
+    "default": r"tasks\.short\.settings\.max_episode_steps is None there and 2 here",
+    "factory": r"policies\.net\.factory is 'tests\.suites\.parts:net' there and",
+    "exploration": r"policies\.net\.settings\.exploration is None there and 'random' here",
+    "checkpoint": r"files\.walk/net/1\.checkpoints is '[0-9a-f]{64}' there and '[0-9a-f]{64}'",
+    "version": "version is 1 there and 2 here",
+    "seed": "seed is 3 there and 4 here",
+    "episodes": "episodes is 6 there and 7 here",
+    "name": "name is 'small' there and 'other' here",
+}
+
+
+def test_what_has_changed_is_refused_with_the_difference(
+    whole: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, begun = contents(whole), cells_run(monkeypatch)
+    for name, difference in DIFFERENCES.items():
+        given = tables()
+        changed(name)(given, folder)
+        with pytest.raises(ValueError, match=rf"another suite: .*{difference}"):
+            quiet(Suite.of(given, folder), whole)
+        save_runs(folder)
+    assert contents(whole) == before
+    assert begun == []
+
+
+def test_what_decides_no_episode_may_change(whole: Path, folder: Path) -> None:
+    given = tables()
+    given["defaults"] = {"num_envs": 1, "max_restarts": 5}
+    given["tasks"][0] |= {"group": "other", "score": {"low": 0, "high": 1}}
+    given["policies"][1]["checkpoints"] = "elsewhere/{task}/{run}.pt"
+    shutil.copytree(folder / "runs" / "net", folder / "elsewhere")
+    cells = {n: b for n, b in contents(whole).items() if n.startswith("evaluations/")}
+    results = quiet(Suite.of(given, folder), whole)
+    assert results.ranges["walk"] == (0.0, 1.0)
+    assert {n: b for n, b in contents(whole).items() if n.startswith("evaluations/")} == cells
+
+
+def test_a_policy_whose_code_has_changed_is_refused_in_an_unfinished_cell(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the manifest, as evaluate does; a finished cell is not made again to look."""
+    add: Callable[..., None] = Recording.add
+    left = [3]
+
+    def stopping(self: Recording, *finished: Any) -> None:
+        if not left[0]:
+            raise Stop
+        left[0] -= 1
+        add(self, *finished)
+
+    out = folder / "out"
+    given = tables()
+    given["policies"] = [{"name": "drawn", "factory": f"{HERE}:sampling"}]
+    monkeypatch.setattr(Recording, "add", stopping)
+    with pytest.raises(Stop):
+        quiet(Suite.of(given, folder), out)
+    monkeypatch.setattr(Recording, "add", add)
+    monkeypatch.setattr("tests.suites.parts.sampling", net)
+    results = quiet(Suite.of(given, folder), out)
+    assert list(results.failures) == ["walk/drawn/0"]
+    assert "policy.structure is" in results.failures["walk/drawn/0"]
+
+
+@pytest.mark.parametrize("what", ["file", "other", "evaluation"])
+def test_a_directory_of_something_else_is_left_alone(what: str, folder: Path) -> None:
+    out = folder / "out"
+    if what == "file":
+        out.write_text("mine")
+    else:
+        out.mkdir()
+        (out / ("manifest.json" if what == "evaluation" else "notes.txt")).write_text("{}")
+    match = "to be a directory, got the file" if what == "file" else "which holds other files"
+    with pytest.raises(ValueError, match=match):
+        quiet(small(folder), out)
+    assert what != "file" or out.read_text() == "mine"
+
+
+def test_missing_files_are_named_before_anything_runs(folder: Path) -> None:
+    (folder / "runs" / "net" / "short" / "1.pt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"short/1\.pt of short/net/1; train these runs"):
+        quiet(small(folder), folder / "out")
+    assert not (folder / "out").exists()
+    results = quiet(small(folder), folder / "out", tasks=["walk"])  # which lacks none
+    assert [cell.status for cell in results.cells] == ["finished"] * 3 + ["missing"] * 3
+
+
+def test_settings_that_cannot_be_honoured_are_refused_before_anything_runs(folder: Path) -> None:
+    for defaults, match in [
+        ({"num_envs": 0}, "num_envs to be a positive int"),
+        ({"exploration": "sometimes"}, "exploration to be one of"),
+        ({"backend": "cloud"}, "a backend of"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            quiet(small(folder, defaults=defaults), folder / "out")
+    assert not (folder / "out").exists()
+
+
+# --- cells that fail -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_cell_that_cannot_run_keeps_no_other_from_running(
+    workers: int, seven: LocalWorkers, folder: Path, whole: Path
+) -> None:
+    given = tables()
+    given["policies"] += [
+        {"name": "broken", "factory": f"{HERE}:broken"},
+        {"name": "misfit", "factory": f"{HERE}:wrong_shape"},
+    ]
+    given["tasks"].append({"name": "unseeded", "env": f"{HERE}:Unseeded"})
+    given["policies"][1]["runs"] = [0]
+    shutil.copytree(folder / "runs/net/walk", folder / "runs/net/unseeded")
+    out = folder / "out"
+    results = quiet(Suite.of(given, folder), out, workers=some(seven, workers) if workers else None)
+    assert results.failures.keys() == {
+        *("walk/broken/0", "walk/misfit/0", "short/broken/0", "short/misfit/0"),
+        *(f"unseeded/{name}/0" for name in ("random", "net", "broken", "misfit")),
+    }
+    assert results.failures["walk/broken/0"] == "RuntimeError: this policy is broken"
+    assert "RuntimeError: " in results.failures["walk/misfit/0"]
+    assert "NotReproducibleError: " in results.failures["unseeded/random/0"]
+    for name in ("walk/random/0", "walk/net/0", "short/random/0", "short/net/0"):
+        assert contents(out / "evaluations" / name) == contents(whole / "evaluations" / name)
+    assert not list(out.glob("evaluations/*/broken/0/*"))
+    assert any("Could not run: " in remark for remark in results.remarks)
+    text = (out / "report.html").read_text()
+    assert "this policy is broken" in text
+
+
+def test_workers_that_die_cost_their_episode_and_no_other_cell(
+    seven: LocalWorkers, folder: Path
+) -> None:
+    given = tables()
+    deadly = {"deadly": tdcollect.env_seed(3, 4)}
+    given["tasks"][1] |= {"env": f"{HERE}:Deadly", "env_kwargs": deadly}
+    with pytest.warns(UserWarning, match="worker . .* ended with exit code 3"):
+        results = quiet(Suite.of(given, folder), folder / "out", workers=some(seven, 2))
+    assert not results.failures
+    failed = {cell.name: cell.episodes - cell.completed for cell in results.cells}
+    assert failed == {
+        name: int(name.startswith("short/"))
+        for name in ("walk/random/0", "walk/net/0", "walk/net/1")
+        + ("short/random/0", "short/net/0", "short/net/1")
+    }
+    assert results.failed_episodes == 3
+    assert any("short/net/0: 1 of 6 episodes failed (16.7%)" in text for text in results.remarks)
+    for cell in results.cells:
+        assert tdcollect.verify(results.directory / cell.path).passed
+
+
+def test_a_crew_is_free_and_whole_after_a_suite(seven: LocalWorkers, folder: Path) -> None:
+    crew = some(seven, 3)
+    quiet(small(folder), folder / "out", workers=crew)
+    assert not crew.in_use
+    result = tdcollect.evaluate("CartPole-v1", None, 5, workers=crew, progress=False)
+    assert result.digest == tdcollect.evaluate("CartPole-v1", None, 5, progress=False).digest
+
+
+def test_data_of_episodes_are_kept_if_asked(folder: Path) -> None:
+    results = quiet(small(folder), folder / "out", keep_trajectories=True, tasks=["walk"])
+    cell = results.cell("walk", "net", 1)
+    result = tdcollect.EvaluationResult.load(results.directory / cell.path)
+    assert len(result.trajectory(2)) == result.record(2).length
+
+
+# --- selection, limits ---------------------------------------------------------------------------
+
+
+def test_patterns_select_tasks_and_policies(folder: Path) -> None:
+    suite = small(folder)
+    names = [cell.name for cell in suite.cells(["w*"], ["net"])]
+    assert names == ["walk/net/0", "walk/net/1"]
+    with pytest.raises(ValueError, match="expected tasks of the suite, which are walk and short"):
+        suite.cells(["cartpole"])
+
+
+def test_a_limited_suite_says_so(folder: Path) -> None:
+    suite = small(folder).limited(2)
+    results = quiet(suite, folder / "out")
+    assert {cell.episodes for cell in results.cells} == {2}
+    assert results.remarks[0].startswith("Limited to 2 of the 6 episodes of each evaluation")
+    with pytest.raises(ValueError, match="episodes is 2 there and 6 here"):
+        quiet(small(folder), folder / "out")
+    with pytest.raises(ValueError, match="limit to be a positive int"):
+        suite.limited(0)
+
+
+def test_episodes_have_the_same_seeds_for_every_policy_and_are_those_of_evaluate(
+    whole: Path,
+) -> None:
+    seeds = EvaluationSettings(6, 3).seed_schedule()
+    for path in whole.glob("evaluations/*/*/*/episodes.jsonl"):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [(r["env_seed"], r["policy_seed"]) for r in records] == [*map(seeds, range(6))]
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def test_scores_follow_from_the_ledgers(whole: Path, folder: Path) -> None:
+    results = small(folder).results(whole)
+    mean = {
+        cell.name: np.mean(tdcollect.EvaluationResult.load(whole / cell.path).returns)
+        for cell in results.cells
+    }
+    low = mean["walk/random/0"]
+    assert results.ranges == {"walk": (pytest.approx(low, rel=1e-14), 20.0), "short": (-3.0, 5.0)}
+    for cell in results.cells:
+        ends = (low, 20.0) if cell.task == "walk" else (-3.0, 5.0)
+        expected = (mean[cell.name] - ends[0]) / (ends[1] - ends[0])
+        assert cell.score == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    scores = results.scores()
+    assert {name: value.shape for name, value in scores.items()} == {
+        "random": (1, 2),
+        "net": (2, 2),
+    }
+    assert scores["net"][1, 0] == results.cell("walk", "net", 1).score
+    assert scores["random"][0, 0] == 0.0
+    with np.load(whole / "scores.npz") as archive:
+        assert all((archive[name] == scores[name]).all() for name in ("random", "net"))
+    assert results.aggregates is not None
+    best = results.aggregates.estimates["net"]["mean"].value
+    assert best == pytest.approx(scores["net"].mean())
+    reported = json.loads((whole / "evaluations/walk/net/0/results.json").read_text())
+    interval = results.cell("walk", "net", 0).interval
+    assert vars(interval) == reported["returns"]["mean_interval"]
+
+
+def test_the_report_can_be_written_again_and_does_not_depend_on_where(
+    whole: Path, folder: Path
+) -> None:
+    before = contents(whole)
+    for name in [name for name in before if not name.startswith(("evaluations/", "suite.json"))]:
+        (whole / name).unlink()
+    small(folder).report(whole)
+    assert contents(whole) == before
+    whole.rename(folder / "moved")
+    small(folder).report(folder / "moved")
+    assert contents(folder / "moved") == before
+    found = {name for name in before if "/" not in name}
+    assert found == {
+        *("suite.json", "results.json", "report.html", "marl_eval.json"),
+        *("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md"),
+    }
+
+
+def test_unfinished_suites_are_reported_as_far_as_they_are(whole: Path, folder: Path) -> None:
+    shutil.rmtree(whole / "evaluations/short/net/1")
+    (whole / "evaluations/walk/net/0/results.json").unlink()
+    results = small(folder).report(whole)
+    assert not results.finished
+    status = {cell.name: cell.status for cell in results.cells}
+    assert (status["short/net/1"], status["walk/net/0"]) == ("missing", "unfinished")
+    assert results.aggregates is not None
+    assert results.aggregates.policies == ("random",)
+    assert results.remarks[0] == "Not finished: walk/net/0 and short/net/1."
+    assert results.remarks[1] == "No aggregates of net: a score of theirs is missing."
+    shutil.rmtree(whole / "evaluations/walk/random")
+    results = small(folder).report(whole)  # the low end of a score
+    assert results.ranges["walk"] is None
+    assert results.aggregates is None
+    assert not (whole / "scores.npz").exists()
+    assert "0 of 1 run" in str(results)
+
+
+def test_results_that_were_altered_are_refused(whole: Path, folder: Path) -> None:
+    file = whole / "evaluations/walk/net/0/episodes.jsonl"
+    file.write_text(re.sub(r'"return": -?[0-9.]+', '"return": 999.0', file.read_text(), count=1))
+    with pytest.raises(ValueError, match="one of the two files was altered"):
+        small(folder).results(whole)
+
+
+def test_remarks_name_what_is_not_the_same_for_all(whole: Path, folder: Path) -> None:
+    root = whole / "evaluations/walk/net/0"
+    manifest = json.loads((root / "manifest.json").read_text())
+    manifest["versions"]["torch"] = "9.9"
+    manifest["mixed"] = {"platform.machine": ["arm64", "x86_64"]}
+    (root / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    results = json.loads((root / "results.json").read_text())
+    from tdcollect.evaluation.ledger.reading import sha256
+
+    results["manifest"] = sha256(root / "manifest.json")
+    (root / "results.json").write_text(json.dumps(results))
+    remarks = small(folder).results(whole).remarks
+    own = torch.__version__.split("+")[0]
+    assert any(
+        "Not the same for all evaluations: versions.torch" in text and "9.9" in text and own in text
+        for text in remarks
+    )
+    assert any("platform.machine, arm64 and x86_64 in walk/net/0" in text for text in remarks)
+
+
+def test_tasks_without_scores_have_returns_alone(folder: Path) -> None:
+    given = tables()
+    for task in given["tasks"]:
+        del task["score"]
+    results = quiet(Suite.of(given, folder), folder / "out")
+    assert results.aggregates is None
+    assert results.scores() == {}
+    assert "(return)" in str(results)
+    assert json.loads((folder / "out" / "marl_eval.json").read_text())["small"].keys() == {
+        "walk",
+        "short",
+    }
+
+
+def test_progress_tells_of_each_cell(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdcollect.progress.SECONDS_BETWEEN_LINES", 0.0)
+    small(folder).run(folder / "out")
+    lines = capsys.readouterr().err.splitlines()
+    ended = [line for line in lines if "mean return" in line]
+    assert ended[0].startswith("tdcollect: walk/random/0: mean return ")
+    assert ended[-1].endswith("(6 of 6)")
+    assert any("36 of 36 test episodes" in line for line in lines)
+    small(folder).run(folder / "out")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_suite_replaced_in_python_runs_as_it_is(folder: Path) -> None:
+    suite = replace(small(folder), episodes=2, policies=small(folder).policies[:1])
+    assert len(quiet(suite, folder / "out").cells) == 2

@@ -32,6 +32,7 @@ from many_workers import many_workers
 from measure import QUICK, Effort, alternate, ratios, spread
 from monitoring import monitoring
 from shares import shares
+from suites import suites
 from variants import variants
 from workers import workers
 from workloads import CELLS, OURS
@@ -143,6 +144,7 @@ EXTRAS = {
     "workers": workers,
     "evaluating": evaluating,
     "many-workers": many_workers,
+    "suites": suites,
     "beside": beside,
     "pipelines": _pipelines,
 }

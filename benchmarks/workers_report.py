@@ -43,6 +43,23 @@ def many_workers(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def suites(results: dict[str, Any]) -> list[str]:
+    """The section on suites as Markdown, in paragraphs."""
+    rows = [
+        ["one after the other, over the suite", with_spread(results["ratio"])],
+        ["the envs' own time, over the suite", with_spread(results["share of ideal"])],
+    ]
+    return [
+        "## Suites on workers\n",
+        f"{results['evaluations']} evaluations of {results['episodes']} episodes, of tasks whose "
+        f"steps sleep for 1 to 8 ms, on {results['workers']} warm workers: as a suite, whose "
+        "evaluations share the workers, and one after the other on the same workers. Both write "
+        "reports of all evaluations. The envs' own time is that of all steps, divided by the "
+        "workers.\n",
+        table(["time of", "times"], rows),
+    ]
+
+
 def beside(results: dict[str, Any]) -> list[str]:
     """The section on evaluation beside training as Markdown, in paragraphs."""
     target = results["target"]

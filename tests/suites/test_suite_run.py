@@ -78,6 +78,19 @@ def test_all_files_are_those_of_one_process(
     assert contents(folder / "many") == contents(whole)
 
 
+def test_tasks_may_be_equal_but_for_their_names(seven: LocalWorkers, folder: Path) -> None:
+    given = tables()
+    given["tasks"] = [given["tasks"][0] | {"name": f"walk{number}"} for number in range(5)]
+    given["policies"] = given["policies"][:1]
+    results = quiet(Suite.of(given, folder), folder / "out", workers=some(seven, 3))
+    digests = {
+        tdcollect.EvaluationResult.load(results.directory / cell.path).digest
+        for cell in results.cells
+    }
+    assert len(digests) == 1
+    assert results.finished
+
+
 def test_shards_that_share_a_directory_end_with_the_same_files(whole: Path, folder: Path) -> None:
     ran = []
     for position in (2, 0, 1):

@@ -82,8 +82,12 @@ class Work:
             job = self._make_job()
             self.seeds = job.settings.seed_schedule()
             self._pickled = job.pickled()
+            key = self._pickled.key
             if self.weights is not None:  # in place of the job's, which stay where it is held
-                self._pickled = self._pickled._replace(key=f"{self._pickled.key}, with weights")
+                key = f"{key}, with weights"
+            if self.number > 0:  # two evaluations may have equal jobs, and answers name the key
+                key = f"{key}, {self.number}"
+            self._pickled = self._pickled._replace(key=key)
         return self._pickled
 
     def release(self) -> None:

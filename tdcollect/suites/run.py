@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.runner import InThisProcess, Recording, warn
-from tdcollect.evaluation.workers.dispatcher import Dispatcher, Work
+from tdcollect.evaluation.workers.dispatcher import Dispatcher, Event, Work
 from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.local import as_workers
 from tdcollect.evaluation.workers.protocol import Workers
@@ -134,37 +135,57 @@ class _Running:
         dispatcher.note = self.note
         sharing = max(1, crew.num_workers // len(self._cells))
         works: dict[Work, Cell] = {}
+        ended: deque[tuple[Cell, Work]] = deque()  # their reports are to be written
         try:
             for cell in self._cells:
                 work = Work(_job_of(cell, settings[cell.name], sharing), self._keep)
                 works[work] = cell
                 dispatcher.add(work)
-            while works:
-                for work, what in dispatcher.events():
-                    if work not in works:
-                        continue  # it could not go on
-                    cell = works[work]
-                    try:
-                        if isinstance(what, Exception):
-                            raise what
-                        if what is None:
-                            recording = self.begin(cell, work.manifest)
-                            work.let_in = recording.let_in
-                            dispatcher.begin(work, recording.left)
-                        else:
-                            self.add(cell, *what)
-                        if dispatcher.left(work):
-                            continue
-                        self.finish(cell, work.errors, dispatcher.about(work))
-                        failed = False
-                    except Exception as error:
-                        self.fail(cell, error)
-                        failed = isinstance(what, Exception)
-                    if not failed:
-                        dispatcher.remove(work)
-                    del works[work]
+            while works or ended:
+                self._take_in(dispatcher.hand_out(), dispatcher, works, ended)
+                if ended:  # one at a time, and while workers have enough to do
+                    cell, work = ended.popleft()
+                    self._finished(cell, work, dispatcher)
+                self._take_in(dispatcher.answers(not ended), dispatcher, works, ended)
         finally:
             dispatcher.close()
+
+    def _take_in(
+        self,
+        events: Iterator[Event],
+        dispatcher: Dispatcher,
+        works: dict[Work, Cell],
+        ended: deque[tuple[Cell, Work]],
+    ) -> None:
+        """Record what the workers did; evaluations that have ended move on."""
+        for work, what in events:
+            if work not in works:
+                continue  # it could not go on
+            cell = works[work]
+            try:
+                if isinstance(what, Exception):
+                    raise what
+                if what is None:
+                    recording = self.begin(cell, work.manifest)
+                    work.let_in = recording.let_in
+                    dispatcher.begin(work, recording.left)
+                else:
+                    self.add(cell, *what)
+            except Exception as error:
+                self.fail(cell, error)
+                if not isinstance(what, Exception):
+                    dispatcher.remove(work)
+                del works[work]
+                continue
+            if not dispatcher.left(work):
+                dispatcher.remove(work)
+                ended.append((works.pop(work), work))
+
+    def _finished(self, cell: Cell, work: Work, dispatcher: Dispatcher) -> None:
+        try:
+            self.finish(cell, work.errors, dispatcher.about(work))
+        except Exception as error:
+            self.fail(cell, error)
 
     def begin(self, cell: Cell, manifest: Mapping[str, Any]) -> Recording:
         """Open the directory of an evaluation."""
@@ -186,11 +207,10 @@ class _Running:
 
     def finish(self, cell: Cell, errors: Mapping[int, str], about: Mapping[str, Any]) -> None:
         """Write the last files of an evaluation."""
-        recording = self._recordings.pop(cell.name)
-        try:
-            result = recording.finish(errors, about, request=cell.request())
-        finally:
-            recording.close()
+        recording = self._recordings[cell.name]
+        result = recording.finish(errors, about, request=cell.request())
+        del self._recordings[cell.name]
+        recording.close()
         self._tell(cell, _told(result))
 
     def fail(self, cell: Cell, error: Exception) -> None:

@@ -186,6 +186,11 @@ class Dispatcher:
         Raises:
             NotReproducibleError: if an episode that ran twice has two digests.
         """
+        yield from self.hand_out()
+        yield from self.answers()
+
+    def hand_out(self) -> Iterator[Event]:
+        """Give workers what they lack; yields evaluations whose job cannot be made."""
         for rank in range(self.workers.num_workers):
             number = self._schedule.at(rank)
             placed = self._schedule.place(rank)
@@ -201,7 +206,6 @@ class Dispatcher:
                     continue
             if work.begun and rank in self._opened:
                 self._hand_out(rank, work)
-        yield from self._answers()
 
     def _hand_out(self, rank: int, work: Work) -> None:
         while work.unlike:
@@ -233,10 +237,18 @@ class Dispatcher:
                     raise what
         return self._states.pop()
 
-    def _answers(self) -> Iterator[Event]:
-        """Wait for answers for a moment."""
+    def answers(self, wait: bool = True) -> Iterator[Event]:
+        """Take answers in; yields what came of them.
+
+        Args:
+            wait: wait for them for a moment.
+
+        Raises:
+            NotReproducibleError: if an episode that ran twice has two digests.
+        """
         timeout = self.workers.timeout
-        answers = list(self.workers.wait(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS)))
+        seconds = min(_LOOK_SECONDS, timeout or _LOOK_SECONDS) if wait else 0.0
+        answers = list(self.workers.wait(seconds))
         # Before anything else, as a worker cannot go on whose answers are not read.
         hanging = self._hanging({worker.rank for worker, _ in answers}) if timeout else []
         for worker, answer in answers:

@@ -5,7 +5,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo docs test test-slow test-versions test-oldest test-newest soak lint bench clean
+.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest soak lint bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -16,6 +16,11 @@ export OMP_NUM_THREADS := 1
 demo: .venv/installed
 	rm -rf runs/demo
 	$(BIN)/python examples/ppo.py --output-dir runs/demo
+
+# A suite of three tasks and three policies, one of which is trained first: two minutes in all.
+suite: .venv/installed
+	$(BIN)/python examples/suite/train.py
+	$(BIN)/tdcollect suite run examples/suite/suite.toml --output-dir runs/suite/report --workers 2
 
 # The site, in site/: open site/index.html.
 docs: .venv/installed

@@ -28,7 +28,7 @@ pygments_dark_style = "github-dark"
 html_additional_pages = {"index": "to-the-index.html"}
 templates_path = ["_templates"]
 html_static_path = ["_static"]
-html_css_files = ["reference.css"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 highlight_language = "none"  # of blocks that name no language
@@ -82,14 +82,18 @@ def add_contents(app: Any, name: str, source: list[str]) -> None:
             source[0] += "\n".join([*head, *lines, "```", ""])
 
 
-def show_constructor(
-    app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
-) -> tuple[str, str] | None:
+def show_arguments(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str
+) -> tuple[str | None, str] | None:
     """Show the arguments of ``__init__`` where TorchRL's metaclasses take any."""
-    if what != "class" or not (signature or "").startswith("(*args"):
+    if what != "class" or signature is None:
         return None
-    found = signature_of(obj.__init__, bound_method=True)
-    return stringify_signature(found, show_return_annotation=False, unqualified_typehints=True), ""
+    if signature.startswith("(*args"):
+        found = signature_of(obj.__init__, bound_method=True)
+        signature = stringify_signature(
+            found, show_return_annotation=False, unqualified_typehints=True
+        )
+    return signature.replace("<factory>", "..."), returns  # a dataclass's; it does not parse
 
 
 def skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
@@ -108,6 +112,6 @@ def drop_builtin_docs(
 def setup(app: Any) -> None:
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", drop_builtin_docs)
-    app.connect("autodoc-process-signature", show_constructor)
+    app.connect("autodoc-process-signature", show_arguments)
     app.connect("autodoc-skip-member", skip_fields)
     app.add_lexer("way", TextLexer)  # docs/walkthrough.md; its test reads these blocks

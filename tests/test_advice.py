@@ -80,6 +80,8 @@ def test_commands_and_their_options_are_there() -> None:
     assert len(named) >= 15
     for said, (name, rest) in named:
         command = program.commands.get(name)
+        if isinstance(command, click.Group) and (words := re.match(r" ([a-z]+)", rest)):
+            name, command = f"{name} {words[1]}", command.commands.get(words[1])
         assert isinstance(command, click.Command), f"{said} advises tdcollect {name}"
         options = known(command)
         for option in re.findall(r"(?<!\S)--[a-z-]+", rest):
@@ -87,7 +89,12 @@ def test_commands_and_their_options_are_there() -> None:
 
 
 def test_options_that_are_named_alone_are_of_some_command() -> None:
-    options = set().union(*map(known, program.commands.values()))
+    groups = [c for c in program.commands.values() if isinstance(c, click.Group)]
+    commands = [
+        *program.commands.values(),
+        *(c for group in groups for c in group.commands.values()),
+    ]
+    options = set().union(*map(known, commands))
     for name in ("README", "docs/reproducibility", "docs/safe-to-open", "docs/doctor"):
         named = re.findall(r"`(--[a-z-]+)", (ROOT / f"{name}.md").read_text())
         assert named

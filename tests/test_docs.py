@@ -71,6 +71,7 @@ def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if "hydra" in page:
         pytest.importorskip("hydra")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     write_configs(page)
     run_blocks(page, [block for block in blocks_of(page) if "RayWorkers" not in block])
 

@@ -132,5 +132,6 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _look_in(directory: Path) -> None:
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
+    place = str(directory.absolute())  # a relative one would follow the working directory
+    if place not in sys.path:
+        sys.path.insert(0, place)

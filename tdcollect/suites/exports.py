@@ -53,7 +53,7 @@ def write_scores_npz(
         The path of the file.
 
     Raises:
-        ValueError: another ending; scores that :func:`~tdcollect.suites.aggregates.aggregate`
+        ValueError: another ending; scores that :func:`~tdcollect.suites.aggregate`
             refuses.
     """
     file = Path(path)

@@ -7,6 +7,7 @@ end the parent alone has, and the kernel ends it when that closes.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -153,6 +154,7 @@ def run_fork(run: Callable[[], object]) -> NoReturn:
     try:
         _reseed()
         run()
+        gc.collect()  # what has a semaphore, say, removes it: nothing else runs at this exit
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
@@ -249,17 +250,28 @@ def test_wrappers_are_called_in_their_order(ask) -> None:
     assert "added_wrappers" not in plain.manifest["env"]
 
 
-@pytest.mark.usefixtures("quick_children")
-@pytest.mark.parametrize("backend", ["serial", "process"])
-def test_wrapped_envs_are_those_of_a_function(backend: str, ask) -> None:
+def test_wrapped_envs_are_those_of_a_function(ask) -> None:
     request = ask(wrappers=["@:Windy"])
-
-    def by_hand() -> gym.Env[Any, Any]:
-        return request.made_env().wrappers[0].function(gym.make("CartPole-v1"))
-
+    wrapper = request.made_env().wrappers[0].function
     _, policy = request.make()
-    expected = tdcollect.evaluate(by_hand, policy, 4, progress=False)
-    assert run(request, 4, num_envs=2, backend=backend).digest == expected.digest
+    expected = tdcollect.evaluate(
+        lambda: wrapper(gym.make("CartPole-v1")), policy, 4, progress=False
+    )
+    assert run(request, 4, num_envs=2).digest == expected.digest
+
+
+@pytest.mark.usefixtures("quick_children")
+def test_workers_of_an_env_know_ids_that_are_registered_here_alone(ask, monkeypatch) -> None:
+    spec = copy.deepcopy(gym.spec("CartPole-v1"))
+    spec.name = "Registered"
+    monkeypatch.setitem(gym.registry, "Registered-v1", spec)
+    request = ask(
+        "Registered-v1", policy="random", wrappers=["gymnasium.wrappers:TimeAwareObservation"]
+    )
+    env, _ = request.make()
+    made = tdcollect.make_env(env.bare, 1, backend="process", num_workers=1)
+    made.reset()
+    made.close()
 
 
 @pytest.mark.parametrize("kept", ["alone", "composed"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import re
@@ -160,6 +161,19 @@ def test_a_module_is_not_taken_from_the_directory_that_one_stands_in(
     assert not mark.exists()
     assert main(["replay", ".", "1", "--env", "CartPole-v1", "--policy", "payload.py:make"]) == 1
     assert mark.exists()  # now it was named
+
+
+def test_a_request_does_not_look_for_modules_wherever_the_process_goes(
+    sent, mark, monkeypatch
+) -> None:
+    """It looks in the directory that was the working one, and not in one that is entered later."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "payload", raising=False)
+    Request("gymnasium.envs.classic_control:CartPoleEnv", "random").make()
+    monkeypatch.chdir(sent)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("payload")
+    assert not mark.exists()
 
 
 def test_trust_runs_what_the_directory_names(sent, mark, monkeypatch, capsys) -> None:

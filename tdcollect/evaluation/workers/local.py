@@ -245,15 +245,20 @@ class LocalWorker(Worker):
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, so long at most."""
-        deadline = time.monotonic() + seconds
+        """Wait for its end, so long at most; it may have much to clear away after its last word."""
+        deadline, listened = time.monotonic() + seconds, True
         while (left := deadline - time.monotonic()) > 0:
             waiting = select.poll()
             for descriptor, events in self.signs:
-                waiting.register(descriptor, events)
+                if listened or descriptor == self._process:
+                    waiting.register(descriptor, events)
             ready = {descriptor for descriptor, _ in waiting.poll(1000 * left)}
-            if None in self.answers(ready):  # the others are of no use now
+            if self._process in ready:
                 return
+            if None in self.answers(ready):  # the others are of no use now
+                if self._process is None:
+                    return
+                listened = False
 
     def end(self) -> str:
         if self._ended is None:

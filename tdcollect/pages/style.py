@@ -30,5 +30,5 @@ def _alignment() -> str:
     )
     return (
         f"{numbers}{{text-align:right;white-space:nowrap}}\n"
-        f"{texts}{{white-space:normal;overflow-wrap:anywhere;min-width:11rem}}\n"
+        f"{texts}{{white-space:normal;overflow-wrap:anywhere;min-width:9rem}}\n"
     )

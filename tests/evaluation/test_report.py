@@ -208,6 +208,7 @@ def test_data_that_are_kept_are_linked(tmp_path: Path) -> None:
 def test_equal_episodes_are_remarked_on(tmp_path: Path) -> None:
     episodes = [replace(e, digest=f"{e.index % 2:064x}") if e.completed else e for e in records()]
     _, page = report(tmp_path, episodes)
+    assert "1 failed, 2 restarted, only 2 distinct" in page.words
     assert "Only 2 of 39 completed episodes are distinct: 37 repeat another one" in page.words
     column = page.tables[1][0].index("equal to")
     assert [row[column] for row in page.tables[1][1:]][:9] == [

@@ -13,6 +13,7 @@ from tdcollect.pages.drawing import Drawing
 from tdcollect.pages.palette import COLOURS, HEAT
 from tdcollect.pages.tables import Commands
 
+pytest.importorskip("matplotlib.backends.backend_svg")  # before warnings are errors
 SVG = "{http://www.w3.org/2000/svg}"
 VALUES = {
     "huge": [1e308, -1e308, 1.0],

@@ -199,6 +199,8 @@ def _headline(summary: Summary) -> list[tuple[str, str, str]]:
         entries.insert(2, ("Success rate", rate, remark))
     count = f"{summary.completed} of {summary.episodes}"
     remark = f"{summary.failed} failed, {summary.restarted} restarted"
+    if summary.distinct < summary.completed:
+        remark += f", only {summary.distinct} distinct"
     return [*entries, ("Episodes completed", count, remark)]
 
 

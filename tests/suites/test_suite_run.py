@@ -78,6 +78,20 @@ def test_all_files_are_those_of_one_process(
     assert contents(folder / "many") == contents(whole)
 
 
+def test_equal_evaluations_under_several_names_run_on_workers(
+    seven: LocalWorkers, folder: Path
+) -> None:
+    given = tables()
+    given["tasks"][1] |= {key: given["tasks"][0][key] for key in ("env", "group")}
+    given["policies"] = [{"name": name, "factory": "random"} for name in ("one", "two", "three")]
+    suite = Suite.of(given, folder)
+    results = quiet(suite, folder / "many", workers=some(seven, 4))
+    assert results.finished
+    assert len({cell.mean for cell in results.cells}) == 1
+    quiet(suite, folder / "one")
+    assert contents(folder / "many") == contents(folder / "one")
+
+
 def test_shards_that_share_a_directory_end_with_the_same_files(whole: Path, folder: Path) -> None:
     ran = []
     for position in (2, 0, 1):

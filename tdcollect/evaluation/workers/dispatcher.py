@@ -86,6 +86,11 @@ class Work:
                 self._pickled = self._pickled._replace(key=f"{self._pickled.key}, with weights")
         return self._pickled
 
+    @property
+    def key(self) -> str:
+        """Tells its messages from those of others, which may have an equal job."""
+        return f"{self.pickled.key}, {self.number}"
+
     def release(self) -> None:
         """Let go of the job."""
         self._pickled = None
@@ -208,7 +213,7 @@ class Dispatcher:
         more = self._schedule.hand_out(rank, self._opened[rank].slots)
         if more:
             worker = self.workers.crew[rank]
-            worker.send(Run(self.workers.turn, work.pickled.key, more, work.keep))
+            worker.send(Run(self.workers.turn, work.key, more, work.keep))
             if idle:
                 self._beats[rank] = (worker.beats(), time.monotonic())
 
@@ -223,7 +228,7 @@ class Dispatcher:
             ready = [rank for rank in self._opened if self._schedule.at(rank) == work.number]
             if ready and self.workers.crew[min(ready)] is not asked:
                 asked = self.workers.crew[min(ready)]
-                asked.send(Fetch(self.workers.turn, work.pickled.key))
+                asked.send(Fetch(self.workers.turn, work.key))
             for _, what in self.events():
                 if isinstance(what, Exception):
                     raise what
@@ -278,7 +283,7 @@ class Dispatcher:
 
     def _open(self, worker: Worker, work: Work) -> None:
         """Have a worker make env and policy, unless it has them."""
-        key, env_key, job, around = work.pickled
+        key, (_, env_key, job, around) = work.key, work.pickled
         self._by_key[key] = work
         sent = None if key in worker.holds else job
         verdict = self.workers.verdicts.get(env_key)

@@ -355,11 +355,14 @@ def test_missing_files_are_named_before_anything_runs(folder: Path) -> None:
 
 def test_settings_that_cannot_be_honoured_are_refused_before_anything_runs(folder: Path) -> None:
     for defaults, match in [
-        ({"num_envs": 0}, "num_envs to be a positive int"),
+        ({"num_envs": 0}, "task walk with policy random: expected num_envs to be a positive int"),
+        ({"device": "gpu"}, "expected device to be one of torch, such as 'cpu' or 'cuda:0'"),
+        ({"device": 0.5}, "expected device to be one of torch"),
+        ({"fresh_envs": "no"}, "expected fresh_envs to be a bool or None"),
         ({"exploration": "sometimes"}, "exploration to be one of"),
         ({"backend": "cloud"}, "a backend of"),
     ]:
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises((TypeError, ValueError), match=match):
             quiet(small(folder, defaults=defaults), folder / "out")
     assert not (folder / "out").exists()
 

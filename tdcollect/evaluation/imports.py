@@ -6,7 +6,9 @@ import importlib
 import importlib.util
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,7 +95,7 @@ def _module(name: str, directory: Path | None) -> ModuleType:
     if directory is not None:
         _look_in(directory)
     try:
-        return importlib.import_module(name)
+        found = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there; what it imports is not
@@ -103,6 +105,29 @@ def _module(name: str, directory: Path | None) -> ModuleType:
             "path with .py at the end",
             name=error.name,
         ) from error
+    if directory is not None:
+        _check_imported(name.partition(".")[0], directory)
+    return found
+
+
+def _check_imported(name: str, directory: Path) -> None:
+    """Refuse a module of a directory if another one is imported under its name.
+
+    An installed package that a folder there has the name of is meant, and is no other one.
+
+    Raises:
+        ValueError: naming both files.
+    """
+    imported = getattr(sys.modules.get(name), "__file__", None)
+    spec = PathFinder.find_spec(name, [str(directory.absolute())])
+    own = None if spec is None else spec.origin
+    if imported is None or own is None or Path(imported).resolve() == Path(own).resolve():
+        return
+    if not any(Path(imported).is_relative_to(place) for place in sysconfig.get_paths().values()):
+        raise ValueError(
+            f"expected {own} for the module {name}, got {imported}, which is imported under that "
+            "name already; give one of them another name, or run it in another process"
+        )
 
 
 def _module_of_file(path: Path) -> ModuleType:

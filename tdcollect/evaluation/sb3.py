@@ -75,6 +75,8 @@ def load_policy(
     elif normalization is not None:
         # A copy without its envs: it may learn further.
         normalization = pickle.loads(pickle.dumps(normalization))
+    if normalization is not None:  # it leaves out these as it is pickled, so it must have them
+        normalization.class_attributes, normalization.returns = {}, None
     return SB3Policy(policy, env, normalization, _epsilon(settings))
 
 

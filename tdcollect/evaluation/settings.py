@@ -114,6 +114,8 @@ class EvaluationSettings:
         self._check_positive("inference_threads")
         if not isinstance(self.eval_mode, bool):
             raise TypeError(f"expected eval_mode to be a bool, got {self.eval_mode!r}")
+        if not isinstance(self.fresh_envs, bool | None):
+            raise TypeError(f"expected fresh_envs to be a bool or None, got {self.fresh_envs!r}")
         if self.on_env_error not in ("restart", "raise"):
             raise ValueError(
                 f"expected on_env_error to be 'restart' or 'raise', got {self.on_env_error!r}"
@@ -134,7 +136,7 @@ class EvaluationSettings:
         if self.backend not in (None, *BACKENDS):
             raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, got {self.backend!r}")
         if self.device is not None:
-            object.__setattr__(self, "device", torch.device(self.device))
+            object.__setattr__(self, "device", _device(self.device))
 
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
@@ -184,6 +186,17 @@ def takes_settings(function: Function) -> Function:
     shown = [*leading, *settings, *own[len(leading) :]]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return function
+
+
+def _device(given: Any) -> torch.device:
+    try:
+        if isinstance(given, (str, torch.device)):
+            return torch.device(given)
+    except RuntimeError:
+        pass
+    raise ValueError(
+        f"expected device to be one of torch, such as 'cpu' or 'cuda:0', got {given!r}"
+    )
 
 
 def _paths(reward_keys: Any) -> list[str]:

@@ -84,8 +84,15 @@ class Cell:
         """Return the settings of its episodes.
 
         Raises:
-            TypeError, ValueError: if a setting cannot be honoured.
+            TypeError, ValueError: if a setting cannot be honoured, naming task and policy.
         """
+        try:
+            return self._evaluation_settings()
+        except (TypeError, ValueError) as error:
+            where = f"task {self.task.name} with policy {self.policy.name}"
+            raise type(error)(f"{where}: {error}") from error
+
+    def _evaluation_settings(self) -> EvaluationSettings:
         from torchrl.envs.utils import ExplorationType
 
         from tdcollect.evaluation.settings import EvaluationSettings

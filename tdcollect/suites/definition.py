@@ -5,18 +5,21 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from tdcollect.display import count_text, listed_text, number_text, one_line
+from tdcollect.evaluation.imports import called, is_named
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.suites.presets import Preset, human_scores, preset
 
-HUMAN, RANDOM = "human-normalized", "random"
+HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
 
 _HUMAN_SOURCE = "published scores of random play and of a human (presets/human-scores/atari.toml)"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST_RUN = 10**9
 _FIELDS = re.compile(r"\{(\w*)\}")
 
 Call = str | Mapping[str, Any]
@@ -115,29 +118,31 @@ def read_task(given: Any, defaults: Mapping[str, Any], of: Preset | None = None)
         TypeError, ValueError: for a table that is no task.
     """
     where = f"[[tasks]] {_name_of(given)}"
-    table = dict(_table(given, where))
+    table = dict(read_table(given, where))
     presets = [] if of is None else [of]
     if (name := table.pop("preset", None)) is not None:
-        conditions = preset(_text(name, f"preset of {where}"))
+        conditions = preset(read_text(name, f"preset of {where}"))
         if not conditions.is_conditions:
             raise ValueError(
                 f"expected the preset of {where} to be conditions, got {conditions.name}, a list "
                 "of tasks; name it in presets of [suite]"
             )
         presets.append(conditions)
-        own = _table(table.get("env_kwargs", {}), f"env_kwargs of {where}")
+        own = read_table(table.get("env_kwargs", {}), f"env_kwargs of {where}")
         table = {**conditions.defaults, **table}
         table["env_kwargs"] = {**conditions.defaults.get("env_kwargs", {}), **own}
     table = {**defaults, **table}
-    texts = {name: _text(table.pop(name, None), f"{name} of {where}") for name in ("name", "env")}
+    texts = {
+        name: read_text(table.pop(name, None), f"{name} of {where}") for name in ("name", "env")
+    }
     _check_name(texts["name"], "task")
     group = table.pop("group", None)
     return Task(
         **texts,
-        env_kwargs=_table(table.pop("env_kwargs", {}), f"env_kwargs of {where}"),
+        env_kwargs=read_table(table.pop("env_kwargs", {}), f"env_kwargs of {where}"),
         wrappers=_calls(table.pop("wrappers", []), f"wrappers of {where}"),
         transforms=_calls(table.pop("transforms", []), f"transforms of {where}"),
-        group=None if group is None else _text(group, f"group of {where}"),
+        group=None if group is None else read_text(group, f"group of {where}"),
         score=_score(table.pop("score", None), texts["env"], where),
         presets={preset.name: preset.version for preset in presets},
         settings=_settings(table, where, (*TASK_KEYS, *SETTINGS)),
@@ -151,9 +156,9 @@ def read_policy(given: Any) -> Policy:
         TypeError, ValueError: for a table that is no policy.
     """
     where = f"[[policies]] {_name_of(given)}"
-    table = dict(_table(given, where))
+    table = dict(read_table(given, where))
     texts = {
-        name: _text(table.pop(name, None), f"{name} of {where}") for name in ("name", "factory")
+        name: read_text(table.pop(name, None), f"{name} of {where}") for name in ("name", "factory")
     }
     _check_name(texts["name"], "policy")
     patterns = {
@@ -162,7 +167,7 @@ def read_policy(given: Any) -> Policy:
         if name in table
     }
     runs = _runs(table.pop("runs", None), where)
-    _pattern(texts["factory"], f"factory of {where}")
+    _check_factory(_pattern(texts["factory"], f"factory of {where}"), patterns, where)
     by_run = [text for text in (texts["factory"], *patterns.values()) if "{run}" in text]
     if len(runs or ()) > 1 and not by_run:
         raise ValueError(
@@ -185,7 +190,7 @@ def read_policy(given: Any) -> Policy:
 
 def read_defaults(given: Any) -> dict[str, Any]:
     """Return the table ``[defaults]``, checked."""
-    return _settings(_table(given, "[defaults]"), "[defaults]", SETTINGS)
+    return _settings(read_table(given, "[defaults]"), "[defaults]", SETTINGS)
 
 
 # Settings of the episodes, and of how they run.
@@ -276,15 +281,16 @@ def _score(given: Any, env: str, where: str) -> Score | None:
     low, high = _end(given, "low", where), _end(given, "high", where)
     if low == high:
         raise ValueError(f"expected the score of {where} to have a range, got {low} as both ends")
-    source = _text(given.get("source", ""), f"source of {where}", empty=True)
+    source = read_text(given.get("source", ""), f"source of {where}", empty=True)
     return Score(low, float(high), source)
 
 
 def _end(given: Mapping[str, Any], name: str, where: str) -> float | str:
     value = given.get(name)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and math.isfinite(value):  # type: ignore[arg-type]
-        return float(value)  # type: ignore[arg-type]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            if math.isfinite(value):
+                return float(value)
     if name == "low" and value == RANDOM:
         return RANDOM
     also = ' or "random"' if name == "low" else ""
@@ -304,9 +310,10 @@ def _runs(given: Any, where: str) -> tuple[str, ...] | None:
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise ValueError(f"expected runs of {where} to be a list such as [0, 1, 2], got {given!r}")
     for run in given:
-        if not is_count(run):
+        if not is_count(run) or run > _MOST_RUN:
             raise ValueError(
-                f"expected runs of {where} to be numbers that are not negative, got {run!r}"
+                f"expected runs of {where} to be numbers that are not negative, at most "
+                f"{_MOST_RUN}, got {run!r}"
             )
     runs = tuple(str(int(run)) for run in given)
     check_distinct(runs, f"runs of {where}")
@@ -314,32 +321,57 @@ def _runs(given: Any, where: str) -> tuple[str, ...] | None:
 
 
 def _pattern(given: Any, where: str) -> str:
-    text = _text(given, where)
+    text = read_text(given, where)
     for name in _FIELDS.findall(text):
         if name not in ("task", "policy", "run"):
             raise ValueError(f"expected {{task}}, {{policy}} and {{run}} in {where}, got {text!r}")
     return text
 
 
+def _check_factory(factory: str, files: Container[str], where: str) -> None:
+    """Refuse a factory of another form, and files that do not go with it."""
+    if factory not in (RANDOM, SB3) and not is_named(_FIELDS.sub("x", factory)):
+        raise ValueError(
+            f"expected the factory of {where} to be module:callable, path/to/file.py:callable, "
+            f"{RANDOM!r} or {SB3!r}, got {factory!r}"
+        )
+    if factory == RANDOM and "checkpoints" in files:
+        raise ValueError(f"expected no checkpoints in {where}: random actions have none")
+    if factory == SB3 and "checkpoints" not in files:
+        raise ValueError(f"expected checkpoints in {where}: {SB3!r} reads the models' files")
+    if factory != SB3 and "vecnormalize" in files:
+        raise ValueError(
+            f"expected vecnormalize only with factory = {SB3!r}, got it in {where}; for the "
+            "statistics of a TorchRL transform there is env_state"
+        )
+
+
 def _calls(given: Any, where: str) -> tuple[Call, ...]:
     if not isinstance(given, Sequence) or isinstance(given, str):
         raise TypeError(f"expected {where} to be a list of module:callable, got {given!r}")
     for call in given:
-        name = call.get("call") if isinstance(call, Mapping) else call
         if isinstance(call, Mapping):
             check_keys(call, ("call", "kwargs"), where)
-            _table(call.get("kwargs", {}), f"kwargs in {where}")
-        _text(name, where)
+            read_table(call.get("kwargs", {}), f"kwargs in {where}")
+        try:
+            called(call)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error
     return tuple(given)
 
 
-def _table(given: Any, where: str) -> Mapping[str, Any]:
+def read_table(given: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise TypeError(f"expected {where} to be a table, got {given!r}")
     return given
 
 
-def _text(given: Any, where: str, empty: bool = False) -> str:
+def read_text(given: Any, where: str, empty: bool = False) -> str:
+    """Return a text.
+
+    Raises:
+        TypeError: for another value, and for an empty text unless that is allowed.
+    """
     if not isinstance(given, str) or not (given or empty):
         what = "none" if given is None else repr(given)
         raise TypeError(f"expected a text as {where}, got {what}")
@@ -354,6 +386,6 @@ def _name_of(given: Any) -> str:
 def _check_name(name: str, what: str) -> None:
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"expected the name of a {what} to be letters, digits, '.', '-' and '_', as it names "
-            f"a folder, got {name!r}"
+            f"expected the name of a {what} to be letters, digits, '.', '-' and '_', 100 at most, "
+            f"as it names a folder, got {name!r}"
         )

@@ -21,7 +21,9 @@ from tdcollect.suites.definition import (
     check_keys,
     read_defaults,
     read_policy,
+    read_table,
     read_task,
+    read_text,
 )
 from tdcollect.suites.metrics import METRICS
 from tdcollect.suites.presets import Preset, preset
@@ -110,11 +112,13 @@ class Suite:
             TypeError, ValueError: for tables that are no suite.
         """
         check_keys(tables, ("suite", "defaults", "tasks", "policies", "report"), "a suite")
-        head, report = dict(tables.get("suite", {})), dict(tables.get("report", {}))
+        head, report = (
+            dict(read_table(tables.get(name, {}), f"[{name}]")) for name in ("suite", "report")
+        )
         check_keys(head, _SUITE_KEYS, "[suite]")
         check_keys(report, _REPORT_KEYS, "[report]")
-        if not isinstance(head.get("name"), str):
-            raise TypeError(f"expected [suite] to have a name, got {head.get('name')!r}")
+        read_text(head.get("name"), "name of [suite]")
+        read_text(head.get("description", ""), "description of [suite]", empty=True)
         for key, least in (("version", 0), ("episodes", 1), ("seed", 0)):
             value = head.setdefault(key, {"version": 1, "episodes": 100, "seed": 0}[key])
             if not is_count(value) or value < least:
@@ -122,10 +126,11 @@ class Suite:
                     f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
                 )
         defaults = read_defaults(tables.get("defaults", {}))
-        lists = [_task_list(name) for name in head.get("presets", [])]
+        presets = _list(head, "presets", "of [suite], such as presets = ['minigrid']")
+        lists = [_task_list(name) for name in presets]
         tasks = [read_task(task, defaults, of) for of in lists for task in of.tasks]
-        tasks += [read_task(task, defaults) for task in tables.get("tasks", [])]
-        policies = [read_policy(policy) for policy in tables.get("policies", [])]
+        tasks += [read_task(task, defaults) for task in _list(tables, "tasks", "as [[tasks]]")]
+        policies = [read_policy(p) for p in _list(tables, "policies", "as [[policies]]")]
         if not tasks or not policies:
             raise ValueError(
                 f"expected at least one task and one policy, got {count_text(len(tasks), 'task')} "
@@ -282,8 +287,15 @@ class Suite:
         return one_line(self, self.name, *counts)
 
 
+def _list(table: Mapping[str, Any], name: str, form: str) -> Sequence[Any]:
+    given = table.get(name, [])
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(f"expected {name} to be a list, {form}, got {given!r}")
+    return given
+
+
 def _task_list(name: Any) -> Preset:
-    found = preset(name)
+    found = preset(read_text(name, "an entry of presets in [suite]"))
     if found.is_conditions:
         raise ValueError(
             f"expected presets in [suite] to be lists of tasks, got {found.name}, conditions of "
@@ -295,13 +307,15 @@ def _task_list(name: Any) -> Preset:
 def _check_report(table: Mapping[str, Any]) -> None:
     """Refuse a table ``[report]`` of other values than it can have."""
     metrics = table.get("metrics", list(METRICS))
-    if not isinstance(metrics, (list, tuple)) or not metrics or not {*metrics} <= {*METRICS}:
+    named = {*map(str, metrics)} if isinstance(metrics, (list, tuple)) else set()
+    if not named or not named <= {*METRICS} or len(named) < len(metrics):
         raise ValueError(f"expected metrics in [report] of {', '.join(METRICS)}, got {metrics!r}")
     confidence = table.get("confidence", 0.95)
     if not isinstance(confidence, float) or not 0 < confidence < 1:
         raise ValueError(f"expected confidence in [report] between 0 and 1, got {confidence!r}")
     for key, known in (("groups", (True, False)), ("drawn_runs", ("n", "n-1"))):
-        if (value := table.get(key, known[0])) not in known:
+        value = table.get(key, known[0])
+        if value not in known or type(value) is not type(known[0]):
             names = " or ".join(map(repr, known))
             raise ValueError(f"expected {key} in [report] to be {names}, got {value!r}")
 

@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +449,31 @@ def forget(file: Path) -> None:
     """Forget an imported module, as in another process."""
     sys.modules.pop(file.stem, None)
     sys.path[:] = [place for place in sys.path if place not in (str(file.parent), ".")]
+
+
+def test_a_module_of_another_directory_is_not_taken_for_one_of_that_name(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "twins.py").write_text(
+            f"def make():\n    return lambda data: {folder!r}"
+        )
+    (tmp_path / "two" / "torch.py").write_text("raise SystemExit")  # an installed one is meant
+    one, two = (
+        Request("CartPole-v1", "twins:make", directory=str(tmp_path / n)) for n in ("one", "two")
+    )
+    try:
+        assert one.make()[1]("") == "one"
+        with pytest.raises(
+            ValueError, match=r"two/twins.py for the module twins, got .*one/twins.py"
+        ):
+            two.make()
+        forget(tmp_path / "two" / "twins.py")
+        assert sys.path.index(str(tmp_path / "one")) >= 0
+        assert two.make()[1]("") == "two"
+        assert replace(two, policy="torch.nn:Identity").make()[1]("same") == "same"
+    finally:
+        forget(tmp_path / "one" / "twins.py")
+        forget(tmp_path / "two" / "twins.py")
 
 
 @pytest.mark.parametrize("parts", [["wrappers"], ["wrappers", "transforms"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 from torchrl.envs import ExplorationType
 
 import tdcollect
@@ -218,6 +220,10 @@ def test_observations_are_normalized_as_the_model_was_trained(tmp_path: Path) ->
             of, pendulum, 2, True, inference_batch_size=1, normalization=given
         )
         np.testing.assert_array_equal(expected, found)
+    made = load_policy(of, tdcollect.make_env(pendulum, num_envs=1), normalization=venv)
+    travelled = pickle.loads(pickle.dumps(made))  # as to a worker
+    data = TensorDict({"observation": torch.ones(2, 3)}, [2])
+    assert (travelled(data.clone())["action"] == made(data)["action"]).all()
     _, without = by_evaluate(of, pendulum, 2, True)
     assert without.manifest["policy"]["digest"] != result.manifest["policy"]["digest"]
 

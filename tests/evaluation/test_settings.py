@@ -76,7 +76,7 @@ def test_only_settings_that_are_not_the_default_are_in_the_repr() -> None:
 
 
 def test_a_bad_device_is_refused_before_an_env_is_made() -> None:
-    with pytest.raises(RuntimeError, match="device"):
+    with pytest.raises(ValueError, match="expected device to be one of torch"):
         EvaluationCollector(lambda: pytest.fail("made"), None, device="no such device")
 
 

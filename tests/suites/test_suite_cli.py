@@ -194,7 +194,7 @@ def test_all_that_is_wrong_is_found(folder: Path) -> None:
         "walk/net/1: ValueError: ",
         "walk/misfit/0: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
         f"walk/gone/0: AttributeError: expected {HERE} to have 'gone', which it has not",
-        "walk/odd/0: RuntimeError: Expected one of cpu, cuda",
+        "walk/odd/0: ValueError: task walk with policy odd: expected device to be one of torch",
         "task unseeded: without a score, it is in no aggregate",
     ]:
         assert expected in text, expected

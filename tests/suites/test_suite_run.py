@@ -78,17 +78,18 @@ def test_all_files_are_those_of_one_process(
     assert contents(folder / "many") == contents(whole)
 
 
-def test_tasks_may_be_equal_but_for_their_names(seven: LocalWorkers, folder: Path) -> None:
+def test_equal_evaluations_under_several_names_run_on_workers(
+    seven: LocalWorkers, folder: Path
+) -> None:
     given = tables()
-    given["tasks"] = [given["tasks"][0] | {"name": f"walk{number}"} for number in range(5)]
-    given["policies"] = given["policies"][:1]
-    results = quiet(Suite.of(given, folder), folder / "out", workers=some(seven, 3))
-    digests = {
-        tdcollect.EvaluationResult.load(results.directory / cell.path).digest
-        for cell in results.cells
-    }
-    assert len(digests) == 1
+    given["tasks"][1] |= {key: given["tasks"][0][key] for key in ("env", "group")}
+    given["policies"] = [{"name": name, "factory": "random"} for name in ("one", "two", "three")]
+    suite = Suite.of(given, folder)
+    results = quiet(suite, folder / "many", workers=some(seven, 4))
     assert results.finished
+    assert len({cell.mean for cell in results.cells}) == 1
+    quiet(suite, folder / "one")
+    assert contents(folder / "many") == contents(folder / "one")
 
 
 def test_shards_that_share_a_directory_end_with_the_same_files(whole: Path, folder: Path) -> None:
@@ -354,11 +355,14 @@ def test_missing_files_are_named_before_anything_runs(folder: Path) -> None:
 
 def test_settings_that_cannot_be_honoured_are_refused_before_anything_runs(folder: Path) -> None:
     for defaults, match in [
-        ({"num_envs": 0}, "num_envs to be a positive int"),
+        ({"num_envs": 0}, "task walk with policy random: expected num_envs to be a positive int"),
+        ({"device": "gpu"}, "expected device to be one of torch, such as 'cpu' or 'cuda:0'"),
+        ({"device": 0.5}, "expected device to be one of torch"),
+        ({"fresh_envs": "no"}, "expected fresh_envs to be a bool or None"),
         ({"exploration": "sometimes"}, "exploration to be one of"),
         ({"backend": "cloud"}, "a backend of"),
     ]:
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises((TypeError, ValueError), match=match):
             quiet(small(folder, defaults=defaults), folder / "out")
     assert not (folder / "out").exists()
 

@@ -82,13 +82,14 @@ class Work:
             job = self._make_job()
             self.seeds = job.settings.seed_schedule()
             self._pickled = job.pickled()
-            key = self._pickled.key
             if self.weights is not None:  # in place of the job's, which stay where it is held
-                key = f"{key}, with weights"
-            if self.number > 0:  # two evaluations may have equal jobs, and answers name the key
-                key = f"{key}, {self.number}"
-            self._pickled = self._pickled._replace(key=key)
+                self._pickled = self._pickled._replace(key=f"{self._pickled.key}, with weights")
         return self._pickled
+
+    @property
+    def key(self) -> str:
+        """Tells its messages from those of others, which may have an equal job."""
+        return f"{self.pickled.key}, {self.number}"
 
     def release(self) -> None:
         """Let go of the job."""
@@ -216,7 +217,7 @@ class Dispatcher:
         more = self._schedule.hand_out(rank, self._opened[rank].slots)
         if more:
             worker = self.workers.crew[rank]
-            worker.send(Run(self.workers.turn, work.pickled.key, more, work.keep))
+            worker.send(Run(self.workers.turn, work.key, more, work.keep))
             if idle:
                 self._beats[rank] = (worker.beats(), time.monotonic())
 
@@ -231,7 +232,7 @@ class Dispatcher:
             ready = [rank for rank in self._opened if self._schedule.at(rank) == work.number]
             if ready and self.workers.crew[min(ready)] is not asked:
                 asked = self.workers.crew[min(ready)]
-                asked.send(Fetch(self.workers.turn, work.pickled.key))
+                asked.send(Fetch(self.workers.turn, work.key))
             for _, what in self.events():
                 if isinstance(what, Exception):
                     raise what
@@ -294,7 +295,7 @@ class Dispatcher:
 
     def _open(self, worker: Worker, work: Work) -> None:
         """Have a worker make env and policy, unless it has them."""
-        key, env_key, job, around = work.pickled
+        key, (_, env_key, job, around) = work.key, work.pickled
         self._by_key[key] = work
         sent = None if key in worker.holds else job
         verdict = self.workers.verdicts.get(env_key)

@@ -48,6 +48,7 @@ def suite_page(results: SuiteResults, back: str = "") -> bytes:
         if found.groups:
             sections.append(section("Groups of tasks", _groups(found)))
     sections.append(section("Tasks and policies", _heat_map(results)))
+    sections.append(section("Evaluations", _evaluations(results)))
     if troubled := [cell for cell in results.cells if cell.status != FINISHED]:
         sections.append(section("Failed or missing", _troubled(troubled)))
     notes = [*([] if found is None else found.notes()), *results.remarks]
@@ -62,8 +63,8 @@ def suite_page(results: SuiteResults, back: str = "") -> bytes:
         [*(f"{count} {name}" for count, name in counts)]
         + [f"{count_text(results.episodes, 'test episode')} of each policy, run and task"]
     )
-    title = f"{results.name} {results.version}"
-    return page(title, lead, sections, kicker="Suite", footer="Made by tdcollect.")
+    kicker = f"Suite, version {results.version}"
+    return page(results.name, lead, sections, kicker=kicker, footer="Made by tdcollect.")
 
 
 def _headline(results: SuiteResults) -> Iterator[tuple[str, str, str]]:
@@ -251,6 +252,32 @@ def _value(task: Task, value: float | None) -> str:
 
 def _report_of(cell: CellResult) -> str | None:
     return f"{cell.path}/{REPORT}" if cell.status == FINISHED else None
+
+
+def _evaluations(results: SuiteResults) -> str:
+    """Return the table of all evaluations that have episodes."""
+    rows: list[list[str | Cell]] = [
+        [
+            Cell(cell.name, _report_of(cell)),
+            "-" if cell.score is None else _score(cell.score),
+            number_text(cell.mean),
+            "-" if cell.interval is None else str(cell.interval),
+            "-" if cell.success is None else percent_text(round(cell.success, 4)),
+            f"{cell.completed} of {cell.episodes}",
+        ]
+        for cell in results.cells
+        if cell.episodes
+    ]
+    columns = [
+        Column("evaluation"),
+        Column("score", number=True),
+        Column("mean return", number=True),
+        Column("interval", number=True),
+        Column("success", number=True),
+        Column("completed", number=True),
+    ]
+    caption = "Intervals are over test episodes: they say nothing about another training run."
+    return table(columns, rows, caption, hint="a task, a policy, score<0.5")
 
 
 def _troubled(cells: Sequence[CellResult]) -> str:

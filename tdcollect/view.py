@@ -36,7 +36,7 @@ from tdcollect.files import write_atomically
 from tdcollect.pages.html import link
 from tdcollect.suites.folder import is_suite
 from tdcollect.suites.page import suite_page
-from tdcollect.suites.reading import results_of
+from tdcollect.suites.reported import results_of
 from tdcollect.suites.results import FINISHED as CELL_FINISHED
 from tdcollect.view_index import FINISHED, Viewed, index_page
 

@@ -115,7 +115,7 @@ def ls(
     FILE is the TOML file of the suite. Nothing that it names is run.
     """
     from tdcollect.display import text_table
-    from tdcollect.suites.results import state_of
+    from tdcollect.suites.reading import state_of
 
     read = _read(file, episodes, limit)
     rows = []

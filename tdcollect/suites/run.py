@@ -15,15 +15,17 @@ from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.runner import InThisProcess, Recording, warn
-from tdcollect.evaluation.workers.dispatcher import Dispatcher, Event, Work
+from tdcollect.evaluation.workers.dispatcher import Dispatcher, Event
 from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.local import as_workers
 from tdcollect.evaluation.workers.protocol import Workers
+from tdcollect.evaluation.workers.work import Work
 from tdcollect.progress import line_above, progress_bar
 from tdcollect.suites.cells import Cell
 from tdcollect.suites.folder import check_files, check_folder, claim_folder
+from tdcollect.suites.reading import read_results
 from tdcollect.suites.report import write_suite_report
-from tdcollect.suites.results import SuiteResults, read_results
+from tdcollect.suites.results import SuiteResults
 
 if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite

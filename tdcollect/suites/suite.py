@@ -240,7 +240,7 @@ class Suite:
             ValueError: for evaluations that were altered, or are of other episodes.
         """
         from tdcollect.suites.folder import is_suite
-        from tdcollect.suites.results import read_results
+        from tdcollect.suites.reading import read_results
 
         if not is_suite(Path(output_dir)):
             raise FileNotFoundError(

@@ -299,6 +299,15 @@ def test_other_versions_and_platforms_are_allowed_and_said() -> None:
     assert found.remarks[2] in str(found)
 
 
+def test_other_transforms_are_allowed_and_said() -> None:
+    """A policy may have its observations normalised, and another one not."""
+    other = run([1.0, 3.0], manifest_env=ENV | {"transforms": ["VecNormV2(0123)"]})
+    found = compare(run([1.0, 2.0]), other, names="ab")
+    (remark,) = found.remarks
+    assert remark.startswith("Not the same in both: env.transforms is ")
+    assert remark.endswith("Returns can be compared if these leave rewards alone.")
+
+
 @pytest.mark.parametrize(("named", "count"), [("random actions", 0), ("lab.Other", 2)])
 def test_random_actions_have_no_mode_and_no_exploration_to_remark(named: str, count: int) -> None:
     baseline, actor = run([1.0], policy=named), run([2.0])

@@ -23,6 +23,7 @@ REMARKED = (
     "platform",
     "versions",
 )
+TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 OF_POLICY = ("policy.exploration", "policy.mode")
 
 
@@ -44,11 +45,15 @@ def check_same_episodes(
     """Refuse evaluations that are not of the same episodes.
 
     Raises:
-        ValueError: if protocol, env, step limit, the number of episodes, or an episode's env seed
-            differ, with each difference.
+        ValueError: if protocol, env (but for its transforms), step limit, the number of episodes,
+            or an episode's env seed differ, with each difference.
     """
     reasons = [
-        *_manifest_differences(first, second, SAME, first_name, second_name),
+        *(
+            text
+            for text in _manifest_differences(first, second, SAME, first_name, second_name)
+            if not text.startswith(TRANSFORMS)
+        ),
         *_episode_differences(
             in_order(first.episodes), in_order(second.episodes), first_name, second_name
         ),
@@ -68,12 +73,16 @@ def remarks(
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
     found = _manifest_differences(first, second, keys, first_name, second_name)
+    transforms = [
+        f"Not the same in both: {text}. Returns can be compared if these leave rewards alone."
+        for text in _manifest_differences(first, second, [TRANSFORMS], first_name, second_name)
+    ]
     mixed = [
         f"Not the same for all episodes of {name}: {path}, {listed_text(values)}."
         for name, evaluation in ((first_name, first), (second_name, second))
         for path, values in mixed_values(evaluation.manifest).items()
     ]
-    return (*(f"Not the same in both: {text}." for text in found), *mixed)
+    return (*(f"Not the same in both: {text}." for text in found), *transforms, *mixed)
 
 
 def _manifest_differences(

@@ -6,9 +6,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.workers.dispatcher import Dispatcher, Work
+from tdcollect.evaluation.workers.dispatcher import Dispatcher
 from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.protocol import Workers
+from tdcollect.evaluation.workers.work import Work
 
 
 class Driver:

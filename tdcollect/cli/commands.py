@@ -16,7 +16,7 @@ from tdcollect.cli import (
     suite,  # noqa: F401, which adds its commands
     view,  # noqa: F401, likewise
 )
-from tdcollect.cli.output import print_json, say, say_result
+from tdcollect.cli.output import distinct_names, print_json, say, say_result
 from tdcollect.cli.program import program, resumable
 
 
@@ -256,10 +256,7 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
                 "resumes it"
             )
         results.append(result)
-    names = [directory.resolve().name for directory in directories]
-    if len(set(names)) < len(names):
-        names = [str(directory) for directory in directories]
-    found = tdcollect.compare(*results, names=names)
+    found = tdcollect.compare(*results, names=distinct_names(directories))
     report = None if output_dir is None else write_comparison_report(output_dir, found)[-1]
     if as_json:
         print_json(report=report, **found.to_dict())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,6 +61,21 @@ def say_result(
         if len(result.errors) > _MOST_ERRORS:
             say(f"tdcollect: and {len(result.errors) - _MOST_ERRORS} more", err=True)
     return 1 if summary.failed else 0
+
+
+def distinct_names(directories: Sequence[Path]) -> list[str]:
+    """Return names of directories, as short as they differ: without the last parts that all share.
+
+    ``random`` and ``net`` for ``runs/random/0`` and ``runs/net/0``.
+    """
+    paths = [directory.resolve().parts for directory in directories]
+    while len({parts[-1] for parts in paths}) == 1:
+        paths = [parts[:-1] for parts in paths]
+    for count in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(directory) for directory in directories]
 
 
 def print_json(**fields: Any) -> None:

@@ -22,6 +22,7 @@ import torch
 import tdcollect
 from tdcollect.cli import _line, main
 from tdcollect.cli.commands import program
+from tdcollect.cli.output import distinct_names
 from tdcollect.evaluation.imports import is_named
 from tdcollect.files import write_atomically
 
@@ -589,3 +590,17 @@ def test_names_of_registered_envs(text: str) -> None:
 def test_an_error_of_the_packages_own_class_is_shown_without_its_type() -> None:
     assert _line(tdcollect.NotReproducibleError("it differs")) == "it differs"
     assert _line(ZeroDivisionError("it differs")) == "ZeroDivisionError: it differs"
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["runs/random/0", "runs/net/0"], ["random", "net"]),
+        (["runs/random/0", "runs/net/0", "runs/net/1"], ["random/0", "net/0", "net/1"]),
+        (["one/x/y", "two/x/y"], ["one", "two"]),
+        (["runs", "runs/0"], ["runs", "0"]),
+    ],
+)
+def test_names_of_directories_are_short_and_differ(paths: list[str], names: list[str]) -> None:
+    assert distinct_names([Path(path) for path in paths]) == names

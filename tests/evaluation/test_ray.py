@@ -103,6 +103,25 @@ def test_kept_trajectories_are_those_of_one_process(workers: RayWorkers, tmp_pat
     assert contents(tmp_path / "ray") == contents(tmp_path / "one")
 
 
+def test_suites_share_them(workers: RayWorkers, tmp_path: Path) -> None:
+    suite = tdcollect.Suite.of(
+        {
+            "suite": {"name": "on-ray", "episodes": 9},
+            "tasks": [
+                {"name": "walk", "env": "tests.evaluation.envs:Walk"},
+                {"name": "pole", "env": "CartPole-v1", "max_episode_steps": 20},
+            ],
+            "policies": [
+                {"name": "one", "factory": "random"},
+                {"name": "two", "factory": "random"},
+            ],
+        }
+    )
+    for where, crew in (("one", None), ("ray", workers)):
+        assert suite.run(tmp_path / where, workers=crew, progress=False).finished
+    assert contents(tmp_path / "ray") == contents(tmp_path / "one")
+
+
 def test_workers_run_beside_no_thread_of_ray(workers: RayWorkers) -> None:
     """An env that draws from global generators would be refused there."""
     found, again = (quiet(envs.GlobalNumpy, None, 20, workers=workers) for _ in range(2))

@@ -42,7 +42,7 @@ def ended_evaluator() -> tdcollect.Evaluator:
 
 def suite_objects() -> list[Any]:
     task = {"name": "t", "env": HOSTILE * 9, "score": {"low": 0, "high": 1}}
-    policy = {"name": "p", "factory": HOSTILE * 9}
+    policy = {"name": "p", "factory": "policies:net"}
     suite = tdcollect.Suite.of({"suite": {"name": HOSTILE}, "tasks": [task], "policies": [policy]})
     cell = suites.CellResult("t", "p", "0", "t/p/0", "finished", "", 3, 3, 1.0, None, None, 1.0)
     scores = {name: [[0.5, 1.0], [0.2, 0.4]] for name in (HOSTILE * 9, "p", "q")}
@@ -51,7 +51,8 @@ def suite_objects() -> list[Any]:
     parts = (suite.tasks, suite.policies, (cell,), {"t": (0.0, 1.0)}, found, (name,))
     results = suites.SuiteResults(name, 1, 3, *parts)
     return [
-        *(suite, suite.tasks[0], suite.tasks[0].score, suite.policies[0], *suite.cells()),
+        *(suite, suite.tasks[0], suite.tasks[0].score, suites.Policy(HOSTILE, HOSTILE * 9)),
+        *suite.cells(),
         *(cell, results, found, estimate, found.profiles[name]),
         suites.Validation(name, 3, (name,), (name,)),
     ]
@@ -117,7 +118,10 @@ def test_each_repr_is_a_short_line(shown: dict[str, Any]) -> None:
         assert len(text) <= 200, text
 
 
-TABLES = ("Summary", "Comparison", "Explanation", "Statistics", "Report", "Aggregates")
+TABLES = (
+    *("Summary", "Comparison", "Explanation", "Statistics", "Report"),
+    *("Aggregates", "SuiteResults"),
+)
 
 
 class Texts(HTMLParser):

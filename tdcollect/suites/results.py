@@ -6,31 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tdcollect.display import (
     count_text,
-    html_text,
+    html_table,
     number_text,
     one_line,
     text_table,
+    visible,
 )
-from tdcollect.evaluation.ledger.reading import (
-    read_directory,
-)
+from tdcollect.evaluation.ledger.reading import read_directory
 from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.intervals import (
-    Interval,
-    exact_mean,
-)
+from tdcollect.evaluation.reports.intervals import Interval, exact_mean
 from tdcollect.suites.definition import Policy, Task
 from tdcollect.suites.estimates import Aggregates
-
-if TYPE_CHECKING:
-    pass
 
 FINISHED, UNFINISHED, MISSING, FAILED = "finished", "unfinished", "missing", "failed"
 
@@ -222,22 +215,28 @@ class SuiteResults:
         unit = " (return)" if task.score is None else ""
         return f"{number_text(exact_mean(np.array(known)))}{unit}"
 
-    def __str__(self) -> str:
+    def _head(self) -> str:
         done = sum(cell.status == FINISHED for cell in self.cells)
-        head = (
+        return (
             f"{self.name} {self.version}: {done} of {count_text(len(self.cells), 'evaluation')} "
             f"finished, {count_text(self.episodes, 'episode')} each"
         )
-        parts = [head]
+
+    def _header(self) -> list[str]:
+        return ["", *(policy.name for policy in self.policies)]
+
+    def __str__(self) -> str:
+        parts = [self._head()]
         if self.aggregates is not None:
             parts.append(str(self.aggregates))
-        parts.append(text_table(self.rows(), ["", *(policy.name for policy in self.policies)]))
-        parts += ["\n".join(self.remarks)] if self.remarks else []
+        parts.append(text_table(self.rows(), self._header()))
+        parts += ["\n".join(map(visible, self.remarks))] if self.remarks else []
         return "\n\n".join(parts)
 
     def __repr__(self) -> str:
-        done = sum(cell.status == FINISHED for cell in self.cells)
-        return one_line(self, self.name, f"{done} of {count_text(len(self.cells), 'evaluation')}")
+        return one_line(self, self._head())
 
     def _repr_html_(self) -> str:
-        return html_text(str(self))
+        above = "" if self.aggregates is None else self.aggregates._repr_html_()
+        own = html_table(self._header(), self.rows(), before=[self._head()], after=self.remarks)
+        return "\n".join([above, own] if above else [own])

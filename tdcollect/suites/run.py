@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.display import number_text
+from tdcollect.display import listed_text, number_text
 from tdcollect.evaluation.finishing import check_report_extras
-from tdcollect.evaluation.ledger.reading import is_finished
+from tdcollect.evaluation.ledger.reading import TRAJECTORIES, is_finished
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.result import EvaluationResult
@@ -49,9 +49,12 @@ def run_suite(
     settings = {cell.name: cell.evaluation_settings() for cell in chosen}  # refused if unsound
     check_files(chosen)
     check_folder(directory, suite, chosen)
+    left = [cell for cell in chosen if not is_finished(directory / cell.path)]
+    if keep_trajectories:
+        names = {cell.name for cell in left}
+        _check_kept(directory, [cell for cell in chosen if cell.name not in names])
     crew = as_workers(workers)
     claim_folder(directory, suite, chosen)
-    left = [cell for cell in chosen if not is_finished(directory / cell.path)]
     running = _Running(directory, left, suite.episodes, keep_trajectories, allow_mixed, progress)
     with ExitStack() as stack:
         stack.enter_context(running)
@@ -64,6 +67,21 @@ def run_suite(
     results = read_results(suite, directory, running.failures)
     write_suite_report(directory, results)
     return results
+
+
+def _check_kept(directory: Path, ended: Sequence[Cell]) -> None:
+    """Refuse to keep data if evaluations have ended without.
+
+    Raises:
+        ValueError: naming them.
+    """
+    without = [cell.name for cell in ended if not (directory / cell.path / TRAJECTORIES).is_dir()]
+    if without:
+        raise ValueError(
+            f"expected evaluations with the data of their episodes, got {listed_text(without)} "
+            "without: data are kept as an episode runs. Choose another directory, or remove these "
+            "evaluations to run them again"
+        )
 
 
 class _Running:

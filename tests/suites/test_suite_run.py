@@ -433,6 +433,16 @@ def test_data_of_episodes_are_kept_if_asked(folder: Path) -> None:
     cell = results.cell("walk", "net", 1)
     result = tdcollect.EvaluationResult.load(results.directory / cell.path)
     assert len(result.trajectory(2)) == result.record(2).length
+    assert (
+        quiet(small(folder), folder / "out", tasks=["walk"], keep_trajectories=True).failures == {}
+    )
+
+
+def test_data_cannot_be_kept_of_evaluations_that_have_ended(whole: Path, folder: Path) -> None:
+    before = contents(whole)
+    with pytest.raises(ValueError, match="with the data of their episodes, got walk/random/0, "):
+        quiet(small(folder), whole, keep_trajectories=True)
+    assert contents(whole) == before
 
 
 # --- selection, limits ---------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def claim_folder(path: Path, suite: Suite, cells: Sequence[Cell]) -> None:
         ValueError: as :func:`check_folder`.
     """
     path.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with locked(path):
         described = _described(suite, cells)
         there = _check(path, described)
         for name in ("tasks", "policies", "files"):
@@ -144,8 +144,8 @@ def _check(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Wait until no other process reads and writes the file of a suite."""
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process writes the files of a suite; not those of its evaluations."""
     import fcntl  # not on Windows, where nothing but this needs it
 
     handle = os.open(path, os.O_RDONLY)

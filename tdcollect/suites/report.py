@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tdcollect.evaluation.reports.report import REPORT
 from tdcollect.files import remove, write_atomically
@@ -13,12 +15,35 @@ from tdcollect.suites.exports import (
     write_scores_npz,
     write_suite_marl_eval,
 )
+from tdcollect.suites.folder import locked
 from tdcollect.suites.page import suite_page
+from tdcollect.suites.reading import read_results
 from tdcollect.suites.results import SuiteResults
+
+if TYPE_CHECKING:
+    from tdcollect.suites.suite import Suite
 
 RESULTS, MARL_EVAL = "results.json", "marl_eval.json"
 SCORES, SCORE_NAMES = "scores.npz", "scores.json"
 LEADERBOARD = "leaderboard"
+
+
+def report_on(
+    suite: Suite, directory: Path, failures: Mapping[str, str] | None = None
+) -> SuiteResults:
+    """Read the results that a directory holds, and write the report on them.
+
+    Of several processes that end at the same time, the last one to write has read all results.
+
+    Args:
+        suite: the suite.
+        directory: its directory.
+        failures: the errors of evaluations that could not run, by ``task/policy/run``.
+    """
+    with locked(directory):
+        results = read_results(suite, directory, failures)
+        write_suite_report(directory, results)
+    return results
 
 
 def write_suite_report(directory: Path, results: SuiteResults) -> list[Path]:

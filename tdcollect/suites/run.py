@@ -23,8 +23,7 @@ from tdcollect.evaluation.workers.work import Work
 from tdcollect.progress import line_above, progress_bar
 from tdcollect.suites.cells import Cell
 from tdcollect.suites.folder import check_files, check_folder, claim_folder
-from tdcollect.suites.reading import read_results
-from tdcollect.suites.report import write_suite_report
+from tdcollect.suites.report import report_on
 from tdcollect.suites.results import SuiteResults
 
 if TYPE_CHECKING:
@@ -49,10 +48,9 @@ def run_suite(
     settings = {cell.name: cell.evaluation_settings() for cell in chosen}  # refused if unsound
     check_files(chosen)
     check_folder(directory, suite, chosen)
-    left = [cell for cell in chosen if not is_finished(directory / cell.path)]
     if keep_trajectories:
-        names = {cell.name for cell in left}
-        _check_kept(directory, [cell for cell in chosen if cell.name not in names])
+        _check_kept(directory, [cell for cell in chosen if is_finished(directory / cell.path)])
+    left = [cell for cell in chosen if not is_finished(directory / cell.path)]
     crew = as_workers(workers)
     claim_folder(directory, suite, chosen)
     running = _Running(directory, left, suite.episodes, keep_trajectories, allow_mixed, progress)
@@ -64,9 +62,7 @@ def run_suite(
             if crew is not workers:
                 stack.callback(crew.close)
             running.on(crew, settings)
-    results = read_results(suite, directory, running.failures)
-    write_suite_report(directory, results)
-    return results
+    return report_on(suite, directory, running.failures)
 
 
 def _check_kept(directory: Path, ended: Sequence[Cell]) -> None:

@@ -239,23 +239,30 @@ class Suite:
             FileNotFoundError: for a directory that is no suite's.
             ValueError: for evaluations that were altered, or are of other episodes.
         """
-        from tdcollect.suites.folder import is_suite
         from tdcollect.suites.reading import read_results
+
+        return read_results(self, self._there(output_dir))
+
+    def report(self, output_dir: str | os.PathLike[str]) -> SuiteResults:
+        """Write the report on the results that a directory holds; return them.
+
+        Raises:
+            FileNotFoundError, ValueError: as :meth:`results`.
+        """
+        from tdcollect.suites.report import report_on
+
+        return report_on(self, self._there(output_dir))
+
+    def _there(self, output_dir: str | os.PathLike[str]) -> Path:
+        """Return the directory of a suite that has run."""
+        from tdcollect.suites.folder import is_suite
 
         if not is_suite(Path(output_dir)):
             raise FileNotFoundError(
                 f"expected the directory of a suite, got {output_dir}; run the suite first, "
                 "tdcollect suite run FILE --output-dir DIR"
             )
-        return read_results(self, Path(output_dir))
-
-    def report(self, output_dir: str | os.PathLike[str]) -> SuiteResults:
-        """Write the report on the results that a directory holds; return them."""
-        from tdcollect.suites.report import write_suite_report
-
-        results = self.results(output_dir)
-        write_suite_report(Path(output_dir), results)
-        return results
+        return Path(output_dir)
 
     def validate(
         self,

@@ -67,10 +67,11 @@ def test_the_leaderboard_is_that_of_the_aggregates() -> None:
 def test_each_finished_cell_leads_to_its_report() -> None:
     found = results(TASKS, POLICIES, missing=[2], failed={3: "no <checkpoint>"})
     page = Page(suite_page(found))
-    assert page.links == [
-        f"./{cell.path}/report.html" for cell in found.cells if cell.status == "finished"
-    ]
-    rows = {row[0]: row[1:] for row in page.tables[-3]}
+    finished = [cell for cell in found.cells if cell.status == "finished"]
+    leads = [f"./{cell.path}/report.html" for cell in finished]
+    assert page.links == [*leads, *leads]  # of the heat map, and of the table of evaluations
+    assert [row[0] for row in page.tables[-3][1:]] == [cell.name for cell in finished]
+    rows = {row[0]: row[1:] for row in page.tables[-4]}
     first, of_ppo = found.cell("task0", "random"), found.of("task0", "ppo")
     one_of_three = f"1 of 3 runs {of_ppo[0].score:.2f} missing failed"
     assert rows["task0"] == [f"{first.score:.2f}", one_of_three]

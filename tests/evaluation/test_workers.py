@@ -298,7 +298,7 @@ def test_an_id_that_a_module_registers_may_be_registered_anew(
 ) -> None:
     (tmp_path / "registers_one.py").write_text(
         "import gymnasium as gym\n"
-        "gym.register('Other-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=9)"
+        "gym.register('Other-v0', 'gymnasium.envs.classic_control:CartPoleEnv')"
     )
     monkeypatch.syspath_prepend(tmp_path)
     __import__("registers_one")

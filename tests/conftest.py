@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from tqdm import tqdm
 
 from tdcollect.evaluation.workers import template
 from tdcollect.workers import late
@@ -16,6 +17,9 @@ from .forkserver import Child, forkserver
 # A busy machine takes longer than hypothesis allows an example by default.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
+
+# Its thread wakes now and then, and an evaluation looks whether other threads do.
+tqdm.monitor_interval = 0
 
 
 @pytest.fixture

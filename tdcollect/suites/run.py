@@ -15,13 +15,14 @@ from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.runner import InThisProcess, Recording, warn
+from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Event
 from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.local import as_workers
 from tdcollect.evaluation.workers.protocol import Workers
 from tdcollect.evaluation.workers.work import Work
 from tdcollect.progress import line_above, progress_bar
-from tdcollect.suites.cells import Cell
+from tdcollect.suites.cells import Cell, exits_refused
 from tdcollect.suites.folder import check_files, check_folder, claim_folder
 from tdcollect.suites.report import report_on
 from tdcollect.suites.results import SuiteResults
@@ -128,24 +129,28 @@ class _Running:
                     recording.give_up(error)
                 recording.close()
 
-    def in_this_process(self, settings: Mapping[str, Any]) -> None:
+    def in_this_process(self, settings: Mapping[str, EvaluationSettings]) -> None:
         """Run one evaluation after the other."""
         for cell in self._cells:
             try:
-                env, policy = cell.request().make()
-                runner = InThisProcess(env, policy, settings[cell.name])
-                runner.note = self.note
-                try:
-                    recording = self.begin(cell, runner.manifest)
-                    for record, data in runner.run(recording.left, self._keep):
-                        self.add(cell, record, data)
-                    self.finish(cell, runner.errors, runner.about)
-                finally:
-                    runner.close()
+                with exits_refused():
+                    self._run(cell, settings[cell.name])
             except Exception as error:
                 self.fail(cell, error)
 
-    def on(self, crew: Workers, settings: Mapping[str, Any]) -> None:
+    def _run(self, cell: Cell, settings: EvaluationSettings) -> None:
+        env, policy = cell.request().make()
+        runner = InThisProcess(env, policy, settings)
+        runner.note = self.note
+        try:
+            recording = self.begin(cell, runner.manifest)
+            for record, data in runner.run(recording.left, self._keep):
+                self.add(cell, record, data)
+            self.finish(cell, runner.errors, runner.about)
+        finally:
+            runner.close()
+
+    def on(self, crew: Workers, settings: Mapping[str, EvaluationSettings]) -> None:
         """Run all evaluations on workers that they share."""
         dispatcher = Dispatcher(crew, self._allow_mixed)
         dispatcher.note = self.note
@@ -257,9 +262,10 @@ class _Running:
             self._bar.update(more)
 
 
-def _job_of(cell: Cell, settings: Any, sharing: int) -> Callable[[], Job]:
+def _job_of(cell: Cell, settings: EvaluationSettings, sharing: int) -> Callable[[], Job]:
     def make() -> Job:
-        env, policy = cell.request().make()
+        with exits_refused():
+            env, policy = cell.request().make()
         return Job(env, policy, settings, sharing)
 
     return make

@@ -14,7 +14,7 @@ from tdcollect.evaluation.episodes.opening import open_one
 from tdcollect.evaluation.runner import InThisProcess
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.progress import progress_bar
-from tdcollect.suites.cells import Cell
+from tdcollect.suites.cells import Cell, exits_refused
 from tdcollect.suites.definition import Task
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ def _raising(settings: EvaluationSettings) -> EvaluationSettings:
 def _tried(look: Callable[[], None]) -> list[str]:
     """Call a function; return its exception as a problem."""
     try:
-        look()
+        with exits_refused():
+            look()
     except Exception as error:
         text = " ".join(str(error).split())
         return [f"{type(error).__name__}: {text}" if text else type(error).__name__]

@@ -293,6 +293,21 @@ def test_an_id_may_be_registered_anew(seven: LocalWorkers) -> None:
     assert len(digests) == 2
 
 
+def test_an_id_that_a_module_registers_may_be_registered_anew(
+    seven: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registers_one.py").write_text(
+        "import gymnasium as gym\n"
+        "gym.register('Other-v0', 'gymnasium.envs.classic_control:CartPoleEnv')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("registers_one")
+    gym.registry.pop("Other-v0")
+    gym.register("Other-v0", partial(OfThisModule, longest=7))
+    there = quiet("registers_one:Other-v0", None, 5, workers=some(seven, 2))
+    assert there.digest == quiet("registers_one:Other-v0", None, 5).digest
+
+
 def test_the_verdict_on_one_slot_is_not_taken_for_two(seven: LocalWorkers) -> None:
     """Steps of one slot show in the other."""
     assert quiet(Touching, None, 6, num_envs=1, workers=some(seven, 2)).digest

@@ -83,6 +83,10 @@ def broken() -> Any:
     raise RuntimeError("this policy is broken")
 
 
+def leaving() -> Any:
+    raise SystemExit(3)
+
+
 def wrong_shape() -> Any:
     return deterministic(ins=7)
 

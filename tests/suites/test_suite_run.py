@@ -378,6 +378,7 @@ def test_a_cell_that_cannot_run_keeps_no_other_from_running(
     given["policies"] += [
         {"name": "broken", "factory": f"{HERE}:broken"},
         {"name": "misfit", "factory": f"{HERE}:wrong_shape"},
+        {"name": "leaving", "factory": f"{HERE}:leaving"},
     ]
     given["tasks"].append({"name": "unseeded", "env": f"{HERE}:Unseeded"})
     given["policies"][1]["runs"] = [0]
@@ -386,8 +387,10 @@ def test_a_cell_that_cannot_run_keeps_no_other_from_running(
     results = quiet(Suite.of(given, folder), out, workers=some(seven, workers) if workers else None)
     assert results.failures.keys() == {
         *("walk/broken/0", "walk/misfit/0", "short/broken/0", "short/misfit/0"),
-        *(f"unseeded/{name}/0" for name in ("random", "net", "broken", "misfit")),
+        *("walk/leaving/0", "short/leaving/0"),
+        *(f"unseeded/{name}/0" for name in ("random", "net", "broken", "misfit", "leaving")),
     }
+    assert "ended the program by sys.exit(3)" in results.failures["walk/leaving/0"]
     assert results.failures["walk/broken/0"] == "RuntimeError: this policy is broken"
     assert "RuntimeError: " in results.failures["walk/misfit/0"]
     assert "NotReproducibleError: " in results.failures["unseeded/random/0"]

@@ -214,9 +214,9 @@ class Dispatcher:
             else:
                 self._end(worker)  # its env may be anywhere
                 yield self._fail(work, raised_there(answer.failure, worker.name))
-        for worker in hanging:
+        for worker, limit in hanging:
             if self.workers.crew.get(worker.rank) is worker:
-                yield from self._lose(worker, f"was ended, as it finished no step in {timeout:g} s")
+                yield from self._lose(worker, f"was ended, as it finished no step in {limit:g} s")
 
     def _ended(self, worker: Worker, answer: Ended, work: Work) -> Iterator[Event]:
         """Take in an episode that has ended."""
@@ -278,8 +278,10 @@ class Dispatcher:
                 f"evaluation's manifest: {texts}{advice}"
             )
 
-    def _hanging(self, answered: Container[int]) -> list[Worker]:
+    def _hanging(self, answered: Container[int]) -> list[tuple[Worker, float]]:
         """Return the workers at work that have neither answered nor finished a step for long.
+
+        With each the seconds that it had.
 
         Args:
             answered: the ranks of those that have answered.
@@ -293,7 +295,7 @@ class Dispatcher:
             if beats != before or rank in answered:
                 self._beats[rank] = (beats, now)
             elif now - since > limit:
-                found.append(worker)
+                found.append((worker, limit))
         return found
 
     def _lose(self, worker: Worker, reason: str | None = None) -> Iterator[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import pickle
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,7 @@ from torchrl.envs import transforms as T
 from tdcollect.envs.transforms import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.opening import open_one
+from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.pickling import pickled_part
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.weights import set_policy, set_transforms, unpickled_weights
@@ -76,7 +78,8 @@ class Job:
         policy_factory = pickled_part("policy_factory", self.policy_factory)
         settings = (self.settings, self.num_workers, self.no_recorders)
         others = pickled_part("settings", settings)
-        job = pickle.dumps((_registered(gym.registry), env, policy, policy_factory, others))
+        parts = (_modules(self.env), _registered(gym.registry), env, policy, policy_factory, others)
+        job = pickle.dumps(parts)
         around = Surroundings.here()
         # A slot alone passes the probe where two that share something do not.
         slots = (self.settings.num_envs, min(self._share, 2))
@@ -139,7 +142,10 @@ class Job:
 
 def unpickled(job: bytes) -> Job:
     """Read a job that :meth:`Job.pickled` wrote."""
-    registered, *parts = pickle.loads(job)
+    modules, registered, *parts = pickle.loads(job)
+    for module in modules:
+        with suppress(ImportError):  # which the env raises again, with its id
+            importlib.import_module(module)
     for name, spec in registered.items():
         gym.registry[name] = pickle.loads(spec)  # another one may have been of that id
     (env, *_), policy, policy_factory, others = map(pickle.loads, parts)
@@ -182,6 +188,15 @@ def check_recorders(env: EnvBase) -> None:
                 "would be mixed. Film an episode afterwards, result.replay(0, video='0.mp4') of a "
                 "result of submit(), or pass dump_video=False"
             )
+
+
+def _modules(env: Any) -> list[str]:
+    """Return the module that an id such as ``"ale_py:ALE/Pong-v5"`` names, which registers envs.
+
+    It is imported before the specs of this process are set, which may be others than its own.
+    """
+    name = env.env if isinstance(env, RequestedEnv) else env
+    return [name.partition(":")[0]] if isinstance(name, str) and ":" in name else []
 
 
 def _registered(ids: Iterable[str]) -> dict[str, bytes]:

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := -m pip install --quiet --disable-pip-version-check
+# Neighbours share fixtures, so each process begins with a run of tests and takes others' at its end.
+PARALLEL := -n auto --dist worksteal
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
@@ -32,10 +34,10 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: .venv/installed
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
 
 # The tests with the oldest and with the newest versions that pyproject.toml allows, Python's too.
 OLDEST_PYTHON ?= python3.11
@@ -46,12 +48,12 @@ test-versions: test-oldest test-newest
 test-oldest:
 	$(OLDEST_PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python $(INSTALL) -c constraints-oldest.txt -e '.[dev]'
-	.venv-oldest/bin/python -m pytest -n auto
+	.venv-oldest/bin/python -m pytest $(PARALLEL)
 
 test-newest:
 	$(NEWEST_PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python $(INSTALL) --upgrade --upgrade-strategy eager -e '.[dev]'
-	.venv-newest/bin/python -m pytest -n auto
+	.venv-newest/bin/python -m pytest $(PARALLEL)
 
 # Envs that fail at random, for MINUTES.
 MINUTES ?= 10

@@ -15,7 +15,7 @@ from .made import make_pages
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium without a window; the tests skip where there is none."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -29,7 +29,7 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One page of each kind, with hostile texts."""
     return make_pages(tmp_path_factory.mktemp("pages"))

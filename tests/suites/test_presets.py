@@ -111,6 +111,7 @@ def test_conditions_of_atari_are_met_by_the_env() -> None:
     assert same == conditions["env_kwargs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classic-control", "minigrid", "mujoco-v5"])
 def test_a_random_policy_scores_within_the_bounds(name: str) -> None:
     for task in preset(name).tasks[:: 12 if name == "minigrid" else 3]:

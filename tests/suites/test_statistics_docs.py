@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tdcollect.suites.estimates import COVERAGE
 
 from ..forkserver import run_script
@@ -13,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "statistics.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_tables_have_the_rows_of_the_script() -> None:
     quick = ["--suites", "1", "--runs", "3", "--many", "100"]
     done = run_script(ROOT / "benchmarks" / "suite_intervals.py", *quick)

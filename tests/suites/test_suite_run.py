@@ -24,7 +24,7 @@ from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.runner import Recording
 from tdcollect.suites import Suite
 from tdcollect.suites import run as module
-from tdcollect.suites.folder import claim_folder
+from tdcollect.suites.folder import claim_folder, described_cells
 from tdcollect.suites.results import state_of
 from tdcollect.view import view
 
@@ -299,9 +299,8 @@ def test_a_value_that_is_not_equal_to_itself_has_not_changed(folder: Path) -> No
     given = tables()
     given["tasks"] = [{"name": "nan", "env": f"{HERE}:Any", "env_kwargs": {"x": [float("nan")]}}]
     suite = Suite.of(given, folder)
-    cells = suite.cells(policies=["random"])
     for _ in range(2):
-        claim_folder(folder / "out", suite, cells)
+        claim_folder(folder / "out", described_cells(suite, suite.cells(policies=["random"])))
 
 
 def test_what_decides_no_episode_may_change(whole: Path, folder: Path) -> None:

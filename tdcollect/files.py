@@ -26,7 +26,8 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
         return path
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("wb") as file:
+        beside.unlink(missing_ok=True)  # a link there would lead elsewhere
+        with beside.open("xb") as file:
             if callable(data):
                 data(file)
             else:

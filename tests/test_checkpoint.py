@@ -74,6 +74,14 @@ def test_files_that_another_process_is_writing_stay(tmp_path: Path) -> None:
     assert (tmp_path / "run.pt").read_bytes() == b"here"
 
 
+def test_a_link_in_the_place_of_a_part_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("mine")
+    (tmp_path / f".run.pt.{os.getpid()}.part").symlink_to(tmp_path / "elsewhere")
+    write_atomically(tmp_path / "run.pt", b"here")
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+    assert not (tmp_path / "run.pt").is_symlink()
+
+
 def test_parts_are_saved_and_loaded_by_name(tmp_path: Path) -> None:
     def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
         net = nn.Linear(3, 2)

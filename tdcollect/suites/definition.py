@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -139,7 +140,7 @@ def read_task(given: Any, defaults: Mapping[str, Any], of: Preset | None = None)
     group = table.pop("group", None)
     return Task(
         **texts,
-        env_kwargs=read_table(table.pop("env_kwargs", {}), f"env_kwargs of {where}"),
+        env_kwargs=_arguments(table.pop("env_kwargs", {}), f"env_kwargs of {where}"),
         wrappers=_calls(table.pop("wrappers", []), f"wrappers of {where}"),
         transforms=_calls(table.pop("transforms", []), f"transforms of {where}"),
         group=None if group is None else read_text(group, f"group of {where}"),
@@ -352,7 +353,7 @@ def _calls(given: Any, where: str) -> tuple[Call, ...]:
     for call in given:
         if isinstance(call, Mapping):
             check_keys(call, ("call", "kwargs"), where)
-            read_table(call.get("kwargs", {}), f"kwargs in {where}")
+            _arguments(call.get("kwargs", {}), f"kwargs in {where}")
         try:
             called(call)
         except (TypeError, ValueError) as error:
@@ -364,6 +365,18 @@ def read_table(given: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise TypeError(f"expected {where} to be a table, got {given!r}")
     return given
+
+
+def _arguments(given: Any, where: str) -> Mapping[str, Any]:
+    table = read_table(given, where)
+    try:
+        json.dumps(table)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"expected {where} to be values of JSON, as an evaluation keeps them, got another one "
+            f"({error}); give a date as a text"
+        ) from error
+    return table
 
 
 def read_text(given: Any, where: str, empty: bool = False) -> str:

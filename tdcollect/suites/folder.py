@@ -45,28 +45,24 @@ def check_files(cells: Sequence[Cell]) -> None:
         )
 
 
-def check_folder(path: Path, suite: Suite, cells: Sequence[Cell]) -> None:
-    """Refuse a directory of something else, or where a cell has changed.
+def claim_folder(path: Path, described: Mapping[str, Any]) -> None:
+    """Write into the directory what decides the episodes of some cells, beside that of others.
 
-    Raises:
-        ValueError: with each difference.
-    """
-    _check(path, _described(suite, cells))
-
-
-def claim_folder(path: Path, suite: Suite, cells: Sequence[Cell]) -> None:
-    """Write into the directory what decides the episodes of these cells, beside that of others.
+    Args:
+        path: the directory.
+        described: as :func:`described_cells` returns it.
 
     Raises:
         ValueError: as :func:`check_folder`.
     """
     path.mkdir(parents=True, exist_ok=True)
     with locked(path):
-        described = _described(suite, cells)
-        there = _check(path, described)
-        for name in ("tasks", "policies", "files"):
-            described[name] = {**there.get(name, {}), **described[name]}
-        text = json.dumps(described, indent=1, sort_keys=True) + "\n"
+        there = check_folder(path, described)
+        every = {
+            name: {**there.get(name, {}), **described[name]}
+            for name in ("tasks", "policies", "files")
+        }
+        text = json.dumps({**described, **every}, indent=1, sort_keys=True) + "\n"
         write_atomically(path / SUITE, text.encode())
 
 
@@ -93,7 +89,8 @@ def read_folder(path: Path) -> dict[str, Any]:
     return found
 
 
-def _described(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
+def described_cells(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return what decides the episodes of some cells; this reads their checkpoints."""
     digests: dict[Path, str] = {}
     files = {}
     for cell in cells:
@@ -115,7 +112,15 @@ def _described(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
     return plain
 
 
-def _check(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse a directory of something else, or where a cell has changed.
+
+    Returns:
+        What is there; empty if it is nothing.
+
+    Raises:
+        ValueError: with each difference.
+    """
     if path.exists() and not path.is_dir():
         raise ValueError(f"expected output_dir to be a directory, got the file {path}")
     there = read_folder(path)

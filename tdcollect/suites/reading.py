@@ -18,8 +18,9 @@ from tdcollect.evaluation.ledger.manifest import leaf_differences, manifest_entr
 from tdcollect.evaluation.ledger.reading import (
     is_finished,
     number_of_episodes,
-    read_directory,
     read_manifest,
+    read_records,
+    refusal_of,
 )
 from tdcollect.evaluation.reports.intervals import (
     check_settings,
@@ -87,13 +88,15 @@ def read_results(
 
 
 def state_of(cell: Cell, directory: Path) -> tuple[str, int]:
-    """Return whether an evaluation is finished, unfinished or missing, and its episodes so far."""
+    """Return the status of an evaluation, and the number of its episodes so far."""
     root = directory / cell.path
     try:
-        read_manifest(root)
+        manifest = read_manifest(root)
     except FileNotFoundError:
         return MISSING, 0
-    _, episodes = read_directory(root)
+    if refusal_of(root) is not None:
+        return FAILED, 0
+    episodes = read_records(root, manifest)
     return (FINISHED if is_finished(root) else UNFINISHED), len(episodes)
 
 
@@ -110,7 +113,14 @@ def _read_cell(
         manifest = read_manifest(root)
     except FileNotFoundError:
         return CellResult(*names, FAILED if reason else MISSING, reason)
-    _, episodes = read_directory(root)
+    if (refused := refusal_of(root)) is not None:
+        return CellResult(*names, FAILED, reason or refused)
+    try:
+        episodes = read_records(root, manifest)
+    except ValueError:
+        if not reason:
+            raise
+        return CellResult(*names, FAILED, reason)  # which is most likely the same
     count, root_seed = number_of_episodes(manifest), manifest_entry(manifest, "seeds.root")
     if (count, root_seed) != (suite.episodes, suite.seed):
         raise ValueError(

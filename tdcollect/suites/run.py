@@ -23,7 +23,7 @@ from tdcollect.evaluation.workers.protocol import Workers
 from tdcollect.evaluation.workers.work import Work
 from tdcollect.progress import line_above, progress_bar
 from tdcollect.suites.cells import Cell, exits_refused
-from tdcollect.suites.folder import check_files, check_folder, claim_folder
+from tdcollect.suites.folder import check_files, check_folder, claim_folder, described_cells
 from tdcollect.suites.report import report_on
 from tdcollect.suites.results import SuiteResults
 
@@ -48,12 +48,13 @@ def run_suite(
     chosen = cells if part is None else [cells[n] for n in part.select(range(len(cells)))]
     settings = {cell.name: cell.evaluation_settings() for cell in chosen}  # refused if unsound
     check_files(chosen)
-    check_folder(directory, suite, chosen)
+    described = described_cells(suite, chosen)
+    check_folder(directory, described)
     if keep_trajectories:
         _check_kept(directory, [cell for cell in chosen if is_finished(directory / cell.path)])
     left = [cell for cell in chosen if not is_finished(directory / cell.path)]
     crew = as_workers(workers)
-    claim_folder(directory, suite, chosen)
+    claim_folder(directory, described)
     running = _Running(directory, left, suite.episodes, keep_trajectories, allow_mixed, progress)
     with ExitStack() as stack:
         stack.enter_context(running)

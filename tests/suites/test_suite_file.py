@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ REFUSED = [
     ("tasks.0.name", "..", "as it names a folder"),
     ("tasks.1.name", "Walk", "tasks with names of their own, got walk and Walk"),
     ("tasks.0.env", 3, "expected a text as env of .*'walk', got 3"),
+    ("tasks.0.env_kwargs", {"day": date(2020, 1, 1)}, "values of JSON, .* a date as a text"),
     ("tasks.0.nums_env", 3, "got 'nums_env'; did you mean 'num_envs'"),
     ("tasks.0.name", "n" * 101, "100 at most, as it names a folder"),
     ("tasks.0.wrappers", ["Noisy"], "wrappers of ..tasks.. 'walk': expected module:name or path"),

@@ -20,9 +20,12 @@ import torch
 import tdcollect
 from tdcollect import LocalWorkers
 from tdcollect.evaluation import EvaluationSettings
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.runner import Recording
 from tdcollect.suites import Suite
 from tdcollect.suites import run as module
+from tdcollect.suites.folder import claim_folder, described_cells
+from tdcollect.suites.results import state_of
 from tdcollect.view import view
 
 from ..evaluation.crews import seven, some
@@ -292,6 +295,14 @@ def test_what_has_changed_is_refused_with_the_difference(
     assert begun == []
 
 
+def test_a_value_that_is_not_equal_to_itself_has_not_changed(folder: Path) -> None:
+    given = tables()
+    given["tasks"] = [{"name": "nan", "env": f"{HERE}:Any", "env_kwargs": {"x": [float("nan")]}}]
+    suite = Suite.of(given, folder)
+    for _ in range(2):
+        claim_folder(folder / "out", described_cells(suite, suite.cells(policies=["random"])))
+
+
 def test_what_decides_no_episode_may_change(whole: Path, folder: Path) -> None:
     given = tables()
     given["defaults"] = {"num_envs": 1, "max_restarts": 5}
@@ -400,6 +411,37 @@ def test_a_cell_that_cannot_run_keeps_no_other_from_running(
     assert any("Could not run: " in remark for remark in results.remarks)
     text = (out / "report.html").read_text()
     assert "this policy is broken" in text
+
+
+def test_a_cell_that_was_refused_keeps_no_other_from_the_report(
+    whole: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add: Callable[..., None] = Recording.add
+
+    def refusing(self: Recording, record: Any, data: Any) -> None:
+        directory = self.directory
+        assert directory is not None
+        if "walk/net/1" in str(directory.path) and (directory.path / "episodes.jsonl").read_bytes():
+            raise NotReproducibleError("two digests")
+        add(self, record, data)
+
+    monkeypatch.setattr(Recording, "add", refusing)
+    out = folder / "out"
+    results = quiet(small(folder), out)
+    assert results.failures == {"walk/net/1": "NotReproducibleError: two digests"}
+    assert sum(cell.status == "finished" for cell in results.cells) == 5
+    again = small(folder).report(out)
+    assert "two digests; remove the directory" in again.failures["walk/net/1"]
+    assert state_of(small(folder).cells()[2], out) == ("failed", 0)
+    assert "two digests; remove" in quiet(small(folder), out).failures["walk/net/1"]
+    ledger = out / "evaluations/walk/net/1/episodes.jsonl"
+    (ledger.parent / "refused.json").unlink()
+    ledger.write_text("not a record\n")
+    assert "line 1 of" in quiet(small(folder), out).failures["walk/net/1"]
+    shutil.rmtree(ledger.parent)
+    monkeypatch.setattr(Recording, "add", add)
+    quiet(small(folder), out)
+    assert contents(out) == contents(whole)
 
 
 def test_workers_that_die_cost_their_episode_and_no_other_cell(

@@ -212,8 +212,10 @@ def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in sorted({*a, *b}):
             yield from leaf_differences(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
-    elif (list(a) if isinstance(a, tuple) else a) != (list(b) if isinstance(b, tuple) else b):
-        yield path, a, b
+    else:
+        one, other = (list(value) if isinstance(value, tuple) else value for value in (a, b))
+        if one != other and repr(one) != repr(other):  # nan is not equal to itself
+            yield path, a, b
 
 
 def weights_digest(policy: Any) -> str | None:

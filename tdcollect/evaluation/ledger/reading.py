@@ -137,6 +137,18 @@ def is_finished(root: Path) -> bool:
     return (root / RESULTS).exists()
 
 
+def refusal_of(root: Path) -> str | None:
+    """Return why an evaluation was refused, and what to do; None if it was not."""
+    file = root / REFUSED
+    if not file.exists():
+        return None
+    try:
+        why = read_object(file).get("reason")
+    except ValueError as error:
+        return str(error)
+    return f"the evaluation was refused: {why}; remove the directory to start anew"
+
+
 def number_of_episodes(manifest: Mapping[str, Any]) -> int:
     """Return the number of episodes that a manifest asks for."""
     return len(asked_indices(manifest))
@@ -263,8 +275,8 @@ def read_ledger(
         if (root / name).exists() and not (root / name).is_file():
             report(Problem(root / name, "it is not a file; ask for the directory as it was"))
             return []
-    if (root / REFUSED).exists():
-        report(Problem(root / REFUSED, _refusal(root / REFUSED)))
+    if (why := refusal_of(root)) is not None:
+        report(Problem(root / REFUSED, why))
     digests = _digests(root, report)
     advice = (
         "ask for the directory as it was, or evaluate again in another one"
@@ -299,14 +311,6 @@ def read_ledger(
     if valid and digests is not None:
         _check_digests(root, *digests, manifest, report)
     return list(episodes.values())
-
-
-def _refusal(file: Path) -> str:
-    try:
-        why = read_object(file).get("reason")
-    except ValueError as error:
-        return str(error)
-    return f"the evaluation was refused: {why}; remove the directory to start anew"
 
 
 def _digests(root: Path, report: Callable[[Problem], None]) -> tuple[str, Mapping[str, Any]] | None:

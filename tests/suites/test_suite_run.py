@@ -25,7 +25,7 @@ from tdcollect.evaluation.runner import Recording
 from tdcollect.suites import Suite
 from tdcollect.suites import run as module
 from tdcollect.suites.folder import claim_folder, described_cells
-from tdcollect.suites.results import state_of
+from tdcollect.suites.reading import state_of
 from tdcollect.view import view
 
 from ..evaluation.crews import seven, some

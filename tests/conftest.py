@@ -22,6 +22,11 @@ settings.load_profile("tests")
 tqdm.monitor_interval = 0
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put Ray's tests last: its threads stay in the process, and evaluations see them."""
+    items.sort(key=lambda item: item.path.name == "test_ray.py")
+
+
 @pytest.fixture
 def forked_workers() -> Iterator[None]:
     """Let TorchRL start its worker processes from the fork server: spawned, each imports torch."""

@@ -43,6 +43,7 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("benchmarks/*.md")]
     if (page := path.relative_to(ROOT).as_posix()) not in ELSEWHERE and blocks_of(page)
 )
+SLOW = ["docs/many-checkpoints.md"]
 
 
 def write_configs(page: str) -> None:
@@ -66,7 +67,10 @@ def run_blocks(page: str, blocks: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("quick_children")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in PAGES],
+)
 def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "hydra" in page:
         pytest.importorskip("hydra")

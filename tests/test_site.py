@@ -52,12 +52,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_inventory_has_everything_public(site: Path) -> None:
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # after four lines of heading
     found = re.findall(r"^(\S+) py:", zlib.decompress(packed).decode(), re.M)
     assert public_names() - {*found} == set()
 
 
+@pytest.mark.slow
 def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
     loads = r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*//"""
     pages = [*site.rglob("*.html")]
@@ -67,6 +69,7 @@ def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
     assert [page for page in styles if re.search(r"@import|url\(.?https?:", page.read_text())] == []
 
 
+@pytest.mark.slow
 def test_no_sentence_is_taken_for_a_type(site: Path) -> None:
     """Types stand in signatures; napoleon takes the words before a colon for one."""
     for page in (site / "docs" / "api").glob("*.html"):

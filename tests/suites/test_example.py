@@ -73,10 +73,10 @@ def copied(folder: Path, runs: Path) -> Path:
 @pytest.mark.usefixtures("small_reports")
 def test_the_suite_runs(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "policies", raising=False)  # examples/policies.py
+    monkeypatch.delitem(sys.modules, "policies", raising=False)  # that of examples/policies.py
     suite = tdcollect.Suite.read(copied(tmp_path, runs)).limited(2)
     results = suite.run(tmp_path / "out", progress=False)
-    monkeypatch.delitem(sys.modules, "policies")
+    del sys.modules["policies"]
     assert results.finished
     assert results.aggregates is not None
     assert results.aggregates.runs == {"random": 1, "heuristic": 1, "linear": 3}

@@ -55,7 +55,7 @@ def suites(results: dict[str, Any]) -> list[str]:
         f"steps sleep for 1 to 8 ms, on {results['workers']} warm workers: as a suite, whose "
         "evaluations share the workers, and one after the other on the same workers. Both write "
         "reports of all evaluations. The envs' own time is that of all steps, divided by the "
-        "workers.\n",
+        "workers; the rest is probes of the envs, policy calls, and reports.\n",
         table(["time of", "times"], rows),
     ]
 

@@ -136,7 +136,7 @@ def plans(draw: st.DrawFn) -> tuple[int, int, Any]:
     return slots, draw(st.integers(1, slots)), draw(st.lists(call, min_size=1, max_size=12))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(plans(), st.sampled_from(list(OBSERVATIONS)), st.sampled_from(list(ACTIONS)), st.booleans())
 def test_any_calls_give_what_serial_gives_to_the_bit(
     plan: Any, observation: str, action: str, categorical: bool

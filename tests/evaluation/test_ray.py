@@ -257,7 +257,8 @@ def pids(workers: RayWorkers) -> list[int]:
     return [*found, *above, *map(parent, above)]
 
 
-@pytest.mark.parametrize("how", ["closed", pytest.param("collected", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["closed", "collected"])
 def test_no_process_is_left(how: str, cluster: str) -> None:
     workers = RayWorkers(1)
     assert repr(workers) == "RayWorkers(1 worker, not started)"

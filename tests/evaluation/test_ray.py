@@ -297,7 +297,7 @@ def test_the_snippet_of_the_page_runs(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first, *others = blocks_of("evaluating.md")
+    first, *others = blocks_of("docs/evaluating.md")
     (snippet,) = (block for block in others if "RayWorkers" in block)
     space: dict[str, Any] = {}
     exec(first, space)
@@ -425,7 +425,7 @@ def test_workers_that_wait_for_a_place_are_said(
 ) -> None:
     """A cluster may grow. The episodes run on the workers that have a place."""
     monkeypatch.setattr(ray_actors, "started_here", lambda: False)
-    monkeypatch.setattr(ray_actors, "_PATIENCE", 4.0)
+    monkeypatch.setattr(ray_actors, "_PATIENCE", 1.0)
     with (
         RayWorkers(2, num_cpus=0, num_gpus=1) as workers,
         warnings.catch_warnings(record=True) as said,

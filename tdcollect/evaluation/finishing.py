@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.directory import Directory
 from tdcollect.evaluation.reports.report import write_report
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.extras import extra_module
 
 
 def check_report_extras(what: str) -> None:

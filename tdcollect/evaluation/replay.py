@@ -20,10 +20,10 @@ from torchrl.envs import EnvBase
 from tdcollect import keys
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.requested_env import RequestedEnv
-from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.extras import extra_module
 
 
 class Replayed(NamedTuple):

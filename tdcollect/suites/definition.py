@@ -14,7 +14,7 @@ from typing import Any
 from tdcollect.display import count_text, listed_text, number_text, one_line
 from tdcollect.evaluation.imports import called, is_named
 from tdcollect.evaluation.ledger.records import is_count
-from tdcollect.suites.presets import Preset, human_scores, preset
+from tdcollect.suites.presets import TASK_KEYS, Preset, human_scores, preset
 
 HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
 
@@ -214,16 +214,6 @@ SETTINGS = (
 )
 HOW = ("num_envs", "backend", "on_env_error", "max_restarts", "fresh_envs")
 """The settings that decide no episode."""
-TASK_KEYS = (
-    "name",
-    "env",
-    "env_kwargs",
-    "wrappers",
-    "transforms",
-    "group",
-    "score",
-    "preset",
-)
 POLICY_KEYS = (
     "name",
     "factory",
@@ -362,6 +352,11 @@ def _calls(given: Any, where: str) -> tuple[Call, ...]:
 
 
 def read_table(given: Any, where: str) -> Mapping[str, Any]:
+    """Return a table.
+
+    Raises:
+        TypeError: for another value.
+    """
     if not isinstance(given, Mapping):
         raise TypeError(f"expected {where} to be a table, got {given!r}")
     return given

@@ -108,7 +108,7 @@ def described_cells(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
         "policies": {cell.policy.name: cell.definition()["policy"] for cell in cells},
         "files": files,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(described, default=str))  # dates of TOML
+    plain: dict[str, Any] = json.loads(json.dumps(described, default=str))  # a torch.device, say
     return plain
 
 

@@ -20,17 +20,18 @@ from tdcollect.display import one_line
 _FOLDER = Path(__file__).parent / "presets"
 _SCORES = _FOLDER / "human-scores" / "atari.toml"
 _ENTRIES = {"name", "version", "description", "sources", "defaults", "tasks"}
-_TASK = {
+TASK_KEYS = (
     "name",
     "env",
     "env_kwargs",
     "wrappers",
     "transforms",
     "group",
-    "max_episode_steps",
     "score",
     "preset",
-}
+)
+"""The keys of a task, beside the settings of its episodes."""
+_TASK = {*TASK_KEYS, "max_episode_steps"}
 
 
 @dataclass(frozen=True, repr=False)

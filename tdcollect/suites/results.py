@@ -135,7 +135,7 @@ class SuiteResults:
 
     def scores(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return the scores of each policy that has all of them, float64 ``[runs, tasks]``."""
-        tasks = [task.name for task in self.tasks if task.score is not None]
+        tasks = self.scored_tasks
         found = {}
         for policy in self.policies:
             rows = [

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torchrl.envs import EnvBase
 
 from tdcollect.display import count_text, one_line, visible
-from tdcollect.evaluation.episodes.opening import open_one
+from tdcollect.envs.make import make_env
 from tdcollect.evaluation.runner import InThisProcess
-from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.progress import progress_bar
 from tdcollect.suites.cells import Cell, exits_refused
 from tdcollect.suites.definition import Task
@@ -115,10 +114,9 @@ def _problems_of_env(cell: Cell) -> list[str]:
         request = replace(cell.request(), policy="random", transforms=[], env_state=None)
         env = request.made_env()
         kwargs = dict(cell.task.env_kwargs)
-        made = open_one(env, kwargs)
-        is_gymnasium = not callable(env) or not isinstance(env(**kwargs), EnvBase)
-        made.close()
-        if is_gymnasium:
+        made = make_env(env, env_kwargs=kwargs) if isinstance(env, str) else env(**kwargs)
+        (made if isinstance(made, EnvBase) else make_env(made)).close()
+        if isinstance(env, str) or not isinstance(made, EnvBase):
             found.extend(_diagnosed(env, kwargs))
 
     return [*_tried(look), *found]
@@ -138,14 +136,10 @@ def _step(cell: Cell) -> None:
     """Make the policy with its checkpoint, and run one step of one episode."""
     settings = cell.evaluation_settings()
     env, policy = cell.request().make()
-    short = replace(settings, episodes=1, max_episode_steps=1, num_envs=None)
-    with closing(InThisProcess(env, policy, _raising(short))) as runner:
+    short = replace(settings, episodes=1, max_episode_steps=1, num_envs=None, on_env_error="raise")
+    with closing(InThisProcess(env, policy, short)) as runner:
         for _ in runner.run([0], False):
             pass
-
-
-def _raising(settings: EvaluationSettings) -> EvaluationSettings:
-    return replace(settings, on_env_error="raise")
 
 
 def _tried(look: Callable[[], None]) -> list[str]:

@@ -11,11 +11,11 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.evaluation.weights import check_model_ids
 from tdcollect.evaluation.workers.local import LocalWorkers, as_workers
 from tdcollect.evaluation.workers.protocol import Workers
+from tdcollect.extras import extra_module
 
 BACKENDS = ("thread", "process", "ray")
 BUSY_POLICIES = ("queue", "skip", "error")

@@ -18,7 +18,6 @@ from tdcollect.display import (
     text_table,
     visible,
 )
-from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.manifest import manifest_entry
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.comparable import (
@@ -34,6 +33,7 @@ from tdcollect.evaluation.reports.intervals import (
     sign_flip_p_value,
 )
 from tdcollect.evaluation.reports.statistics import Quantity, describe, in_order, mean_text
+from tdcollect.extras import extra_module
 
 
 @dataclass(frozen=True)

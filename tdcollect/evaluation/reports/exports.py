@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.records import KEYS, Episode
 from tdcollect.evaluation.reports.statistics import in_order
+from tdcollect.extras import extra_module
 from tdcollect.files import write_atomically
 
 Evaluations = Mapping[int, Sequence[Episode]]

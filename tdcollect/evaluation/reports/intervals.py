@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tdcollect.display import interval_text
-from tdcollect.evaluation.imports import extra_module
+from tdcollect.extras import extra_module
 
 Values = npt.NDArray[np.float64]
 

@@ -18,7 +18,6 @@ from tdcollect.display import (
     percent_text,
     text_table,
 )
-from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.reports.intervals import (
     Interval,
@@ -29,6 +28,7 @@ from tdcollect.evaluation.reports.intervals import (
     interquartile_mean_interval,
     mean_interval,
 )
+from tdcollect.extras import extra_module
 
 _HEADER = ["", "return", "length (steps)"]
 FEW = 20  # below it, intervals are too narrow: docs/statistics.md has the measurement

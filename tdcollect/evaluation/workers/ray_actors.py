@@ -14,11 +14,11 @@ from typing import Any
 
 from tdcollect._upstream.ray import bounded, started_here
 from tdcollect.display import count_text
-from tdcollect.evaluation.imports import extra_module
 from tdcollect.evaluation.workers import ray_cluster
 from tdcollect.evaluation.workers.local import LocalWorkers
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
 from tdcollect.evaluation.workers.ray_host import Host
+from tdcollect.extras import extra_module
 from tdcollect.workers.launch import GRACE
 
 _UNREAD = 16  # answers of a worker that wait for the driver; with data if trajectories are kept

@@ -58,7 +58,7 @@ class BatchBuilder:
 
     def allocate(self) -> Iterator[Any]:
         """The buffers of each step, allocated, and later stacked, chunk by chunk."""
-        chunk = max(1, min(_CHUNK_STEPS, _CHUNK_BYTES // max(1, self._env.step_bytes)))
+        chunk = chunk_steps(self._env.step_bytes)
         chunk = self._steps if self._in_one_piece else chunk
         while self._filled < self._steps:
             count = min(chunk, self._steps - self._filled)
@@ -135,6 +135,11 @@ class BatchBuilder:
             torch.stack(values, dim, out=part)
         else:
             part.copy_(repeated)
+
+
+def chunk_steps(step_bytes: int) -> int:
+    """The steps of a chunk, given the bytes of one step's observations."""
+    return max(1, min(_CHUNK_STEPS, _CHUNK_BYTES // max(1, step_bytes)))
 
 
 def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

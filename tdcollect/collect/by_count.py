@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdcollect.collect.episodes import Block, EpisodeLoop, EpisodeWatch, Piece, Start
+from tdcollect.collect.episodes import Block, EpisodeWatch, Piece, Start
 from tdcollect.collect.policies import Policy
+from tdcollect.collect.ready.episodes import FirstToStart, episode_loop
 from tdcollect.collect.step_dict import Key, StepDict, by_slot, forgotten_entries
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.trajectories.split import LAYOUTS
@@ -107,14 +108,21 @@ def whole_episodes(
         assert policy is not None
         return forgotten_entries(step, env.carried, policy.reads_first, policy.writes)
 
-    def again(start: Start, error: Exception) -> Start:
-        return Start(start.index, None, int(new_ids(1)))
+    order = FirstToStart(episodes) if env.own_pace else None
+    starts: Iterator[Start | None] = (
+        Start(index, None, int(new_ids(1))) for index in range(episodes)
+    )
+    if order is not None:
+        starts = (order.start(slot, 0) for slot in range(env.batch_size.numel()))
 
-    loop = EpisodeLoop(
+    def again(start: Start, error: Exception) -> Start:
+        return Start(start.index, None, int(new_ids(1)) if order is None else order.new_id())
+
+    loop = episode_loop(
         env,
         act,
         remembered,
-        (Start(index, None, int(new_ids(1))) for index in range(episodes)),
+        starts,
         steps=_BLOCK_STEPS,
         max_episode_steps=max_episode_steps,
         left_out=left_out,
@@ -124,6 +132,7 @@ def whole_episodes(
         in_one_piece=gradients,
         replace=again if env.base is not None and env.base.restarts is not None else None,
         watch=watch,
+        **({} if order is None else {"order": order}),
     )
 
     def checked() -> Iterator[Block]:
@@ -132,7 +141,12 @@ def whole_episodes(
                 policy.check()
             yield block
 
-    return join_episodes(noted(checked()), env.batch_size)
+    if order is None:
+        return join_episodes(noted(checked()), env.batch_size)
+    blocks = order.only_kept(list(checked()), new_ids(episodes))
+    assert env.base is not None
+    env.base.stepper.derive_seeds()
+    return join_episodes(noted(blocks), env.batch_size)
 
 
 def join_episodes(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, torch.Tensor]:

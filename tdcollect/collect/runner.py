@@ -18,6 +18,7 @@ from tdcollect.collect.by_count import whole_episodes
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.path import Plan, lowered
 from tdcollect.collect.policies import Policy, RandomActions, draws_from_spec
+from tdcollect.collect.ready.frames import collect_at_own_pace
 from tdcollect.collect.step_dict import (
     Key,
     NotTensors,
@@ -278,19 +279,13 @@ class Runner(CollectorPart):
         if log.watch is not None:
             log.watch.begin(parent.carrier)
         new_ids = parent.trajectory_ids.get_traj_and_increment if collector.track_traj_ids else None
+        given = (env, lower, parent.carrier, steps, new_ids, self._left_out, self.place)
         try:
-            entries = path.collect_frames(
-                env,
-                lower,
-                parent.carrier,
-                steps,
-                new_ids,
-                self._left_out,
-                self.place,
-                self.set_position,
-                in_one_piece=gradients,
-                watch=None if log.watch is None else log.watch.step_taken,
-            )
+            if env.own_pace:
+                entries = collect_at_own_pace(*given, self.set_position, gradients, log.watch)
+            else:
+                watch = None if log.watch is None else log.watch.step_taken
+                entries = path.collect_frames(*given, self.set_position, gradients, watch)
         except NotTensors as found:
             self._not_tensors, self._has_acted = found.entries, True
             return None

@@ -40,6 +40,11 @@ class SteppedEnv(abc.ABC):
     waits = False
 
     @property
+    def own_pace(self) -> bool:
+        """True if slots that are ready go on while others step."""
+        return False
+
+    @property
     def seeds_singly(self) -> bool:
         """True if single slots can be seeded."""
         return self.base is None or self.base.seeds_singly

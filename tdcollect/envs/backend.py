@@ -8,7 +8,7 @@ fresh arrays, and the collector, which hands it the arrays of many steps allocat
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
@@ -38,6 +38,19 @@ class SlotBuffers(NamedTuple):
     truncated: Array
 
 
+class Arrivals(NamedTuple):
+    """The slots that have done what they were sent to do.
+
+    ``failed_steps`` and ``failed_resets`` are the errors of slots whose envs raised; the others are
+    in ``stepped`` or ``begun``, and their rows are written.
+    """
+
+    stepped: list[int]
+    begun: list[int]
+    failed_steps: dict[int, Exception]
+    failed_resets: dict[int, Exception]
+
+
 class Backend(abc.ABC):
     """N slots of one env.
 
@@ -57,6 +70,9 @@ class Backend(abc.ABC):
         rebuilds: whether a slot's env can be built anew.
         resumable: whether the envs can be saved and brought back; see :meth:`save_states`.
         spec: the gymnasium spec of a slot's env, wrappers included; None if nothing is known.
+        wait_num: how many slots :meth:`receive` waits for, where slots that are ready may go on;
+            None for a backend that steps them together.
+        in_flight: the slots that were sent to step or to reset, and have not been received.
     """
 
     name: ClassVar[str]
@@ -72,6 +88,8 @@ class Backend(abc.ABC):
     rebuilds = False
     resumable = False
     spec: EnvSpec | None = None
+    wait_num: int | None = None
+    in_flight: Set[int] = frozenset()
 
     @property
     def vector_env(self) -> Any:
@@ -122,6 +140,41 @@ class Backend(abc.ABC):
         Raises:
             SlotError: if the envs of some slots raised; the rows of the others are written.
         """
+
+    def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
+        """Have ``slots`` take a step, and go on; :meth:`receive` gives its outcome.
+
+        Args:
+            actions: as of :meth:`step`.
+            slots: ascending, idle all of them.
+        """
+        raise self._in_step()
+
+    def send_reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+    ) -> None:
+        """Start an episode in ``slots``, and go on; :meth:`receive` gives its outcome.
+
+        Args:
+            slots: ascending, idle all of them.
+            seeds: one per slot in ``slots``, None for one that goes on with its own generator.
+            options: gymnasium's reset options.
+        """
+        raise self._in_step()
+
+    def receive(self, out: SlotBuffers) -> Arrivals:
+        """Wait for slots that were sent, and write their rows."""
+        raise self._in_step()
+
+    def is_idle(self, slot: int) -> bool:
+        """Tell whether a slot may be sent; those that share a worker are busy together."""
+        return True
+
+    def _in_step(self) -> NotImplementedError:
+        return NotImplementedError(f"the backend {self.name!r} steps its slots together")
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         """The infos of a slot's latest step; empty if they are not kept."""

@@ -49,6 +49,8 @@ def make_env(
     num_workers: int | None = None,
     timeout: float | None = None,
     start_method: str | None = None,
+    wait_num: int | None = None,
+    wait_timeout: float | None = None,
     check_finite: bool = False,
     on_env_error: OnEnvError = "raise",
     max_restarts: int | None = None,
@@ -83,6 +85,11 @@ def make_env(
         start_method: of ``backend="process"``: ``"spawn"`` (the default), a fresh interpreter, to
             which the callable is sent with cloudpickle; or ``"fork"``, which takes any callable,
             but must not be used where this process has threads or a GPU at work.
+        wait_num: of ``backend="process"``: a collector lets slots that are ready go on, in steps
+            of at least so many; None for steps of all slots together. Those that share a worker
+            are ready together (``docs/ready-slots.md``).
+        wait_timeout: of ``wait_num``: seconds after which a step takes the slots that are ready,
+            however few; None to wait for ``wait_num``.
         check_finite: take NaN or infinite observations and rewards for failures of the env.
         on_env_error: the response to a failure: ``"raise"`` an error that names slot, episode, step
             and seed, or ``"restart"``: the env is built anew, and the step that failed is a
@@ -115,6 +122,7 @@ def make_env(
     seeds = None if seed is None else slot_seeds(seed, range(slots))
     _check_info_keys(info_keys)
     workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
+    workers |= _check_waiting(chosen, num_envs, wait_num, wait_timeout)
     restarts = _check_restarts(env, chosen, on_env_error, max_restarts)
     _check_resumable(env, chosen, resumable)
     if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
@@ -279,6 +287,43 @@ def _check_workers(
             f"expected a start_method of {', '.join(START_METHODS)}, got {start_method!r}"
         )
     return given
+
+
+def _check_waiting(
+    backend: str, num_envs: int | None, wait_num: int | None, wait_timeout: float | None
+) -> dict[str, Any]:
+    """The options about slots that are ready, for the process backend's constructor."""
+    if wait_num is None:
+        if wait_timeout is not None:
+            raise TypeError(
+                f"expected wait_num with wait_timeout={wait_timeout!r}, got none; pass wait_num, "
+                "the slots that a step waits for"
+            )
+        return {}
+    if backend != "process" or num_envs is None:
+        got = f"backend={backend!r}" if num_envs is not None else "num_envs=None"
+        raise TypeError(
+            f"expected backend='process' and num_envs with wait_num={wait_num!r}, got {got}; other "
+            "slots step together"
+        )
+    if (
+        isinstance(wait_num, bool)
+        or not isinstance(wait_num, Integral)
+        or not 1 <= wait_num <= num_envs
+    ):
+        raise ValueError(
+            f"expected wait_num to be an int from 1 to {num_envs}, the number of slots, or None to "
+            f"step them together, got {wait_num!r}"
+        )
+    if wait_timeout is not None and (
+        isinstance(wait_timeout, bool)
+        or not isinstance(wait_timeout, Real)
+        or not 0 < wait_timeout < math.inf
+    ):
+        raise ValueError(
+            f"expected wait_timeout to be seconds above 0, or None, got {wait_timeout!r}"
+        )
+    return {"wait_num": int(wait_num), "wait_timeout": wait_timeout}
 
 
 def _check_restarts(

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tdcollect.envs.backend import Backend, SlotBuffers
+from tdcollect.envs.backend import Arrivals, Backend, SlotBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.workers.launch import GRACE, WorkerProcess
 from tdcollect.workers.pool import WorkerPool, usable_cores
@@ -53,6 +53,8 @@ class ProcessBackend(Backend):
             worker is killed, noticed within twice as long; None to wait for ever.
         start_method: ``"spawn"`` (a fresh interpreter) or ``"fork"``.
         grace: seconds that the envs of a worker may take to close before it is killed.
+        wait_num: :meth:`receive` waits for so many slots; None for a backend in step.
+        wait_timeout: seconds after which it waits for no more than one; None for no limit.
 
     Raises:
         ValueError: if the envs' spaces differ.
@@ -73,6 +75,8 @@ class ProcessBackend(Backend):
         timeout: float | None = None,
         start_method: str = "spawn",
         grace: float = GRACE,
+        wait_num: int | None = None,
+        wait_timeout: float | None = None,
     ):
         if os.name != "posix":
             raise RuntimeError(
@@ -80,6 +84,10 @@ class ProcessBackend(Backend):
             )
         self.num_envs = len(factories)
         self._stepped: Sequence[int] = ()
+        self.wait_num = wait_num
+        self._wait_timeout = wait_timeout
+        self._asked: dict[WorkerProcess, tuple[bool, list[int]]] = {}  # is a reset, and its slots
+        self.in_flight: set[int] = set()
         count = min(num_workers or usable_cores(), self.num_envs)
         self._pool = WorkerPool(factories, count, timeout, start_method, grace)
         try:
@@ -133,20 +141,30 @@ class ProcessBackend(Backend):
         options: dict[str, Any] | None,
         out: SlotBuffers,
     ) -> None:
-        given = dict.fromkeys(slots) if seeds is None else dict(zip(slots, seeds, strict=True))
-        self._pool.seeds.update(given)
-        payloads = {}
-        for process in self._pool.processes:
-            mine = [slot for slot in slots if slot in process.slots]
-            if mine:
-                own_seeds = None if seeds is None else [given[slot] for slot in mine]
-                payloads[process] = packed((mine, own_seeds, options))
+        self._recall()
+        payloads = {p: payload for p, _, payload in self._resets(slots, seeds, options)}
         failed, misfits = self._pool.ask("reset", RESET, payloads)
         failed.update(self._write([slot for slot in slots if slot not in failed], misfits, out))
         if failed:
             raise SlotError("reset", {slot: failed[slot] for slot in slots if slot in failed})
 
+    def _resets(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+    ) -> Iterator[tuple[WorkerProcess, list[int], bytes]]:
+        """The workers of ``slots``, each with its slots and what it is sent to reset them."""
+        given = dict.fromkeys(slots) if seeds is None else dict(zip(slots, seeds, strict=True))
+        self._pool.seeds.update(given)
+        for process in self._pool.processes:
+            mine = [slot for slot in slots if slot in process.slots]
+            if mine:
+                own_seeds = None if seeds is None else [given[slot] for slot in mine]
+                yield process, mine, packed((mine, own_seeds, options))
+
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
+        self._recall()
         values: list[Array] = []
         flatten(self.action.read(actions), values)
         shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
@@ -178,6 +196,75 @@ class ProcessBackend(Backend):
         out.truncated[rows] = self._truncated[rows]
         if failed:
             raise SlotError("step", failed)
+
+    def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
+        values: list[Array] = []
+        flatten(self.action.read(actions), values)
+        shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
+        if shared:
+            rows: Any = slice(None) if len(slots) == self.num_envs else list(slots)
+            for array, value in zip(self._actions, values, strict=True):
+                array[rows] = value[rows]
+        of = set(slots)
+        commands = {}
+        for process in self._pool.processes:
+            mine = [slot for slot in process.slots if slot in of]
+            if not mine:
+                continue
+            payload = b""
+            if not shared:
+                own = [value[process.slots.start : process.slots.stop] for value in values]
+                payload = packed((mine, own))
+            elif len(mine) < len(process.slots):
+                payload = packed((mine, None))
+            self._note(process, False, mine)
+            commands[process] = payload, len(mine)
+        self._pool.post("step", STEP, commands)
+
+    def send_reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+    ) -> None:
+        commands = {}
+        for process, mine, payload in self._resets(slots, seeds, options):
+            self._note(process, True, mine)
+            commands[process] = payload, len(mine)
+        self._pool.post("reset", RESET, commands)
+
+    def _note(self, process: WorkerProcess, is_reset: bool, slots: list[int]) -> None:
+        assert process not in self._asked, "a worker has one command at a time"
+        self._asked[process] = is_reset, slots
+        self.in_flight.update(slots)
+
+    def is_idle(self, slot: int) -> bool:
+        return not any(slot in process.slots for process in self._asked)
+
+    def receive(self, out: SlotBuffers) -> Arrivals:
+        assert self.wait_num is not None  # of a backend that is not in step
+        found = Arrivals([], [], {}, {})
+        for process, answer in self._pool.collect(self.wait_num, self._wait_timeout):
+            is_reset, slots = self._asked.pop(process)
+            self.in_flight.difference_update(slots)
+            failed, misfits = self._pool.read(process, answer, slots)
+            fine = [slot for slot in slots if slot not in failed]
+            failed.update(self._write_singly(fine, misfits, out))
+            fine = [slot for slot in fine if slot not in failed]
+            (found.begun if is_reset else found.stepped).extend(fine)
+            (found.failed_resets if is_reset else found.failed_steps).update(failed)
+        rows = self._stepped = found.stepped
+        out.reward[rows] = self._reward[rows]
+        out.terminated[rows] = self._terminated[rows]
+        out.truncated[rows] = self._truncated[rows]
+        return found
+
+    def _recall(self) -> None:
+        """Wait for the slots that are in flight, and forget where they came to."""
+        if self._asked:
+            self._pool.forget()
+            self._asked.clear()
+            self.in_flight.clear()
 
     def _write(
         self, slots: Sequence[int], misfits: Mapping[int, Any], out: SlotBuffers

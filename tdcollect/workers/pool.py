@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
 import os
 import pickle
 import select
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -29,6 +31,34 @@ _START_SECONDS = 60.0
 
 # Seconds before a sleep. A worker has its core to itself; the parent may share one with a worker.
 _WORKER_AWAKE, _PARENT_AWAKE = 1e-3, 2e-4
+
+
+class Outcome(NamedTuple):
+    """The outcome of a step or a reset of some slots.
+
+    Attributes:
+        failed: the errors, by slot.
+        misfits: observations and infos that did not fit the shared memory, by slot.
+    """
+
+    failed: dict[int, Exception]
+    misfits: dict[int, Any]
+
+
+class _Posted:
+    """A command that was sent, and is not waited for at once.
+
+    Args:
+        verb: the call, for messages.
+        slots: how many slots it is for.
+        at_work: the worker's latest call of an env.
+    """
+
+    def __init__(self, verb: str, slots: int, at_work: tuple[int, int]):
+        self.verb = verb
+        self.slots = slots
+        self.at_work = at_work
+        self.since = time.monotonic()
 
 
 class WorkerPool:
@@ -64,6 +94,10 @@ class WorkerPool:
         bounds = [len(factories) * i // num_workers for i in range(num_workers + 1)]
         runs = [range(*pair) for pair in itertools.pairwise(bounds)]
         self._poll = select.poll()
+        self._posted: dict[WorkerProcess, _Posted] = {}
+        self._arrived: dict[
+            WorkerProcess, bytes | None
+        ] = {}  # answers to commands that were posted
         self._files: list[int] = []
         # Also if nobody closes the env: when it is garbage collected, and when the program ends.
         self.end = weakref.finalize(self, _end_all, self.processes, self._files)
@@ -109,6 +143,8 @@ class WorkerPool:
 
     def relaunch(self, lost: WorkerProcess) -> WorkerProcess:
         """Start a new worker in the place of one that was lost."""
+        self._posted.pop(lost, None)
+        self._arrived.pop(lost, None)
         pickled = self._pickled(lost.slots)
         self._control[2 * lost.index + 1] = 0
         with InterruptsHeld():
@@ -143,36 +179,142 @@ class WorkerPool:
             Exception: the exception of the first env that failed.
         """
         asked = self.processes if processes is None else processes
+        self.settle(asked)
         for process in asked:
             if not process.lost and not process.call(name, *arguments, descriptor=descriptor):
                 self.lose(process)
         answers = self._wait(name, asked, self.timeout)
         return [self._result(process, answers.get(process)) for process in asked]
 
-    def ask(
-        self, verb: str, kind: int, payloads: Mapping[WorkerProcess, bytes]
-    ) -> tuple[dict[int, Exception], dict[int, Any]]:
-        """Have workers step or reset.
-
-        Returns:
-            The failures, by slot; and observations and infos that did not fit the shared memory, by
-            slot.
-        """
+    def ask(self, verb: str, kind: int, payloads: Mapping[WorkerProcess, bytes]) -> Outcome:
+        """Have workers step or reset, and wait for all of them."""
+        self.settle(payloads)
         for process, payload in payloads.items():
             if not process.lost and not process.ask(kind, payload):
                 self.lose(process)
         answers = self._wait(verb, payloads, self.timeout)
-        failed: dict[int, Exception] = {}
-        misfits: dict[int, Any] = {}
+        found = Outcome({}, {})
         for process in payloads:
-            answer = answers.get(process)
-            if answer is None:
-                failed.update((slot, _lost(process, slot)) for slot in process.slots)
-            elif answer:
-                failures, others = pickle.loads(answer)
-                failed.update((slot, self._raised(slot, f)) for slot, f in failures.items())
-                misfits.update(others)
-        return failed, misfits
+            self._read(process, answers.get(process), process.slots, found)
+        return found
+
+    def post(
+        self, verb: str, kind: int, commands: Mapping[WorkerProcess, tuple[bytes, int]]
+    ) -> None:
+        """Have workers step or reset, and go on; :meth:`collect` gives the answers.
+
+        Args:
+            verb: the call, for messages.
+            kind: of the command.
+            commands: by worker, which must have answered its last: payload, and number of slots.
+        """
+        with InterruptsHeld():  # a command that is on record has been sent
+            for process, (payload, slots) in commands.items():
+                self._posted[process] = _Posted(verb, slots, process.at_work)
+                if process.lost or not process.ask(kind, payload):
+                    self.lose(process)
+                    self._take(process, None)
+
+    def collect(
+        self, slots: int, seconds: float | None = None
+    ) -> list[tuple[WorkerProcess, bytes | None]]:
+        """Wait for answers to commands that were posted.
+
+        Args:
+            slots: wait until those for so many slots are there,
+            seconds: or for so long, and then for the next one, if there is none.
+
+        Returns:
+            The workers that have answered, in their order, with their answers; None of one that
+            was lost.
+        """
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        awake = _PARENT_AWAKE if self._one_core_each else 0.0
+        ready = sum(posted.slots for posted in self._answered())
+        while len(self._arrived) < len(self._posted) and ready < slots:
+            left = end - time.monotonic()
+            if left <= 0 and ready:
+                break
+            waits = [t for t in (left, self.timeout) if t is not None and 0 < t < math.inf]
+            limit = min(waits) * 1000 if waits else None
+            self._receive(poll_awake(self._poll, awake) or self._poll.poll(limit))
+            self._end_hanging()
+            ready = sum(posted.slots for posted in self._answered())
+        found = [(process, self._arrived.pop(process)) for process in list(self._arrived)]
+        for process, _ in found:
+            del self._posted[process]
+        return sorted(found, key=lambda pair: pair[0].index)
+
+    def settle(self, asked: Iterable[WorkerProcess] | None = None) -> None:
+        """Wait until workers (None for all) have done what was posted; its answers are kept."""
+        if not self._posted:
+            return
+        of = set(self.processes if asked is None else asked)
+        while any(process in of and process not in self._arrived for process in self._posted):
+            limit = None if self.timeout is None else self.timeout * 1000
+            self._receive(self._poll.poll(limit))
+            self._end_hanging()
+
+    def forget(self) -> None:
+        """Drop the answers to what was posted; workers that are still at it finish first."""
+        self.settle()
+        self._posted.clear()
+        self._arrived.clear()
+
+    def _answered(self) -> list[_Posted]:
+        return [self._posted[process] for process in self._arrived]
+
+    def _take(self, process: WorkerProcess, answer: bytes | None) -> None:
+        """Keep an answer for :meth:`collect`, if it is to a command that was posted."""
+        if process in self._posted:
+            self._arrived[process] = answer
+
+    def _receive(self, events: Iterable[tuple[int, int]]) -> None:
+        """Read answers to what was posted."""
+        with InterruptsHeld():  # an answer that was read is kept
+            for descriptor, _ in events:
+                process = self._process_of(descriptor)
+                try:
+                    answer = process.answer()
+                except EOFError:
+                    self.lose(process)
+                    self._take(process, None)
+                    continue
+                if answer is not None:
+                    self._take(process, answer)
+
+    def _end_hanging(self) -> None:
+        """End the workers whose envs take longer than the timeout for one call."""
+        if self.timeout is None:
+            return
+        now = time.monotonic()
+        for process, posted in list(self._posted.items()):
+            if process in self._arrived or now - posted.since < self.timeout:
+                continue
+            if process.at_work == posted.at_work:
+                self._lose_hanging(process, posted.verb, self.timeout)
+                self._take(process, None)
+            posted.at_work, posted.since = process.at_work, now
+
+    def read(self, process: WorkerProcess, answer: bytes | None, slots: Sequence[int]) -> Outcome:
+        """The outcome for ``slots`` of an answer of :meth:`collect`."""
+        found = Outcome({}, {})
+        self._read(process, answer, slots, found)
+        return found
+
+    def _read(
+        self,
+        process: WorkerProcess,
+        answer: bytes | None,
+        slots: Sequence[int],
+        found: Outcome,
+    ) -> None:
+        if answer is None:
+            found.failed.update((slot, _lost(process, slot)) for slot in slots)
+        elif answer:
+            failures, others = pickle.loads(answer)
+            found.failed.update((slot, self._raised(slot, f)) for slot, f in failures.items())
+            found.misfits.update(others)
 
     def _wait(
         self, verb: str, asked: Iterable[WorkerProcess], timeout: float | None
@@ -185,8 +327,11 @@ class WorkerPool:
         awake = _PARENT_AWAKE if self._one_core_each else 0.0
         while waiting:
             events = poll_awake(self._poll, awake) or self._poll.poll(limit)
-            for descriptor, _ in events:
-                process = waiting.get(descriptor) or self._process_of(descriptor)
+            for descriptor, event in events:
+                process = waiting.get(descriptor)
+                if process is None:
+                    self._receive([(descriptor, event)])
+                    continue
                 try:
                     answer = process.answer()
                 except EOFError:
@@ -199,10 +344,14 @@ class WorkerPool:
             if not events:
                 for descriptor, process in list(waiting.items()):
                     if seen[process] == process.at_work:
-                        self.lose(process, f"was ended, as {verb}() took more than {timeout:g} s")
+                        assert timeout is not None
+                        self._lose_hanging(process, verb, timeout)
                         del waiting[descriptor]
                     seen[process] = process.at_work
         return answers
+
+    def _lose_hanging(self, process: WorkerProcess, verb: str, timeout: float) -> None:
+        self.lose(process, f"was ended, as {verb}() took more than {timeout:g} s")
 
     def _process_of(self, descriptor: int) -> WorkerProcess:
         """The worker of a descriptor that was not asked: it ends, or its answer comes late."""

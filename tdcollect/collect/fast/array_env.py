@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,26 @@ from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.parallel import ParallelEnv as OurParallelEnv
 from tdcollect.envs.spaces import nested
+from tdcollect.envs.stepper import Received, Stepper
 from tdcollect.envs.transforms import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
+
+
+class Arrived(NamedTuple):
+    """Slots that have done what they were sent to do; rows of other slots mean nothing.
+
+    Attributes:
+        following: the entries that steps led to.
+        begun: the entries that episodes begin with; None where none has begun.
+        received: which slots have stepped or begun, and the failures.
+        written: the entries as the env wrote them, in which the rows of other slots are their
+            present ones.
+    """
+
+    following: StepDict
+    begun: StepDict | None
+    received: Received
+    written: StepDict
 
 
 class ArrayEnv(SteppedEnv):
@@ -120,6 +138,75 @@ class ArrayEnv(SteppedEnv):
         if self._exact is not None and self.base is not None:
             following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))
         return following, error
+
+    @property
+    def own_pace(self) -> bool:
+        """True if slots that are ready go on while others step."""
+        return self.in_step_for is None
+
+    @property
+    def in_step_for(self) -> str | None:
+        """The reason why all slots step together; None where slots that are ready go on."""
+        if self.base is None or self.base.stepper.backend.wait_num is None:
+            return ""
+        needy = [part.label for part in self.parts if not part.own_pace]
+        if needy:
+            return f"{', '.join(needy)} may depend on all slots together"
+        return None if self.ends_by_done else "a trajectory may end without done"
+
+    @property
+    def stepper(self) -> Stepper:
+        """The slots, where :attr:`in_step_for` is None."""
+        assert self.base is not None
+        return self.base.stepper
+
+    # The three below for slots that are ready: `advance` in two parts, which rows take at their
+    # own pace. The rows of slots in flight stay in the step as they were when they were sent.
+
+    def send(self, step: StepDict, slots: list[int]) -> None:
+        """Have ``slots`` take a step, and go on."""
+        given = step
+        if self.transforms:
+            given = StepDict(step)
+            for transform in self._inverse:
+                transform.inv(given)
+        self._taken = given
+        self.stepper.send(self.base.read_actions(given), slots)  # type: ignore[union-attr]
+
+    def send_reset(
+        self, slots: list[int], seeds: list[int] | None, options: dict[str, Any] | None
+    ) -> None:
+        """Start an episode in ``slots``, and go on."""
+        self.stepper.send_reset(slots, seeds, options)
+
+    def receive(self, next_keys: list[Key], buffers: Any) -> Arrived:
+        """Wait for slots that were sent.
+
+        Args:
+            next_keys: the policy's outputs that belong to the following step.
+            buffers: are written.
+        """
+        assert isinstance(self.inner, SlotArrays)
+        written, received = self.inner.receive(buffers)
+        following, begun = StepDict(written), None
+        if received.stepped:
+            stepped = torch.zeros(self.batch_size, dtype=torch.bool)
+            stepped[received.stepped] = True
+            for key in next_keys:
+                following.setdefault(from_next(key), self._taken[key])
+            for transform in self.transforms:
+                transform.rows = stepped
+                transform.step(self._taken, following)
+            if self._exact is not None:
+                following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))  # type: ignore[union-attr]
+        if received.begun:
+            marks = torch.zeros((*self.batch_size, 1), dtype=torch.bool)
+            marks[received.begun] = True
+            begun = StepDict(written)
+            del begun[keys.REWARD]
+            for transform in self.transforms:
+                transform.reset(begun, StepDict({keys.RESET: marks}), following)
+        return Arrived(following, begun, received, written)
 
     def _chosen(self, given: StepDict, slots: list[int] | None) -> list[int] | None:
         """Of ``slots``, those that a transform has chosen to be stepped; None for all."""

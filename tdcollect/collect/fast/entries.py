@@ -19,6 +19,8 @@ class Changed(StepTransform):
         change: is given them, and whether some may be missing.
     """
 
+    own_pace = True
+
     def __init__(self, change: Callable[[StepDict, bool], None]):
         self._change = change
 

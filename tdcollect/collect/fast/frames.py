@@ -30,6 +30,8 @@ class CatFrames(StepTransform):
         transform: keeps the latest stacks, in its own buffers.
     """
 
+    own_pace = True
+
     def __init__(self, transform: T.CatFrames):
         self._transform = transform
         self._dim = transform.dim
@@ -50,7 +52,10 @@ class CatFrames(StepTransform):
             length = frame.shape[dim]
             kept = buffer.narrow(dim, length, buffer.shape[dim] - length)
             following[out_key] = stack = torch.cat([kept, frame], dim)
-            buffer.copy_(stack)
+            if self.rows is None:
+                buffer.copy_(stack)
+            else:  # the stacks of slots in flight stay as they are
+                buffer[self.rows] = stack[self.rows]
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         starting = marks[keys.RESET].squeeze(-1)

@@ -22,6 +22,7 @@ from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import key_of, nested
+from tdcollect.envs.stepper import Received
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 _SPARE_BYTES = 2**16
@@ -110,6 +111,11 @@ class SlotArrays(InnerEnv):
         except SlotError as raised:
             error = raised
         return StepDict(zip(self._written, buffers.tensors, strict=True)), error
+
+    def receive(self, buffers: StepBuffers) -> tuple[StepDict, Received]:
+        """Wait for slots that were sent; the entries that they came to, of all slots."""
+        received = self.slots.stepper.receive(buffers)
+        return StepDict(zip(self._written, buffers.tensors, strict=True)), received
 
     def reset(
         self,

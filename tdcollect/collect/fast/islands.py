@@ -56,6 +56,8 @@ class StepTransform(abc.ABC):
         follows_specs: whether it is known to write no entries without a spec, and no flag of an
             end without ``"done"``.
         steps_singly: whether some slots can be stepped while the others wait.
+        own_pace: whether the rows of slots may go through it at different paces.
+        rows: the slots that take the step, bool ``[N]``; None for all, or all that matter.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
             there what TorchRL writes, for transforms above that mix rows.
     """
@@ -64,6 +66,8 @@ class StepTransform(abc.ABC):
     by_row = True
     follows_specs = True
     steps_singly = True
+    own_pace = False
+    rows: torch.Tensor | None = None
     merged = False
     label = ""
     how = "on arrays"
@@ -115,6 +119,8 @@ class OwnCode(StepTransform):
         by_row: whether it treats each row by itself.
     """
 
+    own_pace = True
+
     def __init__(self, transform: T.Transform, by_row: bool):
         self._call, self._reset = call_of(transform), reset_of(transform)
         self._inverse = inverse_call_of(transform)
@@ -136,6 +142,7 @@ class Applied(OwnCode):
     """A user's transform that only maps tensors; its results may be of other kinds."""
 
     follows_specs = False
+    own_pace = False  # it may mix rows
 
     def __init__(self, transform: T.Transform, by_row: bool):
         super().__init__(transform, by_row)

@@ -30,6 +30,7 @@ class _Norm(StepTransform):
 
     def __init__(self, transform: T.VecNorm | T.VecNormV2, pairs: Pairs, batch_size: torch.Size):
         self._transform = transform
+        self.own_pace = bool(transform.frozen)  # else its statistics are of all slots together
         self._pairs = pairs
         self._batch_size = batch_size
 

@@ -44,6 +44,8 @@ from tdcollect.envs.transforms import ELEMENTWISE, transforms_of
 
 
 class _StepCounter(StepTransform):
+    own_pace = True
+
     def __init__(self, transform: T.StepCounter):
         self._ends = transform.update_done
         self.follows_specs = self.by_row = self._ends or transform.max_steps is None
@@ -65,6 +67,8 @@ class _StepCounter(StepTransform):
 
 
 class _RewardSum(StepTransform):
+    own_pace = True
+
     def __init__(self, transform: T.RewardSum):
         self._transform = transform
         self._keys: list[tuple[Key, Key]] = list(
@@ -85,6 +89,8 @@ class _RewardSum(StepTransform):
 
 
 class _InitTracker(StepTransform):
+    own_pace = True
+
     def __init__(self, transform: T.InitTracker):
         self._key: Key = transform.init_key
         self.keys = [self._key]
@@ -97,6 +103,8 @@ class _InitTracker(StepTransform):
 
 
 class _Primer(StepTransform):
+    own_pace = True
+
     def __init__(self, transform: T.TensorDictPrimer):
         self._defaults: list[tuple[Key, Any]] = [
             (key, transform.default_value[key]) for key in transform.primers.keys(True, True)
@@ -114,6 +122,8 @@ class _Primer(StepTransform):
 
 
 class _EnvAction(StepTransform):
+    own_pace = True
+
     def __init__(self, transform: EnvAction):
         self._pairs = transform.pairs
         self.keys = [kept for _, kept in self._pairs]
@@ -128,6 +138,8 @@ class _EnvAction(StepTransform):
 
 
 class _ActionScaling(StepTransform):
+    own_pace = True
+
     def __init__(self, transform: T.ActionScaling):
         self._inverse_call = inverse_call_of(transform)
 
@@ -142,6 +154,8 @@ class _ActionScaling(StepTransform):
 
 
 class _PolicyVersion(StepTransform):
+    own_pace = True
+
     def __init__(self, transform: PolicyVersion):
         self._transform = transform
         self.keys = [keys.POLICY_VERSION]
@@ -196,6 +210,9 @@ _BY_OWN_CODE = {
     T.gSDENoise: False,
 }
 """Transforms whose own code runs on StepDicts, and whether it treats each row by itself."""
+
+_WITHOUT_STATE = (T.ActionDiscretizer, T.DiscreteActionProjection, T.FlattenAction)
+"""Those of them that give the same for the same rows, whenever these come."""
 
 
 def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
@@ -303,4 +320,6 @@ def _own_steps(transform: T.Transform, env: EnvBase) -> StepTransform | str:
     entries = (*transform.in_keys, *transform.out_keys)
     if kind in (T.Stack, T.Timer) and any(isinstance(key, tuple) for key in entries):
         return "has nested entries"
-    return OwnSteps(transform, env, by_row=_BY_OWN_CODE[kind])
+    made = OwnSteps(transform, env, by_row=_BY_OWN_CODE[kind])
+    made.own_pace = kind in _WITHOUT_STATE
+    return made

@@ -16,8 +16,9 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.env_parts import exact_reward_of
-from tdcollect.collect.episodes import EpisodeLoop, Start
+from tdcollect.collect.episodes import Start
 from tdcollect.collect.path import stepped_env
+from tdcollect.collect.ready.episodes import episode_loop
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.display import one_line
@@ -404,7 +405,7 @@ class EvaluationCollector:
             failures.append(assembly.failed(start.index))
             return None
 
-        loop = EpisodeLoop(
+        loop = episode_loop(
             env,
             act,
             lambda rows: remembered or [],

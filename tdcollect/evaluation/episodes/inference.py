@@ -86,8 +86,12 @@ class Inference:
 
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Run the policy and add its outputs to the rows; only the slots ``active`` matter."""
+        streams = self._of_slot
+        if len(active) < self._slots:  # slots that are in flight draw nothing
+            acting = set(active)
+            streams = [s if slot in acting else None for slot, s in enumerate(streams)]
         if self._on_rows and self._lie_well(rows):
-            self._streams.current = self._of_slot
+            self._streams.current = streams
             self._program(rows)  # type: ignore[misc]
             return
         groups = []
@@ -95,7 +99,9 @@ class Inference:
             stop = min(first + self._group, self._slots)
             if any(first <= slot < stop for slot in active):
                 groups.append((first, stop))
-        outputs = [(first, stop, self._run_group(rows, first, stop)) for first, stop in groups]
+        outputs = [
+            (first, stop, self._run_group(rows, first, stop, streams)) for first, stop in groups
+        ]
         if len(outputs) == 1 and outputs[0][1] - outputs[0][0] == self._slots:
             rows.update(outputs[0][2])
             return
@@ -129,11 +135,13 @@ class Inference:
                 return False
         return True
 
-    def _run_group(self, rows: StepDict, first: int, stop: int) -> StepDict:
+    def _run_group(
+        self, rows: StepDict, first: int, stop: int, streams: Sequence[Stream | None]
+    ) -> StepDict:
         """Return the policy's outputs ``[stop - first, ...]`` for a group of slots."""
         count = stop - first
-        streams = [*self._of_slot[first:stop], *[None] * (self._size - count)]
-        outputs = self._run(self._padded(rows, first, stop), streams)
+        drawn = [*streams[first:stop], *[None] * (self._size - count)]
+        outputs = self._run(self._padded(rows, first, stop), drawn)
         if not self._batched:
             return StepDict((key, value[0]) for key, value in outputs.items())
         return StepDict((key, value[:count]) for key, value in outputs.items())

@@ -1,0 +1,1 @@
+"""Slots that are ready go on: collecting where envs take unlike times."""

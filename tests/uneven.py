@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from hypothesis import strategies as st
 
 from tdcollect import GymnasiumEnv, make_env
 
@@ -111,16 +110,3 @@ def ready_env(
     num_workers = num_envs if num_workers is None else num_workers
     options = {"wait_num": 1, "start_method": "fork", **options}
     return make_env(make, num_envs, backend="process", num_workers=num_workers, **options)
-
-
-@st.composite
-def paces(draw: st.DrawFn) -> Pace:
-    """Any pace of one to five slots."""
-    num_envs = draw(st.integers(1, 5))
-    num_workers = draw(st.integers(1, num_envs))
-    return Pace(
-        num_envs,
-        num_workers,
-        draw(st.integers(1, num_envs)),
-        draw(st.sampled_from([None, 0.0005])),
-    )

@@ -46,24 +46,25 @@ class Naps(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Gated(gym.Env[Any, Any]):
-    """Counts its steps; a slot that is seeded with 0 waits at its first one until a file exists.
+    """Counts its steps; an episode with one seed waits at its first one until a file exists.
 
     Observations are float32 ``[1]``: the steps of the episode. Episodes last three steps.
 
     Args:
         gate: the file.
+        seed: of the episode.
     """
 
     observation_space = spaces.Box(0, 3, (1,))
     action_space = spaces.Discrete(2)
     patience = 10.0  # so that a wrong collector fails rather than hangs
 
-    def __init__(self, gate: Path):
-        self.gate, self.waits = gate, False
+    def __init__(self, gate: Path, seed: int = 0):
+        self.gate, self.seed, self.waits = gate, seed, False
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self.waits |= seed == 0
+        self.waits |= seed == self.seed
         self.count = 0
         return np.zeros(1, np.float32), {}
 

@@ -229,7 +229,7 @@ def test_options_of_workers_are_for_the_process_backend(option: dict[str, Any]) 
 
 @pytest.mark.parametrize("wait_num", [0, -1, 3, True, 1.0, "1"], ids=repr)
 def test_wait_num_counts_slots(log: list[str], wait_num: Any) -> None:
-    with pytest.raises(ValueError, match="expected wait_num to be an int from 1 to 2, .*, got"):
+    with pytest.raises(ValueError, match=r"expected wait_num to be an int from 1 to 2, .*, got"):
         make_env(lambda: Plain(log), 2, backend="process", wait_num=wait_num)
     assert log == []
 

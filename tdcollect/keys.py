@@ -22,6 +22,7 @@ NEXT = "next"
 
 COLLECTOR = "collector"
 TRAJ_IDS = (COLLECTOR, "traj_ids")
+SLOT = (COLLECTOR, "slot")  # of each row, where rows come as they arrive
 MASK = "mask"  # beside the trajectory ids
 LOOKBACK = "lookback"  # beside the trajectory ids
 NEXT_DONE = (NEXT, DONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -37,6 +38,7 @@ from tdcollect.collect.construction import (
 from tdcollect.collect.hooks import AnyHooks
 from tdcollect.collect.monitor import Monitor, StatsAttribute, with_progress
 from tdcollect.collect.path import Explanation, short
+from tdcollect.collect.ready.arguments import check_by_arrival
 from tdcollect.collect.resume import add_state, load_state
 from tdcollect.collect.runner import Runner
 from tdcollect.collect.shaping import RewardShaping, Shaper
@@ -69,6 +71,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         stats_window: K, how many of the latest episodes ``stats.window`` holds.
         timers: also time the env's steps and the policy's calls, which costs a little at each step.
         hooks: one :class:`tdcollect.Hooks`, or several, called with steps, episodes, collections.
+        by_arrival: for an env with ``wait_num``, and off-policy learners: batches are
+            ``[frames_per_batch]`` rows in the order of their arrival, and no slot waits at the end
+            of one. The entry ``("collector", "slot")`` is the slot of each row (int64); where
+            ``track_policy_version`` is on, ``"policy_version"`` is that of the weights that acted.
+            A ``replay_buffer`` that is a ``ReplayBufferEnsemble`` of N, with ``routing_key=
+            ("collector", "slot")``, keeps the slots apart.
         progress: show a progress bar while iterating (needs tqdm), or a line every 30 seconds.
         **kwargs: as the parent has them.
 
@@ -92,9 +100,13 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         stats_window: int = 100,
         timers: bool = False,
         hooks: AnyHooks = None,
+        by_arrival: bool = False,
         progress: bool = False,
         **kwargs: Any,
     ):
+        self.by_arrival = by_arrival
+        if by_arrival:
+            check_by_arrival(kwargs)
         self._reward_shaping = reward_shaping
         self._shaper: Shaper | None = None
         self._splits = bool(kwargs.get("split_trajs"))
@@ -148,20 +160,27 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
     def _setup_frames_per_batch(self, frames_per_batch: int) -> None:
         # The last of the parent's preparations before the env is reset.
-        super()._setup_frames_per_batch(frames_per_batch)
+        self.frames_asked = frames_per_batch
+        with warnings.catch_warnings():
+            if self.by_arrival:  # a batch has as many rows, not a multiple of the slots
+                warnings.filterwarnings("ignore", "frames_per_batch .* is not exactly divisible")
+            super()._setup_frames_per_batch(frames_per_batch)
         with refusing(self):
             if self._reward_shaping is not None:
                 self._shaper = Shaper(
                     self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
                 )
-            if not self._splits:
+            if self.by_arrival:
+                self._runner.check_by_arrival()
+            elif not self._splits:
                 check_replay_buffer_of(self)
 
     def __repr__(self) -> str:
         if getattr(self, "closed", True):
             return one_line(self, "shut down")
         parts = (short(base_of(self.env)), type(self.policy).__name__)
-        frames = f"frames_per_batch={self.requested_frames_per_batch}"
+        count = self.frames_asked if self.by_arrival else self.requested_frames_per_batch
+        frames = f"frames_per_batch={count}"
         total = f"total_frames={self.total_frames}"
         return one_line(self, *parts, frames, total, f"exploration={self.exploration_type}")
 
@@ -237,6 +256,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         """
         if index is None:
             self._runner.set_position()
+        else:
+            self._runner.settle()
         super().reset(index, **kwargs)
         self._monitor.drop(index)
 
@@ -267,7 +288,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
         Args:
             frames: how many frames over all slots; rounded up to a multiple of the slots, with a
-                warning.
+                warning, unless they come by arrival.
             episodes: how many whole episodes over all slots.
             reset: start afresh in every slot before collecting frames.
             seed: of the first reset: slot i is seeded with ``seed + i``. Implies ``reset``.
@@ -281,9 +302,9 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             layout: by episodes, ``"flat"`` or another of :func:`tdcollect.split_trajectories`.
 
         Returns:
-            By frames, a batch ``[N, T]``. By episodes, a TensorDict ``[sum of lengths]``, each
-            episode contiguous, in the order of starting; or another layout. ``postproc`` is applied
-            as in iteration.
+            By frames, a batch ``[N, T]``, or ``[frames]`` by arrival. By episodes, a TensorDict
+            ``[sum of lengths]``, each episode contiguous, in the order of starting; or another
+            layout. ``postproc`` is applied as in iteration.
 
         Raises:
             ValueError: for both counts or none, and for those that are not positive.
@@ -304,7 +325,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             if episodes is None:
                 if reset or seed is not None or options is not None or self.reset_at_each_iter:
                     self._runner.restart(seed, options)
-                steps = round_up(count, self.n_env)
+                steps = count if self.by_arrival else round_up(count, self.n_env)
                 batch = self._runner.frames(steps, log, random, gradients)
             else:
                 batch = self._runner.episodes(
@@ -368,6 +389,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             ValueError: for names of no component.
             TypeError: for an env whose actions, options or snapshots are no plain values.
         """
+        self._runner.settle()
         state = super().state_dict()
         add_state(state, self, components)
         return state

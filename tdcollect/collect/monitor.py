@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,15 @@ from tdcollect.collect.arguments import check_positive_int
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.hooks import AnyHooks, as_hooks
 from tdcollect.collect.policies import Policy
-from tdcollect.collect.statistics import Bools, Collection, Floats, Ints, Statistics, Tally
+from tdcollect.collect.statistics import (
+    Bools,
+    Collection,
+    Episodes,
+    Floats,
+    Ints,
+    Statistics,
+    Tally,
+)
 from tdcollect.collect.step_dict import Key, StepDict, under_next
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.collect.watch import Watch, marked_slots
@@ -36,6 +44,35 @@ from tdcollect.progress import progress_bar
 Env = TypeVar("Env", bound=SteppedEnv)
 Function = TypeVar("Function", bound=Callable[..., Any])
 Lower = Callable[[StepDict], Policy]
+
+
+class Ends(NamedTuple):
+    """Where the episodes of a collection ended.
+
+    Attributes:
+        done: ``[N, T]``; ``[1, F]`` if by episodes, or by arrival.
+        failed: the steps that are marked as failed; None where the env marks none.
+        by_episodes: whether whole episodes were collected.
+        arrived: the slot of each row, by arrival; None otherwise.
+    """
+
+    done: Bools
+    failed: Bools | None
+    by_episodes: bool
+    arrived: Ints | None
+
+    def feed(self, tally: Tally, reward: Floats) -> Episodes:
+        """The episodes that ended, with their rewards, of the shape of ``done``.
+
+        Args:
+            tally: of the slots. Whole episodes are added up by themselves.
+            reward: the rewards.
+        """
+        if self.by_episodes:
+            return Tally(1).feed(reward, self.done)
+        if self.arrived is None:
+            return tally.feed(reward, self.done, self.failed)
+        return tally.feed_rows(self.arrived, reward, self.done, self.failed)
 
 
 class CollectionLog:
@@ -51,6 +88,7 @@ class CollectionLog:
         batch: the batch collected; to be set.
         env_seconds: time in the env's steps and resets; None without timers.
         policy_seconds: time in calls of the policy; None without timers.
+        arrived: the slot of each row, by arrival; None otherwise.
     """
 
     def __init__(
@@ -68,6 +106,7 @@ class CollectionLog:
         self._reward_entries: list[torch.Tensor] = []
         self._done_entry: torch.Tensor | None = None
         self._failed_entry: torch.Tensor | None = None
+        self.arrived: Ints | None = None
         self._ended: list[Piece] = []
         # Of TorchRL's loop, one list of entries per step.
         self._rewards: list[list[torch.Tensor]] = []
@@ -94,7 +133,7 @@ class CollectionLog:
         """The env and the policy of a collection on StepDicts, timed if that is asked for."""
         if not self._timers:
             return env, lower
-        for name in ("advance", "begin"):
+        for name in ("advance", "begin", *(("send_reset", "receive") if env.own_pace else ())):
             setattr(env, name, self.timed("env_seconds", getattr(env, name)))
         return env, lambda step: cast(Policy, _TimedPolicy(lower(step), self))
 
@@ -122,6 +161,11 @@ class CollectionLog:
                         self._done_entry = self._done_entry | entries[under_next(key)]
             self._failed_entry = entries.get(under_next(keys.ENV_ERROR))
 
+    def note_arrivals(self, entries: dict[Key, torch.Tensor], reward_keys: Sequence[Key]) -> None:
+        """Note the rewards and flags of rows by arrival, ``[F, *feature]``, and their slots."""
+        self.arrived = entries[keys.SLOT].numpy()
+        self.note_entries(entries, reward_keys)
+
     def note(self, given: tuple[TensorDictBase, TensorDictBase], env: EnvBase) -> None:
         """Note a step of TorchRL's loop: the step taken, and the one to go on with."""
         stepped, upcoming = given
@@ -147,7 +191,7 @@ class CollectionLog:
     # ---------------------------------------------------------------------------- what was noted
 
     def arrays(self) -> tuple[Floats, Bools]:
-        """Rewards and done flags ``[N, T]``; ``[1, F]`` if by episodes, one behind the other.
+        """Rewards and done flags ``[N, T]``; ``[1, F]`` if by episodes, or by arrival.
 
         The reward of a slot is the sum over its reward entries and their features (the agents of
         one, say); it is done where any flag of it is, which is where TorchRL's collector starts a
@@ -156,8 +200,7 @@ class CollectionLog:
         if self._done_entry is None:
             reward, done = self._stacked(self._rewards), self._stacked(self._flags)
         else:
-            slots = 1 if self.by_episodes else self._slots
-            steps = self._done_entry.shape[0 if self.by_episodes else self._time_dim]
+            slots, steps = self._shape(self._done_entry)
             rewards = [as_array(entry, slots, steps) for entry in self._reward_entries]
             reward = rewards[0] if len(rewards) == 1 else np.concatenate(rewards, -1)
             done = as_array(self._done_entry, slots, steps)
@@ -171,8 +214,13 @@ class CollectionLog:
             return self._stacked(self._failures).any(-1)
         if self._failed_entry is None:
             return None
-        steps = self._failed_entry.shape[self._time_dim]
-        return as_array(self._failed_entry, self._slots, steps).any(-1)
+        return as_array(self._failed_entry, *self._shape(self._failed_entry)).any(-1)
+
+    def _shape(self, entry: torch.Tensor) -> tuple[int, int]:
+        """The slots and steps of an entry; those of whole episodes, or by arrival, in one row."""
+        if self.by_episodes or self.arrived is not None:
+            return 1, entry.shape[0]
+        return self._slots, entry.shape[self._time_dim]
 
     @property
     def by_episodes(self) -> bool:
@@ -259,8 +307,7 @@ class Monitor:
         self._watch = Watch(listed) if listed else None
         self._collector: Callable[[], Any] = lambda: None
         self._ended: float | None = None
-        # Done flags, failed steps, and whether by episodes.
-        self._unshaped: tuple[Bools, Bools | None, bool] | None = None
+        self._unshaped: Ends | None = None
         self._restarts = 0
         self.collected = False
 
@@ -350,13 +397,13 @@ class Monitor:
     def _count(self, log: CollectionLog, start: float) -> None:
         reward, done = log.arrays()
         failed = log.failed_steps()
+        ends = Ends(done, failed, log.by_episodes, log.arrived)
+        episodes = ends.feed(self._tally, reward)
         if log.by_episodes:
-            episodes = Tally(1).feed(reward, done)._replace(slots=log.slots)
-        else:
-            episodes = self._tally.feed(reward, done, failed)
+            episodes = episodes._replace(slots=log.slots)
         if self._unshaped is not None:
             self._shaped.miss()  # its batch was not shaped
-        self._unshaped = done, failed, log.by_episodes
+        self._unshaped = ends
         between = None if self._ended is None else start - self._ended
         now = self._ended = time.perf_counter()
         times = (now - start, between, log.env_seconds, log.policy_seconds)
@@ -377,12 +424,12 @@ class Monitor:
         """Count shaped rewards of the latest collection: ``[*N, T, *feature]``, or ``[F, ...]``."""
         if self._unshaped is None:
             return
-        (done, failed, by_episodes), self._unshaped = self._unshaped, None
-        slots, steps = done.shape
-        length = reward.shape[0 if by_episodes else len(self._batch_size)]
+        ends, self._unshaped = self._unshaped, None
+        slots, steps = ends.done.shape
+        in_one_row = ends.by_episodes or ends.arrived is not None
+        length = reward.shape[0 if in_one_row else len(self._batch_size)]
         values = summed(as_array(reward, slots, length))[:, :steps]  # it may have ended early
-        tally = Tally(1) if by_episodes else self._shaped
-        self.stats.add_shaped(tally.feed(values, done, failed).returns)
+        self.stats.add_shaped(ends.feed(self._shaped, values).returns)
 
 
 class StatsAttribute:

@@ -18,7 +18,8 @@ from tdcollect.collect.by_count import whole_episodes
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.path import Plan, lowered
 from tdcollect.collect.policies import Policy, RandomActions, draws_from_spec
-from tdcollect.collect.ready.frames import collect_at_own_pace
+from tdcollect.collect.ready.arguments import by_arrival_needs, check_arrival_buffer
+from tdcollect.collect.ready.frames import Arrivals, FrameLoop
 from tdcollect.collect.step_dict import (
     Key,
     NotTensors,
@@ -61,6 +62,7 @@ class Runner(CollectorPart):
         self._loop = TorchRLLoop(collector, self.lose_position)
         self._not_tensors: Sequence[Key] = ()  # policy outputs that are no dense tensors
         self._has_acted = False  # the carried step has the policy's outputs already
+        self._arrivals = Arrivals()
         self.stale = False
         self.owns_batch = False
 
@@ -93,6 +95,8 @@ class Runner(CollectorPart):
                 if part is not None and part.batch_size != size:
                     part.batch_size = size
             self._parent.carrier = carrier
+        else:
+            self._arrivals.drop()
         self.stale = stale
 
     def restart(
@@ -172,7 +176,7 @@ class Runner(CollectorPart):
         plan = self.plan(iterating=True)
         random = self._parent.acts_randomly()
         self.owns_batch = plan.env is not None and not (random and self._holds_odd_entries)
-        if not self.owns_batch:
+        if not (self.owns_batch or collector.by_arrival):
             return self._as_torchrl(log)
         self._allot_buffer(shrunk=not collector.return_same_td)
         if collector.pre_collect_hook is not None:
@@ -182,6 +186,8 @@ class Runner(CollectorPart):
             self._parent.start_new_trajectories()
         with set_exploration_type(collector.exploration_type):
             lower = partial(self._lower, policy=self._random) if random else self._lower
+            if collector.by_arrival:
+                return self._by_arrival(plan, lower, collector.frames_asked, log)
             batch = self._on_arrays(plan, lower, collector.frames_per_batch, log)
         if batch is None:
             self.owns_batch = False
@@ -194,11 +200,13 @@ class Runner(CollectorPart):
     def frames(
         self, steps: int, log: CollectionLog, random: bool, gradients: bool
     ) -> TensorDictBase:
-        """Go on for ``steps`` steps of every slot: ``[N, steps]``."""
+        """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival."""
         collector = self._collector
         if self.stale:
             collector.reset()
         lower = self._lowering(random, gradients)
+        if collector.by_arrival:
+            return self._by_arrival(self.plan(), lower, steps, log, gradients)
         batch = self._on_arrays(self.plan(), lower, steps, log, gradients)
         if batch is None:
             with self._parent.without_preallocation():
@@ -276,22 +284,89 @@ class Runner(CollectorPart):
         collector, parent = self._collector, self._parent
         plan.env.drops_unspecified = parent.preallocates
         env, lower = log.timed_parts(plan.env, lower)
-        if log.watch is not None:
-            log.watch.begin(parent.carrier)
-        new_ids = parent.trajectory_ids.get_traj_and_increment if collector.track_traj_ids else None
-        given = (env, lower, parent.carrier, steps, new_ids, self._left_out, self.place)
         try:
             if env.own_pace:
-                entries = collect_at_own_pace(*given, self.set_position, gradients, log.watch)
+                entries = self._loop_at_own_pace(env, lower, log, gradients).grid(steps)
             else:
-                watch = None if log.watch is None else log.watch.step_taken
-                entries = path.collect_frames(*given, self.set_position, gradients, watch)
+                if log.watch is not None:
+                    log.watch.begin(parent.carrier)
+                entries = path.collect_frames(
+                    env,
+                    lower,
+                    parent.carrier,
+                    steps,
+                    self._new_ids,
+                    self._left_out,
+                    self.place,
+                    self.set_position,
+                    gradients,
+                    None if log.watch is None else log.watch.step_taken,
+                )
         except NotTensors as found:
             self._not_tensors, self._has_acted = found.entries, True
             return None
         log.note_entries(entries, collector.env.reward_keys)
         batch = self._assemble(entries, (*collector.env.batch_size, steps))
         return parent.truncate_last_step(batch)
+
+    def _loop_at_own_pace(
+        self, env: Any, lower: Callable[[StepDict], Policy], log: CollectionLog, gradients: bool
+    ) -> FrameLoop:
+        collector = self._collector
+        tracked = isinstance(collector.policy_version, int)
+        return FrameLoop(
+            env,
+            lower,
+            self._parent.carrier,
+            self._new_ids,
+            self._left_out,
+            self.place,
+            self.set_position,
+            gradients,
+            log.watch,
+            (lambda: collector.policy_version) if collector.by_arrival and tracked else None,
+        )
+
+    def _by_arrival(
+        self,
+        plan: Plan,
+        lower: Callable[[StepDict], Policy],
+        count: int,
+        log: CollectionLog,
+        gradients: bool = False,
+    ) -> TensorDictBase:
+        """Collect ``count`` rows, in the order of their arrival: ``[count]``."""
+        collector = self._collector
+        if plan.env is None or not plan.env.own_pace:  # the env has changed since
+            self.check_by_arrival()
+        assert plan.env is not None
+        plan.env.drops_unspecified = self._parent.preallocates
+        env, lower = log.timed_parts(plan.env, lower)
+        loop = self._loop_at_own_pace(env, lower, log, gradients)
+        entries, slots = loop.arriving(count, self._arrivals)
+        entries[keys.SLOT] = torch.tensor(slots)
+        log.note_arrivals(entries, collector.env.reward_keys)
+        batch = self._assemble(entries, (count,))
+        batch.names = None  # rows of one slot do not lie beside each other
+        return batch
+
+    def check_by_arrival(self) -> None:
+        """Raise ValueError where rows cannot be collected by arrival, or not be stored."""
+        collector = self._collector
+        plan = path.plan_for(collector.env)
+        if plan.env is None:
+            raise by_arrival_needs("; ".join(plan.reasons))
+        if not plan.env.own_pace:
+            raise by_arrival_needs(plan.env.in_step_for)
+        if collector.replay_buffer is not None:
+            check_arrival_buffer(collector.replay_buffer, collector.n_env)
+
+    def settle(self) -> None:
+        """Have slots in flight wait where they come to; their rows join the next batch."""
+        plan = self.plan()
+        if self._arrivals.slots is not None and plan.env is not None and not self.stale:
+            log = CollectionLog(self._collector.env.batch_size, False, False)
+            self._loop_at_own_pace(plan.env, self._lower, log, False).settle(self._arrivals)
 
     def _as_torchrl(
         self, log: CollectionLog, restore: bool = True, **settings: Any
@@ -327,6 +402,14 @@ class Runner(CollectorPart):
         return path.placement(
             collector.policy_device, collector.env.device, collector.storing_device
         )
+
+    @property
+    def _new_ids(self) -> Callable[[int], torch.Tensor] | None:
+        """Gives so many new trajectory ids; None where they are not tracked."""
+        if not self._collector.track_traj_ids:
+            return None
+        new_ids: Callable[[int], torch.Tensor] = self._parent.trajectory_ids.get_traj_and_increment
+        return new_ids
 
     @property
     def _left_out(self) -> frozenset[Key]:

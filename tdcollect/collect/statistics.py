@@ -440,6 +440,43 @@ class Tally:
             (after - before)[order],
         )
 
+    def feed_rows(
+        self, slots: Ints, reward: Floats, done: Bools, failed: Bools | None = None
+    ) -> Episodes:
+        """Add rows in the order of their arrival.
+
+        Args:
+            slots: ``[F]``, the slot of each row.
+            reward: ``[1, F]``, as ``done`` and ``failed``; see :meth:`feed`.
+            done: as there.
+            failed: as there.
+
+        Returns:
+            The episodes that ended, in the order of arrival, without those broken off.
+        """
+        ended: list[tuple[int, int, float, int]] = []
+        for slot in np.unique(slots).tolist():
+            rows = np.flatnonzero(slots == slot)
+            own = Tally(1)
+            own._returns = self._returns[slot : slot + 1]
+            own._lengths = self._lengths[slot : slot + 1]
+            own._broken = self._broken[slot : slot + 1]
+            marked = None if failed is None else failed[:, rows]
+            found = own.feed(reward[:, rows], done[:, rows], marked)
+            self._returns[slot], self._lengths[slot] = own._returns[0], own._lengths[0]
+            ends = rows[done[0, rows]] if marked is None else rows[done[0, rows] & ~marked[0]]
+            # The first may have been missed in part, and is not counted then.
+            for row, total, length in zip(
+                ends[len(ends) - len(found.returns) :], found.returns, found.lengths, strict=True
+            ):
+                ended.append((int(row), slot, float(total), int(length)))
+        ended.sort()
+        return Episodes(
+            np.array([slot for _, slot, _, _ in ended], np.int64),
+            np.array([total for _, _, total, _ in ended]),
+            np.array([length for _, _, _, length in ended], np.int64),
+        )
+
 
 _NONE = Episodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
 

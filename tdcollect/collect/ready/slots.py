@@ -53,6 +53,11 @@ class ReadySlots:
         self.next_keys: list[Key] | None = None
         self.zeroed: list[Key] = []
 
+    def resume(self, before: ReadySlots) -> None:
+        """Go on where other slots, of the same env, are."""
+        self.present, self.ready = before.present, before.ready
+        self.next_keys, self.zeroed = before.next_keys, before.zeroed
+
     @property
     def in_flight(self) -> bool:
         """True if slots were sent that have not come back."""
@@ -81,11 +86,11 @@ class ReadySlots:
         if acting:
             step = StepDict(self.present)
             self._act(step, acting)
+            self._take_over(step, acting)
             if self.next_keys is None:
                 check_tensors(step)
                 self.next_keys = [key for key in step if is_next(key)]
                 self.zeroed = self._remembered(step)
-            self._take_over(step, acting)
         self._env.send(self.present, acting)
         self.ready = [slot for slot in self.ready if slot not in acting]
 

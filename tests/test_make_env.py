@@ -227,6 +227,49 @@ def test_options_of_workers_are_for_the_process_backend(option: dict[str, Any]) 
         make_env("CartPole-v1", 2, **option)
 
 
+@pytest.mark.parametrize("wait_num", [0, -1, 3, True, 1.0, "1"], ids=repr)
+def test_wait_num_counts_slots(log: list[str], wait_num: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected wait_num to be an int from 1 to 2, .*, got"):
+        make_env(lambda: Plain(log), 2, backend="process", wait_num=wait_num)
+    assert log == []
+
+
+@pytest.mark.parametrize("wait_timeout", [0, -1.0, True, float("inf"), float("nan"), "2"], ids=repr)
+def test_a_wait_timeout_must_be_seconds(log: list[str], wait_timeout: Any) -> None:
+    with pytest.raises(ValueError, match="expected wait_timeout to be seconds above 0, or None"):
+        make_env(lambda: Plain(log), 2, backend="process", wait_num=1, wait_timeout=wait_timeout)
+    assert log == []
+
+
+def test_a_wait_timeout_needs_slots_to_wait_for(log: list[str]) -> None:
+    with pytest.raises(TypeError, match=r"expected wait_num with wait_timeout=0.5, got none"):
+        make_env(lambda: Plain(log), 2, backend="process", wait_timeout=0.5)
+    assert log == []
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "backend", "got"),
+    [(2, "serial", "backend='serial'"), (2, None, "backend='serial'"), (None, "process", "None")],
+)
+def test_slots_that_are_ready_are_for_several_in_processes(
+    log: list[str], num_envs: int | None, backend: str | None, got: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"expected backend='process' and num_envs .*{got}"):
+        make_env(lambda: Plain(log), num_envs, backend=backend, wait_num=1)
+    assert log == []
+
+
+@pytest.mark.parametrize("wait", [{}, {"wait_num": 2}, {"wait_num": np.int64(1)}], ids=str)
+def test_an_env_steps_all_slots_however_many_a_collector_waits_for(wait: dict[str, Any]) -> None:
+    env = make_env("CartPole-v1", 2, backend="process", start_method="fork", seed=0, **wait)
+    expected = make_env("CartPole-v1", 2, seed=0)
+    torch.manual_seed(0)
+    found = env.rollout(9, break_when_any_done=False)
+    torch.manual_seed(0)
+    assert (found == expected.rollout(9, break_when_any_done=False)).all()
+    env.close()
+
+
 def test_an_id_is_not_for_the_gymnasium_backend() -> None:
     with pytest.raises(TypeError, match=r"expects a gymnasium.vector.VectorEnv \("):
         make_env("CartPole-v1", 2, backend="gymnasium")

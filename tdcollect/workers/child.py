@@ -152,6 +152,7 @@ def run_fork(run: Callable[[], object]) -> NoReturn:
     """Run a function in a fork, and never return into the code of the parent."""
     code = 1
     try:
+        gc.freeze()  # a collection visits what is new, or it would copy every page of the parent
         _reseed()
         run()
         gc.collect()  # what has a semaphore, say, removes it: nothing else runs at this exit

@@ -204,8 +204,10 @@ class ArrayEnv(SteppedEnv):
             marks[received.begun] = True
             begun = StepDict(written)
             del begun[keys.REWARD]
+            # Resets may come back alone: the entries of transforms are those of the step then.
+            before = following if received.stepped else StepDict({**self._taken, **following})
             for transform in self.transforms:
-                transform.reset(begun, StepDict({keys.RESET: marks}), following)
+                transform.reset(begun, StepDict({keys.RESET: marks}), before)
         return Arrived(following, begun, received, written)
 
     def _chosen(self, given: StepDict, slots: list[int] | None) -> list[int] | None:

@@ -1,0 +1,576 @@
+"""Slots that go on as they are ready: the data of in step, without its waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble, SliceSampler
+from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
+from torchrl.envs import transforms as T
+from torchrl.modules import LSTMModule
+
+from tdcollect import Collector
+from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
+from tdcollect.testing.counting import CountingEnv, CountingRules
+
+from ..evaluation.policies import deterministic, recurrent
+from ..test_process_exit import gone
+from ..uneven import Gated, Pace, ready_env
+from .envs import Toy, box, make_toy
+from .oracle import UPSTREAM, assert_same, assert_same_record, random_states, seed_everything
+
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+
+FEW = settings(max_examples=8, deadline=None)
+THREE = Pace(3, 3, 1, None)
+
+
+def bests() -> Any:
+    """A policy without memory that draws nothing."""
+    return deterministic()
+
+
+def remembering() -> Any:
+    """A policy with a hidden state, which draws nothing where exploration is off."""
+    return recurrent(LSTMModule)
+
+
+def collector_of(env: EnvBase, policy: Any = None, **options: Any) -> Collector:
+    options = {"frames_per_batch": 4 * env.batch_size.numel(), **options}
+    policy = bests() if policy is None else policy
+    return Collector(env, policy, exploration_type=ExplorationType.DETERMINISTIC, **options)
+
+
+Script = Callable[[Any], Iterator[Any]]
+
+
+def observed(env: EnvBase, script: Script, **options: Any) -> list[tuple[str, Any, Any]]:
+    """What a script observes of a collector, with the global random states."""
+    seed_everything(0)
+    env.set_seed(7)
+    collector = collector_of(env, **options)
+    try:
+        return [(f"yield {i}", value, random_states()) for i, value in enumerate(script(collector))]
+    finally:
+        collector.shutdown(close_env=False)
+
+
+def told(collector: Collector) -> dict[str, Any]:
+    """The statistics, whatever the order in which slots came."""
+    latest, lifetime = collector.stats.latest, collector.stats.lifetime
+    by_slot = np.argsort(latest.slots, kind="stable")
+    episodes = {name: getattr(latest, name)[by_slot] for name in ("slots", "returns", "lengths")}
+    return {
+        **{name: values.tolist() for name, values in episodes.items()},
+        "steps": [latest.steps, lifetime.steps],
+        "episodes": lifetime.episodes,
+    }
+
+
+# --------------------------------------------------------------------- batches and whole episodes
+
+BOOKS = {"step_count": True, "episode_reward": True, "is_init": True, "max_episode_steps": 4}
+INFOS = {"info_keys": ["left", "noise"], "device": "cpu"}
+PACES: list[tuple[Pace, dict[str, Any]]] = [
+    (Pace(1, 1, 1, None), {}),
+    (Pace(3, 3, 1, None), BOOKS),
+    (Pace(4, 4, 3, None), INFOS),
+    (Pace(5, 3, 2, 0.0005), {}),
+    (Pace(4, 2, 4, 0.0005), {}),
+]
+Pair = tuple[EnvBase, EnvBase]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[list[Pair]]:
+    """For each pace, an env that is ready and one in step; started once."""
+    made = [(p.ready(make_toy, **options), p.in_step(make_toy, **options)) for p, options in PACES]
+    yield made
+    for pair in made:
+        for env in pair:
+            env.close()
+
+
+any_pace = st.integers(0, len(PACES) - 1)
+
+
+@pytest.mark.behaviour(13)
+@pytest.mark.parametrize("policy", [bests, remembering])
+@FEW
+@given(pace=any_pace, counts=st.lists(st.integers(1, 9), min_size=2, max_size=2))
+def test_batches_are_those_of_in_step(
+    policy: Callable[[], Any], pairs: list[Pair], pace: int, counts: list[int]
+) -> None:
+    slots = PACES[pace][0].num_envs
+
+    def script(collector: Any) -> Iterator[Any]:
+        collector.set_seed(3)
+        stream = iter(collector)
+        for count in counts:
+            yield next(stream)
+            yield told(collector)
+            yield collector.collect(frames=count * slots)
+        yield collector.collect(frames=2 * slots, reset=True)
+
+    found, expected = (observed(env, script, policy=policy()) for env in pairs[pace])
+    assert_same_record(found, expected)
+
+
+@pytest.mark.behaviour(13)
+@pytest.mark.parametrize("policy", [bests, remembering])
+@FEW
+@given(pace=any_pace, counts=st.lists(st.integers(1, 12), min_size=2, max_size=2))
+def test_episodes_are_those_of_in_step(
+    policy: Callable[[], Any], pairs: list[Pair], pace: int, counts: list[int]
+) -> None:
+    slots = PACES[pace][0].num_envs
+
+    def script(collector: Any) -> Iterator[Any]:
+        for seed, count in enumerate(counts):
+            yield collector.collect(episodes=count, seed=seed)
+            yield told(collector)
+        yield collector.collect(episodes=counts[0], seed=9, max_episode_steps=3)
+        yield collector.collect(frames=3 * slots, seed=5)
+
+    found, expected = (observed(env, script, policy=policy()) for env in pairs[pace])
+    assert_same_record(found, expected)
+
+
+def test_a_program_that_collects_episodes_repeats(pairs: list[Pair]) -> None:
+    """Slots run on beyond the episodes asked for, by how long depends on the moment."""
+
+    def script(collector: Any) -> Iterator[Any]:
+        collector.set_seed(3)
+        for _ in range(3):
+            yield collector.collect(episodes=4)
+            yield collector.collect(frames=6)
+
+    once, again = (observed(pairs[1][0], script) for _ in range(2))
+    assert_same_record(again, once)
+
+
+class Opening(nn.Module):
+    """Draws nothing; opens the gate once another slot has got so far."""
+
+    def __init__(self, gate: Path, far: Callable[[torch.Tensor], bool]):
+        super().__init__()
+        self.gate, self.far = gate, far
+        self.opened = False
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if not self.opened and self.far(observation[:, 0]):
+            self.gate.touch()
+            self.opened = True
+        return torch.nn.functional.one_hot(torch.zeros(observation.shape[:-1]).long(), 2)
+
+
+def opening(gate: Path, far: Callable[[torch.Tensor], bool]) -> TensorDictModule:
+    return TensorDictModule(Opening(gate, far), in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.behaviour(13)
+@pytest.mark.parametrize("wait", [{"wait_num": 2}, {"wait_num": 3, "wait_timeout": 0.01}], ids=str)
+def test_a_batch_goes_on_beside_a_slot_that_takes_its_time(
+    wait: dict[str, Any], tmp_path: Path
+) -> None:
+    """Slot 0 waits at its first step, until slots 1 and 2 are at their second one."""
+    gate = tmp_path / "gate"
+    policy = opening(gate, lambda steps: bool((steps[1:] == 2).all()))
+    env = ready_env(partial(Gated, gate), 3, **wait)
+    collector = collector_of(env, policy, frames_per_batch=12)
+    collector.set_seed(0)
+    batch = next(iter(collector))
+    assert batch["observation"][..., 0].tolist() == [[0, 1, 2, 0]] * 3
+    collector.shutdown()
+
+
+@pytest.mark.behaviour(13)
+def test_episodes_go_on_beside_a_slot_that_takes_its_time(tmp_path: Path) -> None:
+    """Slot 0 waits until another one is at its third episode."""
+    gate = tmp_path / "gate"
+    starts = [0]
+
+    def far(steps: torch.Tensor) -> bool:
+        starts[0] += int(steps[1] == 1)
+        return starts[0] == 3
+
+    collector = collector_of(ready_env(partial(Gated, gate), 2), opening(gate, far))
+    batch = collector.collect(episodes=6, seed=0)
+    assert batch["observation"][:, 0].tolist() == [0, 1, 2] * 6
+    collector.shutdown()
+
+
+# ------------------------------------------------------------------------------------- by arrival
+
+SLOT, IDS = ("collector", "slot"), ("collector", "traj_ids")
+
+
+def by_slot(batches: list[TensorDictBase], num_envs: int) -> list[TensorDictBase]:
+    """The rows of each slot, in their order."""
+    rows = torch.cat(batches)
+    return [rows[rows[SLOT] == slot] for slot in range(num_envs)]
+
+
+def plain(rows: TensorDictBase) -> TensorDictBase:
+    """The rows without the collector's entries, their device and the name of their dimension."""
+    rows = rows.exclude("collector").contiguous().clear_device_()
+    rows.names = [None]
+    return rows
+
+
+def check_rows(batches: list[TensorDictBase], expected: TensorDictBase) -> None:
+    """Check rows by arrival against the first steps ``[N, T]`` of in step."""
+    for mine, theirs in zip(by_slot(batches, len(expected)), expected, strict=True):
+        assert len(mine) <= len(theirs)
+        same = theirs[: len(mine)]
+        assert_same(plain(mine), plain(same))
+        pairs = {*zip(mine[IDS].tolist(), same[IDS].tolist(), strict=True)}
+        ours, theirs_ids = ({pair[i] for pair in pairs} for i in (0, 1))
+        assert len(pairs) == len(ours) == len(theirs_ids)
+    rows = torch.cat(batches)
+    assert rows[SLOT].dtype == rows[IDS].dtype == torch.int64
+    owners = {*zip(rows[IDS].tolist(), rows[SLOT].tolist(), strict=True)}
+    assert len(owners) == len({trajectory for trajectory, _ in owners})
+
+
+def first_steps(env: EnvBase, steps: int, policy: Any = None) -> TensorDictBase:
+    """The first steps ``[N, T]`` of each slot, in step."""
+    collector = collector_of(env, policy)
+    batch = collector.collect(frames=steps * collector.n_env, seed=3)
+    collector.shutdown(close_env=False)
+    return batch
+
+
+@pytest.mark.behaviour(13)
+@pytest.mark.parametrize("policy", [bests, remembering])
+@FEW
+@given(
+    pace=any_pace,
+    frames=st.integers(1, 11),
+    counts=st.lists(st.integers(1, 9), min_size=2, max_size=2),
+)
+def test_rows_by_arrival_are_each_slots_own_in_order(
+    policy: Callable[[], Any], pairs: list[Pair], pace: int, frames: int, counts: list[int]
+) -> None:
+    """None is lost or doubled across batches, of whatever sizes."""
+    ready, in_step = pairs[pace]
+    collector = collector_of(ready, policy(), by_arrival=True, frames_per_batch=frames)
+    collector.set_seed(3)
+    stream, batches = iter(collector), []
+    for count in counts:
+        batches.append(next(stream))
+        assert batches[-1].shape == (frames,)
+        batches.append(collector.collect(frames=count))
+        assert batches[-1].shape == (count,)
+    total = 2 * frames + sum(counts)
+    assert collector.stats.lifetime.steps == total
+    collector.shutdown(close_env=False)
+    check_rows(batches, first_steps(in_step, total, policy()))
+
+
+@pytest.mark.behaviour(13)
+@pytest.mark.parametrize("wait", [{"wait_num": 2}, {"wait_num": 3, "wait_timeout": 0.01}], ids=str)
+def test_no_batch_waits_for_a_slot_that_takes_its_time(
+    wait: dict[str, Any], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    env = ready_env(partial(Gated, gate), 3, **wait)
+    policy = opening(gate, lambda steps: False)
+    collector = collector_of(env, policy, by_arrival=True, frames_per_batch=10)
+    collector.set_seed(0)
+    stream = iter(collector)
+    before = [next(stream) for _ in range(3)]
+    assert {*torch.cat(before)[SLOT].tolist()} == {1, 2}
+    gate.touch()
+    after = [next(stream)]
+    while 0 not in after[-1][SLOT]:
+        after.append(next(stream))
+    for rows in by_slot(before + after, 3):
+        assert rows["observation"][:, 0].tolist() == [i % 3 for i in range(len(rows))]
+    collector.shutdown()
+
+
+class Weighing(nn.Module):
+    """Acts by its weight, whatever it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.weight.expand(*observation.shape[:-1], 1).clone()
+
+
+@pytest.mark.behaviour(13)
+def test_a_row_by_arrival_holds_the_version_of_the_weights_that_acted() -> None:
+    """Those of slots in flight, when weights change, are older than the rest of their batch."""
+    weighing = Weighing()
+    policy = TensorDictModule(weighing, in_keys=["observation"], out_keys=["action"])
+    actions = gym.spaces.Box(-np.inf, np.inf, (1,))
+    env = Pace(4, 4, 1, None).ready(partial(Toy, box(3), actions))
+    collector = collector_of(
+        env, policy, by_arrival=True, frames_per_batch=9, track_policy_version=True
+    )
+    stream, batches = iter(collector), []
+    for version in range(6):
+        batches.append(next(stream))
+        acted = batches[-1]["next", "policy_version"]
+        assert torch.equal(batches[-1]["action"][:, 0].long(), acted)
+        assert acted.max() <= version
+        with torch.no_grad():
+            weighing.weight += 1
+        collector.update_policy_weights_()
+    assert torch.cat(batches)["next", "policy_version"].unique().numel() > 1
+    for rows in by_slot(batches, 4):
+        assert (rows["next", "policy_version"].diff() >= 0).all()
+    collector.shutdown()
+
+
+# --------------------------------------------------------------------------------- replay buffers
+
+
+def test_a_replay_buffer_takes_rows_as_they_arrive(pairs: list[Pair]) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
+    collector = collector_of(
+        PACES[3][0].ready(make_toy),  # closed with its total_frames
+        by_arrival=True,
+        frames_per_batch=7,
+        total_frames=28,
+        replay_buffer=buffer,
+    )
+    collector.set_seed(3)
+    assert list(collector) == [None] * 4
+    assert len(buffer) == 28
+    check_rows([buffer[:]], first_steps(pairs[3][1], 28))
+    assert buffer.sample()[SLOT].shape == (8,)
+
+
+def test_each_slot_has_a_buffer_of_its_own_in_an_ensemble(pairs: list[Pair]) -> None:
+    members = [
+        ReplayBuffer(
+            storage=LazyTensorStorage(100),
+            sampler=SliceSampler(slice_len=2, traj_key=IDS),
+            batch_size=8,
+        )
+        for _ in range(5)
+    ]
+    collector = collector_of(
+        PACES[3][0].ready(make_toy),  # closed with its total_frames
+        by_arrival=True,
+        frames_per_batch=20,
+        total_frames=120,
+        replay_buffer=ReplayBufferEnsemble(*members, batch_size=40, routing_key=SLOT),
+    )
+    collector.set_seed(3)
+    assert list(collector) == [None] * 6
+    held = [member[:] for member in members]
+    assert sum(map(len, held)) == 120
+    assert [{*rows[SLOT].tolist()} for rows in held] == [{slot} for slot in range(5)]
+    check_rows(held, first_steps(pairs[3][1], 120))
+    for member in members:
+        slices = member.sample().reshape(-1, 2)
+        assert torch.equal(slices["next", "observation"][:, 0], slices["observation"][:, 1])
+        assert torch.equal(slices[IDS][:, 0], slices[IDS][:, 1])
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+def refused() -> dict[str, Any]:
+    sliced = ReplayBuffer(
+        storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=2, traj_key=IDS)
+    )
+    plain = [ReplayBuffer(storage=LazyTensorStorage(9)) for _ in range(2)]
+    return {
+        "split_trajs": True,
+        "reset_at_each_iter": True,
+        "return_same_td": True,
+        "SliceSampler": {"replay_buffer": sliced},
+        "ReplayBufferEnsemble": {"replay_buffer": ReplayBufferEnsemble(*plain)},
+    }
+
+
+@pytest.mark.parametrize("name", refused())
+def test_arguments_without_a_meaning_by_arrival_are_refused(name: str, pairs: list[Pair]) -> None:
+    value = refused()[name]
+    options = value if isinstance(value, dict) else {name: value}
+    with pytest.raises((TypeError, ValueError), match=name):
+        collector_of(pairs[1][0], by_arrival=True, **options)
+
+
+def test_rows_by_arrival_are_for_slots_that_are_ready(pairs: list[Pair]) -> None:
+    with pytest.raises((TypeError, ValueError), match="wait_num"):
+        collector_of(pairs[1][1], by_arrival=True)
+
+
+# ------------------------------------------------------------------------------ following programs
+
+
+def test_seeding_and_resetting_restart_slots_in_flight(pairs: list[Pair]) -> None:
+    collector = collector_of(pairs[3][0], by_arrival=True, frames_per_batch=8)
+    expected = first_steps(pairs[3][1], 16)
+    earlier = -1
+    for restart in (collector.set_seed, lambda seed: collector.collect(frames=1, seed=seed)):
+        next(iter(collector))
+        begun = restart(3)
+        batches = [begun] if isinstance(begun, TensorDictBase) else []
+        batches.append(next(iter(collector)))
+        check_rows(batches, expected)
+        assert torch.cat(batches)[IDS].min() > earlier
+        earlier = int(torch.cat(batches)[IDS].max())
+    collector.reset()
+    assert (next(iter(collector))[IDS] > earlier).all()
+    collector.shutdown(close_env=False)
+
+
+@pytest.mark.parametrize("by_arrival", [True, False])
+def test_the_env_itself_is_in_step_after_ready_collecting(
+    by_arrival: bool, pairs: list[Pair]
+) -> None:
+    env, expected = pairs[3]
+    collector = collector_of(env, by_arrival=by_arrival)
+    collector.collect(frames=10)
+    if not by_arrival:
+        collector.collect(episodes=4)
+    for made in (env, expected):
+        made.set_seed(5)
+    policy = bests()
+    rolled = (made.rollout(8, policy, break_when_any_done=False) for made in (env, expected))
+    assert_same(*rolled)
+    collector.shutdown(close_env=False)
+
+
+class Tiring(nn.Module):
+    """Predicts the counting env's actions, and raises at one call."""
+
+    def __init__(self, at: int, error: type[BaseException], rules: CountingRules):
+        super().__init__()
+        self.right, self.at, self.error = StatelessCountingPolicy(rules), at, error
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.at -= 1
+        if self.at == 0:
+            raise self.error
+        return self.right(tensordict)
+
+
+RULES = CountingRules((3, 5, 2))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("count", [{"frames": 90}, {"episodes": 30}], ids=str)
+def test_an_interrupt_amid_flight_leaves_a_collector_to_go_on_with(
+    error: type[BaseException], count: dict[str, int]
+) -> None:
+    """The counting env raises at a step after an episode's end, and at a wrong action."""
+    env = Pace(1, 1, 1, None).ready(partial(CountingEnv, 0, RULES))
+    several = THREE.ready(partial(CountingEnv, 0, RULES))
+    for made in (env, several):
+        collector = collector_of(made, Tiring(17, error, RULES))
+        with pytest.raises(error):
+            collector.collect(**count)
+        if made is env:
+            check_counting_batch(collector.collect(frames=20), rules=RULES)
+        else:
+            batch = collector.collect(frames=60)
+            onward = batch["next", "observation"][:, :-1, :2]
+            going = ~batch["next", "done"][:, :-1, 0]
+            assert torch.equal(onward[going], batch["observation"][:, 1:, :2][going])
+        assert collector.collect(episodes=5)["next", "done"].sum() == 5
+        collector.shutdown()
+
+
+@pytest.mark.parametrize("by_arrival", [True, False])
+def test_ending_amid_flight_leaves_no_worker(by_arrival: bool, tmp_path: Path) -> None:
+    env = ready_env(partial(Gated, tmp_path / "gate"), 3, timeout=None)
+    pids = [process.pid for process in env.stepper.backend._pool.processes]
+    calls = iter(range(100))
+
+    def far(steps: torch.Tensor) -> bool:
+        if next(calls) == 20:
+            raise KeyboardInterrupt
+        return False
+
+    policy = opening(tmp_path / "other", far)
+    collector = collector_of(env, policy, frames_per_batch=300, by_arrival=by_arrival)
+    with pytest.raises(KeyboardInterrupt):
+        collector.collect(frames=300, seed=0)
+    (tmp_path / "gate").touch()
+    collector.shutdown()
+    assert gone(pids)
+
+
+# ------------------------------------------------------------------------------------- transforms
+
+
+class Unknown(T.Transform):
+    """Looks at a single row at a time, which nobody knows."""
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict.set("twice", 2 * next_tensordict["observation"])
+
+    def _reset(self, tensordict: TensorDictBase, reset: TensorDictBase) -> TensorDictBase:
+        return self._call(reset)
+
+
+TRANSFORMS: dict[str, list[Callable[[], T.Transform]]] = {
+    "counters": [T.StepCounter, T.RewardSum, T.InitTracker],
+    "limit": [partial(T.StepCounter, max_steps=3)],
+    "on-rows": [
+        partial(T.ObservationNorm, 0.3, 1.7, in_keys=["observation"]),
+        partial(T.RewardScaling, 0.5, 2.0),
+    ],
+    "frames": [partial(T.CatFrames, 2, -1, in_keys=["observation"], out_keys=["frames"])],
+    "VecNorm": [partial(T.VecNorm, in_keys=["observation"])],
+    "Unknown": [Unknown],
+}
+
+
+def transformed(env: EnvBase, name: str) -> EnvBase:
+    return TransformedEnv(env, T.Compose(*[make() for make in TRANSFORMS[name]]))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("count", [{"frames": 25}, {"episodes": 5}], ids=str)
+def test_transforms_give_the_batches_of_in_step(
+    name: str, count: dict[str, int], pairs: list[Pair]
+) -> None:
+    """A transform that mixes rows, or may, has all slots stepped together."""
+
+    def script(collector: Any) -> Iterator[Any]:
+        yield collector.collect(**count, seed=3)
+        yield collector.collect(**count, seed=4)
+
+    found, expected = (observed(transformed(env, name), script) for env in pairs[3])
+    assert_same_record(found, expected)
+
+
+@pytest.mark.parametrize("name", ["counters", "limit", "on-rows", "frames"])
+def test_transforms_give_the_rows_of_in_step_by_arrival(name: str, pairs: list[Pair]) -> None:
+    ready, in_step = (transformed(env, name) for env in pairs[3])
+    collector = collector_of(ready, by_arrival=True)
+    found = [collector.collect(frames=21, seed=3), collector.collect(frames=9)]
+    collector.shutdown(close_env=False)
+    check_rows(found, first_steps(in_step, 30))
+
+
+@pytest.mark.parametrize("name", ["VecNorm", "Unknown"])
+def test_a_transform_that_may_mix_rows_is_named(name: str, pairs: list[Pair]) -> None:
+    """By arrival it is refused; in batches slots are in step, which ``explain()`` says."""
+    with pytest.raises((TypeError, ValueError), match=name):
+        collector_of(transformed(pairs[3][0], name), by_arrival=True)
+    collector = collector_of(transformed(pairs[3][0], name))
+    assert "in step" in str(collector.explain())
+    collector.shutdown(close_env=False)

@@ -1,0 +1,252 @@
+"""Test episodes on slots that go on as they are ready: the ledger of in step, to the bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict.nn import TensorDictModule
+from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
+from torchrl.envs import transforms as T
+from torchrl.modules import GRUModule, LSTMModule
+
+from tdcollect import Evaluator, evaluate
+from tdcollect.evaluation.ledger.records import FAILED, Episode
+
+from ..uneven import Gated, Naps, Pace, ready_env
+from .envs import Failing, Walk
+from .ledger import digest, episodes_of, records
+from .policies import categorical, deterministic, epsilon_greedy, recurrent
+
+torch.set_num_threads(1)
+
+EPISODES = 12
+PACES = [Pace(1, 1, 1, None), Pace(3, 3, 1, None), Pace(5, 3, 2, 0.0005), Pace(4, 2, 4, None)]
+POLICIES: dict[str, Callable[[], Any]] = {
+    "deterministic": deterministic,
+    "drawn": categorical,
+    "noisy": epsilon_greedy,
+    "lstm": partial(recurrent, LSTMModule),
+    "gru": partial(recurrent, GRUModule),
+    "random": lambda: None,
+}
+SEEDS = range(1000, 1000 + EPISODES)
+RANDOM = {"exploration_type": ExplorationType.RANDOM}
+
+
+@pytest.fixture(scope="module")
+def envs() -> Iterator[list[EnvBase]]:
+    """An env for each pace; started once."""
+    made = [pace.ready(Walk) for pace in PACES]
+    yield made
+    for env in made:
+        env.close()
+
+
+@pytest.fixture(scope="module")
+def ledgers() -> dict[tuple[str, int], str]:
+    """Digests of in step, by policy and root seed; each is found once."""
+    return {}
+
+
+@pytest.mark.behaviour(13)
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=4, deadline=None)
+@given(pace=st.integers(0, len(PACES) - 1), seed=st.integers(0, 2))
+def test_any_pace_gives_the_ledger_of_in_step(
+    name: str,
+    envs: list[EnvBase],
+    ledgers: dict[tuple[str, int], str],
+    pace: int,
+    seed: int,
+) -> None:
+    def found(env: Any) -> str:
+        return digest(env, POLICIES[name](), EPISODES, seed=seed, **RANDOM)
+
+    if (name, seed) not in ledgers:
+        ledgers[name, seed] = found(Walk)
+    assert found(envs[pace]) == ledgers[name, seed]
+
+
+def test_the_data_of_episodes_are_those_of_in_step(envs: list[EnvBase]) -> None:
+    policy = recurrent(LSTMModule)
+    expected = episodes_of(Walk, policy, EPISODES, **RANDOM)
+    found = episodes_of(envs[2], policy, EPISODES, **RANDOM)
+    assert sorted(found) == sorted(expected)
+    for index, data in expected.items():
+        assert (found[index] == data).all()
+
+
+@pytest.mark.parametrize("settings", [{"max_episode_steps": 4}, {"fresh_envs": True}], ids=str)
+def test_settings_give_the_ledger_of_in_step(settings: dict[str, Any], envs: list[EnvBase]) -> None:
+    policy = categorical()
+    given = {**settings, **RANDOM}
+    assert digest(envs[1], policy, EPISODES, **given) == digest(Walk, policy, EPISODES, **given)
+
+
+def test_transforms_give_the_ledger_of_in_step(envs: list[EnvBase]) -> None:
+    def transformed(env: EnvBase) -> EnvBase:
+        return TransformedEnv(
+            env,
+            T.Compose(
+                T.ObservationNorm(0.3, 1.7, in_keys=["observation"]),
+                T.CatFrames(3, dim=-1, in_keys=["observation"]),
+                T.StepCounter(max_steps=5),
+                T.RewardSum(),
+            ),
+        )
+
+    policy = categorical(9)
+    expected = digest(transformed(Pace(3, 3, 1, None).in_step(Walk)), policy, EPISODES, **RANDOM)
+    assert digest(transformed(envs[1]), policy, EPISODES, **RANDOM) == expected
+
+
+@pytest.mark.behaviour(13)
+def test_episodes_go_on_beside_one_that_takes_its_time(tmp_path: Path) -> None:
+    """The episode waits at its first step, until the policy has seen three others begin."""
+    gate = tmp_path / "gate"
+
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        begun.append(int((observation[:2, 0] == 1).sum()))
+        if sum(begun) >= 3:
+            gate.touch()
+        return torch.nn.functional.one_hot(torch.zeros(len(observation)).long(), 2)
+
+    begun: list[int] = []
+    policy = TensorDictModule(act, in_keys=["observation"], out_keys=["action"])
+    env = ready_env(partial(Gated, gate, SEEDS[0]), 2)
+    lengths = [record.length for record in records(env, policy, 6, env_seeds=SEEDS)]
+    assert lengths == [3] * 6
+    env.close()
+
+
+# ------------------------------------------------------------------------------------- failing envs
+
+BROKEN = (1003, 1004, 1009)
+
+
+@pytest.mark.parametrize("at_reset", [False, True])
+def test_episodes_that_fail_are_those_of_in_step(at_reset: bool) -> None:
+    """Each retry runs in any worker; an env that always fails counts the same ones."""
+    make = partial(Failing, BROKEN, at_reset=at_reset)
+    given = {"env_seeds": SEEDS, **RANDOM}
+    expected = records(make, categorical(), EPISODES, num_envs=3, **given)
+    env = Pace(3, 3, 1, None).ready(make)
+    found = records(env, categorical(), EPISODES, **given)
+    env.close()
+    assert sorted(found, key=index) == sorted(expected, key=index)
+    assert {SEEDS[record.index] for record in found if not record.completed} == {*BROKEN}
+
+
+def index(record: Episode) -> int:
+    return record.index
+
+
+class Stubborn(Walk):
+    """Hangs, or kills its process, at the second step of episodes with one seed.
+
+    Args:
+        what: ``"hang"`` or ``"die"``.
+        marker: a file that is made then; nothing happens once it is there. None for each time.
+    """
+
+    def __init__(self, what: str = "", marker: Path | None = None):
+        super().__init__()
+        self.what, self.marker = what, marker
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        self.left += 2
+        self.steps, self.due = 0, seed == SEEDS[4]
+        return result
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.what and self.due and self.steps == 2:
+            self._act()
+        return super().step(action)
+
+    def _act(self) -> None:
+        if self.marker is not None:
+            if self.marker.exists():
+                return
+            self.marker.touch()
+        if self.what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("what", ["hang", "die"])
+def test_a_worker_that_is_lost_once_leaves_the_ledger_of_in_step(what: str, tmp_path: Path) -> None:
+    given = {"env_seeds": SEEDS, **RANDOM}
+    expected = {r.index: r for r in records(Stubborn, categorical(), EPISODES, **given)}
+    make = partial(Stubborn, what, tmp_path / "marker")
+    env = ready_env(lambda: Naps(make()), 3, timeout=0.5)
+    found = records(env, categorical(), EPISODES, **given)
+    env.close()
+    for record in found:
+        assert record.digest == expected[record.index].digest
+    assert {record.index: record.restarts for record in found if record.restarts} == {4: 1}
+
+
+def test_an_episode_that_always_kills_its_worker_alone_has_failed() -> None:
+    given = {"env_seeds": SEEDS, **RANDOM}
+    expected = {r.index: r for r in records(Stubborn, categorical(), EPISODES, **given)}
+    env = ready_env(lambda: Naps(Stubborn("die")), 3)
+    found = {r.index: r for r in records(env, categorical(), EPISODES, **given)}
+    env.close()
+    assert found[4].status == FAILED
+    assert {i: r for i, r in found.items() if i != 4} == {
+        i: r for i, r in expected.items() if i != 4
+    }
+
+
+# ----------------------------------------------------------------------------------- who else runs
+
+
+def test_evaluate_and_its_files_are_those_of_in_step(envs: list[EnvBase], tmp_path: Path) -> None:
+    """The ledger's file too, byte by byte: it is in the order of the indices."""
+    policy = categorical()
+    results = [
+        evaluate(env, policy, EPISODES, output_dir=tmp_path / name, progress=False, **RANDOM)
+        for name, env in (("step", Walk), ("ready", envs[2]))
+    ]
+    assert results[0].digest == results[1].digest
+    step, ready = (tmp_path / name / "episodes.jsonl" for name in ("step", "ready"))
+    assert sorted(step.read_bytes().splitlines()) == sorted(ready.read_bytes().splitlines())
+
+
+@pytest.mark.usefixtures("quick_children")
+def test_an_evaluator_gives_the_ledger_of_in_step() -> None:
+    policy = categorical()
+    expected = digest(Walk, policy, EPISODES, **RANDOM)
+    make = partial(Pace(3, 3, 1, None).ready, Walk)
+    with Evaluator(make, policy, num_trajectories=EPISODES, **RANDOM) as evaluator:
+        assert evaluator.submit().result(60).digest == expected
+
+
+def test_an_interrupt_amid_flight_leaves_an_env_to_go_on_with(envs: list[EnvBase]) -> None:
+    """The env is the user's: it steps and evaluates as before."""
+    calls = iter(range(1000))
+    right = categorical()
+
+    def interrupted(*_: Any) -> None:
+        if next(calls) == 30:
+            raise KeyboardInterrupt
+
+    handle = right.register_forward_pre_hook(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        digest(envs[1], right, EPISODES, **RANDOM)
+    handle.remove()
+    assert digest(envs[1], right, EPISODES, **RANDOM) == digest(Walk, right, EPISODES, **RANDOM)
+    envs[1].set_seed(3)
+    assert envs[1].rollout(4, break_when_any_done=False).shape == (3, 4)

@@ -153,6 +153,7 @@ def run_fork(run: Callable[[], object]) -> NoReturn:
     code = 1
     try:
         _reseed()
+        gc.freeze()  # what the parent made is the parent's to remove; its threads are not here
         run()
         gc.collect()  # what has a semaphore, say, removes it: nothing else runs at this exit
         code = 0

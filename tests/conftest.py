@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Iterator
 
@@ -25,6 +26,12 @@ tqdm.monitor_interval = 0
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put Ray's tests last: its threads stay in the process, and evaluations see them."""
     items.sort(key=lambda item: item.path.name == "test_ray.py")
+
+
+def pytest_collection_finish() -> None:
+    """Keep all that is imported and collected out of what the garbage collector walks."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tdcollect.collect import Collector, SyncDataCollector
+    from tdcollect.collectors.batched import AsyncBatchedCollector
     from tdcollect.collectors.local import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
     from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError
     from tdcollect.collectors.multi import MultiCollector
     from tdcollect.collectors.trajectory_ids import worker_of
 
 __all__ = [
+    "AsyncBatchedCollector",
     "AsyncCollector",
     "Collector",
     "LostWorker",
@@ -27,6 +29,7 @@ __all__ = [
 
 # Imported when they are asked for: some need packages that are not installed everywhere.
 _MODULES = {
+    "AsyncBatchedCollector": "collectors.batched",
     "AsyncCollector": "collectors.local",
     "Collector": "collect",
     "LostWorker": "collectors.lost",

@@ -1,0 +1,1 @@
+"""TorchRL's collectors on several processes and machines, with tdcollect's collector inside."""

@@ -46,3 +46,8 @@ def take_place(collector: Any, worker: int, weights: Any, seeding: tuple[Any, ..
         collector.update_policy_weights_(weights)
     if seeding is not None:
         seeded(collector, *seeding)
+
+
+def counted(collector: Any) -> None:
+    """Count that a worker has been seeded; its batches tell how often."""
+    collector.seedings += 1

@@ -118,6 +118,13 @@ class _Distributed:
         advice = "RayCollector and MultiSyncCollector can put another in its place"
         raise WorkerLostError(lost, advice) from error
 
+    def _end_construction(self, error: BaseException) -> None:
+        """End all that was started; raise if it was a worker that has died."""
+        if self._torchrl.started:
+            self._raise_if_lost(error)
+        self._ended = True
+        self._end()
+
     def _find_lost(self, patience: float) -> LostWorker | None:
         local = self.launcher == "mp"
         for worker, job in enumerate(self.jobs if local else []):
@@ -154,7 +161,8 @@ class _Distributed:
     def _end(self) -> None:
         """End all that is left, without a word to the workers: one of them would not answer."""
         self._torchrl.shut_down = True
-        for job in self.jobs if self.launcher == "mp" else []:
+        local = self.jobs if self._torchrl.started and self.launcher == "mp" else []
+        for job in local:
             job.kill()
         for scheme in (self._torchrl.schemes or {}).values():
             with suppress(Exception):
@@ -162,7 +170,7 @@ class _Distributed:
         if torch.distributed.is_initialized():
             with suppress(Exception):
                 torch.distributed.destroy_process_group()
-        for job in self.jobs if self.launcher == "mp" else []:
+        for job in local:
             job.join(5.0)
 
 
@@ -233,8 +241,8 @@ class DistributedCollector(_Linked, TorchRLDistributedCollector):
         try:
             super().__init__(envs, policy, **kwargs)
             self._accept()
-        except BaseException:
-            self.shutdown()
+        except BaseException as error:
+            self._end_construction(error)
             raise
         if self.total_frames < 0:
             self.total_frames = math.inf  # the parent would collect nothing
@@ -326,8 +334,8 @@ class DistributedSyncCollector(_Linked, TorchRLDistributedSyncCollector):
         try:
             super().__init__(envs, policy, **kwargs)
             self._accept()
-        except BaseException:
-            self.shutdown()
+        except BaseException as error:
+            self._end_construction(error)
             raise
         # The parent changes the ids of batches before it hands them on to these.
         self._afterwards = self.split_trajs, self.postproc
@@ -398,8 +406,8 @@ class RPCCollector(_Distributed, TorchRLRPCCollector):
         envs = self._prepare(create_env_fn, kwargs, Collector)
         try:
             super().__init__(envs, policy, **kwargs)
-        except BaseException:
-            self.shutdown()
+        except BaseException as error:
+            self._end_construction(error)
             raise
         if self.total_frames < 0:
             self.total_frames = math.inf  # the parent would collect nothing

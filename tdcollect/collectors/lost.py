@@ -1,46 +1,93 @@
-"""Workers that were lost: the record of one, and the error that names it."""
+"""Workers that were lost: the record of each, and the error."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-ON_WORKER_LOST = ("raise", "restart")
+from tdcollect.display import count_text, one_line
 
 
 @dataclass(frozen=True)
 class LostWorker:
-    """A worker that was lost.
+    """One worker that ended before its time.
 
     Attributes:
         worker: its index.
-        pid: of its process.
-        host: the address of its machine.
-        frames: the number of frames that it was collecting, which nobody gets.
-        seed: of its first slot; None if it was not seeded.
-        reason: the end of its process, in words.
-        replaced: True if another is in its place.
+        pid: of its process, or a name of it on another machine.
+        how: the way in which it ended: ``"was killed by SIGKILL"``, ``"ended with exit code 3"``.
+        slots: those that it held, counted over all workers.
+        frames: how many frames were lost with it at most: those of the batch at hand.
+        replaced: another worker took its place.
     """
 
     worker: int
-    pid: int
-    host: str
+    pid: int | str | None
+    how: str
+    slots: range
     frames: int
-    seed: int | None
-    reason: str
     replaced: bool
 
     def __str__(self) -> str:
-        where = f"process {self.pid} on {self.host}"
-        return f"worker {self.worker} ({where}), {self.frames} frames in flight: {self.reason}"
+        first, last = self.slots.start, self.slots.stop - 1
+        slots = f"slot {first}" if first == last else f"slots {first} to {last}"
+        return f"worker {self.worker} (pid {self.pid}, {slots}) {self.how}"
+
+
+class LostWorkers(tuple[LostWorker, ...]):
+    """The workers that a collector has lost, in order."""
+
+    @property
+    def frames(self) -> int:
+        """How many frames were lost with them at most."""
+        return sum(lost.frames for lost in self)
+
+    def __repr__(self) -> str:
+        if not self:
+            return one_line(self, "none")
+        return one_line(self, *map(str, self), f"at most {count_text(self.frames, 'frame')} lost")
+
+    def __str__(self) -> str:
+        return "\n".join(f"{lost}; at most {lost.frames} frames lost" for lost in self) or "none"
 
 
 class WorkerLostError(RuntimeError):
-    """A worker's process ended before its collection did.
+    """A worker of a collector ended before its time.
 
     Attributes:
         lost: the record of it.
     """
 
-    def __init__(self, lost: LostWorker, advice: str):
-        super().__init__(f"expected all workers to go on, got the end of {lost}; {advice}")
+    def __init__(self, lost: LostWorker):
         self.lost = lost
+        super().__init__(
+            f"{lost}; the other workers have been ended, make a new collector, or pass "
+            "on_worker_lost='restart' to have another worker take its place"
+        )
+
+    def __reduce__(self) -> tuple[type[WorkerLostError], tuple[LostWorker]]:
+        return type(self), (self.lost,)
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """The words for an exit code of ``multiprocessing``: negative for a signal."""
+    if exit_code is None:
+        return "ended"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+
+
+def slots_of(worker: int, slots: Sequence[int]) -> range:
+    """The slots of a worker, counted over all workers.
+
+    Args:
+        worker: its index.
+        slots: N of each worker.
+    """
+    first = sum(slots[:worker])
+    return range(first, first + slots[worker])

@@ -7,19 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tdcollect.collect import Collector, SyncDataCollector
+    from tdcollect.collectors.distributed import (
+        DistributedCollector,
+        DistributedSyncCollector,
+        RPCCollector,
+    )
+    from tdcollect.collectors.link import LinkedCollector
     from tdcollect.collectors.local import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
     from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError
     from tdcollect.collectors.multi import MultiCollector
+    from tdcollect.collectors.ray import RayCollector
     from tdcollect.collectors.trajectory_ids import worker_of
 
 __all__ = [
     "AsyncCollector",
     "Collector",
+    "DistributedCollector",
+    "DistributedSyncCollector",
+    "LinkedCollector",
     "LostWorker",
     "LostWorkers",
     "MultiAsyncCollector",
     "MultiCollector",
     "MultiSyncCollector",
+    "RPCCollector",
+    "RayCollector",
     "SyncDataCollector",
     "WorkerLostError",
     "worker_of",
@@ -29,11 +41,16 @@ __all__ = [
 _MODULES = {
     "AsyncCollector": "collectors.local",
     "Collector": "collect",
+    "DistributedCollector": "collectors.distributed",
+    "DistributedSyncCollector": "collectors.distributed",
+    "LinkedCollector": "collectors.link",
     "LostWorker": "collectors.lost",
     "LostWorkers": "collectors.lost",
     "MultiAsyncCollector": "collectors.local",
     "MultiCollector": "collectors.multi",
     "MultiSyncCollector": "collectors.local",
+    "RPCCollector": "collectors.distributed",
+    "RayCollector": "collectors.ray",
     "SyncDataCollector": "collect",
     "WorkerLostError": "collectors.lost",
     "worker_of": "collectors.trajectory_ids",

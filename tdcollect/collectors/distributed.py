@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import socket
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +23,22 @@ from torchrl.collectors.utils import split_trajectories
 from tdcollect._upstream.distributed import DistributedState
 from tdcollect.collect import Collector
 from tdcollect.collect.construction import extends
+from tdcollect.collect.path import Explanation
 from tdcollect.collectors import on_worker
+from tdcollect.collectors.inner import WorkerFacts, WorkerReport
 from tdcollect.collectors.link import LinkedCollector, Links
-from tdcollect.collectors.lost import LostWorker, WorkerLostError
+from tdcollect.collectors.lost import (
+    LostWorker,
+    LostWorkers,
+    WorkerLostError,
+    how_it_ended,
+    slots_of,
+)
+from tdcollect.collectors.merged import MergedStatistics, merged_explanation
 from tdcollect.collectors.seeds import first_seeds
 from tdcollect.collectors.trajectory_ids import TrajectoryIds
 from tdcollect.display import one_line
+from tdcollect.envs.adopted import chain
 from tdcollect.keys import TRAJ_IDS
 
 
@@ -58,8 +67,9 @@ class _Distributed:
         Returns:
             One function per worker.
         """
-        self.lost: list[LostWorker] = []
-        self._firsts: list[int] = []
+        self.lost = LostWorkers()
+        self._facts: list[WorkerFacts] | None = None
+        self._statistics: MergedStatistics | None = None
         self._ended = False
         envs = list(envs) if isinstance(envs, Sequence) else [envs]
         if options.get("collector_class", "single") in ("single", TorchRLCollector, Collector):
@@ -94,53 +104,80 @@ class _Distributed:
         """Seed all workers; return the seed for the next env."""
         if self._torchrl.shut_down:
             raise RuntimeError("the collector is shut down; make a new one to collect")
-        slots = self._ask(on_worker.slots)
-        if None in slots:
+        facts = self._know()
+        if not all(one.seeds_in_a_row for one in facts):
             kind = type(self).__name__
             raise ValueError(
                 f"expected envs of tdcollect.make_env, whose slots count on from one seed, for a "
                 f"seed of {kind}; use them, or RayCollector or MultiSyncCollector"
             )
-        self._firsts = first_seeds(seed, slots)
-        static, same, workers = ([each] * len(slots) for each in (static_seed, seed, 0))
-        workers = list(range(len(slots)))
-        return self._ask(on_worker.seeded, self._firsts, static, same, workers)[-1]
+        workers = range(len(facts))
+        each = [[value] * len(facts) for value in (seed, 0, static_seed)]
+        firsts = first_seeds(seed, [one.slots for one in facts])
+        self._ask(on_worker.seeded, firsts, each[0], workers, *each[1:])
+        return seed if static_seed else chain(seed, len(facts) + 1)[-1]
+
+    def _know(self) -> list[WorkerFacts]:
+        """Facts about the workers, which are asked once."""
+        if self._facts is None:
+            self._facts = self._ask(on_worker.facts)
+        return self._facts
+
+    @property
+    def stats(self: Any) -> Any:
+        """Statistics merged over the workers; called, TorchRL's dict of counters."""
+        if self._statistics is None:
+            self._statistics = MergedStatistics(
+                lambda: [report.statistics for report in self._reports() if report.statistics],
+                lambda: [one.slots for one in self._know()],
+                100,
+                super().stats,  # type: ignore[misc]
+            )
+        return self._statistics
+
+    def explain(self) -> Explanation:
+        """The parts of the workers' collections, and whether several workers pay."""
+        return merged_explanation(self._reports(), [one.slots for one in self._know()])
+
+    def _reports(self) -> list[WorkerReport]:
+        if self._torchrl.shut_down:
+            raise RuntimeError("the collector is shut down; ask a live one")
+        return self._ask(on_worker.report)
 
     # ------------------------------------------------------------------------------ lost workers
 
-    def _raise_if_lost(self, error: BaseException | None = None) -> None:
-        """End the collection if a worker is lost, with an error that names it."""
-        lost = self._find_lost(1.0 if error is not None else 0.0)
+    def _raise_if_lost(self, error: BaseException | None = None, patience: float = 1.0) -> None:
+        """End the collection if a worker is lost, with an error that names it.
+
+        Args:
+            error: that followed from the loss, if one did.
+            patience: how long a worker may take to end after the error, in seconds.
+        """
+        lost = self._find_lost(0.0 if error is None else patience)
         if lost is None:
             return
-        self.lost.append(lost)
+        self.lost = LostWorkers((*self.lost, lost))
         self._end()
-        advice = "RayCollector and MultiSyncCollector can put another in its place"
+        advice = "make a new collector; RayCollector can put another worker in its place"
         raise WorkerLostError(lost, advice) from error
 
     def _end_construction(self, error: BaseException) -> None:
         """End all that was started; raise if it was a worker that has died."""
         if self._torchrl.started:
-            self._raise_if_lost(error)
+            self._raise_if_lost(error, patience=5.0)
         self._ended = True
         self._end()
 
     def _find_lost(self, patience: float) -> LostWorker | None:
-        local = self.launcher == "mp"
-        for worker, job in enumerate(self.jobs if local else []):
-            if not job.is_alive():
-                return self._lost_worker(worker, job.pid, _end_of(job.exitcode))
+        jobs = self.jobs if self.launcher == "mp" else []
         for worker in self._disconnected():
-            if local:
-                self.jobs[worker].join(patience)
-                return self._lost_worker(
-                    worker, self.jobs[worker].pid, _end_of(self.jobs[worker].exitcode)
-                )
-            return self._lost_worker(worker, 0, "its connection has ended")
-        for worker, job in enumerate(self.jobs if local and patience else []):
+            if not jobs:
+                return self._lost_worker(worker, "has ended its connection")
+            jobs[worker].join(1.0)
+        for worker, job in enumerate(jobs):
             job.join(patience)
             if not job.is_alive():
-                return self._lost_worker(worker, job.pid, _end_of(job.exitcode))
+                return self._lost_worker(worker, how_it_ended(job.exitcode))
         return None
 
     def _any_failed(self) -> bool:
@@ -148,11 +185,11 @@ class _Distributed:
         local = self.launcher == "mp"
         return any(job.exitcode for job in self.jobs) if local else self._find_lost(0.0) is not None
 
-    def _lost_worker(self, worker: int, pid: int, reason: str) -> LostWorker:
-        seed = self._firsts[worker] if self._firsts else None
-        host = socket.gethostname() if self.launcher == "mp" else "another machine"
+    def _lost_worker(self, worker: int, how: str) -> LostWorker:
+        pid = self.jobs[worker].pid if self.launcher == "mp" else "unknown"
+        slots = [1] * self.num_workers if self._facts is None else [f.slots for f in self._facts]
         frames = self._torchrl.frames_per_worker
-        return LostWorker(worker, pid, host, frames, seed, reason, replaced=False)
+        return LostWorker(worker, pid, how, slots_of(worker, slots), frames, replaced=False)
 
     def _disconnected(self) -> list[int]:
         """The workers whose connection has ended."""
@@ -470,12 +507,3 @@ class RPCCollector(_Distributed, TorchRLRPCCollector):
 def _with_local(function: Callable[..., Any], collector: Any, *arguments: Any) -> Any:
     """Call a function with the collector that a reference of RPC stands for, where it is."""
     return function(collector.local_value(), *arguments)
-
-
-def _end_of(exitcode: int | None) -> str:
-    """The end of a process, in words."""
-    if exitcode is None:
-        return "its connection has ended"
-    if exitcode < 0:
-        return f"killed by {signal.Signals(-exitcode).name}"
-    return f"its process ended with exit code {exitcode}"

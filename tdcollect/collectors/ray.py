@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,13 +19,19 @@ from tdcollect._upstream.distributed import RayState, new_generation
 from tdcollect._upstream.ray import state_of
 from tdcollect.collect import Collector
 from tdcollect.collect.construction import extends
+from tdcollect.collect.path import Explanation
 from tdcollect.collectors import on_worker
-from tdcollect.collectors.lost import ON_WORKER_LOST, LostWorker, WorkerLostError
+from tdcollect.collectors.arguments import check_on_worker_lost, collector_class
+from tdcollect.collectors.inner import WorkerFacts, WorkerReport
+from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, slots_of
+from tdcollect.collectors.merged import MergedStatistics, merged_explanation
 from tdcollect.collectors.seeds import first_seeds, replacement_seed
 from tdcollect.collectors.trajectory_ids import TrajectoryIds
 from tdcollect.display import one_line
+from tdcollect.envs.adopted import chain
 from tdcollect.evaluation.workers import ray_cluster
 
+_log = logging.getLogger("tdcollect.collectors")
 _GONE = (RayActorError, ObjectLostError)
 _PATIENCE = 60.0
 """Seconds until a warning that the cluster has no room for a worker."""
@@ -48,7 +54,9 @@ class RayCollector(TorchRLRayCollector):
             one without a dashboard starts, and stops with the last collector that uses it.
 
     Attributes:
-        lost: the workers that were lost, as :class:`LostWorker`, first to last.
+        lost: the workers that were lost, and how many frames at most with them.
+        stats: :class:`tdcollect.collect.Statistics`, merged over the workers; a call gives
+            TorchRL's dict of counters.
 
     Examples:
         >>> make = partial(make_env, "CartPole-v1", num_envs=8)
@@ -69,12 +77,11 @@ class RayCollector(TorchRLRayCollector):
         on_worker_lost: str = "raise",
         **kwargs: Any,
     ):
-        if on_worker_lost not in ON_WORKER_LOST:
-            raise ValueError(f"expected on_worker_lost in {ON_WORKER_LOST}, got {on_worker_lost!r}")
-        self.lost: list[LostWorker] = []
+        check_on_worker_lost(on_worker_lost)
+        self.lost = LostWorkers()
         self.on_worker_lost = on_worker_lost
         self._seed: int | None = None
-        self._firsts: list[int] = []  # seeds of the workers' first slots
+        self._facts: list[WorkerFacts] | None = None
         self._replacements: list[int] = []
         self._in_a_row: list[int] = []  # losses of a worker, without a batch in between
         self._sent: Any = None
@@ -88,13 +95,11 @@ class RayCollector(TorchRLRayCollector):
         else:
             count = kwargs.setdefault("num_collectors", None) or 1
             kwargs["num_collectors"] = count
-        if kwargs.get("collector_class", "single") in ("single", TorchRLCollector):
-            kwargs["collector_class"] = Collector
+        kwargs["collector_class"] = kind = collector_class(kwargs.get("collector_class"))
         # The parent writes into these, and would share one dict between workers.
         options = kwargs.get("collector_kwargs") or {}
         options = [options] * count if isinstance(options, Mapping) else options
         kwargs["collector_kwargs"] = [dict(each) for each in options]
-        kind = kwargs["collector_class"]
         self._one_env = isinstance(kind, type) and issubclass(kind, TorchRLCollector)
         self._connection = "" if kwargs.get("ray_init_config") else ray_cluster.connect(None)
         try:
@@ -108,6 +113,14 @@ class RayCollector(TorchRLRayCollector):
             for scheme in (self._torchrl.schemes or {}).values():
                 new_generation(scheme)  # raises if it cannot
             self._remember(None)
+        if isinstance(kind, type) and issubclass(kind, Collector):
+            self._facts = self._ask(on_worker.facts)
+            self._stats = MergedStatistics(
+                lambda: [report.statistics for report in self._reports() if report.statistics],
+                lambda: self._slots,
+                100,
+                super().stats,
+            )
 
     @property
     def _torchrl(self) -> RayState:
@@ -160,19 +173,22 @@ class RayCollector(TorchRLRayCollector):
             *arguments: one value per worker, each.
         """
         self._check_open()
-        given = zip(*arguments, strict=True) if arguments else [()] * self.num_collectors
-        tasks = [
-            actor.__ray_call__.remote(function, *values)
-            for actor, values in zip(self.remote_collectors, given, strict=True)
-        ]
-        return [self._result(worker, task) for worker, task in enumerate(tasks)]
+        workers = range(self.num_collectors)
+        given = list(zip(*arguments, strict=True)) if arguments else [()] * len(workers)
+        tasks = [self._call(worker, function, *given[worker]) for worker in workers]
+        return [self._result(worker, tasks[worker], function, *given[worker]) for worker in workers]
 
-    def _result(self, worker: int, task: Any) -> Any:
-        """The result of a worker's task; if the worker is lost, the collection ends."""
-        try:
-            return ray.get(task)
-        except _GONE as error:
-            raise self._end(self._note(worker, error, 0, replaced=False)) from None
+    def _call(self, worker: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self.remote_collectors[worker].__ray_call__.remote(function, *arguments)
+
+    def _result(self, worker: int, task: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a call; if the worker is lost, another is asked if there is to be one."""
+        while True:
+            try:
+                return ray.get(task)
+            except _GONE as error:
+                self._replace(worker, error, 0)
+                task = self._call(worker, function, *arguments)
 
     def _check_open(self) -> None:
         failure, self._failure = self._failure, None
@@ -252,13 +268,19 @@ class RayCollector(TorchRLRayCollector):
 
     # ------------------------------------------------------------------------------ lost workers
 
+    @property
+    def _slots(self) -> list[int]:
+        """N of each worker; 1 where it is not known."""
+        facts = self._facts or [WorkerFacts(1, False)] * self.num_collectors
+        return [one.slots for one in facts]
+
     def _note(self, worker: int, error: Exception, frames: int, replaced: bool) -> LostWorker:
         state = state_of(self.remote_collectors[worker])
         reason = " ".join((state.reason or str(error)).split())
         reason = reason.partition(" Some common causes")[0]  # which Ray lists at length
-        seed = None if self._seed is None else self._firsts[worker]
-        lost = LostWorker(worker, state.pid, state.host, frames, seed, reason, replaced)
-        self.lost.append(lost)
+        process, slots = f"{state.pid} on {state.host}", slots_of(worker, self._slots)
+        lost = LostWorker(worker, process, f"was lost: {reason}", slots, frames, replaced)
+        self.lost = LostWorkers((*self.lost, lost))
         return lost
 
     def _end(self, lost: LostWorker) -> WorkerLostError:
@@ -267,11 +289,7 @@ class RayCollector(TorchRLRayCollector):
             self.stop_remote_collectors()
         else:
             self.shutdown()
-        if self.on_worker_lost == "restart":
-            advice = "its replacements fail too: look at its env and its machine"
-        else:
-            advice = "pass on_worker_lost='restart' to have another take its place"
-        return WorkerLostError(lost, advice)
+        return WorkerLostError(lost)
 
     def _replace(self, worker: int, error: Exception, frames: int) -> None:
         """Start another worker in the place of one that is lost.
@@ -287,18 +305,17 @@ class RayCollector(TorchRLRayCollector):
             lost = self._note(worker, error, frames, replaced)
             if not replaced:
                 raise self._end(lost) from error
-            warnings.warn(f"another worker takes the place of {lost}", stacklevel=3)
+            _log.warning("%s; another takes its place", lost)
             self._replacements[worker] += 1
             seeding = None
             if self._seed is not None:
                 place = self._seed, worker, self._replacements[worker]
-                self._firsts[worker] = replacement_seed(*place)
-                seeding = (self._firsts[worker], False, *place)
+                seeding = (replacement_seed(*place), *place)
             actor = self._start_one(worker)
             self.remote_collectors[worker] = actor
             ready = actor.__ray_call__.remote(on_worker.take_place, worker, self._sent, seeding)
             if not ray.wait([ready], timeout=_PATIENCE)[0]:
-                warnings.warn(f"worker {worker} waits for room on the cluster", stacklevel=3)
+                _log.warning("worker %d waits for room on the cluster", worker)
             try:
                 ray.get(ready)
             except _GONE as again:
@@ -375,19 +392,41 @@ class RayCollector(TorchRLRayCollector):
             self._check_open()
             self._seedings += 1
             self._seed, self._replacements = seed, [0] * self.num_collectors
-            slots = self._ask(on_worker.slots)
-            static, workers = [static_seed] * len(slots), range(len(slots))
-            if None not in slots:
-                self._firsts = first_seeds(seed, slots)
-                seeds = [seed] * len(slots)
-                return self._ask(on_worker.seeded, self._firsts, static, seeds, workers)[-1]
-            following, self._firsts = seed, []
-            for worker, actor in enumerate(self.remote_collectors):
-                self._firsts.append(following)
-                arguments = following, static_seed, seed, worker
-                task = actor.__ray_call__.remote(on_worker.seeded, *arguments)
-                following = self._result(worker, task)
+            workers = range(self.num_collectors)
+            if self._facts is not None and all(one.seeds_in_a_row for one in self._facts):
+                each = [[value] * len(workers) for value in (seed, 0, static_seed)]
+                firsts = first_seeds(seed, self._slots)
+                self._ask(on_worker.seeded, firsts, each[0], workers, *each[1:])
+                return seed if static_seed else chain(seed, len(workers) + 1)[-1]
+            following = seed
+            for worker in workers:
+                call = on_worker.seeded, following, seed, worker, 0, static_seed
+                following = self._result(worker, self._call(worker, *call), *call)
             return following
+
+    # --------------------------------------------------------------------------------- reports
+
+    @property
+    def stats(self) -> Any:
+        """Statistics merged over the workers; called, TorchRL's dict of counters."""
+        return super().stats if self._facts is None else self._stats
+
+    def explain(self) -> Explanation:
+        """The parts of the workers' collections, and whether several workers pay.
+
+        Raises:
+            RuntimeError: where the collector is shut down.
+            TypeError: where workers run another's collector.
+        """
+        if self._facts is None:
+            raise TypeError(
+                f"expected workers with tdcollect.Collector, got {self.collector_class.__name__}; "
+                "leave collector_class out"
+            )
+        return merged_explanation(self._reports(), self._slots)
+
+    def _reports(self) -> list[WorkerReport]:
+        return self._ask(on_worker.report)
 
     # ------------------------------------------------------------------------------------- end
 

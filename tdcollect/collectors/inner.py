@@ -87,9 +87,9 @@ class WorkerMethods:
         following: int = self.set_seed(env_seed, static_seed=static_seed)
         return following
 
-    def set_policy_version(self: Any, version: int | str | None) -> None:
-        """Count the versions of weights on from this one, where they are tracked."""
-        if version is not None and self.policy_version_tracker is not None:
+    def set_policy_version(self: Any, version: int) -> None:
+        """Count the versions of weights on from this one, where they are tracked by numbers."""
+        if isinstance(self.policy_version, int):
             self.policy_version_tracker.version = version
 
     def worker_state(self: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class WorkerMethods:
 
     def note_report(self: Any) -> None:
         """Make the report that :meth:`worker_report` gives."""
-        stats = self._monitor.stats
+        stats = self.stats
         saved = stats.save_state() if stats.on else None
         # One reference is replaced: another thread reads the one report or the other.
         self._report = WorkerReport(saved, self._report.parts or tuple(self.explain()))

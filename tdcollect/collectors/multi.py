@@ -208,15 +208,16 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         self._look()
         if policy_or_weights is not None:
             self._crews.weights = policy_or_weights
-        crews = dict(self._crews.crews)
-        chosen = kwargs.pop("worker_ids", None)
-        if crews:
-            everyone = range(self.num_workers) if chosen is None else _as_list(chosen)
-            chosen = [worker for worker in everyone if worker not in crews]
-            for worker in set(everyone) & set(crews):
+        crews, chosen = dict(self._crews.crews), kwargs.pop("worker_ids", None)
+        everyone = _as_list(range(self.num_workers) if chosen is None else chosen)
+        for worker in everyone:
+            self._crews.noted(worker)
+            if worker in crews:
                 crews[worker].update_policy_weights_(policy_or_weights, **kwargs)
-        if chosen is None or chosen != []:
-            super().update_policy_weights_(policy_or_weights, worker_ids=chosen, **kwargs)
+        first = [worker for worker in everyone if worker not in crews]
+        if first:
+            ids = first if crews else chosen
+            super().update_policy_weights_(policy_or_weights, worker_ids=ids, **kwargs)
         self._look()
 
     # ------------------------------------------------------------------------- seeds and states
@@ -302,6 +303,8 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
             return
         states = [_copied(state_dict[f"worker{w}"]) for w in range(self.num_workers)]
         self.map_fn("load_worker_state", [(state,) for state in states])
+        for worker, state in enumerate(states):
+            self._crews.versions[worker] = int(state.get("policy_version", 0))
         counters = WorkersState(self)
         counters.frames, counters.iteration = int(state_dict["frames"]), int(state_dict["iter"])
         self._crews.begun = int(state_dict.get(_REPLACEMENTS, 0))

@@ -38,6 +38,7 @@ class Crews:
         crews: those in place now, by the index of the worker.
         seed: of the whole collection; None if it is not seeded.
         weights: the latest weights that were given; None for those of the policy.
+        versions: how many times each worker was given weights, by its index.
         begun: how many had begun before this collector was made, for one that goes on from a state.
     """
 
@@ -45,6 +46,7 @@ class Crews:
         self.crews: dict[int, MultiAsyncCollector] = {}
         self.seed: int | None = None
         self.weights: Any = None
+        self.versions: dict[int, int] = {}
         self.begun = 0
         self._collector = weakref.ref(collector)
         self._inner = inner
@@ -71,7 +73,7 @@ class Crews:
         if self.weights is not None:
             crew.update_policy_weights_(self.weights)
         if isinstance(inner, InnerCollector):
-            crew.map_fn("set_policy_version", [(collector.policy_version,)])
+            crew.map_fn("set_policy_version", [(self.versions.get(worker, 0),)])
             if self.seed is not None:
                 first = replacement_seed(self.seed, worker, count)
                 crew.map_fn("seed_worker", [(first, self.seed, worker, count)])
@@ -99,6 +101,10 @@ class Crews:
         }
         env = collector.create_env_fn[worker]
         return MultiAsyncCollector([env], collector.policy, collector_class=inner, **options)
+
+    def noted(self, worker: int) -> None:
+        """Note that a worker is given weights."""
+        self.versions[worker] = self.versions.get(worker, 0) + 1
 
     def shutdown(self) -> None:
         """End all that are in place."""

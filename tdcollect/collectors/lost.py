@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from tdcollect.display import count_text, one_line
 
+_ADVICE = (
+    "make a new collector, or pass on_worker_lost='restart' to have another worker take its place"
+)
+
 
 @dataclass(frozen=True)
 class LostWorker:
@@ -59,15 +63,13 @@ class WorkerLostError(RuntimeError):
         lost: the record of it.
     """
 
-    def __init__(self, lost: LostWorker):
+    def __init__(self, lost: LostWorker, advice: str = _ADVICE):
         self.lost = lost
-        super().__init__(
-            f"{lost}; the other workers have been ended, make a new collector, or pass "
-            "on_worker_lost='restart' to have another worker take its place"
-        )
+        self._advice = advice
+        super().__init__(f"{lost}; the other workers have been ended, {advice}")
 
-    def __reduce__(self) -> tuple[type[WorkerLostError], tuple[LostWorker]]:
-        return type(self), (self.lost,)
+    def __reduce__(self) -> tuple[type[WorkerLostError], tuple[LostWorker, str]]:
+        return type(self), (self.lost, self._advice)
 
 
 def how_it_ended(exit_code: int | None) -> str:

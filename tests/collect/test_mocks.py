@@ -127,6 +127,11 @@ def test_every_option_on_odd_entries(env: str, options: str) -> None:
     check(env, POLICIES["keyless"], batches(2), OPTIONS[options], options)
 
 
+@pytest.mark.parametrize("env", ["MockSerialEnv", "CountingEnv[2]", "AddPixelsTransform"])
+def test_time_limits_where_the_env_says_nothing_of_truncation(env: str) -> None:
+    check(env, POLICIES["keyless"], batches(2), OPTIONS["max_frames_per_traj"], "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("env", ODD[2:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import multiprocessing
 import signal
 import threading
 import weakref
@@ -67,7 +67,7 @@ class Guard:
         self._raises_in_main = False
         self._previous: Any = None
         self._handler: Any = None
-        self._wake, self._sleep = os.pipe()
+        self._wake, self._sleep = multiprocessing.Pipe(duplex=False)
         self._thread = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._wake), name="tdcollect-guard", daemon=True
         )
@@ -180,14 +180,13 @@ class Guard:
             return
         self.closed = True
         with contextlib.suppress(OSError):
-            os.write(self._sleep, b"x")
-        os.close(self._sleep)
+            self._sleep.close()  # the thread finds its end closed
         here = threading.current_thread() is threading.main_thread()
         if self._raises_in_main and here and signal.getsignal(signal.SIGCHLD) is self._handler:
             signal.signal(signal.SIGCHLD, self._previous or signal.SIG_DFL)
 
 
-def _watch(guard_of: Callable[[], Guard | None], wake: int) -> None:
+def _watch(guard_of: Callable[[], Guard | None], wake: connection.Connection) -> None:
     """Wait until a process ends, and have the guard look."""
     try:
         while True:
@@ -202,4 +201,4 @@ def _watch(guard_of: Callable[[], Guard | None], wake: int) -> None:
                 return
             del guard
     finally:
-        os.close(wake)
+        wake.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import signal
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from tdcollect.collectors.arguments import (
 from tdcollect.collectors.channels import WorkerPipe, WorkerQueue
 from tdcollect.collectors.guard import Guard
 from tdcollect.collectors.inner import InnerCollector, WorkerFacts, WorkerReport
-from tdcollect.collectors.lost import LostWorkers
+from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, how_it_ended
 from tdcollect.collectors.merged import MergedStatistics, merged_explanation
 from tdcollect.collectors.replacement import Crews
 from tdcollect.collectors.seeds import first_seeds
@@ -92,7 +93,11 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         self.channels: list[Any] = []
         inner = self._prepare(create_env_fn, policy, on_worker_lost, collector_class, kwargs)
         self._crews = Crews(self, inner, kwargs)
-        super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
+        try:
+            super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
+        except Exception as error:
+            self._name_lost_at_start(error)
+            raise
         self._watch_workers(on_worker_lost)
 
     def _prepare(
@@ -106,7 +111,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         """Check the arguments; returns the class of the collectors inside."""
         several = isinstance(envs, (list, tuple))
         count = options.get("num_workers") if not several else len(envs)
-        workers = 1 if count is None else count
+        workers: Any = 1 if isinstance(self, upstream.AsyncCollector) else count
         check_workers((envs, policy), options, on_worker_lost, workers)
         if on_worker_lost == "restart":
             check_restartable(options)
@@ -126,6 +131,14 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
             return cls
         self.channels, ends = _pipes(workers)
         return InnerCollector(cls, range(workers), ends)
+
+    def _name_lost_at_start(self, error: Exception) -> None:
+        """Raise for a worker that died as it started; TorchRL has ended the others."""
+        for worker, proc in enumerate(vars(self).get("_procs", ())):
+            if proc.exitcode not in (None, 0, -signal.SIGTERM):
+                how = f"{how_it_ended(proc.exitcode)} as it started"
+                lost = LostWorker(worker, proc.pid, how, range(0), 0, replaced=False)
+                raise WorkerLostError(lost) from error
 
     def _watch_workers(self, on_worker_lost: str) -> None:
         """Look after the workers, which have started."""

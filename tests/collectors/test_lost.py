@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -92,6 +93,15 @@ def test_an_update_does_not_wait_for_the_dead() -> None:
             collector.update_policy_weights_()
         with pytest.raises(RuntimeError, match="the collector is shut down"):
             collector.explain()
+
+
+def dies() -> Any:
+    kill(os.getpid())
+
+
+def test_a_death_at_the_start_is_named() -> None:
+    with pytest.raises(WorkerLostError, match=r"pid \d+\) was killed by SIGKILL as it started"):
+        MultiSyncCollector([two_slots, dies], drawing(), frames_per_batch=64)
 
 
 # ---------------------------------------------------------------------------------------- restart

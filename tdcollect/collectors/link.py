@@ -154,7 +154,11 @@ class Links:
                 self._connections[worker].send((function, given[worker]))
             except OSError as error:
                 raise EOFError from error
-        return [self._result(worker) for worker in workers]
+        answers = [self._result(worker) for worker in workers]
+        for worker, (kind, value) in enumerate(answers):
+            if kind == "error":
+                raise RuntimeError(f"a call of worker {worker} failed:\n{value}")
+        return [value for _, value in answers]
 
     def begin(self) -> None:
         """Let workers begin that wait for it."""
@@ -206,10 +210,8 @@ class Links:
             return None
         return kind, value
 
-    def _result(self, worker: int) -> Any:
-        while (answer := self._receive(worker)) is None:
-            pass
-        kind, value = answer
-        if kind == "error":
-            raise RuntimeError(f"a call of worker {worker} failed:\n{value}")
-        return value
+    def _result(self, worker: int) -> tuple[str, Any]:
+        while True:
+            answer: tuple[str, Any] | None = self._receive(worker)
+            if answer is not None:
+                return answer

@@ -74,11 +74,6 @@ class WorkersState:
         count: int | None = self._of._worker_trajs_per_batch
         return count
 
-    @property
-    def use_buffers(self) -> bool | None:
-        """The argument ``use_buffers``, once it is known."""
-        return self._of._use_buffers
-
     def flush_trajectories(self) -> None:
         """Drop the trajectories that are put together in this process."""
         self._of._flush_trajectory_assembly()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tdcollect.collect import Collector, SyncDataCollector
+    from tdcollect.collectors.batched import AsyncBatchedCollector
     from tdcollect.collectors.distributed import (
         DistributedCollector,
         DistributedSyncCollector,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tdcollect.collectors.trajectory_ids import worker_of
 
 __all__ = [
+    "AsyncBatchedCollector",
     "AsyncCollector",
     "Collector",
     "DistributedCollector",
@@ -39,6 +41,7 @@ __all__ = [
 
 # Imported when they are asked for: some need packages that are not installed everywhere.
 _MODULES = {
+    "AsyncBatchedCollector": "collectors.batched",
     "AsyncCollector": "collectors.local",
     "Collector": "collect",
     "DistributedCollector": "collectors.distributed",

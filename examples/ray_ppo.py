@@ -3,8 +3,8 @@
     python examples/ray_ppo.py --output-dir runs/ray
 
 Without a Ray that runs, one starts on this machine and stops at the end; on a cluster, the workers
-go where it has room: see docs/ray-training.md. A worker that is lost is replaced. Writes the weights
-and a report. The exit status is 1 if the mean test return misses the goal.
+go where it has room: see docs/ray-training.md. A worker that is lost is replaced. Writes the
+weights and a report. The exit status is 1 if the mean test return misses the goal.
 """
 
 import argparse
@@ -61,7 +61,6 @@ def train(seed, frames, workers):
         remote_configs={"num_cpus": 1},
     )
     collector.set_seed(seed)
-    collector.update_policy_weights_()  # connects to the workers, which takes a few seconds once
     # A progress bar on terminals only.
     with tqdm(total=frames, unit=" frames", unit_scale=True, disable=None) as bar:
         for batch in collector:  # [workers, N, T]

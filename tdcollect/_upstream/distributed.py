@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from torchrl.weight_update import RayWeightSyncScheme
-
-__all__ = ["DistributedState", "RayState", "new_generation"]
+__all__ = ["DistributedState", "RayState"]
 
 
 class RayState:
@@ -48,17 +46,13 @@ class RayState:
         return bool(self._of._sync)
 
     @property
-    def schemes(self) -> dict[str, Any] | None:
-        """The weight sync schemes, by the name of the model."""
-        return self._of._weight_sync_schemes
+    def learner_sends(self) -> bool:
+        """True if a learner on Ray sends weights to the workers itself."""
+        return bool(getattr(self._of, "_external_weight_sender", False))
 
-    @schemes.setter
-    def schemes(self, schemes: dict[str, Any]) -> None:
-        self._of._weight_sync_schemes = schemes
-
-    def connect_again(self) -> None:
-        """Have the next update of weights connect the schemes first."""
-        self._of._weight_sync_initialized = False
+    def need_no_connection(self) -> None:
+        """Have no update of weights connect the schemes first, and no iteration warn of it."""
+        self._of._weight_sync_initialized = True
 
 
 class DistributedState:
@@ -125,17 +119,3 @@ class DistributedState:
     def count_frames(self, frames: int) -> None:
         """Add to the frames that ``RPCCollector`` has yielded."""
         self._of._collected_frames += frames
-
-
-def new_generation(scheme: Any) -> Any:
-    """Return a scheme with the settings of this one and no connection.
-
-    Raises:
-        TypeError: if it is not TorchRL's scheme for Ray.
-    """
-    if not isinstance(scheme, RayWeightSyncScheme):
-        raise TypeError(
-            f"expected a RayWeightSyncScheme, got a {type(scheme).__name__}, which cannot be made "
-            "anew for a worker that takes the place of a lost one; pass on_worker_lost='raise'"
-        )
-    return scheme._copy_uninitialized()

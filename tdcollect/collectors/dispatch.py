@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import torchrl.collectors as upstream
 
 from tdcollect._upstream.multi import drop_generic_defaults, one_env_each
 from tdcollect.collect.arguments import check_positive_int
-from tdcollect.collectors.multi import MultiCollector
 
+_REMOTE = "torchrl.collectors.distributed"
+_CLASSES = {
+    "process": ("MultiCollector", "torchrl.collectors"),
+    "ray": ("RayCollector", _REMOTE),
+    "rpc": ("RPCCollector", _REMOTE),
+    "distributed": ("DistributedCollector", _REMOTE),
+    "submitit": ("DistributedCollector", _REMOTE),
+}
 _SELECTORS = ("backend_options", "num_collectors", "num_workers", "sync")
 
 
@@ -47,15 +55,17 @@ def collector_of_workers(
             f"expected each argument once, got {twice} in backend_options, which have an argument "
             "of their own; pass them there alone"
         )
-    if backend != "process":
-        return upstream.Collector(
-            *args,
-            backend=backend,
-            backend_options=dict(options),
-            num_collectors=num_collectors,
-            sync=sync,
-            **kwargs,
+    if backend not in _CLASSES:  # TorchRL names those that there are
+        return upstream.Collector(*args, backend=backend, **kwargs)
+    args, kwargs, count = one_env_each(args, {**kwargs, **options}, num_collectors)
+    name, pool = _CLASSES[backend]
+    drop_generic_defaults(getattr(import_module(pool), name), kwargs)
+    if backend == "ray":
+        kwargs["num_collectors"] = count
+    if backend == "submitit" and kwargs.setdefault("launcher", "submitit") != "submitit":
+        raise ValueError(
+            f"expected launcher='submitit' for backend='submitit', got {kwargs['launcher']!r}; "
+            "choose backend='distributed'"
         )
-    args, kwargs, _ = one_env_each(args, {**kwargs, **options}, num_collectors)
-    drop_generic_defaults(upstream.MultiCollector, kwargs)
-    return MultiCollector(*args, sync=bool(sync), **kwargs)
+    cls = getattr(import_module("tdcollect.collectors"), name)
+    return cls(*args, sync=bool(sync), **kwargs)

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import (
     Client,
     Connection,
@@ -81,17 +82,17 @@ class LinkedCollector(Collector):
         connection = Client((link.host, link.port), authkey=link.key)
         self._connection = connection
         connection.send(link.worker)
-        while True:
-            try:
+        with suppress(EOFError, OSError):  # the end of the other side
+            while True:
                 function, arguments = connection.recv()
-            except EOFError:
-                return
-            with self._between_batches:
-                try:
-                    answer = "result", function(self, *arguments)
-                except Exception:
-                    answer = "error", traceback.format_exc()
-                connection.send(answer)
+                with self._between_batches:
+                    connection.send(self._result_of(function, arguments))
+
+    def _result_of(self, function: Any, arguments: Any) -> tuple[str, Any]:
+        try:
+            return "result", function(self, *arguments)
+        except Exception:
+            return "error", traceback.format_exc()
 
 
 class Links:
@@ -153,7 +154,11 @@ class Links:
                 self._connections[worker].send((function, given[worker]))
             except OSError as error:
                 raise EOFError from error
-        return [self._result(worker) for worker in workers]
+        answers = [self._result(worker) for worker in workers]
+        for worker, (kind, value) in enumerate(answers):
+            if kind == "error":
+                raise RuntimeError(f"a call of worker {worker} failed:\n{value}")
+        return [value for _, value in answers]
 
     def begin(self) -> None:
         """Let workers begin that wait for it."""
@@ -184,7 +189,7 @@ class Links:
             try:
                 while connection.poll():
                     self._receive(worker)
-            except (EOFError, OSError):
+            except EOFError:
                 found.append(worker)
         return found
 
@@ -196,16 +201,17 @@ class Links:
         self._connections = {}
 
     def _receive(self, worker: int) -> Any:
-        kind, value = self._connections[worker].recv()
+        try:
+            kind, value = self._connections[worker].recv()
+        except OSError as error:
+            raise EOFError from error
         if kind == "batch":
             self._batches[worker].append(value)
             return None
         return kind, value
 
-    def _result(self, worker: int) -> Any:
-        while (answer := self._receive(worker)) is None:
-            pass
-        kind, value = answer
-        if kind == "error":
-            raise RuntimeError(f"a call of worker {worker} failed:\n{value}")
-        return value
+    def _result(self, worker: int) -> tuple[str, Any]:
+        while True:
+            answer: tuple[str, Any] | None = self._receive(worker)
+            if answer is not None:
+                return answer

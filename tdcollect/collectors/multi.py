@@ -291,6 +291,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         state: dict[str, Any] = {f"worker{w}": _copied(one) for w, one in enumerate(workers)}
         counters = WorkersState(self)
         state |= {"frames": counters.frames, "iter": counters.iteration}
+        state["traj_pool"] = max((one["traj_pool"] for one in workers), key=_next_id).copy()
         state[_REPLACEMENTS] = self._crews.begun
         if self.policy_version_tracker is not None:
             state["policy_version"] = self.policy_version
@@ -385,6 +386,10 @@ def _held(collector: MultiCollector) -> Iterator[None]:
     if getattr(collector, "running", False):  # an iteration waits for them
         for pipe in collector.pipes:
             pipe.go_on()
+
+
+def _next_id(pool: Mapping[str, torch.Tensor]) -> int:
+    return int(pool["traj_id"])
 
 
 def _as_list(workers: Any) -> list[int]:

@@ -16,18 +16,29 @@ def report(collector: Any) -> WorkerReport:
     return WorkerReport(stats.save_state() if stats.on else None, tuple(collector.explain()))
 
 
-def take_place(collector: Any, worker: int, weights: Any, seeding: tuple[Any, ...] | None) -> None:
+def take_weights(collector: Any, weights: Any, version: int) -> None:
+    """Load weights of the policy; ``version`` is that of their sender, where it is tracked."""
+    collector.update_policy_weights_(weights)
+    tracker = getattr(collector, "policy_version_tracker", None)
+    if tracker is not None:
+        tracker.version = version
+
+
+def take_place(
+    collector: Any, worker: int, weights: Any, version: int, seeding: tuple[Any, ...] | None
+) -> None:
     """Make a new collector that of a worker that was lost.
 
     Args:
         collector: the new one.
         worker: the worker's index.
         weights: of the policy; None for those that it has.
+        version: of the weights.
         seeding: the arguments of :func:`seeded`; None if the lost worker was not seeded.
     """
     collector.worker_idx = worker
     if weights is not None:
-        collector.update_policy_weights_(weights)
+        take_weights(collector, weights, version)
     if seeding is not None:
         seeded(collector, *seeding)
 

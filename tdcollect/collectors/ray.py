@@ -15,13 +15,17 @@ from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.collectors.distributed import RayCollector as TorchRLRayCollector
 
-from tdcollect._upstream.distributed import RayState, new_generation
+from tdcollect._upstream.distributed import RayState
 from tdcollect._upstream.ray import state_of
 from tdcollect.collect import Collector
 from tdcollect.collect.construction import extends
 from tdcollect.collect.path import Explanation
 from tdcollect.collectors import on_worker
-from tdcollect.collectors.arguments import check_on_worker_lost, collector_class
+from tdcollect.collectors.arguments import (
+    check_on_worker_lost,
+    check_restartable,
+    collector_class,
+)
 from tdcollect.collectors.inner import WorkerFacts, WorkerReport
 from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, slots_of
 from tdcollect.collectors.merged import MergedStatistics, merged_explanation
@@ -78,13 +82,18 @@ class RayCollector(TorchRLRayCollector):
         **kwargs: Any,
     ):
         check_on_worker_lost(on_worker_lost)
+        if on_worker_lost == "restart":
+            check_restartable(kwargs)
+        given = (kwargs.get(name) for name in ("weight_sync_schemes", "weight_updater"))
+        self._sends = not any(given) and getattr(policy, "service_backend", None) != "ray"
         self.lost = LostWorkers()
         self.on_worker_lost = on_worker_lost
         self._seed: int | None = None
         self._facts: list[WorkerFacts] | None = None
         self._replacements: list[int] = []
         self._in_a_row: list[int] = []  # losses of a worker, without a batch in between
-        self._sent: Any = None
+        self._sent: Any = None  # a reference of Ray to weights
+        self._version = 0
         self._failure: BaseException | None = None
         self._seedings = 0
         self._changing = threading.RLock()  # weights are sent, or a worker is replaced
@@ -109,10 +118,8 @@ class RayCollector(TorchRLRayCollector):
             raise
         if kwargs.get("total_frames", -1) < 0:
             self.total_frames = float("inf")  # the parent would collect nothing
-        if on_worker_lost == "restart":
-            for scheme in (self._torchrl.schemes or {}).values():
-                new_generation(scheme)  # raises if it cannot
-            self._remember(None)
+        if self._sends:
+            self._torchrl.need_no_connection()
         if isinstance(kind, type) and issubclass(kind, Collector):
             self._facts = self._ask(on_worker.facts)
             self._stats = MergedStatistics(
@@ -313,67 +320,53 @@ class RayCollector(TorchRLRayCollector):
                 seeding = (replacement_seed(*place), *place)
             actor = self._start_one(worker)
             self.remote_collectors[worker] = actor
-            ready = actor.__ray_call__.remote(on_worker.take_place, worker, self._sent, seeding)
+            arguments = worker, self._sent, self._version, seeding
+            ready = self._call(worker, on_worker.take_place, *arguments)
             if not ray.wait([ready], timeout=_PATIENCE)[0]:
                 _log.warning("worker %d waits for room on the cluster", worker)
             try:
                 ray.get(ready)
             except _GONE as again:
                 self._replace(worker, again, 0)
-                return
-            self._renew_schemes()
-
-    def _renew_schemes(self) -> None:
-        """Have weights sent over new connections: the present ones include the lost worker."""
-        torchrl = self._torchrl
-        if not torchrl.schemes:
-            return
-        before = torchrl.schemes
-        torchrl.schemes = {name: new_generation(scheme) for name, scheme in before.items()}
-        for name, scheme in torchrl.schemes.items():
-            before[name].shutdown()
-            model = self.policy if name == "policy" else None
-            scheme.init_on_sender(
-                model_id=name, remote_collectors=self.remote_collectors, model=model, context=self
-            )
-        for actor in self.remote_collectors:  # in the order of calls: nobody waits
-            actor.register_scheme_receiver.remote(torchrl.schemes, synchronize_weights=False)
-        torchrl.connect_again()
 
     # ------------------------------------------------------------------------ weights and seeds
 
-    def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
-        """Send weights to the workers; see the parent's method."""
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        worker_ids: int | Sequence[int] | None = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Send weights to the workers; see the parent's method.
+
+        They go by Ray's object store, once per machine. Where the parent sends them over
+        connections of its own, a worker that dies while it does costs a minute.
+        """
+        given = {"worker_ids": worker_ids, "model_id": model_id, "weights_dict": weights_dict}
         with self._changing:
             self._check_open()
-            self._look_after()
-            try:
-                super().update_policy_weights_(policy_or_weights, **kwargs)
-            except (*_GONE, RuntimeError):
-                if not self._look_after():
-                    raise
-                super().update_policy_weights_(policy_or_weights, **kwargs)
-            if self.on_worker_lost == "restart" and kwargs.get("model_id") in (None, "policy"):
-                weights = (kwargs.get("weights_dict") or {}).get("policy", policy_or_weights)
-                self._remember(weights)
-
-    def _look_after(self) -> bool:
-        """Replace the workers that are lost; return True if there are any."""
-        states = [state_of(actor) for actor in self.remote_collectors]
-        dead = [worker for worker, state in enumerate(states) if state.name == "DEAD"]
-        for worker in dead:
-            self._replace(worker, RuntimeError(states[worker].reason), 0)
-        return bool(dead)
-
-    def _remember(self, weights: Any) -> None:
-        """Keep a copy of weights for workers to come; None for those of the policy."""
-        weights = self.policy if weights is None else weights
-        if isinstance(weights, nn.Module):
-            weights = TensorDict.from_module(weights).data
-        if isinstance(weights, TensorDictBase):
-            self._sent = weights.clone() if not weights.is_empty() else None
-        elif isinstance(weights, Mapping):
-            self._sent = {name: value.clone() for name, value in weights.items()}
+            if (
+                not self._sends
+                or self._torchrl.learner_sends
+                or model_id not in (None, "policy")
+                or "policy_weights" in kwargs
+            ):
+                super().update_policy_weights_(policy_or_weights, **given, **kwargs)
+                return
+            if weights_dict is not None:
+                (policy_or_weights,) = weights_dict.values()
+            weights = _portable(self.policy if policy_or_weights is None else policy_or_weights)
+            self._version += 1
+            self._sent = ray.put(weights)
+            chosen = [worker_ids] if isinstance(worker_ids, int) else worker_ids
+            workers = range(self.num_collectors) if chosen is None else chosen
+            call = on_worker.take_weights, self._sent, self._version
+            tasks = [self._call(worker, *call) for worker in workers]
+            for worker, task in zip(workers, tasks, strict=True):
+                self._result(worker, task, *call)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
         """Seed all workers and restart their envs.
@@ -439,3 +432,14 @@ class RayCollector(TorchRLRayCollector):
             super().shutdown(timeout, shutdown_ray)
         if self._connection:
             ray_cluster.disconnect(self._connection)
+
+
+def _portable(weights: Any) -> Any:
+    """Weights as tensors on the CPU, which every worker can load."""
+    if isinstance(weights, nn.Module):
+        weights = TensorDict.from_module(weights).data
+    if isinstance(weights, TensorDictBase):
+        return weights.to("cpu")
+    if isinstance(weights, Mapping):
+        return {name: value.detach().cpu() for name, value in weights.items()}
+    return weights

@@ -57,7 +57,7 @@ class _StepCounter(StepTransform):
     def step(self, step: StepDict, following: StepDict) -> None:
         following[self._key] = count = step[self._key] + 1
         if self._max_steps is not None:
-            truncated = (count >= self._max_steps) | following[self._truncated]
+            truncated = (count >= self._max_steps) | following.get(self._truncated, False)
             if self._ends:
                 following[keys.DONE] = following[keys.DONE] | truncated
             following[self._truncated] = truncated

@@ -15,6 +15,7 @@ from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.collectors.distributed import RayCollector as TorchRLRayCollector
 
+from tdcollect import ray_cluster
 from tdcollect._upstream.distributed import RayState
 from tdcollect._upstream.ray import state_of
 from tdcollect.collect import Collector
@@ -33,7 +34,6 @@ from tdcollect.collectors.seeds import first_seeds, replacement_seed
 from tdcollect.collectors.trajectory_ids import TrajectoryIds
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import chain
-from tdcollect.evaluation.workers import ray_cluster
 
 _log = logging.getLogger("tdcollect.collectors")
 _GONE = (RayActorError, ObjectLostError)

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tdcollect.collect import Collector, SyncDataCollector
     from tdcollect.collectors.batched import AsyncBatchedCollector
-    from tdcollect.collectors.distributed import (
-        DistributedCollector,
-        DistributedSyncCollector,
-        RPCCollector,
-    )
+    from tdcollect.collectors.distributed import DistributedCollector, DistributedSyncCollector
     from tdcollect.collectors.link import LinkedCollector
     from tdcollect.collectors.local import AsyncCollector, MultiAsyncCollector, MultiSyncCollector
     from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError
     from tdcollect.collectors.multi import MultiCollector
     from tdcollect.collectors.ray import RayCollector
+    from tdcollect.collectors.rpc import RPCCollector
     from tdcollect.collectors.trajectory_ids import worker_of
 
 __all__ = [
@@ -52,7 +49,7 @@ _MODULES = {
     "MultiAsyncCollector": "collectors.local",
     "MultiCollector": "collectors.multi",
     "MultiSyncCollector": "collectors.local",
-    "RPCCollector": "collectors.distributed",
+    "RPCCollector": "collectors.rpc",
     "RayCollector": "collectors.ray",
     "SyncDataCollector": "collect",
     "WorkerLostError": "collectors.lost",

@@ -15,6 +15,7 @@ from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.collectors.distributed import RayCollector as TorchRLRayCollector
 
+from tdcollect import ray_cluster
 from tdcollect._upstream.distributed import RayState
 from tdcollect._upstream.ray import state_of
 from tdcollect.collect import Collector
@@ -33,7 +34,6 @@ from tdcollect.collectors.seeds import first_seeds, replacement_seed
 from tdcollect.collectors.trajectory_ids import TrajectoryIds
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import chain
-from tdcollect.evaluation.workers import ray_cluster
 
 _log = logging.getLogger("tdcollect.collectors")
 _GONE = (RayActorError, ObjectLostError)
@@ -194,7 +194,7 @@ class RayCollector(TorchRLRayCollector):
             try:
                 return ray.get(task)
             except _GONE as error:
-                self._replace(worker, error, 0)
+                self._replace(worker, error)
                 task = self._call(worker, function, *arguments)
 
     def _check_open(self) -> None:
@@ -261,7 +261,7 @@ class RayCollector(TorchRLRayCollector):
             try:
                 batch = ray.get(task)
             except _GONE as error:
-                self._replace(worker, error, self._torchrl.frames_per_worker)
+                self._replace(worker, error)
                 pending[self.remote_collectors[worker].next.remote()] = worker
             else:
                 self._in_a_row[worker] = 0
@@ -281,11 +281,12 @@ class RayCollector(TorchRLRayCollector):
         facts = self._facts or [WorkerFacts(1, False)] * self.num_collectors
         return [one.slots for one in facts]
 
-    def _note(self, worker: int, error: Exception, frames: int, replaced: bool) -> LostWorker:
+    def _note(self, worker: int, error: Exception, replaced: bool) -> LostWorker:
         state = state_of(self.remote_collectors[worker])
         reason = " ".join((state.reason or str(error)).split())
         reason = reason.partition(" Some common causes")[0]  # which Ray lists at length
         process, slots = f"{state.pid} on {state.host}", slots_of(worker, self._slots)
+        frames = self._torchrl.frames_per_worker
         lost = LostWorker(worker, process, f"was lost: {reason}", slots, frames, replaced)
         self.lost = LostWorkers((*self.lost, lost))
         return lost
@@ -298,7 +299,7 @@ class RayCollector(TorchRLRayCollector):
             self.shutdown()
         return WorkerLostError(lost)
 
-    def _replace(self, worker: int, error: Exception, frames: int) -> None:
+    def _replace(self, worker: int, error: Exception) -> None:
         """Start another worker in the place of one that is lost.
 
         Raises:
@@ -309,7 +310,7 @@ class RayCollector(TorchRLRayCollector):
                 return  # another thread has replaced it
             self._in_a_row[worker] += 1
             replaced = self.on_worker_lost == "restart" and self._in_a_row[worker] <= _MAX_LOST
-            lost = self._note(worker, error, frames, replaced)
+            lost = self._note(worker, error, replaced)
             if not replaced:
                 raise self._end(lost) from error
             _log.warning("%s; another takes its place", lost)
@@ -327,7 +328,7 @@ class RayCollector(TorchRLRayCollector):
             try:
                 ray.get(ready)
             except _GONE as again:
-                self._replace(worker, again, 0)
+                self._replace(worker, again)
 
     # ------------------------------------------------------------------------ weights and seeds
 

@@ -23,10 +23,10 @@ from torch import nn
 from torchrl.modules import LSTMModule
 
 import tdcollect
-from tdcollect import RayWorkers, evaluate
+from tdcollect import RayWorkers, evaluate, ray_cluster
 from tdcollect._upstream.ray import bounded, started_here
 from tdcollect.cli import main
-from tdcollect.evaluation.workers import ray_actors, ray_cluster
+from tdcollect.evaluation.workers import ray_actors
 
 from .. import forkserver
 from ..test_docs import blocks_of
@@ -448,7 +448,7 @@ def test_an_address_is_of_the_cluster_that_is_connected(cluster: str) -> None:
 UNCONNECTED = """
 import socket, sys
 from tdcollect import RayWorkers, evaluate
-from tdcollect.evaluation.workers import ray_cluster
+from tdcollect import ray_cluster
 with socket.socket() as closed:
     closed.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{closed.getsockname()[1]}"

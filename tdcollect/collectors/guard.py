@@ -39,6 +39,7 @@ class Guard:
         frames: how many frames each collects per batch.
         replace: starts another worker in the place of a lost one, given its index and how many
             have taken this place, the new one included; returns its process. None to raise.
+        cause: the error that a worker ended with, given its index; empty if it had none to tell.
 
     Attributes:
         slots: N of each worker; set once it is known.
@@ -53,6 +54,7 @@ class Guard:
         procs: list[Any],
         frames: Sequence[int],
         replace: Callable[[int, int], Any] | None,
+        cause: Callable[[int], str],
     ):
         self.procs = procs
         self.pids = [proc.pid for proc in procs]
@@ -63,6 +65,7 @@ class Guard:
         self._collector = weakref.ref(collector)
         self._frames = frames
         self._replace = replace
+        self._cause = cause
         self._error: WorkerLostError | None = None
         self._raises_in_main = False
         self._previous: Any = None
@@ -113,10 +116,11 @@ class Guard:
 
     def _note(self, worker: int, proc: Any) -> None:
         proc.join(1.0)
+        cause = self._cause(worker)
         lost = LostWorker(
             worker,
             self.pids[worker],
-            how_it_ended(proc.exitcode),
+            how_it_ended(proc.exitcode) + f" after {cause}" * bool(cause),
             slots_of(worker, self.slots),
             self._frames[worker],
             replaced=self._replace is not None,

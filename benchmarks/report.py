@@ -344,6 +344,7 @@ _SECTIONS = {
     "workers": _workers,
     "evaluating": _evaluating,
     "many-workers": workers_report.many_workers,
+    "ready": workers_report.ready,
     "suites": workers_report.suites,
     "beside": workers_report.beside,
     "pipelines": pipelines_report.section,

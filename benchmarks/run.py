@@ -31,6 +31,7 @@ from hot_loop import hot_loop
 from many_workers import many_workers
 from measure import QUICK, Effort, alternate, ratios, spread
 from monitoring import monitoring
+from ready import ready
 from shares import shares
 from suites import suites
 from variants import variants
@@ -144,6 +145,7 @@ EXTRAS = {
     "workers": workers,
     "evaluating": evaluating,
     "many-workers": many_workers,
+    "ready": ready,
     "suites": suites,
     "beside": beside,
     "pipelines": _pipelines,

@@ -164,7 +164,12 @@ class Explanation(tuple[Part, ...]):
 
 
 def explanation(
-    env: EnvBase, plan: Plan, policy: Policy, place: Placement | None, return_same_td: bool
+    env: EnvBase,
+    plan: Plan,
+    policy: Policy,
+    place: Placement | None,
+    return_same_td: bool,
+    by_arrival: bool = False,
 ) -> Explanation:
     """The parts of a collection.
 
@@ -174,6 +179,7 @@ def explanation(
         policy: on StepDicts.
         place: moves tensors between devices; None where nothing does.
         return_same_td: the collector's option.
+        by_arrival: likewise.
     """
     name, stepped = short(base_of(env)), plan.env
     if stepped is None:
@@ -183,6 +189,12 @@ def explanation(
         parts += [Part("transform", short(each), how) for each in transforms_of(env)]
     else:
         parts = [Part("env", name, stepped.inner.how, stepped.inner.cost)]
+        reason = stepped.in_step_for
+        if reason is None:
+            wait_num = stepped.stepper.backend.wait_num
+            parts.append(Part("slots", f"wait_num={wait_num}", "go on when they are ready"))
+        elif reason:
+            parts.append(Part("slots", "wait_num", f"step together: {reason}", "the slowest slot"))
         parts += [Part("transform", t.label, t.how, t.cost) for t in stepped.parts]
     parts += [
         Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))
@@ -193,7 +205,11 @@ def explanation(
         return Explanation(parts)
     if place is not None:
         parts.append(Part("devices", repr(place), "each tensor crosses once"))
-    if return_same_td:
+    if by_arrival:
+        parts.append(
+            Part("batch", "rows in the order of their arrival", "no slot waits at its end")
+        )
+    elif return_same_td:
         parts.append(Part("batch", "copied into one TensorDict", "return_same_td=True"))
     else:
         parts.append(Part("batch", "stacked once", "no copy"))

@@ -169,8 +169,12 @@ def _save_slots(collector: Any) -> dict[str, Any]:
     odd = [key for key, v in leaves.items() if not isinstance(v, (torch.Tensor, TensorDict))]
     if odd:
         return {"why": f"the entries {odd} are no tensors"}
-    row, stale = list(flat(carrier).items()), collector._runner.stale
-    return {"slots": base.save_slots(), "row": row, "stale": stale}
+    runner = collector._runner
+    state = {"slots": base.save_slots(), "row": list(flat(carrier).items()), "stale": runner.stale}
+    if runner.arrivals.surplus_slots:
+        state["surplus"] = list(runner.arrivals.surplus.items())
+        state["surplus_slots"] = runner.arrivals.surplus_slots
+    return state
 
 
 def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
@@ -194,6 +198,22 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
     if failed:
         _start_afresh(collector, sorted(failed), tried)
         warnings.warn(_not_resumed(failed), stacklevel=4)
+    if "surplus" in state:
+        _load_surplus(collector, state)
+
+
+def _load_surplus(collector: Any, state: dict[str, Any]) -> None:
+    """Have rows that had arrived beyond the latest batch be part of the next one."""
+    if not collector.by_arrival:
+        warnings.warn(
+            f"{len(state['surplus_slots'])} rows that had arrived are left out: they are for a "
+            "collector with by_arrival=True",
+            stacklevel=5,
+        )
+        return
+    arrivals = collector._runner.arrivals
+    arrivals.drop()
+    arrivals.surplus, arrivals.surplus_slots = dict(state["surplus"]), state["surplus_slots"]
 
 
 def _start_afresh(collector: Any, slots: list[int], disturbed: bool) -> None:

@@ -161,8 +161,8 @@ class Runner(CollectorPart):
                 if plan.env is not None and self._parent.acts_randomly():
                     ((what, how),) = self._lower(given, policy=self._random).described
                     policy.described.insert(0, (f"{what}, until init_random_frames", how))
-        same = collector.return_same_td
-        return path.explanation(collector.env, plan, policy, self.place, same)
+        same, arrival = collector.return_same_td, collector.by_arrival
+        return path.explanation(collector.env, plan, policy, self.place, same, arrival)
 
     # ------------------------------------------------------------------------------- the loops
 
@@ -360,6 +360,11 @@ class Runner(CollectorPart):
             raise by_arrival_needs(plan.env.in_step_for)
         if collector.replay_buffer is not None:
             check_arrival_buffer(collector.replay_buffer, collector.n_env)
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """The part of a collection by arrival that stays from one batch to the next."""
+        return self._arrivals
 
     def settle(self) -> None:
         """Have slots in flight wait where they come to; their rows join the next batch."""

@@ -170,7 +170,7 @@ class FrameLoop:
     def _resume(self, held: Arrivals) -> None:
         """Go on with slots in flight, if the collector is where the latest batch left it."""
         if held.left is not self._carrier:
-            held.drop()
+            held.slots = None
         if held.slots is not None:
             self._slots.resume(held.slots)
         elif self._watch is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -61,21 +62,12 @@ def tianshou(env_id: str, num_envs: int, net: nn.Module, steps: int) -> Program 
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
         from tianshou.data import Collector, VectorReplayBuffer
         from tianshou.env import DummyVectorEnv
 
     envs = DummyVectorEnv([lambda: gym.make(env_id)] * num_envs)
-    discrete = isinstance(envs.action_space[0], gym.spaces.Discrete)
-    policy = ProbabilisticActorPolicy(
-        actor=_TianshouActor(net),
-        dist_fn=_categorical if discrete else _normal,
-        action_space=envs.action_space[0],
-        observation_space=envs.observation_space[0],
-        action_scaling=not discrete,
-        action_bound_method=None if discrete else "tanh",
-    )
     buffer = VectorReplayBuffer(steps * num_envs, num_envs)
+    policy = _tianshou_policy(envs, net)
     collector = Collector(policy, envs, buffer, raise_on_nan_in_buffer=False)
     collector.reset()
 
@@ -84,6 +76,53 @@ def tianshou(env_id: str, num_envs: int, net: nn.Module, steps: int) -> Program 
         collector.collect(n_step=steps * num_envs)
 
     return Program(run, steps * num_envs, envs.close)
+
+
+def tianshou_async(
+    make: Callable[[], gym.Env[Any, Any]], num_envs: int, net: nn.Module, steps: int, episodes: int
+) -> dict[str, Program]:
+    """``AsyncCollector.collect`` over a process per slot, by steps and by episodes.
+
+    It takes every slot that is ready (``wait_num=1``). Its episodes are the first to finish.
+    Nothing if the library is not installed.
+    """
+    if importlib.util.find_spec("tianshou") is None:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tianshou.data import AsyncCollector, VectorReplayBuffer
+        from tianshou.env import SubprocVectorEnv
+
+    envs = SubprocVectorEnv([make] * num_envs, wait_num=1)
+    policy = _tianshou_policy(envs, net)
+    buffer = VectorReplayBuffer(4 * steps * num_envs, num_envs)
+    collector = AsyncCollector(policy, envs, buffer, raise_on_nan_in_buffer=False)
+    collector.reset()
+
+    def run(**count: int) -> None:
+        collector.reset_buffer()
+        collector.collect(**count)
+
+    return {
+        "steps": Program(lambda: run(n_step=steps * num_envs), steps * num_envs, envs.close),
+        "episodes": Program(lambda: run(n_episode=episodes), episodes),
+    }
+
+
+def _tianshou_policy(envs: Any, net: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
+
+    discrete = isinstance(envs.action_space[0], gym.spaces.Discrete)
+    return ProbabilisticActorPolicy(
+        actor=_TianshouActor(net),
+        dist_fn=_categorical if discrete else _normal,
+        action_space=envs.action_space[0],
+        observation_space=envs.observation_space[0],
+        action_scaling=not discrete,
+        action_bound_method=None if discrete else "tanh",
+    )
 
 
 class _TianshouActor(nn.Module):

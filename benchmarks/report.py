@@ -345,6 +345,7 @@ _SECTIONS = {
     "processes": workers_report.processes,
     "evaluating": _evaluating,
     "many-workers": workers_report.many_workers,
+    "ready": workers_report.ready,
     "suites": workers_report.suites,
     "beside": workers_report.beside,
     "pipelines": pipelines_report.section,

@@ -32,6 +32,7 @@ from many_workers import many_workers
 from measure import QUICK, Effort, alternate, ratios, spread
 from monitoring import monitoring
 from processes import processes
+from ready import ready
 from shares import shares
 from suites import suites
 from variants import variants
@@ -146,6 +147,7 @@ EXTRAS = {
     "processes": processes,
     "evaluating": evaluating,
     "many-workers": many_workers,
+    "ready": ready,
     "suites": suites,
     "beside": beside,
     "pipelines": _pipelines,

@@ -122,6 +122,40 @@ def beside(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def ready(results: dict[str, Any]) -> list[str]:
+    """The section on slots that are ready as Markdown, in paragraphs."""
+    paragraphs = [
+        "## Slots that are ready\n",
+        f"Time of tdcollect in step over that of each side, for {results['slots']} slots in as "
+        "many processes, whose envs sleep; episodes of 50 steps, a 64x64 policy. A step of all "
+        "slots waits for the slowest; slots that are ready go on (`wait_num=1`). Training collects "
+        f"{results['slots']} x {results['steps']} frames. TorchRL's `AsyncEnvPool` is stepped by a "
+        "loop that stacks its rows. Tianshou's `AsyncCollector` fills its buffer, and takes the "
+        "first episodes to finish; it is left out where it is not installed.\n",
+    ]
+    for kind in dict.fromkeys(row["kind"] for row in results["rows"]):
+        body = [
+            [
+                f"{row['measured']}: {row['side']}",
+                number(row["per_second"]),
+                _gain(row),
+            ]
+            for row in results["rows"]
+            if row["kind"] == kind
+        ]
+        head = [kind, "frames or episodes per second", "times as fast as in step"]
+        paragraphs.append(table(head, body))
+    return paragraphs
+
+
+def _gain(row: dict[str, Any]) -> str:
+    target, text = row["target"], with_spread(row["gain"])
+    if target is None:
+        return text
+    missed = "" if row["gain"]["median"] >= target else " missed"
+    return f"{text}; target {target:g}{missed}"
+
+
 def _percent(spread: dict[str, float]) -> str:
     low, median, high = (f"{100 * spread[name]:.1f} %" for name in ("low", "median", "high"))
     return f"{median} ({low} to {high})"

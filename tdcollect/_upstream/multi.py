@@ -84,7 +84,7 @@ class WorkersState:
 
     def end_weight_sync(self) -> None:
         """End what sends weights: left to the interpreter's end, it would never come to one."""
-        for scheme in (self._of._weight_sync_schemes or {}).values():
+        for scheme in (getattr(self._of, "_weight_sync_schemes", None) or {}).values():
             scheme.shutdown()
 
     def release_update(self, worker: int) -> None:

@@ -15,7 +15,7 @@ _SINGLE = (None, "single")
 
 
 def check_workers(
-    args: Sequence[Any], kwargs: Mapping[str, Any], on_worker_lost: str, workers: int
+    args: Sequence[Any], kwargs: Mapping[str, Any], on_worker_lost: str, workers: int | None
 ) -> None:
     """Raise for arguments that cannot be used.
 
@@ -23,13 +23,18 @@ def check_workers(
         args: the envs and the policy.
         kwargs: arguments by name.
         on_worker_lost: one of :data:`ON_WORKER_LOST`.
-        workers: how many there are to be.
+        workers: how many there are to be; None if nothing says.
 
     Raises:
         TypeError: for arguments of the wrong kind.
         ValueError: for no workers, and for values that cannot be used.
     """
     check_arguments(args, kwargs)
+    if workers is None:
+        raise ValueError(
+            "expected a list of functions that make envs, one per worker, or num_workers, got one "
+            f"function and no number; pass [{getattr(args[0], '__name__', 'make')}] * 2"
+        )
     check_positive_int("the number of workers", workers)
     check_on_worker_lost(on_worker_lost)
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from tdcollect._upstream.multi import readers
 
 COLLECT = ("continue", "continue_random")
+_PATIENCE = 2.0  # seconds
 _RUN_FREE, _PAUSE, _RESTART = "run_free", "pause", "restart"
 
 
@@ -89,10 +90,11 @@ class WorkerPipe:
 
     def _replaced_or_raise(self, before: connection.Connection) -> None:
         """Have the guard look, while an error is handled; raise it if the process lives on."""
-        if not self._guard.closed:
+        end = time.monotonic() + _PATIENCE  # a pipe breaks a little before its process has ended
+        while self.pipe is before:
+            if self._guard.closed or time.monotonic() > end:
+                raise
             _found_dead(self._guard)
-        if self.pipe is before:
-            raise
 
     def go_on(self) -> None:
         """Have the worker collect a batch, which it owes from now on."""
@@ -218,7 +220,7 @@ def _before(timeout: float | None, attempt: Callable[[float | None], Any]) -> An
                 raise
 
 
-def _found_dead(guard: Watched, patience: float = 1.0) -> None:
-    """A pipe is broken: its process ends, or has ended."""
-    connection.wait(guard.deaths(), patience)
+def _found_dead(guard: Watched) -> None:
+    """Something is broken because a process ends: wait for that, and have the guard look."""
+    connection.wait(guard.deaths(), _PATIENCE)
     guard.check()

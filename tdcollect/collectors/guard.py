@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
+import multiprocessing
 import signal
 import threading
 import weakref
@@ -39,6 +39,7 @@ class Guard:
         frames: how many frames each collects per batch.
         replace: starts another worker in the place of a lost one, given its index and how many
             have taken this place, the new one included; returns its process. None to raise.
+        cause: the error that a worker ended with, given its index; empty if it had none to tell.
 
     Attributes:
         slots: N of each worker; set once it is known.
@@ -53,6 +54,7 @@ class Guard:
         procs: list[Any],
         frames: Sequence[int],
         replace: Callable[[int, int], Any] | None,
+        cause: Callable[[int], str],
     ):
         self.procs = procs
         self.pids = [proc.pid for proc in procs]
@@ -63,11 +65,12 @@ class Guard:
         self._collector = weakref.ref(collector)
         self._frames = frames
         self._replace = replace
+        self._cause = cause
         self._error: WorkerLostError | None = None
         self._raises_in_main = False
         self._previous: Any = None
         self._handler: Any = None
-        self._wake, self._sleep = os.pipe()
+        self._wake, self._sleep = multiprocessing.Pipe(duplex=False)
         self._thread = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._wake), name="tdcollect-guard", daemon=True
         )
@@ -113,10 +116,11 @@ class Guard:
 
     def _note(self, worker: int, proc: Any) -> None:
         proc.join(1.0)
+        cause = self._cause(worker)
         lost = LostWorker(
             worker,
             self.pids[worker],
-            how_it_ended(proc.exitcode),
+            how_it_ended(proc.exitcode) + f" after {cause}" * bool(cause),
             slots_of(worker, self.slots),
             self._frames[worker],
             replaced=self._replace is not None,
@@ -180,14 +184,13 @@ class Guard:
             return
         self.closed = True
         with contextlib.suppress(OSError):
-            os.write(self._sleep, b"x")
-        os.close(self._sleep)
+            self._sleep.close()  # the thread finds its end closed
         here = threading.current_thread() is threading.main_thread()
         if self._raises_in_main and here and signal.getsignal(signal.SIGCHLD) is self._handler:
             signal.signal(signal.SIGCHLD, self._previous or signal.SIG_DFL)
 
 
-def _watch(guard_of: Callable[[], Guard | None], wake: int) -> None:
+def _watch(guard_of: Callable[[], Guard | None], wake: connection.Connection) -> None:
     """Wait until a process ends, and have the guard look."""
     try:
         while True:
@@ -202,4 +205,4 @@ def _watch(guard_of: Callable[[], Guard | None], wake: int) -> None:
                 return
             del guard
     finally:
-        os.close(wake)
+        wake.close()

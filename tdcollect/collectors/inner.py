@@ -41,6 +41,16 @@ class WorkerReport(NamedTuple):
     parts: Any
 
 
+class WorkerFailure(NamedTuple):
+    """The last word of a worker that ends with an error.
+
+    Attributes:
+        error: its kind and its text.
+    """
+
+    error: str
+
+
 class WorkerMethods:
     """Methods that a parent calls on the collectors of its workers, over pipes, Ray or RPC.
 
@@ -48,10 +58,16 @@ class WorkerMethods:
     """
 
     _report = WorkerReport(None, ())
+    report_channel: Connection | None = None
 
     def rollout(self: Any) -> Any:
         """As the collector's own; reports afterwards."""
-        batch = super().rollout()  # type: ignore[misc]
+        try:
+            batch = super().rollout()  # type: ignore[misc]
+        except Exception as error:
+            if self.report_channel is not None:
+                self.report_channel.send(WorkerFailure(f"{type(error).__name__}: {error}"))
+            raise
         self.note_report()
         return batch
 
@@ -159,8 +175,9 @@ class InnerCollector:
         return collector
 
 
-def serve(collector: WorkerMethods, channel: Connection) -> None:
+def serve(collector: Any, channel: Connection) -> None:
     """Give a worker's report whenever the parent asks, also while a batch is collected."""
+    collector.report_channel = channel
 
     def answer() -> None:
         try:

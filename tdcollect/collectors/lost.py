@@ -21,7 +21,7 @@ class LostWorker:
         worker: its index.
         pid: of its process, or a name of it on another machine.
         how: the way in which it ended: ``"was killed by SIGKILL"``, ``"ended with exit code 3"``.
-        slots: those that it held, counted over all workers.
+        slots: those that it held, counted over all workers; empty if it had not started.
         frames: how many frames were lost with it at most: those of the batch at hand.
         replaced: another worker took its place.
     """
@@ -35,8 +35,8 @@ class LostWorker:
 
     def __str__(self) -> str:
         first, last = self.slots.start, self.slots.stop - 1
-        slots = f"slot {first}" if first == last else f"slots {first} to {last}"
-        return f"worker {self.worker} (pid {self.pid}, {slots}) {self.how}"
+        slots = f", slots {first} to {last}" if first < last else f", slot {first}"
+        return f"worker {self.worker} (pid {self.pid}{slots if self.slots else ''}) {self.how}"
 
 
 class LostWorkers(tuple[LostWorker, ...]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
+import signal
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,9 +25,10 @@ from tdcollect.collectors.arguments import (
 from tdcollect.collectors.channels import WorkerPipe, WorkerQueue
 from tdcollect.collectors.guard import Guard
 from tdcollect.collectors.inner import InnerCollector, WorkerFacts, WorkerReport
-from tdcollect.collectors.lost import LostWorkers
+from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, how_it_ended
 from tdcollect.collectors.merged import MergedStatistics, merged_explanation
 from tdcollect.collectors.replacement import Crews
+from tdcollect.collectors.reports import Reports
 from tdcollect.collectors.seeds import first_seeds
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.adopted import chain
@@ -89,10 +90,14 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
     ):
         self.closed = True
         self._guard: Guard | None = None
-        self.channels: list[Any] = []
+        self.reports = Reports(0)
         inner = self._prepare(create_env_fn, policy, on_worker_lost, collector_class, kwargs)
         self._crews = Crews(self, inner, kwargs)
-        super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
+        try:
+            super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
+        except Exception as error:
+            self._name_lost_at_start(error)
+            raise
         self._watch_workers(on_worker_lost)
 
     def _prepare(
@@ -106,7 +111,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         """Check the arguments; returns the class of the collectors inside."""
         several = isinstance(envs, (list, tuple))
         count = options.get("num_workers") if not several else len(envs)
-        workers = 1 if count is None else count
+        workers: Any = 1 if isinstance(self, upstream.AsyncCollector) else count
         check_workers((envs, policy), options, on_worker_lost, workers)
         if on_worker_lost == "restart":
             check_restartable(options)
@@ -124,14 +129,22 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
                 )
         if not self._ours:
             return cls
-        self.channels, ends = _pipes(workers)
-        return InnerCollector(cls, range(workers), ends)
+        self.reports = Reports(workers)
+        return InnerCollector(cls, range(workers), self.reports.ends)
+
+    def _name_lost_at_start(self, error: Exception) -> None:
+        """Raise for a worker that died as it started; TorchRL has ended the others."""
+        for worker, proc in enumerate(vars(self).get("_procs", ())):
+            if proc.exitcode not in (None, 0, -signal.SIGTERM):
+                how = f"{how_it_ended(proc.exitcode)} as it started"
+                lost = LostWorker(worker, proc.pid, how, range(0), 0, replaced=False)
+                raise WorkerLostError(lost) from error
 
     def _watch_workers(self, on_worker_lost: str) -> None:
         """Look after the workers, which have started."""
         frames = [self.frames_per_batch_worker(worker_idx=w) for w in range(self.num_workers)]
         replace = self._crews.start if on_worker_lost == "restart" else None
-        guard = Guard(self, self._procs, frames, replace)
+        guard = Guard(self, self._procs, frames, replace, self.reports.last_word)
         pipes, queue = vars(self)["pipes"], vars(self)["queue_out"]  # as TorchRL has made them
         self.pipes = [WorkerPipe(pipe, guard) for pipe in pipes]
         self.queue_out = WorkerQueue(queue, self.pipes, guard)
@@ -194,8 +207,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         finally:
             self._crews.shutdown()
             WorkersState(self).end_weight_sync()
-            for channel in self.channels:
-                channel.close()
+            self.reports.close()
 
     def iterator(self) -> Iterator[Any]:
         """Iterate over batches; see the parent's method. May be called again."""
@@ -339,14 +351,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         """The latest report of each worker; these go on collecting."""
         if self.closed:
             raise RuntimeError("the collector is shut down; ask a live one")
-        for worker in range(self.num_workers):
-            self.channels[worker].send("report")
-        reports = []
-        for worker in range(self.num_workers):
-            while not self.channels[worker].poll(0.2):
-                self._look()
-            reports.append(self.channels[worker].recv())
-        return reports
+        return self.reports.latest(lambda: self.procs)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -383,11 +388,6 @@ def _shut_down(collector_of: Callable[[], MultiCollector | None]) -> None:
     collector = collector_of()
     if collector is not None:
         collector.shutdown(timeout=1.0, raise_on_error=False)
-
-
-def _pipes(count: int) -> tuple[list[Any], list[Any]]:
-    pairs = [multiprocessing.Pipe() for _ in range(count)]
-    return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
 
 
 def _copied(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -63,10 +62,10 @@ class Crews:
             Its process.
         """
         collector: Any = self._collector()
-        ours, theirs = multiprocessing.Pipe()
         inner, number = self._inner, collector.num_workers + self.begun
         if isinstance(inner, InnerCollector):
-            inner = InnerCollector(inner.cls, [number], [theirs], inner.options)
+            end = collector.reports.replace(worker)
+            inner = InnerCollector(inner.cls, [number], [end], inner.options)
         self.begun += 1
         with same_threads():
             crew = self._make(collector, worker, inner)
@@ -77,8 +76,6 @@ class Crews:
             if self.seed is not None:
                 first = replacement_seed(self.seed, worker, count)
                 crew.map_fn("seed_worker", [(first, self.seed, worker, count)])
-            collector.channels[worker].close()
-            collector.channels[worker] = ours
         before, self.crews[worker] = self.crews.get(worker), crew
         collector.queue_out.add(crew.queue_out, worker)
         collector.pipes[worker].replaced(crew.pipes[0])

@@ -251,6 +251,11 @@ def test_envs_are_refused(envs: Any, error: type[Exception]) -> None:
         MultiAsyncCollector(envs, Leaning(), frames_per_batch=8)
 
 
+def test_the_number_of_workers_must_be_said() -> None:
+    with pytest.raises(ValueError, match="one per worker, or num_workers, got one function"):
+        MultiSyncCollector(two_slots, Leaning(), frames_per_batch=8)
+
+
 def test_multi_collector_needs_sync() -> None:
     with pytest.raises(TypeError, match="expected sync to be True or False, got None"):
         MultiCollector([two_slots], Leaning(), frames_per_batch=8)

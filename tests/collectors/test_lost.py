@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from tdcollect.collectors import (
@@ -24,7 +26,7 @@ from tdcollect.collectors import (
 from tdcollect.collectors.lost import LostWorker, LostWorkers, how_it_ended, slots_of
 
 from ..collect.oracle import UPSTREAM
-from .made import batches, drawing, kill, two_slots, wait_until
+from .made import Leaning, batches, drawing, kill, two_slots, wait_until
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -92,6 +94,33 @@ def test_an_update_does_not_wait_for_the_dead() -> None:
             collector.update_policy_weights_()
         with pytest.raises(RuntimeError, match="the collector is shut down"):
             collector.explain()
+
+
+def dies() -> Any:
+    kill(os.getpid())
+
+
+def test_a_death_at_the_start_is_named() -> None:
+    with pytest.raises(WorkerLostError, match=r"pid \d+\) was killed by SIGKILL as it started"):
+        MultiSyncCollector([two_slots, dies], drawing(), frames_per_batch=64)
+
+
+class Fails(Leaning):
+    """Fails at its ninth call."""
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls > 8:
+            raise ZeroDivisionError("by nothing")
+        return super().forward(tensordict)
+
+
+def test_the_error_of_a_worker_is_in_the_message() -> None:
+    collector = MultiSyncCollector([two_slots], Fails(), frames_per_batch=64)
+    text = r"worker 0 .* ended with exit code 1 after ZeroDivisionError: by nothing; the other"
+    with pytest.raises(WorkerLostError, match=text):
+        batches(collector, 2)
+    assert collector.closed
 
 
 # ---------------------------------------------------------------------------------------- restart

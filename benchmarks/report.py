@@ -342,6 +342,7 @@ _SECTIONS = {
     "variants": _variants,
     "monitoring": _monitoring,
     "workers": _workers,
+    "processes": workers_report.processes,
     "evaluating": _evaluating,
     "many-workers": workers_report.many_workers,
     "ready": workers_report.ready,

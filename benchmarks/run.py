@@ -31,6 +31,7 @@ from hot_loop import hot_loop
 from many_workers import many_workers
 from measure import QUICK, Effort, alternate, ratios, spread
 from monitoring import monitoring
+from processes import processes
 from ready import ready
 from shares import shares
 from suites import suites
@@ -143,6 +144,7 @@ EXTRAS = {
     "variants": variants,
     "monitoring": monitoring,
     "workers": workers,
+    "processes": processes,
     "evaluating": evaluating,
     "many-workers": many_workers,
     "ready": ready,

@@ -1,4 +1,4 @@
-"""The report's sections on test episodes on workers, and beside training."""
+"""The report's sections on processes: collection, test episodes on workers and beside training."""
 
 from __future__ import annotations
 
@@ -41,6 +41,48 @@ def many_workers(results: dict[str, Any]) -> list[str]:
         "it never falls:\n",
         table(["ran", "data kept in a directory", "peak, MiB"], memory),
     ]
+
+
+def processes(results: dict[str, Any]) -> list[str]:
+    """The section on collection on two processes as Markdown, in paragraphs."""
+    slots, target, one = results["slots"], results["target"], "tdcollect, one process"
+    others = [name for name in results["rows"][0]["ratios"] if name != one]
+    against = [row for row in results["rows"] if len(row["ratios"]) > 1]
+    head = ["workload", "tdcollect, frames/s", *others]
+    return [
+        "## Collection on two processes\n",
+        f"`MultiSyncCollector` with two workers of N={slots}: time per frame of TorchRL's class "
+        "over that of tdcollect's, in the same round. TorchRL's class has each batched env in "
+        f"turn; the target, {target:g}, is against the fastest. One torch thread in each "
+        "process.\n",
+        table(head, [_against_torchrl(row, others, target) for row in against]),
+        f"One process with {2 * slots} slots, instead of two with {slots} each: the time of one "
+        "process over that of two. Below 1, one process is faster. The last rows' envs only burn "
+        "the given time per step.\n",
+        table(
+            ["workload", "two processes, frames/s", "one process"],
+            [
+                [
+                    row["workload"],
+                    f"{row['frames_per_second']:,.0f}",
+                    with_spread(row["ratios"][one]),
+                ]
+                for row in results["rows"]
+            ],
+        ),
+    ]
+
+
+def _against_torchrl(row: dict[str, Any], others: list[str], target: float) -> list[str]:
+    fastest = min(others, key=lambda name: row["ratios"][name]["median"])
+    entries = []
+    for name in others:
+        entry = with_spread(row["ratios"][name])
+        if name == fastest:
+            missed = "" if row["ratios"][name]["median"] >= target else " missed"
+            entry += f"; target {target:g}{missed}"
+        entries.append(entry)
+    return [row["workload"], f"{row['frames_per_second']:,.0f}", *entries]
 
 
 def suites(results: dict[str, Any]) -> list[str]:

@@ -94,6 +94,7 @@ _MODULES = {
 }
 _PACKAGES = (
     "collect",
+    "collectors",
     "envs",
     "evaluation",
     "keys",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import multiprocessing
+import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,7 +28,36 @@ tqdm.monitor_interval = 0
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put Ray's tests last: its threads stay in the process, and evaluations see them."""
-    items.sort(key=lambda item: item.path.name == "test_ray.py")
+    items.sort(key=lambda item: item.path.name.startswith("test_ray"))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """The address of a Ray that runs for these tests, and that this process is connected to."""
+    ray: Any = pytest.importorskip("ray", reason="Ray is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # other processes have not its token
+        patch.delenv("RAY_ADDRESS", raising=False)
+        handler = signal.getsignal(signal.SIGTERM)
+        ray.init(
+            address="local",
+            num_cpus=4,
+            num_gpus=1,  # as far as Ray knows
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=80 * 2**20,  # of a container with little shared memory
+        )
+        yield ray.get_runtime_context().gcs_address
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, handler)
+
+
+def pytest_collection_finish() -> None:
+    """Keep all that is imported and collected out of what the garbage collector walks."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ _IMPORTED = [
     "torchrl.checkpoint",
     "torchrl.objectives",
     "tdcollect.collect",
+    "tdcollect.collectors.local",
     "tdcollect.evaluation.run",
     "tdcollect.evaluation.request",
 ]

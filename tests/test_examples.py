@@ -55,6 +55,14 @@ def test_ppo_learns(ppo) -> None:
     assert trained.returns.mean() > 2 * by_chance.returns.mean()
 
 
+@pytest.mark.slow
+def test_ppo_on_ray_learns(tmp_path: Path) -> None:
+    done = start("ray_ppo.py", tmp_path, frames=20_480, episodes=20)
+    trained = tdcollect.EvaluationResult.load(tmp_path / "trained")
+    assert trained.returns.mean() > 100
+    assert done.returncode == 1 or "misses" not in done.stderr
+
+
 def test_ppo_fails_where_it_misses_the_goal(ppo) -> None:
     done, out = ppo
     mean = tdcollect.EvaluationResult.load(out / "trained").returns.mean()

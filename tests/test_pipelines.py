@@ -65,8 +65,16 @@ def _light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     multiprocessing.set_start_method(before, force=True)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", scripts.SCRIPTS)
+def _in_turns() -> Iterator[Any]:
+    """Each script at one level, and at the other among the slow ones."""
+    for turn, name in enumerate(scripts.SCRIPTS):
+        quick = LEVELS[turn % len(LEVELS)]
+        for level in LEVELS:
+            marks = () if level == quick else pytest.mark.slow
+            yield pytest.param(name, level, marks=marks, id=f"{name}-{level}")
+
+
+@pytest.mark.parametrize(("name", "level"), [*_in_turns()])
 def test_a_script_gives_the_same_bits(name: str, level: int) -> None:
     missing = scripts.SCRIPTS[name].missing()
     if missing:

@@ -31,6 +31,10 @@ OVERRIDDEN = {
     "TorchCountingEnv": {"_reset", "_set_seed", "_step"},
     "EnvAction": {"_reset", "_step"},
     "ActionMasks": {"_call", "_reset"},
+    "RayCollector": {"_async_iterator", "_run_collection_loop", "_sync_iterator"},
+    "DistributedCollector": {"_iterator_dist", "_make_container", "_next_async", "_next_sync"},
+    "DistributedSyncCollector": {"_iterator_dist", "_make_container"},
+    "RPCCollector": {"_next_sync_rpc"},
 }
 """The private methods of other packages that tdcollect's classes define anew."""
 

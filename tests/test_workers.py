@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pkgutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 import tdcollect
 from tdcollect import workers
+from tdcollect.workers.child import Forked
 
 ROOT = Path(tdcollect.__file__).absolute().parent.parent
 MODULES = [module.name for module in pkgutil.iter_modules(workers.__path__)]
@@ -58,3 +60,32 @@ def test_a_worker_runs_the_parents_package_wherever_a_relative_path_leads(tmp_pa
     told = tmp_path / "told"
     run(CHANGED_DIRECTORY, str(tmp_path), str(told), cwd=ROOT)
     assert told.read_text() == f"{ROOT / 'tdcollect' / '__init__.py'} 'first' False"
+
+
+class Cycle:
+    """Waits for the garbage collector, and tells of it."""
+
+    def __init__(self, descriptor: int):
+        self.itself, self.descriptor = self, descriptor
+
+    def __del__(self) -> None:
+        os.write(self.descriptor, b"collected")
+
+
+def test_a_fork_collects_no_garbage_of_its_parent() -> None:
+    """What it would remove may belong to threads of the parent, which the fork does not have."""
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    gc.disable()
+    try:
+        Cycle(writes)
+        assert Forked(lambda: None).wait(60) == 0
+        with pytest.raises(BlockingIOError):
+            os.read(reads, 1)
+        assert Forked(lambda: Cycle(writes)).wait(60) == 0
+        assert os.read(reads, 100) == b"collected"
+    finally:
+        gc.enable()
+        gc.collect()
+        os.close(reads)
+        os.close(writes)

@@ -42,11 +42,13 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             _check_env(env)
     check_instance(named.get("policy"))
     for name in _OPTIONAL_CALLABLES:
-        if named.get(name) is not None and not callable(named[name]):
-            raise TypeError(
-                f"expected {name} to be a function, got {_described(named[name])}; pass one, or "
-                "leave it out"
-            )
+        given = named.get(name)
+        for one in given if isinstance(given, (list, tuple)) else [given]:
+            if one is not None and not callable(one):
+                raise TypeError(
+                    f"expected {name} to be a function, got {_described(one)}; pass one, or leave "
+                    "it out"
+                )
     interruptor = named.get("interruptor")
     if interruptor is not None and not hasattr(interruptor, "collection_stopped"):
         raise TypeError(
@@ -87,6 +89,12 @@ def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             f"expected frames_per_batch to be an int, got {frames}; several are for the collectors "
             "of backend='process'"
         )
+    for name in _OPTIONAL_CALLABLES:
+        if isinstance(kwargs.get(name), (list, tuple)) and kwargs.get("worker_idx") is None:
+            raise TypeError(
+                f"expected {name} to be a function, got a {type(kwargs[name]).__name__}; several "
+                "are for the collectors of backend='process'"
+            )
 
 
 def _check_env(env: Any) -> None:
@@ -123,6 +131,8 @@ def check_instance(policy: Any) -> None:
 def check_positive_int(name: str, count: Any) -> None:
     """Raise TypeError for a count that is not an int, ValueError for one that is not positive."""
     try:
+        if isinstance(count, bool):
+            raise TypeError
         positive = operator.index(count) > 0
     except TypeError:
         integral = isinstance(count, float) and count.is_integer()

@@ -175,6 +175,9 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             elif not self._splits:
                 check_replay_buffer_of(self)
 
+    def __bool__(self) -> bool:
+        return True  # Ray asks; a length, Python's second choice, is not there without an end
+
     def __repr__(self) -> str:
         if getattr(self, "closed", True):
             return one_line(self, "shut down")

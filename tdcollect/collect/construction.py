@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, TypeVar
 
 from tensordict import unravel_key
 from torch import nn
-from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 from tdcollect._upstream.collector import (
@@ -35,10 +35,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Dispatch(CollectorMeta):
-    """Send ``backend=`` and ``num_collectors=`` where TorchRL's own constructor sends them.
+    """Send ``backend=`` and ``num_collectors=`` to ``tdcollect.collectors``.
 
-    TorchRL dispatches for its own class only. Here the workers of every other backend run
-    tdcollect's collector.
+    TorchRL dispatches for its own class only, and to its own classes.
     """
 
     def __call__(
@@ -67,14 +66,18 @@ class Dispatch(CollectorMeta):
                     "subclass that passes it on as collector_class in the backend_options"
                 )
             refuse_elsewhere(kwargs, chosen)
-            options = {"collector_class": cls, **(backend_options or {})}
-            return TorchRLCollector(
-                *args,
-                backend=backend,
-                backend_options=options,
+            options = dict(backend_options or {})
+            if options.get("collector_class") in (None, "single"):
+                options["collector_class"] = cls
+            # A later stage, imported where it is asked for.
+            later = import_module("tdcollect.collectors.dispatch")
+            return later.collector_of_workers(
+                args,
+                kwargs,
+                backend=chosen,
+                options=options,
                 num_collectors=num_collectors,
                 sync=sync,
-                **kwargs,
             )
         if num_collectors not in (None, 1) or sync is not None or backend_options:
             raise ValueError(

@@ -194,7 +194,7 @@ def explanation(
             wait_num = stepped.stepper.backend.wait_num
             parts.append(Part("slots", f"wait_num={wait_num}", "go on when they are ready"))
         elif reason:
-            parts.append(Part("slots", "wait_num", f"step together: {reason}", "the slowest slot"))
+            parts.append(Part("slots", "wait_num", f"in step: {reason}", "the slowest slot"))
         parts += [Part("transform", t.label, t.how, t.cost) for t in stepped.parts]
     parts += [
         Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))

@@ -61,6 +61,7 @@ class Runner(CollectorPart):
         super().__init__(collector)
         self._loop = TorchRLLoop(collector, self.lose_position)
         self._not_tensors: Sequence[Key] = ()  # policy outputs that are no dense tensors
+        self._shrunk = False  # the parent's preallocated batch has the memory of one step
         self._has_acted = False  # the carried step has the policy's outputs already
         self._arrivals = Arrivals()
         self.stale = False
@@ -389,14 +390,17 @@ class Runner(CollectorPart):
     def _allot_buffer(self, shrunk: bool) -> None:
         """Give the parent's preallocated batch memory of its own, or the memory of one step."""
         parent = self._parent
-        buffer = parent.preallocated if parent.preallocates else None
-        if buffer is None or buffer.is_contiguous() is not shrunk:
+        if not parent.preallocates:
             return
-        if shrunk:
+        buffer = parent.preallocated
+        # One with lazy stacks or other data than tensors is never contiguous, and stays as it is.
+        if shrunk and buffer.is_contiguous():
             one = buffer[..., :1].clone()
             parent.preallocated = one.expand(buffer.shape).refine_names(..., keys.TIME)
-        else:
+            self._shrunk = True
+        elif self._shrunk and not shrunk:
             parent.preallocated = buffer.clone()
+            self._shrunk = False
 
     # ------------------------------------------------------------------------------- its parts
 

@@ -88,6 +88,7 @@ class ProcessBackend(Backend):
         self._wait_timeout = wait_timeout
         self._asked: dict[WorkerProcess, tuple[bool, list[int]]] = {}  # is a reset, and its slots
         self.in_flight: set[int] = set()
+        self._busy: set[int] = set()  # the slots of workers that are at something
         count = min(num_workers or usable_cores(), self.num_envs)
         self._pool = WorkerPool(factories, count, timeout, start_method, grace)
         try:
@@ -237,9 +238,10 @@ class ProcessBackend(Backend):
         assert process not in self._asked, "a worker has one command at a time"
         self._asked[process] = is_reset, slots
         self.in_flight.update(slots)
+        self._busy.update(process.slots)
 
     def is_idle(self, slot: int) -> bool:
-        return not any(slot in process.slots for process in self._asked)
+        return slot not in self._busy
 
     def receive(self, out: SlotBuffers) -> Arrivals:
         assert self.wait_num is not None  # of a backend that is not in step
@@ -247,6 +249,7 @@ class ProcessBackend(Backend):
         for process, answer in self._pool.collect(self.wait_num, self._wait_timeout):
             is_reset, slots = self._asked.pop(process)
             self.in_flight.difference_update(slots)
+            self._busy.difference_update(process.slots)
             failed, misfits = self._pool.read(process, answer, slots)
             fine = [slot for slot in slots if slot not in failed]
             failed.update(self._write_singly(fine, misfits, out))
@@ -265,6 +268,7 @@ class ProcessBackend(Backend):
             self._pool.forget()
             self._asked.clear()
             self.in_flight.clear()
+            self._busy.clear()
 
     def _write(
         self, slots: Sequence[int], misfits: Mapping[int, Any], out: SlotBuffers

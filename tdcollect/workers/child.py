@@ -154,6 +154,7 @@ def run_fork(run: Callable[[], object]) -> NoReturn:
     try:
         gc.freeze()  # a collection visits what is new, or it would copy every page of the parent
         _reseed()
+        gc.freeze()  # what the parent made is the parent's to remove; its threads are not here
         run()
         gc.collect()  # what has a semaphore, say, removes it: nothing else runs at this exit
         code = 0

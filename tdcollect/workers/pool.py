@@ -94,6 +94,7 @@ class WorkerPool:
         bounds = [len(factories) * i // num_workers for i in range(num_workers + 1)]
         runs = [range(*pair) for pair in itertools.pairwise(bounds)]
         self._poll = select.poll()
+        self._by_descriptor: dict[int, WorkerProcess] = {}  # those that live
         self._posted: dict[WorkerProcess, _Posted] = {}
         self._arrived: dict[
             WorkerProcess, bytes | None
@@ -139,6 +140,7 @@ class WorkerPool:
         awake = _WORKER_AWAKE if self._one_core_each else 0.0
         process.ask(CALL, packed((index, slots.start, awake, pickled)), self._control_file)
         self._poll.register(process.connection, select.POLLIN)
+        self._by_descriptor[process.connection.fileno()] = process
         return process
 
     def relaunch(self, lost: WorkerProcess) -> WorkerProcess:
@@ -273,7 +275,7 @@ class WorkerPool:
         """Read answers to what was posted."""
         with InterruptsHeld():  # an answer that was read is kept
             for descriptor, _ in events:
-                process = self._process_of(descriptor)
+                process = self._by_descriptor[descriptor]
                 try:
                     answer = process.answer()
                 except EOFError:
@@ -353,17 +355,11 @@ class WorkerPool:
     def _lose_hanging(self, process: WorkerProcess, verb: str, timeout: float) -> None:
         self.lose(process, f"was ended, as {verb}() took more than {timeout:g} s")
 
-    def _process_of(self, descriptor: int) -> WorkerProcess:
-        """The worker of a descriptor that was not asked: it ends, or its answer comes late."""
-        (process,) = (
-            p for p in self.processes if not p.lost and p.connection.fileno() == descriptor
-        )
-        return process
-
     def lose(self, process: WorkerProcess, reason: str | None = None) -> None:
         """Note that a worker has ended, or end it for a reason; its slots are lost with it."""
         if not process.lost:
             self._poll.unregister(process.connection)
+            del self._by_descriptor[process.connection.fileno()]
         process.lose(reason)
 
     def _result(self, process: WorkerProcess, answer: bytes | None) -> Any:

@@ -127,6 +127,22 @@ def test_every_option_on_odd_entries(env: str, options: str) -> None:
     check(env, POLICIES["keyless"], batches(2), OPTIONS[options], options)
 
 
+@pytest.mark.parametrize("env", ["CountingEnv", *ODD])
+def test_one_tensordict_is_returned_again(env: str) -> None:
+    """A parent of workers relies on it: it reads their memory."""
+    made = ENVS[env]()
+    frames = 3 * made.batch_size.numel()
+    collector = Collector(made, frames_per_batch=frames, total_frames=-1, return_same_td=True)
+    batches = iter(collector)
+    assert next(batches) is next(batches)
+    collector.shutdown()
+
+
+@pytest.mark.parametrize("env", ["MockSerialEnv", "CountingEnv[2]", "AddPixelsTransform"])
+def test_time_limits_where_the_env_says_nothing_of_truncation(env: str) -> None:
+    check(env, POLICIES["keyless"], batches(2), OPTIONS["max_frames_per_traj"], "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("env", ODD[2:])

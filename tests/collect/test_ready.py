@@ -328,6 +328,7 @@ def test_a_row_by_arrival_holds_the_version_of_the_weights_that_acted() -> None:
         batches.append(next(stream))
         acted = batches[-1]["next", "policy_version"]
         assert torch.equal(batches[-1]["action"][:, 0].long(), acted)
+        assert torch.equal(batches[-1]["policy_version"], acted)
         assert acted.max() <= version
         with torch.no_grad():
             weighing.weight += 1

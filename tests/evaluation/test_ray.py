@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import pickle
 import re
@@ -24,10 +23,10 @@ from torch import nn
 from torchrl.modules import LSTMModule
 
 import tdcollect
-from tdcollect import RayWorkers, evaluate
+from tdcollect import RayWorkers, evaluate, ray_cluster
 from tdcollect._upstream.ray import bounded, started_here
 from tdcollect.cli import main
-from tdcollect.evaluation.workers import ray_actors, ray_cluster
+from tdcollect.evaluation.workers import ray_actors
 
 from .. import forkserver
 from ..test_docs import blocks_of
@@ -38,29 +37,7 @@ from .test_interrupted import contents
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tdcollect[ray]'")
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = {  # of a Ray of a few processes, in a container with little shared memory
-    "num_cpus": 4,
-    "include_dashboard": False,
-    "log_to_driver": False,
-    "logging_level": logging.ERROR,
-    "num_gpus": 1,  # as far as Ray knows
-    "object_store_memory": 80 * 2**20,
-}
 TIMEOUT = 5.0
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a Ray that runs for this module, and that this process is connected to."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # other processes have not its token
-        patch.delenv("RAY_ADDRESS", raising=False)
-        handler = signal.getsignal(signal.SIGTERM)
-        ray.init(address="local", **OPTIONS)
-        yield ray.get_runtime_context().gcs_address
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(scope="module")
@@ -471,7 +448,7 @@ def test_an_address_is_of_the_cluster_that_is_connected(cluster: str) -> None:
 UNCONNECTED = """
 import socket, sys
 from tdcollect import RayWorkers, evaluate
-from tdcollect.evaluation.workers import ray_cluster
+from tdcollect import ray_cluster
 with socket.socket() as closed:
     closed.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{closed.getsockname()[1]}"

@@ -83,7 +83,10 @@ class Simulation:
         for _ in range(100_000):
             if not self.left:
                 return
+            opened = len(self.opened)
             self.hand_out()
+            if len(self.opened) > opened:
+                continue  # one that was opened may have no episodes: its worker goes to another
             self.check_idle()
             if self.left:
                 self.step()
@@ -202,6 +205,10 @@ def test_every_episode_ends_once_and_only_poisoned_ones_fail(
     lengths = {7 * index: draw.randint(1, longest) for index in range(episodes)}
     poisoned = data.draw(st.sets(st.sampled_from(sorted(lengths)), max_size=4)) if lengths else {}
     check(simulated(lengths, set(poisoned), workers, max_lost, [], evaluations))
+
+
+def test_evaluations_without_episodes_are_passed_over() -> None:
+    check(simulated({0: 1, 7: 1}, set(), [(1, 0.0625)], 1, [], 4))
 
 
 @given(st.integers(1, 120), workers, st.lists(st.tuples(st.floats(0, 2), st.integers(0, 6))))

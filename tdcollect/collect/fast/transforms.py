@@ -57,13 +57,16 @@ class _StepCounter(StepTransform):
     def step(self, step: StepDict, following: StepDict) -> None:
         following[self._key] = count = step[self._key] + 1
         if self._max_steps is not None:
-            truncated = (count >= self._max_steps) | following[self._truncated]
+            # An env that never truncates may have no such entry.
+            truncated = (count >= self._max_steps) | following.get(self._truncated, False)
             if self._ends:
                 following[keys.DONE] = following[keys.DONE] | truncated
             following[self._truncated] = truncated
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         begun[self._key] = self._initial(marks, 0, before[self._key])
+        if self._max_steps is not None and self._truncated not in begun:
+            begun[self._truncated] = self._initial(marks, False, before[self._truncated])
 
 
 class _RewardSum(StepTransform):

@@ -227,6 +227,9 @@ class FrameLoop:
         step, stepped = slots.present, received.stepped
         done = arrived.following[keys.DONE].numpy(force=True).reshape(-1)
         ended = [slot for slot in stepped if done[slot]]
+        if self._version is not None and keys.POLICY_VERSION in step:
+            # The weights may have changed while the slots were in flight.
+            arrived.following[keys.POLICY_VERSION] = step[keys.POLICY_VERSION]
         self._rows.append(step, arrived.following, stepped)
         slots.move_on(arrived)
         if ended:

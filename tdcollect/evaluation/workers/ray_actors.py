@@ -12,9 +12,9 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+from tdcollect import ray_cluster
 from tdcollect._upstream.ray import bounded, started_here
 from tdcollect.display import count_text
-from tdcollect.evaluation.workers import ray_cluster
 from tdcollect.evaluation.workers.local import LocalWorkers
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
 from tdcollect.evaluation.workers.ray_host import Host

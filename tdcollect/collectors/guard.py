@@ -1,0 +1,208 @@
+"""Guard: notices when a worker dies, and ends the others or puts another in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from typing import Any
+
+from torchrl.collectors import MultiCollector
+
+from tdcollect._upstream.multi import WorkersState
+from tdcollect.collectors.lost import (
+    LostWorker,
+    LostWorkers,
+    WorkerLostError,
+    how_it_ended,
+    slots_of,
+)
+
+_log = logging.getLogger("tdcollect.collectors")
+_SIGNAL = getattr(signal, "SIGCHLD", None)
+
+
+class Guard:
+    """Looks after the worker processes of a collector.
+
+    A thread of it waits until a process ends. Whoever waits for a worker in another thread looks
+    here too.
+
+    Args:
+        collector: whose workers they are; is not kept alive.
+        procs: the processes.
+        frames: how many frames each collects per batch.
+        replace: starts another worker in the place of a lost one, given its index and how many
+            have taken this place, the new one included; returns its process. None to raise.
+        cause: the error that a worker ended with, given its index; empty if it had none to tell.
+
+    Attributes:
+        slots: N of each worker; set once it is known.
+        closed: the collector is shut down.
+        lost: the workers that were lost.
+        lock: held while a worker is replaced.
+    """
+
+    def __init__(
+        self,
+        collector: MultiCollector,
+        procs: list[Any],
+        frames: Sequence[int],
+        replace: Callable[[int, int], Any] | None,
+        cause: Callable[[int], str],
+    ):
+        self.procs = procs
+        self.pids = [proc.pid for proc in procs]
+        self.slots = [1] * len(procs)
+        self.closed = False
+        self.lost = LostWorkers()
+        self.lock = threading.RLock()
+        self._collector = weakref.ref(collector)
+        self._frames = frames
+        self._replace = replace
+        self._cause = cause
+        self._error: WorkerLostError | None = None
+        self._raises_in_main = False
+        self._previous: Any = None
+        self._handler: Any = None
+        self._wake, self._sleep = multiprocessing.Pipe(duplex=False)
+        self._thread = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._wake), name="tdcollect-guard", daemon=True
+        )
+        self._thread.start()
+
+    def deaths(self) -> list[Any]:
+        """The processes' sentinels, each ready once its process has ended."""
+        if self.closed or self._error is not None:
+            return []
+        return [proc.sentinel for proc in self.procs]
+
+    def replacements(self, worker: int) -> int:
+        """How many workers have taken this place after the first."""
+        return sum(lost.worker == worker for lost in self.lost if lost.replaced)
+
+    def check(self) -> None:
+        """Raise for a worker that has died, or put another in its place.
+
+        Raises:
+            WorkerLostError: for ``on_worker_lost="raise"``; the other workers are ended.
+        """
+        if self.closed:
+            return
+        with self.lock:
+            self._look()
+        if self._error is not None:
+            error = self._error
+            collector = self._collector()
+            if collector is not None:
+                collector.shutdown(timeout=1.0, raise_on_error=False)
+            raise error
+
+    def _look(self) -> None:
+        """Take note of workers that have died."""
+        if self.closed or self._error is not None:
+            return
+        ready = connection.wait([proc.sentinel for proc in self.procs], 0)
+        for worker, proc in enumerate(self.procs):
+            if proc.sentinel in ready:
+                self._note(worker, proc)
+                if self._error is not None:
+                    return
+
+    def _note(self, worker: int, proc: Any) -> None:
+        proc.join(1.0)
+        cause = self._cause(worker)
+        lost = LostWorker(
+            worker,
+            self.pids[worker],
+            how_it_ended(proc.exitcode) + f" after {cause}" * bool(cause),
+            slots_of(worker, self.slots),
+            self._frames[worker],
+            replaced=self._replace is not None,
+        )
+        self.lost = LostWorkers((*self.lost, lost))
+        collector = self._collector()
+        if collector is not None:
+            WorkersState(collector).release_update(worker)
+        if self._replace is None:
+            _log.error("%s; the other workers are ended", lost)
+            self._error = WorkerLostError(lost)
+            for other in self.procs:
+                if other is not proc:
+                    other.terminate()
+            return
+        _log.warning("%s; another takes its place", lost)
+        self.procs[worker] = self._replace(worker, self.replacements(worker))
+        self.pids[worker] = self.procs[worker].pid
+
+    # ------------------------------------------------------------------------- while it runs free
+
+    def raise_in_main_thread(self) -> None:
+        """From now on, raise in the main thread when a worker is lost: nothing else may ask here.
+
+        As torch's DataLoader does it: by a handler of SIGCHLD, which calls the one before it.
+        """
+        here = threading.current_thread() is threading.main_thread()
+        if self._raises_in_main or self._replace is not None or _SIGNAL is None or not here:
+            return
+        self._raises_in_main = True
+        previous, itself = signal.getsignal(_SIGNAL), weakref.ref(self)
+
+        def handler(number: int, frame: Any) -> None:
+            if callable(previous):
+                previous(number, frame)
+            guard = itself()
+            if guard is not None and not guard.closed and guard._error is not None:
+                guard.check()
+
+        self._previous = previous
+        self._handler = handler
+        signal.signal(_SIGNAL, handler)
+
+    def look_in_thread(self) -> bool:
+        """Look, in the thread that watches; True to go on watching."""
+        with self.lock:
+            if self.closed:
+                return False
+            try:
+                self._look()
+            except Exception:
+                _log.exception("no worker could take the place of the lost one")
+                self._error = WorkerLostError(self.lost[-1])
+            if self._error is not None and self._raises_in_main and _SIGNAL is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+            return self._error is None
+
+    def close(self) -> None:
+        """Stop looking; may be called again."""
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._sleep.close()  # the thread finds its end closed
+        here = threading.current_thread() is threading.main_thread()
+        if self._raises_in_main and here and signal.getsignal(signal.SIGCHLD) is self._handler:
+            signal.signal(signal.SIGCHLD, self._previous or signal.SIG_DFL)
+
+
+def _watch(guard_of: Callable[[], Guard | None], wake: connection.Connection) -> None:
+    """Wait until a process ends, and have the guard look."""
+    try:
+        while True:
+            guard = guard_of()
+            if guard is None or guard.closed:
+                return
+            sentinels = guard.deaths()
+            del guard  # or it would live as long as this thread
+            ready = connection.wait([wake, *sentinels])
+            guard = guard_of()
+            if wake in ready or guard is None or not guard.look_in_thread():
+                return
+            del guard
+    finally:
+        wake.close()

@@ -1,0 +1,205 @@
+"""Statistics and explanations of several workers, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from tdcollect.collect.path import Explanation, Part
+from tdcollect.collect.statistics import Collection, Lifetime, Statistics, Window
+from tdcollect.collectors.inner import WorkerReport
+from tdcollect.display import count_text
+
+_PAYS = 1e-3
+"""A step of all slots of a worker takes at least so many seconds where more processes pay."""
+
+
+class MergedStatistics(Statistics):
+    """Statistics of all workers of a collector: ``collector.stats``.
+
+    Counts are sums over the workers, and times those of the slowest. Slots count on over the
+    workers: slot i of worker w is ``w N + i``. ``latest`` holds the latest collection of each
+    worker, and ``window`` the latest episodes of all, taken from the workers in turn.
+
+    A call gives the dict of TorchRL's ``collector.stats(workers=...)``.
+
+    Args:
+        states: gives the latest statistics of each worker, as ``Statistics.save_state()`` does.
+        slots: N of each worker.
+        window: K, how many episodes :attr:`window` holds.
+        progress: gives TorchRL's counters.
+    """
+
+    def __init__(
+        self,
+        states: Callable[[], Sequence[Mapping[str, Any]]],
+        slots: Callable[[], Sequence[int]],
+        window: int,
+        progress: Callable[..., dict[str, Any]],
+    ):
+        super().__init__(window, True, progress)
+        self._states = states
+        self._slots = slots
+        self._count = progress
+
+    def refresh(self) -> None:
+        """Ask the workers."""
+        self.load_state(merged_states(self._states(), self._slots(), self._size))
+
+    @property
+    def _size(self) -> int:
+        return super().window.size
+
+    @property
+    def latest(self) -> Collection | None:
+        """The latest collection of each worker together; None before the first."""
+        self.refresh()
+        return super().latest
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """All collections of all workers, counted up to now."""
+        self.refresh()
+        return super().lifetime
+
+    @property
+    def window(self) -> Window:
+        """The latest K episodes, from all workers in turn."""
+        self.refresh()
+        return super().window
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """TorchRL's counters: frames, batches, workers and so on."""
+        return self._count(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        self.refresh()
+        return super().__repr__()
+
+    def __str__(self) -> str:
+        self.refresh()
+        return super().__str__()
+
+
+def merged_states(
+    states: Sequence[Mapping[str, Any]], slots: Sequence[int], window: int
+) -> dict[str, Any]:
+    """Statistics of several workers as those of one collector.
+
+    Args:
+        states: of each worker, as ``Statistics.save_state()`` gives them.
+        slots: N of each worker.
+        window: K, how many episodes the window holds.
+    """
+    latest = [state["latest"] for state in states]
+    return {
+        "lifetime": _merged_lifetimes([state["lifetime"] for state in states]),
+        "window": _merged_windows([state["window"] for state in states], window),
+        "latest": _merged_collections(latest, slots) if any(latest) else None,
+    }
+
+
+_LONGEST = ("seconds", "seconds_between", "env_seconds", "policy_seconds")
+
+
+def _merged_lifetimes(lifetimes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name, first in lifetimes[0].items():
+        values = [lifetime[name] for lifetime in lifetimes]
+        if isinstance(first, Mapping):
+            merged[name] = _merged_moments(values)
+        else:
+            merged[name] = _longest(values) if name in _LONGEST else sum(values)
+    return merged
+
+
+def _longest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _merged_moments(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Count, mean, squared deviations and extremes of numbers that several have counted.
+
+    By the pairwise update of Chan, Golub and LeVeque (1979).
+    """
+    merged = dict(parts[0])
+    for part in parts[1:]:
+        total = merged["count"] + part["count"]
+        if part["count"]:
+            away = part["mean"] - merged["mean"]
+            merged["squares"] += part["squares"] + away**2 * merged["count"] * part["count"] / total
+            merged["mean"] += away * part["count"] / total
+        merged["count"] = total
+        merged["low"] = min(merged["low"], part["low"])
+        merged["high"] = max(merged["high"], part["high"])
+    return merged
+
+
+def _merged_windows(windows: Sequence[tuple[Any, Any]], size: int) -> tuple[Any, Any]:
+    """The latest episodes of each worker in turn, the newest last."""
+    newest = [zip(returns[::-1], lengths[::-1], strict=True) for returns, lengths in windows]
+    episodes = [one for group in zip_longest(*newest) for one in group if one is not None]
+    kept = episodes[:size][::-1]
+    returns = np.array([episode[0] for episode in kept], np.float64)
+    return returns, np.array([episode[1] for episode in kept], np.int64)
+
+
+def _merged_collections(
+    latest: Sequence[Mapping[str, Any] | None], slots: Sequence[int]
+) -> dict[str, Any]:
+    firsts = np.cumsum([0, *slots[:-1]])
+    there = [(one, first) for one, first in zip(latest, firsts, strict=True) if one is not None]
+    merged: dict[str, Any] = {name: _longest([one[name] for one, _ in there]) for name in _LONGEST}
+    merged |= {name: sum(one[name] for one, _ in there) for name in ("steps", "restarts")}
+    merged["slots"] = np.concatenate([one["slots"] + first for one, first in there])
+    for name in ("returns", "lengths"):
+        merged[name] = np.concatenate([one[name] for one, _ in there])
+    shaped = [one["shaped_returns"] for one, _ in there]
+    all_shaped = not any(part is None for part in shaped)
+    merged["shaped_returns"] = np.concatenate(shaped) if all_shaped else None
+    return merged
+
+
+def merged_explanation(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Explanation:
+    """The parts of the workers' collections, and whether several processes pay.
+
+    Args:
+        reports: of each worker.
+        slots: N of each worker.
+    """
+    return Explanation([*_parts_of(reports), *_advice(reports, slots)])
+
+
+def _parts_of(reports: Sequence[WorkerReport]) -> Iterator[Part]:
+    alike: dict[tuple[Part, ...], list[int]] = {}
+    for worker, report in enumerate(reports):
+        alike.setdefault(tuple(report.parts), []).append(worker)
+    for parts, workers in alike.items():
+        of = "" if len(alike) == 1 else f"worker {', '.join(map(str, workers))}: "
+        for part in parts:
+            yield part._replace(name=of + part.name)
+
+
+def _advice(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Iterator[Part]:
+    counts = " or ".join(map(str, dict.fromkeys(slots)))
+    what = f"{count_text(len(slots), 'worker')} of {counts} slots"
+    seconds = [
+        life["seconds"] * count / life["steps"]
+        for report, count in zip(reports, slots, strict=True)
+        if report.statistics is not None and (life := report.statistics["lifetime"])["steps"]
+    ]
+    if not seconds:
+        yield Part("workers", what, "whether they pay is known after the first batch")
+        return
+    took = max(seconds)
+    how = f"a step of all slots of one takes {took * 1e3:.3g} ms"
+    if len(slots) == 1:
+        yield Part("workers", what, how)
+    elif took >= _PAYS:
+        yield Part("workers", what, f"{how}: several processes pay")
+    else:
+        better = f"one process with {sum(slots)} slots would be faster"
+        yield Part("workers", what, f"{how}: {better}", "1.4 times the time of one process")

@@ -1,0 +1,446 @@
+"""TorchRL's ``RayCollector`` with tdcollect's collector in its actors."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import ObjectLostError, RayActorError
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.collectors.distributed import RayCollector as TorchRLRayCollector
+
+from tdcollect import ray_cluster
+from tdcollect._upstream.distributed import RayState
+from tdcollect._upstream.ray import state_of
+from tdcollect.collect import Collector
+from tdcollect.collect.construction import extends
+from tdcollect.collect.path import Explanation
+from tdcollect.collectors import on_worker
+from tdcollect.collectors.arguments import (
+    check_on_worker_lost,
+    check_restartable,
+    collector_class,
+)
+from tdcollect.collectors.inner import WorkerFacts, WorkerReport
+from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, slots_of
+from tdcollect.collectors.merged import MergedStatistics, merged_explanation
+from tdcollect.collectors.seeds import first_seeds, replacement_seed
+from tdcollect.collectors.trajectory_ids import TrajectoryIds
+from tdcollect.display import one_line
+from tdcollect.envs.adopted import chain
+
+_log = logging.getLogger("tdcollect.collectors")
+_GONE = (RayActorError, ObjectLostError)
+_PATIENCE = 60.0
+"""Seconds until a warning that the cluster has no room for a worker."""
+_MAX_LOST = 3
+"""A worker that is lost so often, without a batch in between, is not replaced again."""
+
+
+class RayCollector(TorchRLRayCollector):
+    """TorchRL's ``RayCollector`` with tdcollect's collector in its actors.
+
+    Args:
+        create_env_fn: a function that makes an env, one per worker; or one, with
+            ``num_collectors``.
+        policy: the policy; each worker has a copy.
+        on_worker_lost: ``"raise"`` ends the collection with a :class:`WorkerLostError` that names
+            the worker. ``"restart"`` starts another in its place, seeded from the lost one's seed,
+            with the weights that were sent last; :attr:`lost` has it on record.
+        **kwargs: as the parent has them. ``collector_class="single"``, the default, is
+            :class:`tdcollect.Collector`. Without ``ray_init_config`` and a Ray that runs, a quiet
+            one without a dashboard starts, and stops with the last collector that uses it.
+
+    Attributes:
+        lost: the workers that were lost, and how many frames at most with them.
+        stats: :class:`tdcollect.collect.Statistics`, merged over the workers; a call gives
+            TorchRL's dict of counters.
+
+    Examples:
+        >>> make = partial(make_env, "CartPole-v1", num_envs=8)
+        >>> collector = RayCollector(
+        ...     [make, make], policy, frames_per_batch=1024, total_frames=102_400, sync=True
+        ... )
+        >>> collector.set_seed(0)
+        >>> for batch in collector:
+        ...     print(batch.shape)  # [2, 8, 64]
+    """
+
+    @extends(TorchRLRayCollector.__init__)
+    def __init__(
+        self,
+        create_env_fn: Callable[[], Any] | Sequence[Callable[[], Any]],
+        policy: Any = None,
+        *,
+        on_worker_lost: str = "raise",
+        **kwargs: Any,
+    ):
+        check_on_worker_lost(on_worker_lost)
+        if on_worker_lost == "restart":
+            check_restartable(kwargs)
+        given = (kwargs.get(name) for name in ("weight_sync_schemes", "weight_updater"))
+        self._sends = not any(given) and getattr(policy, "service_backend", None) != "ray"
+        self.lost = LostWorkers()
+        self.on_worker_lost = on_worker_lost
+        self._seed: int | None = None
+        self._facts: list[WorkerFacts] | None = None
+        self._replacements: list[int] = []
+        self._in_a_row: list[int] = []  # losses of a worker, without a batch in between
+        self._sent: Any = None  # a reference of Ray to weights
+        self._version = 0
+        self._failure: BaseException | None = None
+        self._seedings = 0
+        self._changing = threading.RLock()  # weights are sent, or a worker is replaced
+        self._closed = False
+        envs: Any = create_env_fn
+        if isinstance(envs, Sequence):
+            count = len(envs := list(envs))
+        else:
+            count = kwargs.setdefault("num_collectors", None) or 1
+            kwargs["num_collectors"] = count
+        kwargs["collector_class"] = kind = collector_class(kwargs.get("collector_class"))
+        # The parent writes into these, and would share one dict between workers.
+        options = kwargs.get("collector_kwargs") or {}
+        options = [options] * count if isinstance(options, Mapping) else options
+        kwargs["collector_kwargs"] = [dict(each) for each in options]
+        self._one_env = isinstance(kind, type) and issubclass(kind, TorchRLCollector)
+        self._connection = "" if kwargs.get("ray_init_config") else ray_cluster.connect(None)
+        try:
+            super().__init__(envs, policy, **kwargs)
+        except BaseException:
+            self.shutdown()
+            raise
+        if kwargs.get("total_frames", -1) < 0:
+            self.total_frames = float("inf")  # the parent would collect nothing
+        if self._sends:
+            self._torchrl.need_no_connection()
+        if isinstance(kind, type) and issubclass(kind, Collector):
+            self._facts = self._ask(on_worker.facts)
+            self._stats = MergedStatistics(
+                lambda: [report.statistics for report in self._reports() if report.statistics],
+                lambda: self._slots,
+                100,
+                super().stats,
+            )
+
+    @property
+    def _torchrl(self) -> RayState:
+        """The private state of the parent."""
+        return RayState(self)
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return one_line(self, "shut down")
+        sync = f"sync={self._torchrl.in_step}"
+        return one_line(self, f"{self.num_collectors} workers", sync, f"{len(self.lost)} lost")
+
+    # --------------------------------------------------------------------------------- workers
+
+    def add_collectors(
+        self,
+        create_env_fn: Sequence[Any],
+        num_envs: int,
+        policy: Any,
+        collector_kwargs: Sequence[Mapping[str, Any]],
+        remote_configs: Sequence[Any],
+    ) -> None:
+        """Start workers; see the parent's method."""
+        start = super().add_collectors
+
+        def start_one(worker: int) -> Any:
+            """Start another worker, and leave the list of them as it was."""
+            number = self.num_collectors + sum(lost.replaced for lost in self.lost) - 1
+            one = [policy[worker]] if isinstance(policy, Sequence) else policy
+            options = {**collector_kwargs[worker], **self._ids(number)}
+            if options.get("replay_buffer") is not None and self.replay_buffer is not None:
+                options["replay_buffer"] = self.replay_buffer.clients(1)[0]
+            start([create_env_fn[worker]], num_envs, one, [options], [remote_configs[worker]])
+            return self.remote_collectors.pop()
+
+        self._start_one = start_one
+        self._replacements, self._in_a_row = [0] * len(create_env_fn), [0] * len(create_env_fn)
+        given = [{**options, **self._ids(i)} for i, options in enumerate(collector_kwargs)]
+        start(create_env_fn, num_envs, policy, given, remote_configs)
+
+    def _ids(self, worker: int) -> dict[str, Any]:
+        """The argument that gives a worker trajectory ids of its own."""
+        return {"traj_pool": TrajectoryIds(worker)} if self._one_env else {}
+
+    def _ask(self, function: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
+        """Call ``function(collector, argument, ...)`` in all workers at once; return its results.
+
+        Args:
+            function: runs where the collector is.
+            *arguments: one value per worker, each.
+        """
+        self._check_open()
+        workers = range(self.num_collectors)
+        given = list(zip(*arguments, strict=True)) if arguments else [()] * len(workers)
+        tasks = [self._call(worker, function, *given[worker]) for worker in workers]
+        return [self._result(worker, tasks[worker], function, *given[worker]) for worker in workers]
+
+    def _call(self, worker: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self.remote_collectors[worker].__ray_call__.remote(function, *arguments)
+
+    def _result(self, worker: int, task: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a call; if the worker is lost, another is asked if there is to be one."""
+        while True:
+            try:
+                return ray.get(task)
+            except _GONE as error:
+                self._replace(worker, error)
+                task = self._call(worker, function, *arguments)
+
+    def _check_open(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if self._closed or not self.remote_collectors:
+            raise RuntimeError("the collector is shut down; make a new one to collect")
+
+    # ------------------------------------------------------------------------------ collection
+
+    def _sync_iterator(self) -> Iterator[TensorDictBase | None]:
+        torchrl = self._torchrl
+        while self.collected_frames < self.total_frames and not torchrl.stopped:
+            if self.update_after_each_batch or self.max_weight_update_interval > -1:
+                self.update_policy_weights_()
+            pending = {actor.next.remote(): i for i, actor in enumerate(self.remote_collectors)}
+            batches: dict[int, Any] = {}
+            while pending:
+                worker, batch = self._first_of(pending)
+                batches[worker] = batch
+            found = [batches[worker] for worker in sorted(batches)]
+            if found[0] is None:  # the workers have written to the replay buffer themselves
+                self.collected_frames += self.frames_per_batch
+                yield None
+                continue
+            # An env without slots has batches of one dim, the time; they are put end to end.
+            batch = torch.stack(found) if found[0].ndim else torch.cat(found)
+            self.collected_frames += batch.numel()
+            yield batch
+        if torchrl.thread is None:
+            self.shutdown()
+
+    def _async_iterator(self) -> Iterator[TensorDictBase | None]:
+        torchrl = self._torchrl
+        pending = {actor.next.remote(): i for i, actor in enumerate(self.remote_collectors)}
+        seedings = [self._seedings] * self.num_collectors
+        while self.collected_frames < self.total_frames and not torchrl.stopped:
+            worker, batch = self._first_of(pending)
+            if seedings[worker] == self._seedings:
+                self.collected_frames += torchrl.frames_per_worker
+                yield batch
+                if self.update_after_each_batch or self.max_weight_update_interval > -1:
+                    self.update_policy_weights_(worker_ids=worker)
+            # Else the batch was begun before the envs were seeded.
+            seedings[worker] = self._seedings
+            if worker not in pending.values():
+                pending[self.remote_collectors[worker].next.remote()] = worker
+        if pending:
+            ray.wait(list(pending), num_returns=len(pending))
+        if torchrl.thread is None:
+            self.shutdown()
+
+    def _first_of(self, pending: dict[Any, int]) -> tuple[int, Any]:
+        """Wait for the first of some batches; return its worker and the batch.
+
+        Args:
+            pending: the worker of each; the one that is returned is taken out. A worker that is
+                lost is replaced, and asked again.
+        """
+        while True:
+            (task,), _ = ray.wait(list(pending), num_returns=1)
+            worker = pending.pop(task)
+            try:
+                batch = ray.get(task)
+            except _GONE as error:
+                self._replace(worker, error)
+                pending[self.remote_collectors[worker].next.remote()] = worker
+            else:
+                self._in_a_row[worker] = 0
+                return worker, batch
+
+    def _run_collection_loop(self) -> None:
+        try:
+            super()._run_collection_loop()
+        except BaseException as error:
+            self._failure = error  # the next call of another thread raises it
+
+    # ------------------------------------------------------------------------------ lost workers
+
+    @property
+    def _slots(self) -> list[int]:
+        """N of each worker; 1 where it is not known."""
+        facts = self._facts or [WorkerFacts(1, False)] * self.num_collectors
+        return [one.slots for one in facts]
+
+    def _note(self, worker: int, error: Exception, replaced: bool) -> LostWorker:
+        state = state_of(self.remote_collectors[worker])
+        reason = " ".join((state.reason or str(error)).split())
+        reason = reason.partition(" Some common causes")[0]  # which Ray lists at length
+        process, slots = f"{state.pid} on {state.host}", slots_of(worker, self._slots)
+        frames = self._torchrl.frames_per_worker
+        lost = LostWorker(worker, process, f"was lost: {reason}", slots, frames, replaced)
+        self.lost = LostWorkers((*self.lost, lost))
+        return lost
+
+    def _end(self, lost: LostWorker) -> WorkerLostError:
+        """Stop all workers; return the error that names the lost one."""
+        if threading.current_thread() is self._torchrl.thread:
+            self.stop_remote_collectors()
+        else:
+            self.shutdown()
+        return WorkerLostError(lost)
+
+    def _replace(self, worker: int, error: Exception) -> None:
+        """Start another worker in the place of one that is lost.
+
+        Raises:
+            WorkerLostError: if workers are not to be replaced, or this one was too often.
+        """
+        with self._changing:
+            if state_of(self.remote_collectors[worker]).name != "DEAD":
+                return  # another thread has replaced it
+            self._in_a_row[worker] += 1
+            replaced = self.on_worker_lost == "restart" and self._in_a_row[worker] <= _MAX_LOST
+            lost = self._note(worker, error, replaced)
+            if not replaced:
+                raise self._end(lost) from error
+            _log.warning("%s; another takes its place", lost)
+            self._replacements[worker] += 1
+            seeding = None
+            if self._seed is not None:
+                place = self._seed, worker, self._replacements[worker]
+                seeding = (replacement_seed(*place), *place)
+            actor = self._start_one(worker)
+            self.remote_collectors[worker] = actor
+            arguments = worker, self._sent, self._version, seeding
+            ready = self._call(worker, on_worker.take_place, *arguments)
+            if not ray.wait([ready], timeout=_PATIENCE)[0]:
+                _log.warning("worker %d waits for room on the cluster", worker)
+            try:
+                ray.get(ready)
+            except _GONE as again:
+                self._replace(worker, again)
+
+    # ------------------------------------------------------------------------ weights and seeds
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        worker_ids: int | Sequence[int] | None = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Send weights to the workers; see the parent's method.
+
+        They go by Ray's object store, once per machine. Where the parent sends them over
+        connections of its own, a worker that dies while it does costs a minute.
+        """
+        given = {"worker_ids": worker_ids, "model_id": model_id, "weights_dict": weights_dict}
+        with self._changing:
+            self._check_open()
+            if (
+                not self._sends
+                or self._torchrl.learner_sends
+                or model_id not in (None, "policy")
+                or "policy_weights" in kwargs
+            ):
+                super().update_policy_weights_(policy_or_weights, **given, **kwargs)
+                return
+            if weights_dict is not None:
+                (policy_or_weights,) = weights_dict.values()
+            weights = _portable(self.policy if policy_or_weights is None else policy_or_weights)
+            self._version += 1
+            self._sent = ray.put(weights)
+            chosen = [worker_ids] if isinstance(worker_ids, int) else worker_ids
+            workers = range(self.num_collectors) if chosen is None else chosen
+            call = on_worker.take_weights, self._sent, self._version
+            tasks = [self._call(worker, *call) for worker in workers]
+            for worker, task in zip(workers, tasks, strict=True):
+                self._result(worker, task, *call)
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> Any:
+        """Seed all workers and restart their envs.
+
+        Slot i of worker w starts from seed ``seed + wN + i`` with its next row; torch's, NumPy's
+        and Python's generators in the workers are seeded too. Batches that are begun are dropped.
+
+        Args:
+            seed: the seed of worker 0's slot 0.
+            static_seed: as the parent has it.
+
+        Returns:
+            The seed for the next env, as TorchRL computes it.
+        """
+        with self._changing:
+            self._check_open()
+            self._seedings += 1
+            self._seed, self._replacements = seed, [0] * self.num_collectors
+            workers = range(self.num_collectors)
+            if self._facts is not None and all(one.seeds_in_a_row for one in self._facts):
+                each = [[value] * len(workers) for value in (seed, 0, static_seed)]
+                firsts = first_seeds(seed, self._slots)
+                self._ask(on_worker.seeded, firsts, each[0], workers, *each[1:])
+                return seed if static_seed else chain(seed, len(workers) + 1)[-1]
+            following = seed
+            for worker in workers:
+                call = on_worker.seeded, following, seed, worker, 0, static_seed
+                following = self._result(worker, self._call(worker, *call), *call)
+            return following
+
+    # --------------------------------------------------------------------------------- reports
+
+    @property
+    def stats(self) -> Any:
+        """Statistics merged over the workers; called, TorchRL's dict of counters."""
+        return super().stats if self._facts is None else self._stats
+
+    def explain(self) -> Explanation:
+        """The parts of the workers' collections, and whether several workers pay.
+
+        Raises:
+            RuntimeError: where the collector is shut down.
+            TypeError: where workers run another's collector.
+        """
+        if self._facts is None:
+            raise TypeError(
+                f"expected workers with tdcollect.Collector, got {self.collector_class.__name__}; "
+                "leave collector_class out"
+            )
+        return merged_explanation(self._reports(), self._slots)
+
+    def _reports(self) -> list[WorkerReport]:
+        return self._ask(on_worker.report)
+
+    # ------------------------------------------------------------------------------------- end
+
+    def shutdown(self, timeout: float | None = None, shutdown_ray: bool = False) -> None:
+        """Stop the workers, and the Ray that was started for them. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._torchrl.started:
+            super().shutdown(timeout, shutdown_ray)
+        if self._connection:
+            ray_cluster.disconnect(self._connection)
+
+
+def _portable(weights: Any) -> Any:
+    """Weights as tensors on the CPU, which every worker can load."""
+    if isinstance(weights, nn.Module):
+        weights = TensorDict.from_module(weights).data
+    if isinstance(weights, TensorDictBase):
+        return weights.to("cpu")
+    if isinstance(weights, Mapping):
+        return {name: value.detach().cpu() for name, value in weights.items()}
+    return weights

@@ -1,0 +1,1 @@
+"""Tests of collectors on several processes and machines."""

@@ -1,0 +1,110 @@
+"""Collectors on torch.distributed and RPC, with two worker processes of two slots."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from tdcollect import Collector, make_env
+from tdcollect.collectors import (
+    DistributedCollector,
+    DistributedSyncCollector,
+    RPCCollector,
+    WorkerLostError,
+    worker_of,
+)
+from tdcollect.keys import TRAJ_IDS
+
+from ..test_process_exit import gone
+from .noisy import noisy
+
+N, T = 2, 10
+make = partial(make_env, "CartPole-v1", N)
+KINDS: dict[str, Callable[..., Any]] = {
+    "gloo": partial(DistributedCollector, sync=True),
+    "gloo, async": partial(DistributedCollector, sync=False),
+    "gloo, ahead": partial(DistributedSyncCollector, total_frames=800),
+    "rpc": partial(RPCCollector, sync=True),
+}
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's RPC, and of ends of processes
+@pytest.mark.parametrize("kind", KINDS)
+def test_seeds_ids_statistics_and_a_lost_worker(kind: str) -> None:
+    """One start of workers takes ten seconds, so one test has all."""
+    whole = Collector(make_env("CartPole-v1", 2 * N), noisy(), frames_per_batch=2 * N * T)
+    whole.set_seed(3)
+    expected = next(iter(whole))
+    whole.shutdown()
+    frames = N * T if "async" in kind else 2 * N * T
+    collector = KINDS[kind](
+        [make, make], noisy(), frames_per_batch=frames, launcher="mp", tcp_port=free_port()
+    )
+    try:
+        collector.set_seed(3)
+        batches = iter(collector)
+        rows = firsts_of(batches)
+        assert torch.equal(rows["observation"], expected["observation"])
+        assert torch.equal(rows["next", "done"], expected["next", "done"])
+        assert worker_of(rows[TRAJ_IDS][:, 0]).tolist() == [0, 0, 1, 1]
+        assert collector.stats.lifetime.steps >= 2 * N * T
+        assert "2 workers of 2 slots" in str(collector.explain())
+        processes = [job.pid for job in collector.jobs]
+        os.kill(processes[1], signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(WorkerLostError, match=rf"worker 1 \(pid {processes[1]}, slots 2 to 3"):
+            for _ in batches:
+                pass
+        assert time.monotonic() - start < 5.0
+        assert gone(processes)
+        assert collector.lost.frames == N * T
+    finally:
+        collector.shutdown()
+        collector.shutdown()
+    assert "shut down" in repr(collector)
+
+
+def firsts_of(batches: Iterator[TensorDictBase]) -> TensorDictBase:
+    """The first batch of each worker, as one ``[2N, T]``."""
+    found: dict[int, TensorDictBase] = {}
+    while len(found) < 2 * N:
+        for row in next(batches).clone().reshape(-1, T).unbind(0):
+            found.setdefault(int(row[TRAJ_IDS][0]), row)
+    return torch.stack([found[each] for each in sorted(found)[: 2 * N]])
+
+
+class Refusing:
+    """Makes envs in the process that it comes from alone."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def __call__(self) -> Any:
+        if os.getpid() != self.pid:
+            raise ValueError("no env here")
+        return make()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_that_cannot_begin_is_named() -> None:
+    with pytest.raises(WorkerLostError, match=r"worker \d .* ended with exit code 1"):
+        DistributedCollector(
+            [Refusing()] * 2, noisy(), frames_per_batch=40, launcher="mp", tcp_port=free_port()
+        )

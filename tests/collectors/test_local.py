@@ -1,0 +1,312 @@
+"""MultiSyncCollector, MultiAsyncCollector, AsyncCollector: seeds, ids, statistics, states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+import torchrl.collectors as upstream
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.envs import GymEnv
+
+from tdcollect import Collector, make_env
+from tdcollect.collectors import (
+    AsyncBatchedCollector,
+    AsyncCollector,
+    MultiAsyncCollector,
+    MultiCollector,
+    MultiSyncCollector,
+    worker_of,
+)
+from tdcollect.collectors.seeds import generator_seeds
+from tdcollect.envs.adopted import chain
+
+from ..collect.oracle import UPSTREAM
+from .made import Leaning, assert_same, batches, cartpole, drawing, two_slots
+
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+
+OBSERVATION, DONE, IDS = "observation", ("next", "done"), ("collector", "traj_ids")
+VERSION = ("next", "policy_version")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[MultiSyncCollector]:
+    """Two workers of two slots, whose policy draws."""
+    collector = MultiSyncCollector([two_slots] * 2, drawing(), frames_per_batch=64)
+    yield collector
+    collector.shutdown()
+
+
+# ------------------------------------------------------------------------------------------ seeds
+
+
+def first_observations(seeds: range) -> torch.Tensor:
+    env = gym.make("CartPole-v1")
+    return torch.stack([torch.from_numpy(env.reset(seed=seed)[0]) for seed in seeds])
+
+
+def test_slots_of_workers_count_on_from_the_seed(pair: MultiSyncCollector) -> None:
+    assert pair.set_seed(7) == chain(7, 3)[-1]
+    (batch,) = batches(pair, 1)
+    assert batch.shape == (2, 2, 16)
+    assert torch.equal(batch[OBSERVATION][:, :, 0].flatten(0, 1), first_observations(range(7, 11)))
+
+
+def test_a_policy_that_draws_repeats(pair: MultiSyncCollector) -> None:
+    runs = []
+    for seed in (3, 3, 4):
+        pair.set_seed(seed)
+        runs.append(torch.stack(batches(pair, 3)))
+    assert_same(runs[0], runs[1], ids=False)
+    assert not torch.equal(runs[0]["action"], runs[2]["action"])
+    same = runs[0]["action"][:, 0] == runs[0]["action"][:, 1]
+    assert not same.all()  # the workers draw from generators of their own
+
+
+def test_static_seed_is_returned(pair: MultiSyncCollector) -> None:
+    assert pair.set_seed(5, static_seed=True) == 5
+
+
+def test_one_worker_is_one_collector() -> None:
+    policy = drawing()
+    alone = Collector(two_slots, policy, frames_per_batch=32)
+    torch.manual_seed(generator_seeds(9, 0)[0])
+    alone.set_seed(9)
+    expected = batches(alone, 3)
+    collector = MultiSyncCollector([two_slots], policy, frames_per_batch=32, cat_results=0)
+    try:
+        collector.set_seed(9)
+        for batch, one in zip(batches(collector, 3), expected, strict=True):
+            ids = batch[IDS] - batch[IDS].min(), one[IDS] - one[IDS].min()
+            assert torch.equal(*ids)
+            assert_same(batch, one, ids=False)
+    finally:
+        collector.shutdown()
+        alone.shutdown()
+
+
+def test_one_worker_of_four_slots_is_two_of_two() -> None:
+    runs = []
+    for workers, slots in ((1, 4), (2, 2)):
+        envs = [partial(cartpole, slots)] * workers
+        collector = MultiSyncCollector(envs, Leaning(), frames_per_batch=64, cat_results=0)
+        try:
+            collector.set_seed(11)
+            runs.append(batches(collector, 3))
+        finally:
+            collector.shutdown()
+    for one, other in zip(*runs, strict=True):
+        assert_same(one, other, ids=False)
+
+
+def test_envs_of_torchrl_keep_its_chain_of_seeds() -> None:
+    env = partial(GymEnv, "CartPole-v1")
+    collector = MultiSyncCollector([env] * 2, Leaning(), frames_per_batch=8)
+    try:
+        assert collector.set_seed(7) == chain(7, 3)[-1]
+        (batch,) = batches(collector, 1)
+        expected = [first_observations(range(seed, seed + 1))[0] for seed in chain(7, 2)]
+        assert torch.equal(batch[OBSERVATION][:, 0], torch.stack(expected))
+    finally:
+        collector.shutdown()
+
+
+# ------------------------------------------------------------------------- ids, statistics, repr
+
+
+def test_trajectory_ids_are_unique_over_workers(pair: MultiSyncCollector) -> None:
+    pair.set_seed(0)
+    got = torch.stack(batches(pair, 3))[IDS]
+    workers = torch.tensor([0, 1])[None, :, None, None]
+    assert torch.equal(worker_of(got), workers.expand_as(got))
+    firsts = got[0, :, :, 0]
+    pair.set_seed(0)
+    (again,) = batches(pair, 1)
+    assert not set(again[IDS].unique().tolist()) & set(got.unique().tolist())
+    assert (firsts[:, 1] - firsts[:, 0] == 1).all()
+
+
+def test_statistics_are_those_of_all_workers(pair: MultiSyncCollector) -> None:
+    before = pair.stats.lifetime.steps, pair.stats.lifetime.episodes
+    pair.set_seed(1)
+    got = batches(pair, 4)
+    lifetime, latest = pair.stats.lifetime, pair.stats.latest
+    assert lifetime.steps - before[0] == sum(batch.numel() for batch in got)
+    assert lifetime.episodes - before[1] == sum(int(batch[DONE].sum()) for batch in got)
+    assert latest.steps == 64
+    assert set(latest.slots.tolist()) <= {0, 1, 2, 3}
+    assert pair.stats.window.episodes == lifetime.episodes
+    assert lifetime.return_stats.mean == pytest.approx(pair.stats.window.returns.mean())
+    counters = pair.stats()
+    assert counters["workers"] == counters["workers_alive"] == 2
+    assert pair.stats(workers="per_worker")["worker_1/requested_frames_per_batch"] == 32
+
+
+def test_explanation_says_whether_workers_pay(pair: MultiSyncCollector) -> None:
+    batches(pair, 1)
+    explanation = pair.explain()
+    assert [part.name for part in explanation] == ["env", "policy", "policy", "batch", "workers"]
+    assert "2 workers of 2 slots" in str(explanation)
+    assert "one process with 4 slots would be faster" in str(explanation) or "pay" in str(
+        explanation
+    )
+
+
+def test_repr(pair: MultiSyncCollector) -> None:
+    assert repr(pair) == (
+        "MultiSyncCollector(2 workers, slots=[2, 2], frames_per_batch=64, total_frames=inf)"
+    )
+    assert repr(pair.lost) == "LostWorkers(none)"
+
+
+# --------------------------------------------------------------------------------- async, versions
+
+
+def test_async_rows_carry_their_version() -> None:
+    collector = AsyncCollector(two_slots, drawing(), frames_per_batch=64, track_policy_version=True)
+    try:
+        first = collector.set_seed(2)
+        assert first == chain(2, 2)[-1]
+        stream = iter(collector)
+        versions = []
+        for _ in range(6):
+            batch = next(stream)
+            assert collector.stats.lifetime.steps >= batch.numel()  # asked while it collects
+            versions.append(batch[VERSION])
+            collector.update_policy_weights_()
+        seen = torch.cat([version[0] for version in versions])
+        assert (seen.diff() >= 0).all()
+        assert seen[0] == 0
+        assert 0 < seen[-1] <= 6
+        collector.set_seed(2)
+        again = next(stream)
+        seeds = first_observations(range(2, 4))
+        assert torch.equal(again[OBSERVATION][:, 0], seeds)
+        assert "AsyncCollector(1 worker, slots=[2]" in repr(collector)
+    finally:
+        collector.shutdown()
+
+
+# ----------------------------------------------------------------------------------------- resume
+
+
+def test_a_collection_goes_on_to_the_bit() -> None:
+    env = partial(make_env, "CartPole-v1", 2, resumable=True)
+
+    def made() -> MultiSyncCollector:
+        return MultiSyncCollector([env] * 2, drawing(), frames_per_batch=40)
+
+    first, second = made(), made()
+    try:
+        first.set_seed(3)
+        stream = iter(first)
+        next(stream)
+        state = first.state_dict()
+        expected = [next(stream).clone() for _ in range(3)]
+        second.load_state_dict(state)
+        for one, other in zip(expected, batches(second, 3), strict=True):
+            assert_same(one, other)
+        assert first.stats.lifetime.episodes == second.stats.lifetime.episodes
+        del state["worker1"]
+        with pytest.raises(ValueError, match=r"expected the state of 2 workers, got that of 1"):
+            second.load_state_dict(state)
+    finally:
+        first.shutdown()
+        second.shutdown()
+
+
+# -------------------------------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"on_worker_lost": "ignore"}, ValueError, "'raise' or 'restart', got 'ignore'"),
+        ({"collector_class": "multi"}, ValueError, "'single', a class or a function, got 'multi'"),
+        ({"collector_class": 3}, TypeError, "a class or a function, got int"),
+        ({"sync": True}, TypeError, "expected no sync for a MultiSyncCollector"),
+        ({"frames_per_batch": 0}, ValueError, "expected frames_per_batch to be positive"),
+        (
+            {"on_worker_lost": "restart", "preemptive_threshold": 0.5},
+            ValueError,
+            "expected no preemptive_threshold with on_worker_lost='restart', got 0.5",
+        ),
+    ],
+)
+def test_refused_before_a_worker_starts(
+    options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        MultiSyncCollector([two_slots], Leaning(), **{"frames_per_batch": 8, **options})
+
+
+@pytest.mark.parametrize(("envs", "error"), [([], ValueError), (["CartPole-v1"], TypeError)])
+def test_envs_are_refused(envs: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="expected"):
+        MultiAsyncCollector(envs, Leaning(), frames_per_batch=8)
+
+
+def test_the_number_of_workers_must_be_said() -> None:
+    with pytest.raises(ValueError, match="one per worker, or num_workers, got one function"):
+        MultiSyncCollector(two_slots, Leaning(), frames_per_batch=8)
+
+
+def test_multi_collector_needs_sync() -> None:
+    with pytest.raises(TypeError, match="expected sync to be True or False, got None"):
+        MultiCollector([two_slots], Leaning(), frames_per_batch=8)
+
+
+@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+def test_a_shared_buffer_of_one_dimension_is_refused(cls: Any) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), shared=True)
+    with pytest.raises(
+        ValueError, match=r"got ndim=1; make it LazyTensorStorage\(max_size, ndim=2"
+    ):
+        cls([two_slots], Leaning(), frames_per_batch=8, replay_buffer=buffer)
+
+
+def test_single_is_ours(pair: MultiSyncCollector) -> None:
+    collector = Collector(
+        two_slots,
+        Leaning(),
+        frames_per_batch=8,
+        num_collectors=1,
+        sync=True,
+        backend_options={"collector_class": "single"},
+    )
+    try:
+        assert type(collector) is MultiSyncCollector
+        assert isinstance(collector, upstream.MultiSyncCollector)
+        assert collector.explain()
+    finally:
+        collector.shutdown()
+
+
+@pytest.mark.parametrize("twice", [{"sync": True}, {"frames_per_batch": 3}])
+def test_backend_options_with_an_argument_of_their_own(twice: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected each argument once"):
+        Collector(two_slots, Leaning(), frames_per_batch=8, num_collectors=1, backend_options=twice)
+
+
+# ----------------------------------------------------------------------------------- single envs
+
+
+def test_async_batched_collector_takes_single_envs() -> None:
+    collector = AsyncBatchedCollector(
+        [cartpole] * 2, policy=drawing(), frames_per_batch=16, env_backend="threading"
+    )
+    try:
+        assert next(iter(collector)).shape == (16,)
+        assert repr(collector) == "AsyncBatchedCollector(2 envs, frames_per_batch=16)"
+    finally:
+        collector.shutdown()
+
+
+def test_async_batched_collector_refuses_slots() -> None:
+    with pytest.raises(ValueError, match=r"got one of 2 slots; leave num_envs out of make_env"):
+        AsyncBatchedCollector([two_slots] * 2, policy=Leaning(), frames_per_batch=16)

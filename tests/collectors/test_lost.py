@@ -1,0 +1,229 @@
+"""Workers that die: noticed, named, and replaced on request."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+from tdcollect.collectors import (
+    MultiAsyncCollector,
+    MultiSyncCollector,
+    WorkerLostError,
+    worker_of,
+)
+from tdcollect.collectors.lost import LostWorker, LostWorkers, how_it_ended, slots_of
+
+from ..collect.oracle import UPSTREAM
+from .made import Leaning, batches, drawing, kill, two_slots, wait_until
+
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+
+IDS, VERSION = ("collector", "traj_ids"), ("next", "policy_version")
+
+
+@contextmanager
+def made(cls: Any, **options: Any) -> Iterator[Any]:
+    collector = cls([two_slots] * 2, drawing(), **{"frames_per_batch": 64, **options})
+    try:
+        yield collector
+    finally:
+        collector.shutdown()
+
+
+def shared() -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(100_000, ndim=2), shared=True)
+
+
+def assert_names(error: WorkerLostError, worker: int, pid: int) -> None:
+    slots = f"slots {2 * worker} to {2 * worker + 1}"
+    assert str(error).startswith(f"worker {worker} (pid {pid}, {slots}) was killed by SIGKILL; ")
+
+
+# ------------------------------------------------------------------------------------------ raise
+
+
+@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+def test_a_death_is_noticed_while_batches_are_awaited(cls: Any) -> None:
+    with made(cls, frames_per_batch=400_000) as collector:
+        pid = collector.procs[1].pid
+        stream = iter(collector)
+        killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {pid}"])
+        start = time.monotonic()
+        with pytest.raises(WorkerLostError) as raised:
+            next(stream)
+        assert time.monotonic() - start < 1.3
+        assert_names(raised.value, 1, pid)
+        assert killer.wait() == 0
+        assert collector.closed
+        assert not multiprocessing.active_children()
+        assert repr(collector) == f"{cls.__name__}(shut down)"
+
+
+def test_a_death_is_noticed_under_start() -> None:
+    with made(MultiAsyncCollector, replay_buffer=shared()) as collector:
+        collector.start()
+        wait_until(lambda: collector.replay_buffer.write_count > 0)
+        pid = collector.procs[0].pid
+        kill(pid)
+        start = time.monotonic()
+        with pytest.raises(WorkerLostError) as raised:
+            time.sleep(20)
+        assert time.monotonic() - start < 1.0
+        assert_names(raised.value, 0, pid)
+        assert not multiprocessing.active_children()
+
+
+def test_an_update_does_not_wait_for_the_dead() -> None:
+    with made(MultiSyncCollector) as collector:
+        pid = collector.procs[1].pid
+        kill(pid)
+        # It dies before the update, or while that waits for its word.
+        with pytest.raises(WorkerLostError, match=f"pid {pid}"):
+            collector.update_policy_weights_()
+        with pytest.raises(RuntimeError, match="the collector is shut down"):
+            collector.explain()
+
+
+def dies() -> Any:
+    kill(os.getpid())
+
+
+def test_a_death_at_the_start_is_named() -> None:
+    with pytest.raises(WorkerLostError, match=r"pid \d+\) was killed by SIGKILL as it started"):
+        MultiSyncCollector([two_slots, dies], drawing(), frames_per_batch=64)
+
+
+class Fails(Leaning):
+    """Fails at its ninth call."""
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls > 8:
+            raise ZeroDivisionError("by nothing")
+        return super().forward(tensordict)
+
+
+def test_the_error_of_a_worker_is_in_the_message() -> None:
+    collector = MultiSyncCollector([two_slots], Fails(), frames_per_batch=64)
+    text = r"worker 0 .* ended with exit code 1 after ZeroDivisionError: by nothing; the other"
+    with pytest.raises(WorkerLostError, match=text):
+        batches(collector, 2)
+    assert collector.closed
+
+
+# ---------------------------------------------------------------------------------------- restart
+
+
+def test_another_takes_the_place_in_a_sync_collection() -> None:
+    with made(MultiSyncCollector, on_worker_lost="restart", track_policy_version=True) as collector:
+        runs = []
+        for _ in range(2):
+            collector.set_seed(3)
+            collector.update_policy_weights_()
+            (before,) = batches(collector, 1)
+            kill(collector.procs[0].pid)
+            after = torch.stack(batches(collector, 2))
+            assert torch.equal(after[VERSION][:, 0], after[VERSION][:, 1])  # newest weights
+            assert not (after["observation"][0, 0, :, 0] == before["observation"][0, :, 0]).all()
+            runs.append((before, after))
+        numbers = [worker_of(after[IDS]) for _, after in runs]
+        assert [set(n[:, 0].unique().tolist()) for n in numbers] == [{2}, {3}]
+        assert all((n[:, 1] == 1).all() for n in numbers)
+        assert len(collector.lost) == 2
+        assert collector.lost.frames == 64
+        assert all(lost.replaced and lost.worker == 0 for lost in collector.lost)
+        assert "lost=2" in repr(collector)
+        assert collector.stats.lifetime.steps > 0
+
+
+def test_another_takes_the_place_under_start() -> None:
+    with made(MultiAsyncCollector, replay_buffer=shared(), on_worker_lost="restart") as collector:
+        buffer = collector.replay_buffer
+        collector.start()
+        wait_until(lambda: buffer.write_count > 0)
+        kill(collector.procs[1].pid)
+        collector.update_policy_weights_()
+        wait_until(lambda: len(buffer) > 0 and bool((worker_of(buffer[:][IDS]) == 2).any()))
+        assert [lost.worker for lost in collector.lost] == [1]
+        with collector.pause():
+            written = buffer.write_count
+            time.sleep(0.1)
+            assert buffer.write_count == written
+        wait_until(lambda: buffer.write_count > written)
+
+
+def test_another_is_asked_what_the_lost_one_was() -> None:
+    with made(MultiAsyncCollector, on_worker_lost="restart") as collector:
+        stream = iter(collector)
+        next(stream)
+        for pid in [proc.pid for proc in collector.procs]:
+            kill(pid)
+        assert collector.map_fn("worker_facts")[0].slots == 2
+        assert next(stream).shape == (2, 32)
+        assert sorted(lost.worker for lost in collector.lost) == [0, 1]
+
+
+# ----------------------------------------------------------------------------------------- record
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "ended with exit code 3"),
+        (0, "ended with exit code 0"),
+        (-9, "was killed by SIGKILL"),
+        (-200, "was killed by signal 200"),
+        (None, "ended"),
+    ],
+)
+def test_words_of_an_end(code: int | None, words: str) -> None:
+    assert how_it_ended(code) == words
+
+
+def test_slots_count_over_all_workers() -> None:
+    assert [slots_of(w, [2, 1, 4]) for w in range(3)] == [range(2), range(2, 3), range(3, 7)]
+
+
+def test_record_is_readable() -> None:
+    lost = LostWorker(1, 42, "was killed by SIGSEGV", range(2, 3), 8, replaced=True)
+    assert str(lost) == "worker 1 (pid 42, slot 2) was killed by SIGSEGV"
+    assert repr(LostWorkers([lost])) == f"LostWorkers({lost}, at most 8 frames lost)"
+    assert str(LostWorkers([lost])) == f"{lost}; at most 8 frames lost"
+    error = pickle.loads(pickle.dumps(WorkerLostError(lost)))
+    assert error.lost == lost
+    assert "on_worker_lost='restart'" in str(error)
+
+
+# ------------------------------------------------------------------------------------------- exit
+
+FORGETFUL = """
+import multiprocessing
+from tests.collectors.made import drawing, two_slots
+from tdcollect.collectors import MultiSyncCollector
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("fork", force=True)
+    collector = MultiSyncCollector([two_slots] * 2, drawing(), frames_per_batch=64)
+    next(iter(collector))
+    print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_forgets_to_shut_down_ends() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr

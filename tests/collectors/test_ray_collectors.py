@@ -1,0 +1,179 @@
+"""RayCollector on a real Ray of this machine, with two workers of two slots."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from tdcollect import Collector, make_env
+from tdcollect._upstream.ray import state_of
+from tdcollect.collectors import WorkerLostError, worker_of
+from tdcollect.keys import TRAJ_IDS
+
+from ..test_process_exit import gone
+from .noisy import noisy
+
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tdcollect[ray]'")
+from tdcollect.collectors import RayCollector  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:RayCollector iteration started:UserWarning", "ignore::DeprecationWarning"
+)
+N, T = 2, 10
+make = partial(make_env, "CartPole-v1", N)
+
+
+def in_one_process(seed: int) -> Collector:
+    collector = Collector(make_env("CartPole-v1", 2 * N), noisy(), frames_per_batch=2 * N * T)
+    collector.set_seed(seed)
+    return collector
+
+
+@pytest.fixture(scope="module")
+def policy() -> Any:
+    return noisy()
+
+
+@pytest.fixture(scope="module")
+def collector(cluster: str, policy: Any) -> Iterator[Any]:
+    """The collector that all tests share; those at the end kill its workers."""
+    collector = RayCollector(
+        [make, make],
+        policy,
+        frames_per_batch=2 * N * T,
+        sync=True,
+        remote_configs={"num_cpus": 1},
+        on_worker_lost="restart",
+    )
+    yield collector
+    collector.shutdown()
+
+
+def take(collector: Any, seed: int, count: int = 3) -> list[TensorDictBase]:
+    collector.set_seed(seed)
+    return [next(stream(collector)) for _ in range(count)]
+
+
+def stream(collector: Any) -> Iterator[TensorDictBase]:
+    """The one iteration of a collector: it has no end."""
+    if not hasattr(collector, "stream"):
+        collector.stream = iter(collector)
+    found: Iterator[TensorDictBase] = collector.stream
+    return found
+
+
+def pids(collector: Any) -> list[int]:
+    return [state_of(actor).pid for actor in collector.remote_collectors]
+
+
+def assert_same(one: TensorDictBase, other: TensorDictBase) -> None:
+    for key, value in one.exclude("collector").items(True, True):
+        assert torch.equal(value, other[key]), key
+
+
+def test_slots_count_on_over_workers(collector: Any) -> None:
+    expected = in_one_process(3)
+    for batch, whole in zip(take(collector, 3), expected, strict=False):
+        assert batch.shape == (2, N, T)
+        assert_same(batch.flatten(0, 1), whole)
+    expected.shutdown()
+
+
+def test_drawn_actions_repeat_with_the_seed(collector: Any, policy: Any) -> None:
+    policy.module.noise.data.fill_(1.0)
+    collector.update_policy_weights_()
+    one, again, other = (take(collector, seed) for seed in (5, 5, 6))
+    for batch, same in zip(one, again, strict=True):
+        assert_same(batch, same)
+    assert not torch.equal(one[0]["action"], other[0]["action"])
+    assert not torch.equal(one[0]["action"][0], one[0]["action"][1])
+    policy.module.noise.data.fill_(0.0)
+    collector.update_policy_weights_()
+    assert_same(take(collector, 3)[0].flatten(0, 1), next(iter(in_one_process(3))))
+
+
+def test_trajectory_ids_are_those_of_one_worker(collector: Any) -> None:
+    for batch in take(collector, 3):
+        workers = worker_of(batch[TRAJ_IDS])
+        assert [workers[w].unique().tolist() for w in range(2)] == [[0], [1]]
+
+
+def test_statistics_are_merged(collector: Any) -> None:
+    life = collector.stats.lifetime
+    steps, episodes = life.steps, life.episodes
+    batches = take(collector, 4, 5)
+    after = collector.stats.lifetime
+    assert after.steps - steps == sum(batch.numel() for batch in batches)
+    ended = sum(int(batch["next", "done"].sum()) for batch in batches)
+    assert after.episodes - episodes == ended
+    assert collector.stats()["workers"] == 2
+
+
+def test_explain_has_the_parts_of_the_workers(collector: Any) -> None:
+    text = str(collector.explain())
+    assert "steps on arrays" in text
+    assert "2 workers of 2 slots" in text
+    assert repr(collector) == "RayCollector(2 workers, sync=True, 0 lost)"
+
+
+def test_an_error_of_a_worker_comes_back(collector: Any) -> None:
+    actor = collector.remote_collectors[0]
+    with pytest.raises(ValueError, match="expected components to be"):
+        ray.get(actor.__ray_call__.remote(Collector.state_dict, ["no component"]))
+    assert state_of(actor).name == "ALIVE"
+
+
+def test_a_lost_worker_is_replaced(
+    collector: Any, policy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = take(collector, 3)
+    used = torch.cat([batch[TRAJ_IDS].flatten() for batch in before])
+    pid = pids(collector)[1]
+    os.kill(pid, signal.SIGKILL)
+    batch = next(stream(collector))
+    assert f"worker 1 (pid {pid} on " in caplog.text
+    assert worker_of(batch[TRAJ_IDS][:, 0, 0]).tolist() == [0, 2]
+    assert not torch.isin(batch[TRAJ_IDS][1], used).any()
+    (lost,) = collector.lost
+    assert (lost.worker, lost.slots, lost.frames, lost.replaced) == (1, range(2, 4), N * T, True)
+    collector.set_seed(3)
+    assert_same(next(stream(collector)), before[0])
+
+
+def test_a_lost_worker_ends_the_collection(collector: Any) -> None:
+    collector.on_worker_lost = "raise"
+    processes = pids(collector)
+    os.kill(processes[0], signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(WorkerLostError, match=rf"worker 0 \(pid {processes[0]} on .*slots 0 to 1"):
+        collector.update_policy_weights_()
+    assert time.monotonic() - start < 3.0
+    assert gone(processes)
+    collector.shutdown()
+    assert repr(collector) == "RayCollector(shut down)"
+    with pytest.raises(RuntimeError, match="the collector is shut down"):
+        collector.set_seed(0)
+
+
+def test_a_ray_that_others_started_stays(cluster: str, collector: Any) -> None:
+    collector.shutdown()
+    assert ray.is_initialized()
+
+
+def test_the_error_can_be_pickled(collector: Any) -> None:
+    error = WorkerLostError(collector.lost[-1])
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_wrong_arguments_start_nothing() -> None:
+    with pytest.raises(ValueError, match="on_worker_lost to be 'raise' or 'restart', got 'ignore'"):
+        RayCollector([make], frames_per_batch=8, on_worker_lost="ignore")

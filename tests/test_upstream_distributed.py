@@ -1,0 +1,94 @@
+"""The private names of TorchRL's collectors on Ray, torch.distributed and RPC, held against them.
+
+The tests of tests/collectors that are slow run them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from torchrl.collectors.distributed import (
+    DistributedCollector,
+    DistributedSyncCollector,
+    RayCollector,
+    RPCCollector,
+)
+from torchrl.collectors.distributed import generic as distributed
+
+
+def source(cls: Any) -> str:
+    return inspect.getsource(cls)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "self._collection_thread = None",
+        "self._stop_event = threading.Event()",
+        "self._frames_per_batch_corrected = frames_per_batch",
+        "self._sync = sync",
+        "self._remote_collectors = []",
+        "self._external_weight_sender = True",
+        "if not self._weight_sync_initialized and self._weight_sync_schemes is not None:",
+        "self._remote_collectors.append(collector)",
+        'other_params["worker_idx"] = i',
+        "meth = self._sync_iterator",
+        "meth = self._async_iterator",
+        "target=self._run_collection_loop",
+    ],
+)
+def test_ray(name: str) -> None:
+    assert name in source(RayCollector)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "self._tensordict_out = self._tensordict_out.unbind(0)",
+        "data, total_frames = self._next_sync(total_frames)",
+        "data, total_frames, ready_worker_idx = self._next_async(",
+        'self._store.set(f"NODE_{rank}_in", b"continue")',
+        "].irecv(src=rank, return_premature=True)",
+        'if getattr(self, "_shutdown", False):',
+        "yield from self._iterator_dist()",
+        "self._make_container()",
+        "self._weight_sync_schemes = weight_sync_schemes",
+        "traj_ids[i] += traj_ids[i - 1].max()",
+    ],
+)
+def test_distributed(name: str) -> None:
+    assert name in source(DistributedCollector)
+
+
+def test_a_distributed_worker_calls_next() -> None:
+    assert "data = collector.next()" in inspect.getsource(distributed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "self._tensordict_out = _data.expand((self.num_workers, *_data.shape))",
+        "self._single_tds = self._tensordict_out.unbind(0)",
+        "self._single_tds[i].irecv(src=rank, return_premature=True)",
+        "traj_ids[i] += traj_ids[i - 1].max()",
+    ],
+)
+def test_distributed_sync(name: str) -> None:
+    """If one of them is gone, so may be the fault that ours puts right."""
+    assert name in source(DistributedSyncCollector)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data = self._next_sync_rpc()",
+        "self._collected_frames += data.numel()",
+        "self.collector_rrefs = collector_rrefs",
+        "self.collector_infos = collector_infos",
+        "self.futures.append((future, i))",
+    ],
+)
+def test_rpc(name: str) -> None:
+    assert name in source(RPCCollector)

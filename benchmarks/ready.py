@@ -143,17 +143,21 @@ def _net(actor: Any) -> torch.nn.Module:
 
 
 def _env_pool(make: MakeEnv, frames: int) -> Program:
-    """A loop over the pool: rows are stacked as they come."""
+    """A loop over the pool: rows are stacked as they come, without log-probabilities.
+
+    Its exchange in shared memory, the fastest, takes the entries of the env alone.
+    """
     pool = AsyncEnvPool(
         [partial(GymWrapper, make()) for _ in range(SLOTS)],
         backend="multiprocessing",
-        exchange="auto",
+        exchange="shm",
     )
     acts = policy()
 
     @torch.no_grad()
     def act(step: TensorDictBase) -> None:
-        pool.async_step_and_maybe_reset_send(acts(step))
+        acts(step)
+        pool.async_step_and_maybe_reset_send(step.exclude("logits", "action_log_prob"))
 
     act(pool.reset())
 

@@ -70,6 +70,11 @@ def test_normalize_env_functions_takes_one_function_out_of_a_list() -> None:
     assert kwargs["create_env_fn"] is print
 
 
+def test_backends_have_longer_names() -> None:
+    assert of_collector.backend_of_alias("multiprocessing") == "process"
+    assert of_collector.backend_of_alias("ray") == "ray"
+
+
 def test_service_backend_is_none_outside_a_context() -> None:
     assert not inspect.signature(of_collector.service_backend).parameters
     assert of_collector.service_backend() is None

@@ -9,6 +9,7 @@ from typing import Any
 
 from tensordict import TensorDictBase
 from torchrl._comm.backends import _get_service_backend as service_backend
+from torchrl._comm.backends import normalize_service_backend as backend_of_alias
 from torchrl.collectors import Collector
 from torchrl.collectors._single import _CollectorMeta as CollectorMeta
 
@@ -173,6 +174,7 @@ class CollectorState:
 __all__ = [
     "CollectorMeta",
     "CollectorState",
+    "backend_of_alias",
     "normalize_env_functions",
     "rollout_with_gradients",
     "service_backend",

@@ -14,6 +14,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect._upstream.collector import (
     CollectorMeta,
+    backend_of_alias,
     normalize_env_functions,
     service_backend,
 )
@@ -27,6 +28,7 @@ HERE_ONLY: dict[str, Any] = {
     "stats_window": 100,
     "timers": False,
     "hooks": None,
+    "by_arrival": False,
     "progress": False,
 }
 """Options of a collector that runs in the user's own process, with their defaults."""
@@ -50,7 +52,7 @@ class Dispatch(CollectorMeta):
         **kwargs: Any,
     ) -> Any:
         check_arguments(args, kwargs)
-        chosen = backend or service_backend()
+        chosen = service_backend() if backend is None else backend_of_alias(backend)
         if chosen is None:
             chosen = "direct" if num_collectors is None else "process"
         if chosen != "direct":

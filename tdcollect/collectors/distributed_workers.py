@@ -176,9 +176,10 @@ class DistributedWorkers:
 
     def _lost_worker(self, worker: int, how: str) -> LostWorker:
         pid = self.jobs[worker].pid if self.launcher == "mp" else "unknown"
-        slots = [1] * self.num_workers if self._facts is None else [f.slots for f in self._facts]
+        facts = self._facts
+        slots = slots_of(worker, [one.slots for one in facts]) if facts else range(0)
         frames = self._torchrl.frames_per_worker
-        return LostWorker(worker, pid, how, slots_of(worker, slots), frames, replaced=False)
+        return LostWorker(worker, pid, how, slots, frames, replaced=False)
 
     def _disconnected(self) -> list[int]:
         """The workers whose connection has ended."""
@@ -221,6 +222,7 @@ class LinkedWorkers(DistributedWorkers):
     def _accept(self) -> None:
         if self._links is not None:
             self._links.accept(self._raise_if_lost)
+            self._know()
 
     def _ask(self, function: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
         if self._links is None:

@@ -19,9 +19,8 @@ def report(collector: Any) -> WorkerReport:
 def take_weights(collector: Any, weights: Any, version: int) -> None:
     """Load weights of the policy; ``version`` is that of their sender, where it is tracked."""
     collector.update_policy_weights_(weights)
-    tracker = getattr(collector, "policy_version_tracker", None)
-    if tracker is not None:
-        tracker.version = version
+    if isinstance(getattr(collector, "policy_version", None), int):
+        collector.policy_version_tracker.version = version
 
 
 def take_place(

@@ -285,7 +285,8 @@ class RayCollector(TorchRLRayCollector):
         state = state_of(self.remote_collectors[worker])
         reason = " ".join((state.reason or str(error)).split())
         reason = reason.partition(" Some common causes")[0]  # which Ray lists at length
-        process, slots = f"{state.pid} on {state.host}", slots_of(worker, self._slots)
+        process = f"{state.pid} on {state.host}"
+        slots = slots_of(worker, self._slots) if self._facts else range(0)
         frames = self._torchrl.frames_per_worker
         lost = LostWorker(worker, process, f"was lost: {reason}", slots, frames, replaced)
         self.lost = LostWorkers((*self.lost, lost))

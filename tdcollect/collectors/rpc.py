@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch.distributed import rpc
+from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.collectors.distributed import RPCCollector as TorchRLRPCCollector
 
 from tdcollect.collect import Collector
@@ -37,6 +38,8 @@ class RPCCollector(DistributedWorkers, TorchRLRPCCollector):
         except BaseException as error:
             self._end_construction(error)
             raise
+        if issubclass(self.collector_class, TorchRLCollector):
+            self._know()
         if self.total_frames < 0:
             self.total_frames = math.inf  # the parent would collect nothing
 

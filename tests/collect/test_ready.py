@@ -613,5 +613,5 @@ def test_a_transform_that_may_mix_rows_is_named(name: str, pairs: list[Pair]) ->
         collector_of(transformed(pairs[3][0], name), by_arrival=True)
     collector = collector_of(transformed(pairs[3][0], name))
     (part,) = (part for part in collector.explain() if part.name == "slots")
-    assert part.how.startswith(f"step together: {name} may depend")
+    assert part.how.startswith(f"in step: {name} may depend")
     collector.shutdown(close_env=False)

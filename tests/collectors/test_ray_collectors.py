@@ -53,6 +53,7 @@ def collector(cluster: str, policy: Any) -> Iterator[Any]:
         sync=True,
         remote_configs={"num_cpus": 1},
         on_worker_lost="restart",
+        collector_kwargs={"track_policy_version": True},
     )
     yield collector
     collector.shutdown()
@@ -75,9 +76,10 @@ def pids(collector: Any) -> list[int]:
     return [state_of(actor).pid for actor in collector.remote_collectors]
 
 
-def assert_same(one: TensorDictBase, other: TensorDictBase) -> None:
-    for key, value in one.exclude("collector").items(True, True):
-        assert torch.equal(value, other[key]), key
+def assert_same(batch: TensorDictBase, expected: TensorDictBase) -> None:
+    """Compare all entries but trajectory ids; the batch has also versions of the policy."""
+    for key, value in expected.exclude("collector").items(True, True):
+        assert torch.equal(batch[key], value), key
 
 
 def test_slots_count_on_over_workers(collector: Any) -> None:
@@ -94,6 +96,7 @@ def test_drawn_actions_repeat_with_the_seed(collector: Any, policy: Any) -> None
     one, again, other = (take(collector, seed) for seed in (5, 5, 6))
     for batch, same in zip(one, again, strict=True):
         assert_same(batch, same)
+        assert (batch["next", "policy_version"] == 1).all()
     assert not torch.equal(one[0]["action"], other[0]["action"])
     assert not torch.equal(one[0]["action"][0], one[0]["action"][1])
     policy.module.noise.data.fill_(0.0)
@@ -135,6 +138,7 @@ def test_an_error_of_a_worker_comes_back(collector: Any) -> None:
 def test_a_lost_worker_is_replaced(
     collector: Any, policy: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    collector.update_policy_weights_()
     before = take(collector, 3)
     used = torch.cat([batch[TRAJ_IDS].flatten() for batch in before])
     pid = pids(collector)[1]
@@ -143,6 +147,7 @@ def test_a_lost_worker_is_replaced(
     assert f"worker 1 (pid {pid} on " in caplog.text
     assert worker_of(batch[TRAJ_IDS][:, 0, 0]).tolist() == [0, 2]
     assert not torch.isin(batch[TRAJ_IDS][1], used).any()
+    assert batch["next", "policy_version"].unique().tolist() == [3]
     (lost,) = collector.lost
     assert (lost.worker, lost.slots, lost.frames, lost.replaced) == (1, range(2, 4), N * T, True)
     collector.set_seed(3)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from measure import Program
 from torch import nn
@@ -95,6 +96,13 @@ def tianshou_async(
 
     envs = SubprocVectorEnv([make] * num_envs, wait_num=1)
     policy = _tianshou_policy(envs, net)
+
+    def forward(*args: Any, forward: Any = policy.forward, **kwargs: Any) -> Any:
+        acted = forward(*args, **kwargs)
+        acted.state = np.zeros((len(acted.act), 1))  # AsyncCollector 2.0 raises where there is none
+        return acted
+
+    policy.forward = forward
     buffer = VectorReplayBuffer(4 * steps * num_envs, num_envs)
     collector = AsyncCollector(policy, envs, buffer, raise_on_nan_in_buffer=False)
     collector.reset()

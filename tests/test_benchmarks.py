@@ -104,6 +104,18 @@ def test_evaluators_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_slots_that_are_ready_are_compared(tmp_path: Path) -> None:
+    _, results = bench(tmp_path, "ready")
+    rows = results["ready"]["rows"]
+    sides = {row["side"] for row in rows if row["measured"] == "training"}
+    ours = {"tdcollect, in step", "tdcollect, [N, T]", "tdcollect, by arrival"}
+    assert {*ours, "TorchRL AsyncEnvPool"} <= sides
+    assert {row["measured"] for row in rows} == {"training", "whole episodes", "test episodes"}
+    assert all(row["gain"]["median"] > 0 for row in rows)
+    assert "## Slots that are ready" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.slow
 def test_each_library_takes_its_turn_in_a_cell(tmp_path: Path) -> None:
     need("envpool", "stable_baselines3", "tianshou")
     _, results = bench(tmp_path, "cartpole-1")

@@ -21,7 +21,7 @@ from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.modules import LSTMModule
 
-from tdcollect import Collector
+from tdcollect import Collector, Hooks
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 from tdcollect.testing.counting import CountingEnv, CountingRules
 
@@ -337,6 +337,43 @@ def test_a_row_by_arrival_holds_the_version_of_the_weights_that_acted() -> None:
     for rows in by_slot(batches, 4):
         assert (rows["next", "policy_version"].diff() >= 0).all()
     collector.shutdown()
+
+
+class Noting(Hooks):
+    """Notes the slots of each call."""
+
+    def __init__(self) -> None:
+        self.stepped_slots: list[int] = []
+        self.ended: list[tuple[int, float, int]] = []
+
+    def stepped(self, slots: Any, step: TensorDictBase) -> None:
+        self.stepped_slots += slots.tolist()
+
+    def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
+        self.ended += zip(slots.tolist(), returns.tolist(), lengths.tolist(), strict=True)
+
+
+def test_hooks_and_statistics_see_rows_by_arrival(pairs: list[Pair]) -> None:
+    hooks = Noting()
+    collector = collector_of(pairs[3][0], by_arrival=True, hooks=hooks, timers=True)
+    rows = collector.collect(frames=60, seed=3)
+    # Rows that came with the last ones, and are beyond the count, are of the next batch.
+    assert hooks.stepped_slots[:60] == rows[SLOT].tolist()
+    ended = []
+    for trajectory in rows[IDS].unique():
+        mine = rows[rows[IDS] == trajectory]
+        if mine["next", "done"].any():
+            rewards = mine["next", "reward"].double().sum().item()
+            ended.append((int(mine[SLOT][0]), rewards, len(mine)))
+    found = [(slot, pytest.approx(total), length) for slot, total, length in sorted(hooks.ended)]
+    latest = collector.stats.latest
+    told = zip(latest.slots, latest.returns, latest.lengths, strict=True)
+    assert sorted((int(slot), float(total), int(length)) for slot, total, length in told) == found
+    assert sorted(ended) == found
+    assert latest.steps == 60
+    assert latest.policy_seconds > 0
+    assert latest.env_seconds > 0
+    collector.shutdown(close_env=False)
 
 
 # --------------------------------------------------------------------------------- replay buffers

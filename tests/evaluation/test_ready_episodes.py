@@ -225,6 +225,7 @@ def test_evaluate_and_its_files_are_those_of_in_step(envs: list[EnvBase], tmp_pa
     assert sorted(step.read_bytes().splitlines()) == sorted(ready.read_bytes().splitlines())
 
 
+@pytest.mark.slow  # two processes that import torch
 @pytest.mark.usefixtures("quick_children")
 def test_an_evaluator_gives_the_ledger_of_in_step() -> None:
     policy = categorical()

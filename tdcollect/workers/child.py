@@ -152,9 +152,10 @@ def run_fork(run: Callable[[], object]) -> NoReturn:
     """Run a function in a fork, and never return into the code of the parent."""
     code = 1
     try:
-        gc.freeze()  # a collection visits what is new, or it would copy every page of the parent
+        # A collection visits what is new: what the parent made is the parent's to remove, and to
+        # visit it would copy every page.
+        gc.freeze()
         _reseed()
-        gc.freeze()  # what the parent made is the parent's to remove; its threads are not here
         run()
         gc.collect()  # what has a semaphore, say, removes it: nothing else runs at this exit
         code = 0

@@ -168,7 +168,7 @@ class Stepper:
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
             flag[... if slots is None else slots] = False
         slots = self._every_slot if slots is None else slots
-        self._recall(slots)
+        self.recall(slots)
         failed = self._restarted_reset(slots, seeds, options, out.raw) if slots else None
         rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
         used = self._seeds.of(slots, seeds)
@@ -258,7 +258,7 @@ class Stepper:
             SlotError: if the envs of some slots failed; the others are stepped.
             RestartsExhausted: if a failure exceeds ``max_restarts``; the others are stepped.
         """
-        self._recall(())
+        self.recall()
         self._check_step(slots)
         if slots is not None:
             self._hold_present(out)
@@ -420,10 +420,11 @@ class Stepper:
         """The slots that were sent and have not been received."""
         return {*self.backend.in_flight, *self._unsent}
 
-    def _recall(self, resetting: Sequence[int]) -> None:
+    def recall(self, resetting: Sequence[int] = ()) -> None:
         """Have slots in flight start anew before they are stepped, but for those being reset."""
         away = self.away
         if away:
+            self.backend.recall()
             self._unsent, self._starting = {}, {}
             self._unstarted.update(away.difference(resetting))
 

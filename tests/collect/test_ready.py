@@ -338,6 +338,29 @@ def test_a_row_by_arrival_holds_the_version_of_the_weights_that_acted() -> None:
     collector.shutdown()
 
 
+def test_a_row_in_flight_keeps_the_version_that_acted(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    collector = collector_of(
+        ready_env(partial(Gated, gate), 3),
+        opening(gate, lambda steps: False),
+        by_arrival=True,
+        frames_per_batch=6,
+        track_policy_version=True,
+    )
+    collector.set_seed(0)
+    stream = iter(collector)
+    assert 0 not in next(stream)[SLOT]
+    collector.update_policy_weights_()
+    gate.touch()
+    rows = next(stream)
+    while 0 not in rows[SLOT]:
+        rows = next(stream)
+    (first, *_) = rows[rows[SLOT] == 0]["next", "policy_version"].tolist()
+    assert first == 0
+    assert rows[rows[SLOT] != 0]["next", "policy_version"][-1] == 1
+    collector.shutdown()
+
+
 # --------------------------------------------------------------------------------- replay buffers
 
 

@@ -232,6 +232,9 @@ class FrameLoop:
             if error is not None:
                 raise error
         step, stepped = slots.present, received.stepped
+        if self._version is not None and keys.POLICY_VERSION in step:
+            # The env has written the present version; some acted before weights changed.
+            arrived.following[keys.POLICY_VERSION] = step[keys.POLICY_VERSION]
         done = arrived.following[keys.DONE].numpy(force=True).reshape(-1)
         ended = [slot for slot in stepped if done[slot]]
         self._rows.append(step, arrived.following, stepped)

@@ -307,7 +307,7 @@ class Runner(CollectorPart):
                     self.place,
                     self.set_position,
                     gradients,
-                    None if log.watch is None else log.watch.step_taken,
+                    watch=None if log.watch is None else log.watch.step_taken,
                 )
         except NotTensors as found:
             self._not_tensors, self._has_acted = found.entries, True

@@ -371,12 +371,10 @@ class Stepper:
             RestartsExhausted: if a failure exceeds ``max_restarts``.
         """
         self._hold_present(out)
-        if self._unsent:  # they wait for nobody
-            arrived = Arrivals([], [], self._unsent, {})
-            self._unsent = {}
-        else:
-            arrived = self.backend.receive(out.raw)
+        unsent = self._take_unsent()
+        arrived = Arrivals([], [], unsent, {}) if unsent else self.backend.receive(out.raw)
         failed_reset = self._receive_begun(arrived, out)
+        arrived.failed_steps.update(self._take_unsent())
         slots = sorted([*arrived.stepped, *arrived.failed_steps])
         failed = SlotError("step", arrived.failed_steps) if arrived.failed_steps else None
         if slots:
@@ -386,6 +384,12 @@ class Stepper:
         self.latest = out
         begun = [slot for slot in arrived.begun if slot not in arrived.failed_resets]
         return Received(slots, sorted(begun), failed, failed_reset)
+
+    def _take_unsent(self) -> dict[int, Exception]:
+        """The failures of slots that could not be sent, once their workers can be asked again."""
+        taken = {s: error for s, error in self._unsent.items() if self.backend.is_idle(s)}
+        self._unsent = {s: error for s, error in self._unsent.items() if s not in taken}
+        return taken
 
     def _receive_begun(self, arrived: Arrivals, out: StepBuffers) -> SlotError | None:
         """Complete the rows of resets that have arrived; returns the failures to raise.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ from tdcollect.testing.counting import CountingEnv, CountingRules
 
 from ..evaluation.policies import deterministic, recurrent
 from ..test_process_exit import gone
-from ..uneven import Gated, Pace, ready_env
+from ..uneven import Gated, Naps, Pace, ready_env
 from .envs import Toy, box, make_toy
 from .oracle import UPSTREAM, assert_same, assert_same_record, random_states, seed_everything
 
@@ -357,7 +359,7 @@ def test_a_row_in_flight_keeps_the_version_that_acted(tmp_path: Path) -> None:
         rows = next(stream)
     (first, *_) = rows[rows[SLOT] == 0]["next", "policy_version"].tolist()
     assert first == 0
-    assert rows[rows[SLOT] != 0]["next", "policy_version"][-1] == 1
+    assert collector.collect(frames=6)["next", "policy_version"][-1] == 1
     collector.shutdown()
 
 
@@ -615,6 +617,42 @@ def test_a_reset_of_some_slots_drops_their_rows_in_flight() -> None:
         collector.reset([0, 1])
     rounded = {round(value, 3) for value in ended}
     assert rounded.issuperset(round(value, 3) for value in expected)
+    collector.shutdown()
+
+
+class Dying(Toy):
+    """Kills its worker at a step, when a file is there; the file goes with it."""
+
+    def __init__(self, file: Path):
+        super().__init__(box(3), gym.spaces.Discrete(2))
+        self.file = file
+
+    def step(self, action: Any) -> Any:
+        outcome = super().step(action)
+        if self.file.exists():
+            self.file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return outcome
+
+
+@pytest.mark.parametrize("by_arrival", [True, False])
+def test_slots_that_fall_with_their_worker_start_anew(by_arrival: bool, tmp_path: Path) -> None:
+    """One that was ready meanwhile falls, too, and its worker is at the other's reset by then."""
+    file = tmp_path / "file"
+    env = ready_env(
+        lambda: Naps(Dying(file)), 4, num_workers=2, on_env_error="restart", max_restarts=99
+    )
+    collector = collector_of(env, by_arrival=by_arrival)
+    collector.set_seed(3)
+    batches = []
+    for _ in range(12):
+        file.touch()
+        batches.append(collector.collect(frames=16))
+    assert env.restarts >= 12
+    slots = by_slot(batches, 4) if by_arrival else torch.cat(batches, 1)
+    for rows in slots:
+        going = ~rows["next", "done"][:-1, 0]
+        assert torch.equal(rows["next", "observation"][:-1][going], rows["observation"][1:][going])
     collector.shutdown()
 
 

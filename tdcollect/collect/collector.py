@@ -36,7 +36,7 @@ from tdcollect.collect.construction import (
     refusing,
 )
 from tdcollect.collect.hooks import AnyHooks
-from tdcollect.collect.monitor import Monitor, StatsAttribute, with_progress
+from tdcollect.collect.monitor import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.path import Explanation, short
 from tdcollect.collect.ready.arguments import check_by_arrival
 from tdcollect.collect.resume import add_state, load_state
@@ -261,6 +261,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self._runner.set_position()
         else:
             self._runner.settle()
+            marked = slots_of(index, self.env.batch_size)
+            self._runner.arrivals.leave_out(marked.nonzero()[0].tolist())
         super().reset(index, **kwargs)
         self._monitor.drop(index)
 

@@ -250,6 +250,13 @@ class CollectionLog:
         return torch.cat(parts, -1).detach().cpu().numpy()
 
 
+def slots_of(index: Any, batch_size: torch.Size) -> Bools:
+    """The slots of an index ``[N]``, as TorchRL's ``reset()`` reads it."""
+    marked = torch.zeros((*batch_size, 1), dtype=torch.bool)
+    marked[index] = True
+    return cast(Bools, marked.reshape(-1).numpy())
+
+
 def as_array(entry: torch.Tensor, slots: int, steps: int) -> Any:
     """An entry as an array ``[N, T, F]``."""
     return entry.detach().cpu().numpy().reshape(slots, steps, -1)
@@ -338,9 +345,7 @@ class Monitor:
             if self._watch is not None:
                 self._watch.drop()
             return
-        marked = torch.zeros((*self._batch_size, 1), dtype=torch.bool)
-        marked[index] = True  # as TorchRL's reset() reads an index
-        slots = marked.reshape(-1).numpy()
+        slots = slots_of(index, self._batch_size)
         self._tally.drop(slots)
         self._shaped.drop(slots)
         if self._watch is not None:
@@ -376,11 +381,18 @@ class Monitor:
             self.miss()
         self.collected = collected
 
+    @property
+    def _step_watch(self) -> Watch | None:
+        return self._watch if self._watch is not None and self._watch.steps else None
+
+    def unnoted_log(self) -> CollectionLog:
+        """A log for steps whose rows are noted later; hooks see them at once."""
+        return CollectionLog(self._batch_size, False, False, self._step_watch)
+
     @contextmanager
     def collection(self) -> Iterator[CollectionLog]:
         """Keep the log of one collection, and count it at its end."""
-        watch = self._watch if self._watch is not None and self._watch.steps else None
-        log = CollectionLog(self._batch_size, self.stats.on, self._timers, watch)
+        log = CollectionLog(self._batch_size, self.stats.on, self._timers, self._step_watch)
         start = time.perf_counter()
         try:
             yield log

@@ -87,6 +87,10 @@ def load_state(
     base, parent = base_of(collector.env), CollectorState(collector)
     if "slots" in slots and type(base) is GymnasiumEnv:
         base.check_slots(slots["slots"])  # before anything is loaded
+    if ENVS in chosen:
+        collector._runner.arrivals.drop()
+    else:
+        collector._runner.settle()
     if TRANSFORMS in chosen:
         collector.env.load_state_dict(state[_TRANSFORMS_STATE], **options)
     if weights:

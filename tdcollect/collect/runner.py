@@ -83,6 +83,12 @@ class Runner(CollectorPart):
 
     # ------------------------------------------------------------------------------- the position
 
+    @property
+    def _is_lost(self) -> bool:
+        """True if the envs must be reset: they have gone on from where they are known to be."""
+        slots = self._arrivals.slots
+        return self.stale or (slots is not None and slots.lost)
+
     def lose_position(self) -> None:
         """The envs have gone on from the carried step."""
         self.stale = True
@@ -170,7 +176,7 @@ class Runner(CollectorPart):
     def iterate(self, log: CollectionLog) -> TensorDictBase | None:
         """Collect one batch ``[N, T]`` of iteration; None where steps go to the replay buffer."""
         collector = self._collector
-        if self.stale:
+        if self._is_lost:
             collector.reset()
         if collector.reset_at_each_iter:
             collector._monitor.drop()
@@ -188,7 +194,7 @@ class Runner(CollectorPart):
         with set_exploration_type(collector.exploration_type):
             lower = partial(self._lower, policy=self._random) if random else self._lower
             if collector.by_arrival:
-                return self._by_arrival(plan, lower, collector.frames_asked, log)
+                return self._by_arrival(plan, lower, collector.frames_asked, log, random)
             batch = self._on_arrays(plan, lower, collector.frames_per_batch, log)
         if batch is None:
             self.owns_batch = False
@@ -203,11 +209,11 @@ class Runner(CollectorPart):
     ) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival."""
         collector = self._collector
-        if self.stale:
+        if self._is_lost:
             collector.reset()
         lower = self._lowering(random, gradients)
         if collector.by_arrival:
-            return self._by_arrival(self.plan(), lower, steps, log, gradients)
+            return self._by_arrival(self.plan(), lower, steps, log, random, gradients)
         batch = self._on_arrays(self.plan(), lower, steps, log, gradients)
         if batch is None:
             with self._parent.without_preallocation():
@@ -301,7 +307,7 @@ class Runner(CollectorPart):
                     self.place,
                     self.set_position,
                     gradients,
-                    None if log.watch is None else log.watch.step_taken,
+                    watch=None if log.watch is None else log.watch.step_taken,
                 )
         except NotTensors as found:
             self._not_tensors, self._has_acted = found.entries, True
@@ -334,17 +340,25 @@ class Runner(CollectorPart):
         lower: Callable[[StepDict], Policy],
         count: int,
         log: CollectionLog,
+        random: bool,
         gradients: bool = False,
     ) -> TensorDictBase:
         """Collect ``count`` rows, in the order of their arrival: ``[count]``."""
-        collector = self._collector
+        collector, held = self._collector, self._arrivals
         if plan.env is None or not plan.env.own_pace:  # the env has changed since
             self.check_by_arrival()
         assert plan.env is not None
         plan.env.drops_unspecified = self._parent.preallocates
+        if random != held.random:  # the entries of the rows in flight are others
+            self.settle(log)
+            held.random = random
         env, lower = log.timed_parts(plan.env, lower)
         loop = self._loop_at_own_pace(env, lower, log, gradients)
-        entries, slots = loop.arriving(count, self._arrivals)
+        entries, slots = loop.arriving(count, held)
+        if gradients:  # the graph ends with the batch
+            self.settle(log)
+            held.surplus = {key: value.detach() for key, value in held.surplus.items()}
+            self._parent.carrier = self._parent.carrier.detach()
         entries[keys.SLOT] = torch.tensor(slots)
         log.note_arrivals(entries, collector.env.reward_keys)
         batch = self._assemble(entries, (count,))
@@ -367,11 +381,15 @@ class Runner(CollectorPart):
         """The part of a collection by arrival that stays from one batch to the next."""
         return self._arrivals
 
-    def settle(self) -> None:
-        """Have slots in flight wait where they come to; their rows join the next batch."""
+    def settle(self, log: CollectionLog | None = None) -> None:
+        """Have slots in flight wait where they come to; their rows join the next batch.
+
+        Args:
+            log: of the present collection; None between two.
+        """
         plan = self.plan()
-        if self._arrivals.slots is not None and plan.env is not None and not self.stale:
-            log = CollectionLog(self._collector.env.batch_size, False, False)
+        if self._arrivals.slots is not None and plan.env is not None and not self._is_lost:
+            log = log or self._collector._monitor.unnoted_log()
             self._loop_at_own_pace(plan.env, self._lower, log, False).settle(self._arrivals)
 
     def _as_torchrl(

@@ -169,6 +169,9 @@ class Backend(abc.ABC):
         """Wait for slots that were sent, and write their rows."""
         raise self._in_step()
 
+    def recall(self) -> None:  # noqa: B027 - nothing is in flight in step
+        """Wait for the slots that are in flight, and forget where they came to."""
+
     def is_idle(self, slot: int) -> bool:
         """Tell whether a slot may be sent; those that share a worker are busy together."""
         return True

@@ -142,7 +142,7 @@ class ProcessBackend(Backend):
         options: dict[str, Any] | None,
         out: SlotBuffers,
     ) -> None:
-        self._recall()
+        self.recall()
         payloads = {p: payload for p, _, payload in self._resets(slots, seeds, options)}
         failed, misfits = self._pool.ask("reset", RESET, payloads)
         failed.update(self._write([slot for slot in slots if slot not in failed], misfits, out))
@@ -165,7 +165,7 @@ class ProcessBackend(Backend):
                 yield process, mine, packed((mine, own_seeds, options))
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
-        self._recall()
+        self.recall()
         values: list[Array] = []
         flatten(self.action.read(actions), values)
         shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
@@ -262,8 +262,7 @@ class ProcessBackend(Backend):
         out.truncated[rows] = self._truncated[rows]
         return found
 
-    def _recall(self) -> None:
-        """Wait for the slots that are in flight, and forget where they came to."""
+    def recall(self) -> None:
         if self._asked:
             self._pool.forget()
             self._asked.clear()

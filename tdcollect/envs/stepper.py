@@ -168,7 +168,7 @@ class Stepper:
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
             flag[... if slots is None else slots] = False
         slots = self._every_slot if slots is None else slots
-        self._recall(slots)
+        self.recall(slots)
         failed = self._restarted_reset(slots, seeds, options, out.raw) if slots else None
         rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
         used = self._seeds.of(slots, seeds)
@@ -258,7 +258,7 @@ class Stepper:
             SlotError: if the envs of some slots failed; the others are stepped.
             RestartsExhausted: if a failure exceeds ``max_restarts``; the others are stepped.
         """
-        self._recall(())
+        self.recall()
         self._check_step(slots)
         if slots is not None:
             self._hold_present(out)
@@ -371,12 +371,10 @@ class Stepper:
             RestartsExhausted: if a failure exceeds ``max_restarts``.
         """
         self._hold_present(out)
-        if self._unsent:  # they wait for nobody
-            arrived = Arrivals([], [], self._unsent, {})
-            self._unsent = {}
-        else:
-            arrived = self.backend.receive(out.raw)
+        unsent = self._take_unsent()
+        arrived = Arrivals([], [], unsent, {}) if unsent else self.backend.receive(out.raw)
         failed_reset = self._receive_begun(arrived, out)
+        arrived.failed_steps.update(self._take_unsent())
         slots = sorted([*arrived.stepped, *arrived.failed_steps])
         failed = SlotError("step", arrived.failed_steps) if arrived.failed_steps else None
         if slots:
@@ -386,6 +384,12 @@ class Stepper:
         self.latest = out
         begun = [slot for slot in arrived.begun if slot not in arrived.failed_resets]
         return Received(slots, sorted(begun), failed, failed_reset)
+
+    def _take_unsent(self) -> dict[int, Exception]:
+        """The failures of slots that could not be sent, once their workers can be asked again."""
+        taken = {s: error for s, error in self._unsent.items() if self.backend.is_idle(s)}
+        self._unsent = {s: error for s, error in self._unsent.items() if s not in taken}
+        return taken
 
     def _receive_begun(self, arrived: Arrivals, out: StepBuffers) -> SlotError | None:
         """Complete the rows of resets that have arrived; returns the failures to raise.
@@ -420,10 +424,11 @@ class Stepper:
         """The slots that were sent and have not been received."""
         return {*self.backend.in_flight, *self._unsent}
 
-    def _recall(self, resetting: Sequence[int]) -> None:
+    def recall(self, resetting: Sequence[int] = ()) -> None:
         """Have slots in flight start anew before they are stepped, but for those being reset."""
         away = self.away
         if away:
+            self.backend.recall()
             self._unsent, self._starting = {}, {}
             self._unstarted.update(away.difference(resetting))
 

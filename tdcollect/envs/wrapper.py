@@ -371,6 +371,7 @@ class GymnasiumEnv(GymAttributes):
         """
         self.stepper.check_open("load")
         self.check_slots(state)
+        self.stepper.recall()
         failed = self.stepper.backend.load_states(state["envs"])
         slots = [slot for slot in range(self.num_envs) if slot not in failed]
         self.stepper.load_state(state["stepper"], slots)

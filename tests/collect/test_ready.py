@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ from tdcollect.testing.counting import CountingEnv, CountingRules
 
 from ..evaluation.policies import deterministic, recurrent
 from ..test_process_exit import gone
-from ..uneven import Gated, Pace, ready_env
+from ..uneven import Gated, Naps, Pace, ready_env
 from .envs import Toy, box, make_toy
 from .oracle import UPSTREAM, assert_same, assert_same_record, random_states, seed_everything
 
@@ -376,6 +378,29 @@ def test_hooks_and_statistics_see_rows_by_arrival(pairs: list[Pair]) -> None:
     collector.shutdown(close_env=False)
 
 
+def test_a_row_in_flight_keeps_the_version_that_acted(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    collector = collector_of(
+        ready_env(partial(Gated, gate), 3),
+        opening(gate, lambda steps: False),
+        by_arrival=True,
+        frames_per_batch=6,
+        track_policy_version=True,
+    )
+    collector.set_seed(0)
+    stream = iter(collector)
+    assert 0 not in next(stream)[SLOT]
+    collector.update_policy_weights_()
+    gate.touch()
+    rows = next(stream)
+    while 0 not in rows[SLOT]:
+        rows = next(stream)
+    (first, *_) = rows[rows[SLOT] == 0]["next", "policy_version"].tolist()
+    assert first == 0
+    assert collector.collect(frames=6)["next", "policy_version"][-1] == 1
+    collector.shutdown()
+
+
 # --------------------------------------------------------------------------------- replay buffers
 
 
@@ -530,6 +555,144 @@ def test_an_interrupt_amid_flight_leaves_a_collector_to_go_on_with(
             assert torch.equal(onward[going], batch["observation"][:, 1:, :2][going])
         assert collector.collect(episodes=5)["next", "done"].sum() == 5
         collector.shutdown()
+
+
+def test_random_rows_and_those_of_the_policy_do_not_mix(pairs: list[Pair]) -> None:
+    """A row that acted randomly has none of the policy's outputs, though it may arrive late."""
+    collector = collector_of(
+        pairs[3][0], remembering(), by_arrival=True, frames_per_batch=7, init_random_frames=7
+    )
+    stream = iter(collector)
+    rows = torch.cat([next(stream) for _ in range(2)])
+    rows = torch.cat([rows, collector.collect(frames=7, random=True), next(stream)])
+    acted = (rows["features"] != 0).any(-1)
+    assert not acted[:7].any()
+    assert acted[-1]
+    for mine in (rows[rows[SLOT] == slot] for slot in range(5)):
+        ended = mine["next", "done"][:-1, 0]
+        assert torch.equal(
+            mine["next", "observation"][:-1][~ended], mine["observation"][1:][~ended]
+        )
+    collector.shutdown(close_env=False)
+
+
+def test_gradients_by_arrival_end_with_the_batch(pairs: list[Pair]) -> None:
+    ready, in_step = pairs[3]
+    collector = collector_of(ready, remembering(), by_arrival=True)
+    collector.set_seed(3)
+    batches = [
+        collector.collect(frames=7, gradients=gradients) for gradients in (True, True, False)
+    ]
+    for batch, gradients in zip(batches, (True, True, False), strict=True):
+        assert any(value.requires_grad for value in batch.values(True, True)) is gradients
+        if gradients:
+            batch["features"].sum().backward()
+    collector.shutdown(close_env=False)
+    check_rows([batch.detach() for batch in batches], first_steps(in_step, 21, remembering()))
+
+
+@pytest.mark.parametrize("move", ["reset", "rollout", "rand_step"])
+def test_slots_in_flight_that_somebody_moved_start_anew(move: str, pairs: list[Pair]) -> None:
+    env = pairs[3][0]
+    collector = collector_of(env, by_arrival=True, frames_per_batch=9)
+    stream = iter(collector)
+    earlier = next(stream)[IDS].max()
+    while not env.stepper.away:
+        earlier = next(stream)[IDS].max()
+    if move == "rand_step":
+        with pytest.raises(RuntimeError, match="reset"):
+            env.rand_step()
+    else:
+        getattr(env, move)(**({"max_steps": 3} if move == "rollout" else {}))
+    rows = torch.cat([next(stream) for _ in range(6)])
+    assert rows[SLOT].unique().tolist() == [0, 1, 2, 3, 4]
+    assert (rows[IDS] > earlier).all()
+    collector.shutdown(close_env=False)
+
+
+def leaning(observation: torch.Tensor) -> torch.Tensor:
+    return nn.functional.one_hot((observation[..., 2] > 0).long(), 2)
+
+
+@pytest.mark.parametrize("components", [None, ["counters", "statistics"]], ids=str)
+def test_loading_a_state_takes_slots_out_of_flight(components: list[str] | None) -> None:
+    env = THREE.ready(partial(gym.make, "CartPole-v1"), resumable=True)
+    balance = TensorDictModule(leaning, ["observation"], ["action"])
+    collector = collector_of(env, balance, by_arrival=True, frames_per_batch=9)
+    collector.set_seed(3)
+    before = next(iter(collector))
+    state = collector.state_dict(components)
+    on = torch.cat([collector.collect(frames=9) for _ in range(3)])
+    collector.load_state_dict(state, components=components)
+    again = torch.cat([collector.collect(frames=9) for _ in range(3)])
+    if components is None:
+        pairs = zip(by_slot([before, on], 3), by_slot([before, again], 3), strict=True)
+        for mine, theirs in pairs:
+            count = min(len(mine), len(theirs))
+            assert_same(plain(mine[:count]), plain(theirs[:count]))
+    for mine in by_slot([again], 3):
+        same = mine[IDS][1:] == mine[IDS][:-1]
+        assert torch.equal(mine["next", "observation"][:-1][same], mine["observation"][1:][same])
+    collector.shutdown()
+
+
+def test_a_reset_of_some_slots_drops_their_rows_in_flight() -> None:
+    """Statistics and hooks count episodes by what the env itself adds up."""
+    ended: list[float] = []
+
+    class Notes(Hooks):
+        def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
+            ended.extend(returns.tolist())
+
+    env = Pace(4, 2, 1, None).ready(make_toy, episode_reward=True)
+    collector = collector_of(env, by_arrival=True, frames_per_batch=5, hooks=[Notes()])
+    stream = iter(collector)
+    expected: list[float] = []
+    for _ in range(12):
+        batch = next(stream)
+        done = batch["next", "done"][:, 0]
+        returns = batch["next", "episode_reward"][done, 0].tolist()
+        assert sorted(collector.stats.latest.returns) == pytest.approx(sorted(returns), abs=1e-5)
+        expected += returns
+        collector.reset([0, 1])
+    rounded = {round(value, 3) for value in ended}
+    assert rounded.issuperset(round(value, 3) for value in expected)
+    collector.shutdown()
+
+
+class Dying(Toy):
+    """Kills its worker at a reset, when a file is there; the file goes with it."""
+
+    def __init__(self, file: Path):
+        super().__init__(box(3), gym.spaces.Discrete(2))
+        self.file = file
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.file.exists():
+            self.file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("by_arrival", [True, False])
+def test_slots_that_fall_with_their_worker_start_anew(by_arrival: bool, tmp_path: Path) -> None:
+    """One that was ready meanwhile falls, too, and its worker is at the other's reset by then."""
+    file = tmp_path / "file"
+    env = ready_env(
+        lambda: Naps(Dying(file)), 4, num_workers=2, on_env_error="restart", max_restarts=99
+    )
+    collector = collector_of(env, by_arrival=by_arrival)
+    collector.set_seed(3)
+    batches = []
+    for _ in range(12):
+        file.touch()
+        batches.append(collector.collect(frames=16))
+    assert env.restarts > 12
+    slots = by_slot(batches, 4) if by_arrival else torch.cat(batches, 1)
+    for rows in slots:
+        going = ~rows["next", "done"][:-1, 0]
+        assert torch.equal(rows["next", "observation"][:-1][going], rows["observation"][1:][going])
+    collector.shutdown()
 
 
 @pytest.mark.parametrize("by_arrival", [True, False])

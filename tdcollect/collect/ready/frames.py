@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class Arrivals:
         left: the step that the latest batch left the collector with.
         surplus: rows that came together with the last of the latest batch.
         surplus_slots: their slots.
+        random: whether the slots in flight act randomly, instead of the policy.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,13 @@ class Arrivals:
         self.left: TensorDictBase | None = None
         self.surplus: dict[Key, torch.Tensor] = {}
         self.surplus_slots: list[int] = []
+        self.random = False
+
+    def leave_out(self, slots: Collection[int]) -> None:
+        """Drop the rows of some slots, whose trajectories are cut short."""
+        kept = [row for row, slot in enumerate(self.surplus_slots) if slot not in slots]
+        self.surplus = {key: value[kept] for key, value in self.surplus.items()}
+        self.surplus_slots = [self.surplus_slots[row] for row in kept]
 
     def drop(self) -> None:
         """Forget all of it: the slots have been reset."""
@@ -180,8 +188,7 @@ class FrameLoop:
         """The rows held from before, and those of now."""
         entries = self._rows.entries() if len(self._rows) else {}
         if held.surplus_slots:
-            before = held.surplus
-            entries = {k: torch.cat([before[k], entries[k]]) for k in entries} or before
+            entries = _joined(held.surplus, entries) if entries else held.surplus
         return entries, [*held.surplus_slots, *self._rows.slots]
 
     @contextmanager
@@ -225,11 +232,11 @@ class FrameLoop:
             if error is not None:
                 raise error
         step, stepped = slots.present, received.stepped
+        if self._version is not None and keys.POLICY_VERSION in step:
+            # The env has written the present version; some acted before weights changed.
+            arrived.following[keys.POLICY_VERSION] = step[keys.POLICY_VERSION]
         done = arrived.following[keys.DONE].numpy(force=True).reshape(-1)
         ended = [slot for slot in stepped if done[slot]]
-        if self._version is not None and keys.POLICY_VERSION in step:
-            # The weights may have changed while the slots were in flight.
-            arrived.following[keys.POLICY_VERSION] = step[keys.POLICY_VERSION]
         self._rows.append(step, arrived.following, stepped)
         slots.move_on(arrived)
         if ended:
@@ -243,6 +250,25 @@ class FrameLoop:
             if received.begun:
                 present = slots.present
                 self._watch.started(received.begun, lambda: nested(present.items(), env.batch_size))
+
+
+def _joined(
+    before: dict[Key, torch.Tensor], after: dict[Key, torch.Tensor]
+) -> dict[Key, torch.Tensor]:
+    """The rows of both; an entry that one of them lacks (of the policy, say) is zero there."""
+    joined = {}
+    for key in {**after, **before}:
+        like = after.get(key, before.get(key))
+        assert like is not None
+        joined[key] = torch.cat(
+            [
+                rows[key]
+                if key in rows
+                else like.new_zeros((len(rows[keys.NEXT_DONE]), *like.shape[1:]))
+                for rows in (before, after)
+            ]
+        )
+    return joined
 
 
 def _numbered(found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -63,6 +63,11 @@ class ReadySlots:
         """True if slots were sent that have not come back."""
         return bool(self._env.stepper.away)
 
+    @property
+    def lost(self) -> bool:
+        """True if slots that were in flight are not any more: somebody else has moved the env."""
+        return len({*self.ready, *self._env.stepper.away}) < self._count
+
     def idle(self, slots: Iterable[int]) -> list[int]:
         """Those of ``slots`` that can be sent, ascending; others share a worker that is busy."""
         is_idle = self._env.stepper.backend.is_idle

@@ -24,6 +24,7 @@ from torchrl.envs import transforms as T
 from torchrl.modules import LSTMModule
 
 from tdcollect import Collector, Hooks
+from tdcollect.collect.ready.slots import _where
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 from tdcollect.testing.counting import CountingEnv, CountingRules
 
@@ -658,6 +659,14 @@ def test_a_reset_of_some_slots_drops_their_rows_in_flight() -> None:
     rounded = {round(value, 3) for value in ended}
     assert rounded.issuperset(round(value, 3) for value in expected)
     collector.shutdown()
+
+
+def test_rows_from_two_devices_come_together_where_the_new_ones_are() -> None:
+    """The hidden state of a policy on a device begins on the CPU. Meta plays the device."""
+    mask = torch.tensor([True, False])
+    for new, old in (("meta", "cpu"), ("cpu", "cpu")):
+        value, other = torch.ones(2, 3, device=new), torch.zeros(2, 3, device=old)
+        assert _where(mask, value, other).device.type == new
 
 
 class Dying(Toy):

@@ -152,6 +152,10 @@ class ReadySlots:
 
 
 def _where(mask: torch.Tensor, value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The rows of ``value`` that a mask ``[N]`` marks, and the others of ``other``."""
+    """The rows of ``value`` that a mask ``[N]`` marks, and the others of ``other``.
+
+    The result is on the device of ``value``: a hidden state that begins on the CPU goes on where
+    the policy is.
+    """
     shaped = mask.to(value.device).view(-1, *(1,) * (value.ndim - 1))
-    return torch.where(shaped, value, other)
+    return torch.where(shaped, value, other.to(value.device))

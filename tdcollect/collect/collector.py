@@ -171,7 +171,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                     self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
                 )
             if self.by_arrival:
-                self._runner.check_by_arrival()
+                self._runner.arrivals.check()
             elif not self._splits:
                 check_replay_buffer_of(self)
 
@@ -260,7 +260,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         if index is None:
             self._runner.set_position()
         else:
-            self._runner.settle()
+            self._runner.arrivals.settle()
             marked = slots_of(index, self.env.batch_size)
             self._runner.arrivals.leave_out(marked.nonzero()[0].tolist())
         super().reset(index, **kwargs)
@@ -394,7 +394,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             ValueError: for names of no component.
             TypeError: for an env whose actions, options or snapshots are no plain values.
         """
-        self._runner.settle()
+        self._runner.arrivals.settle()
         state = super().state_dict()
         add_state(state, self, components)
         return state

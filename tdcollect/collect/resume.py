@@ -90,7 +90,7 @@ def load_state(
     if ENVS in chosen:
         collector._runner.arrivals.drop()
     else:
-        collector._runner.settle()
+        collector._runner.arrivals.settle()
     if TRANSFORMS in chosen:
         collector.env.load_state_dict(state[_TRANSFORMS_STATE], **options)
     if weights:
@@ -175,9 +175,9 @@ def _save_slots(collector: Any) -> dict[str, Any]:
         return {"why": f"the entries {odd} are no tensors"}
     runner = collector._runner
     state = {"slots": base.save_slots(), "row": list(flat(carrier).items()), "stale": runner.stale}
-    if runner.arrivals.surplus_slots:
-        state["surplus"] = list(runner.arrivals.surplus.items())
-        state["surplus_slots"] = runner.arrivals.surplus_slots
+    rows, slots = runner.arrivals.surplus
+    if slots:
+        state |= {"surplus": list(rows.items()), "surplus_slots": slots}
     return state
 
 
@@ -217,7 +217,7 @@ def _load_surplus(collector: Any, state: dict[str, Any]) -> None:
         return
     arrivals = collector._runner.arrivals
     arrivals.drop()
-    arrivals.surplus, arrivals.surplus_slots = dict(state["surplus"]), state["surplus_slots"]
+    arrivals.surplus = dict(state["surplus"]), state["surplus_slots"]
 
 
 def _start_afresh(collector: Any, slots: list[int], disturbed: bool) -> None:

@@ -18,8 +18,8 @@ from tdcollect.collect.by_count import whole_episodes
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.path import Plan, lowered
 from tdcollect.collect.policies import Policy, RandomActions, draws_from_spec
-from tdcollect.collect.ready.arguments import by_arrival_needs, check_arrival_buffer
-from tdcollect.collect.ready.frames import Arrivals, FrameLoop
+from tdcollect.collect.ready.by_arrival import ByArrival
+from tdcollect.collect.ready.frames import FrameLoop
 from tdcollect.collect.step_dict import (
     Key,
     NotTensors,
@@ -53,6 +53,7 @@ class Runner(CollectorPart):
     Attributes:
         stale: whether the carried step does not say where the envs are: they must be reset before
             anything else is collected.
+        arrivals: collects by arrival.
         owns_batch: whether the latest batch of iteration has memory of its own; TorchRL's loop
             stacks into memory that its next batch reuses.
     """
@@ -63,7 +64,7 @@ class Runner(CollectorPart):
         self._not_tensors: Sequence[Key] = ()  # policy outputs that are no dense tensors
         self._shrunk = False  # the parent's preallocated batch has the memory of one step
         self._has_acted = False  # the carried step has the policy's outputs already
-        self._arrivals = Arrivals()
+        self.arrivals = ByArrival(collector)
         self.stale = False
         self.owns_batch = False
 
@@ -84,10 +85,9 @@ class Runner(CollectorPart):
     # ------------------------------------------------------------------------------- the position
 
     @property
-    def _is_lost(self) -> bool:
+    def is_lost(self) -> bool:
         """True if the envs must be reset: they have gone on from where they are known to be."""
-        slots = self._arrivals.slots
-        return self.stale or (slots is not None and slots.lost)
+        return self.stale or self.arrivals.lost
 
     def lose_position(self) -> None:
         """The envs have gone on from the carried step."""
@@ -103,7 +103,7 @@ class Runner(CollectorPart):
                     part.batch_size = size
             self._parent.carrier = carrier
         else:
-            self._arrivals.drop()
+            self.arrivals.drop()
         self.stale = stale
 
     def restart(
@@ -161,12 +161,12 @@ class Runner(CollectorPart):
         collector, plan = self._collector, self.plan(iterating=True)
         with set_exploration_type(collector.exploration_type):
             if self.stacked_lazily:
-                policy = self._lower(StepDict(), as_it_is="the env's entries are stacked lazily")
+                policy = self.lower(StepDict(), as_it_is="the env's entries are stacked lazily")
             else:
                 given = flat(self._parent.carrier)
-                policy = self._lower(given, checked=plan.env is None)
+                policy = self.lower(given, checked=plan.env is None)
                 if plan.env is not None and self._parent.acts_randomly():
-                    ((what, how),) = self._lower(given, policy=self._random).described
+                    ((what, how),) = self.lower(given, policy=self._random).described
                     policy.described.insert(0, (f"{what}, until init_random_frames", how))
         same, arrival = collector.return_same_td, collector.by_arrival
         return path.explanation(collector.env, plan, policy, self.place, same, arrival)
@@ -176,7 +176,7 @@ class Runner(CollectorPart):
     def iterate(self, log: CollectionLog) -> TensorDictBase | None:
         """Collect one batch ``[N, T]`` of iteration; None where steps go to the replay buffer."""
         collector = self._collector
-        if self._is_lost:
+        if self.is_lost:
             collector.reset()
         if collector.reset_at_each_iter:
             collector._monitor.drop()
@@ -192,9 +192,9 @@ class Runner(CollectorPart):
             self._parent.carrier.update(collector.env.reset())
             self._parent.start_new_trajectories()
         with set_exploration_type(collector.exploration_type):
-            lower = partial(self._lower, policy=self._random) if random else self._lower
+            lower = partial(self.lower, policy=self._random) if random else self.lower
             if collector.by_arrival:
-                return self._by_arrival(plan, lower, collector.frames_asked, log, random)
+                return self.arrivals.collect(plan, lower, collector.frames_asked, log, random)
             batch = self._on_arrays(plan, lower, collector.frames_per_batch, log)
         if batch is None:
             self.owns_batch = False
@@ -209,11 +209,11 @@ class Runner(CollectorPart):
     ) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival."""
         collector = self._collector
-        if self._is_lost:
+        if self.is_lost:
             collector.reset()
         lower = self._lowering(random, gradients)
         if collector.by_arrival:
-            return self._by_arrival(self.plan(), lower, steps, log, random, gradients)
+            return self.arrivals.collect(self.plan(), lower, steps, log, random, gradients)
         batch = self._on_arrays(self.plan(), lower, steps, log, gradients)
         if batch is None:
             with self._parent.without_preallocation():
@@ -255,6 +255,8 @@ class Runner(CollectorPart):
             first_seeds = early_seeds(base_of(collector.env), seed)
         collector._monitor.drop()
         self.lose_position()
+        if collector.by_arrival and env.base is not None and seed is None:
+            env.base.stepper.derive_seeds()  # timing has left the envs' generators anywhere
         entries = whole_episodes(
             env,
             lower,
@@ -270,7 +272,7 @@ class Runner(CollectorPart):
             watch=log.watch,
         )
         log.note_entries(entries, collector.env.reward_keys)
-        return self._assemble(entries, (len(entries[keys.NEXT_DONE]),))
+        return self.assemble(entries, (len(entries[keys.NEXT_DONE]),))
 
     def _on_arrays(
         self,
@@ -293,7 +295,7 @@ class Runner(CollectorPart):
         env, lower = log.timed_parts(plan.env, lower)
         try:
             if env.own_pace:
-                entries = self._loop_at_own_pace(env, lower, log, gradients).grid(steps)
+                entries = self.frame_loop(env, lower, log, gradients).grid(steps)
             else:
                 if log.watch is not None:
                     log.watch.begin(parent.carrier)
@@ -313,12 +315,13 @@ class Runner(CollectorPart):
             self._not_tensors, self._has_acted = found.entries, True
             return None
         log.note_entries(entries, collector.env.reward_keys)
-        batch = self._assemble(entries, (*collector.env.batch_size, steps))
+        batch = self.assemble(entries, (*collector.env.batch_size, steps))
         return parent.truncate_last_step(batch)
 
-    def _loop_at_own_pace(
+    def frame_loop(
         self, env: Any, lower: Callable[[StepDict], Policy], log: CollectionLog, gradients: bool
     ) -> FrameLoop:
+        """The loop of a collection by frames where slots that are ready go on."""
         collector = self._collector
         tracked = isinstance(collector.policy_version, int)
         return FrameLoop(
@@ -334,64 +337,6 @@ class Runner(CollectorPart):
             (lambda: collector.policy_version) if collector.by_arrival and tracked else None,
         )
 
-    def _by_arrival(
-        self,
-        plan: Plan,
-        lower: Callable[[StepDict], Policy],
-        count: int,
-        log: CollectionLog,
-        random: bool,
-        gradients: bool = False,
-    ) -> TensorDictBase:
-        """Collect ``count`` rows, in the order of their arrival: ``[count]``."""
-        collector, held = self._collector, self._arrivals
-        if plan.env is None or not plan.env.own_pace:  # the env has changed since
-            self.check_by_arrival()
-        assert plan.env is not None
-        plan.env.drops_unspecified = self._parent.preallocates
-        if random != held.random:  # the entries of the rows in flight are others
-            self.settle(log)
-            held.random = random
-        env, lower = log.timed_parts(plan.env, lower)
-        loop = self._loop_at_own_pace(env, lower, log, gradients)
-        entries, slots = loop.arriving(count, held)
-        if gradients:  # the graph ends with the batch
-            self.settle(log)
-            held.surplus = {key: value.detach() for key, value in held.surplus.items()}
-            self._parent.carrier = self._parent.carrier.detach()
-        entries[keys.SLOT] = torch.tensor(slots)
-        log.note_arrivals(entries, collector.env.reward_keys)
-        batch = self._assemble(entries, (count,))
-        batch.names = None  # rows of one slot do not lie beside each other
-        return batch
-
-    def check_by_arrival(self) -> None:
-        """Raise ValueError where rows cannot be collected by arrival, or not be stored."""
-        collector = self._collector
-        plan = path.plan_for(collector.env)
-        if plan.env is None:
-            raise by_arrival_needs("; ".join(plan.reasons))
-        if not plan.env.own_pace:
-            raise by_arrival_needs(plan.env.in_step_for)
-        if collector.replay_buffer is not None:
-            check_arrival_buffer(collector.replay_buffer, collector.n_env)
-
-    @property
-    def arrivals(self) -> Arrivals:
-        """The part of a collection by arrival that stays from one batch to the next."""
-        return self._arrivals
-
-    def settle(self, log: CollectionLog | None = None) -> None:
-        """Have slots in flight wait where they come to; their rows join the next batch.
-
-        Args:
-            log: of the present collection; None between two.
-        """
-        plan = self.plan()
-        if self._arrivals.slots is not None and plan.env is not None and not self._is_lost:
-            log = log or self._collector._monitor.unnoted_log()
-            self._loop_at_own_pace(plan.env, self._lower, log, False).settle(self._arrivals)
-
     def _as_torchrl(
         self, log: CollectionLog, restore: bool = True, **settings: Any
     ) -> TensorDictBase | None:
@@ -402,7 +347,7 @@ class Runner(CollectorPart):
         has_acted, self._has_acted = self._has_acted, False
         lower = None
         if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
-            lower = partial(self._lower, checked=True, policy=self._parent.wrapped_policy)
+            lower = partial(self.lower, checked=True, policy=self._parent.wrapped_policy)
         return self._loop.rollout(log, lower, has_acted, **settings)
 
     def _allot_buffer(self, shrunk: bool) -> None:
@@ -469,9 +414,9 @@ class Runner(CollectorPart):
     def _lowering(self, random: bool, gradients: bool) -> Callable[[StepDict], Policy]:
         # Gradients are those of the distributions' own classes.
         policy = self._random if random else None
-        return partial(self._lower, checked=gradients, policy=policy)
+        return partial(self.lower, checked=gradients, policy=policy)
 
-    def _lower(
+    def lower(
         self,
         step: StepDict,
         checked: bool = False,
@@ -494,7 +439,7 @@ class Runner(CollectorPart):
             as_it_is=as_it_is,
         )
 
-    def _assemble(self, entries: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
+    def assemble(self, entries: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
         """The entries of a batch as the TensorDict that the parent makes of them."""
         collector, parent = self._collector, self._parent
         buffered = parent.preallocates

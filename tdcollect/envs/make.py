@@ -17,6 +17,7 @@ from tdcollect.envs.backend import RESUMABLE, Backend
 from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.envpool_backend import EnvPoolBackend
 from tdcollect.envs.process import ProcessBackend
+from tdcollect.envs.ready_stepper import ReadyStepper
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.vector import VectorBackend
@@ -151,7 +152,8 @@ def make_env(
         try:
             if info_keys:
                 made.read_info(info_keys)
-            stepper = Stepper(
+            in_step = made.wait_num is None
+            stepper = (Stepper if in_step else ReadyStepper)(
                 made,
                 bookkeeping,
                 name=_name(env),

@@ -23,8 +23,8 @@ from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.parallel import ParallelEnv as OurParallelEnv
+from tdcollect.envs.ready_stepper import ReadyStepper, Received
 from tdcollect.envs.spaces import nested
-from tdcollect.envs.stepper import Received, Stepper
 from tdcollect.envs.transforms import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
@@ -155,9 +155,10 @@ class ArrayEnv(SteppedEnv):
         return None if self.ends_by_done else "a trajectory may end without done"
 
     @property
-    def stepper(self) -> Stepper:
+    def stepper(self) -> ReadyStepper:
         """The slots, where :attr:`in_step_for` is None."""
         assert self.base is not None
+        assert isinstance(self.base.stepper, ReadyStepper)
         return self.base.stepper
 
     # The three below for slots that are ready: `advance` in two parts, which rows take at their

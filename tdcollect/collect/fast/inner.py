@@ -21,8 +21,8 @@ from tdcollect.collect.step_dict import Key, StepDict, flat
 from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.errors import SlotError
+from tdcollect.envs.ready_stepper import ReadyStepper, Received
 from tdcollect.envs.spaces import key_of, nested
-from tdcollect.envs.stepper import Received
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 _SPARE_BYTES = 2**16
@@ -114,6 +114,7 @@ class SlotArrays(InnerEnv):
 
     def receive(self, buffers: StepBuffers) -> tuple[StepDict, Received]:
         """Wait for slots that were sent; the entries that they came to, of all slots."""
+        assert isinstance(self.slots.stepper, ReadyStepper)
         received = self.slots.stepper.receive(buffers)
         return StepDict(zip(self._written, buffers.tensors, strict=True)), received
 

@@ -14,6 +14,7 @@ _REFUSED = {
     "reset_at_each_iter": "no slot waits for the end of a batch",
     "interruptor": "a batch has as many rows as were asked for",
     "trajs_per_batch": "for whole episodes, use collect(episodes=...)",
+    "compact_obs": "the row after a row is another slot's, as a rule",
     "set_truncated": "a batch has no last step of each slot",
     "return_same_td": "each batch has memory of its own",
 }

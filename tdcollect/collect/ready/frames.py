@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,6 @@ class Arrivals:
         left: the step that the latest batch left the collector with.
         surplus: rows that came together with the last of the latest batch.
         surplus_slots: their slots.
-        random: whether the slots in flight act randomly, instead of the policy.
     """
 
     def __init__(self) -> None:
@@ -42,17 +41,6 @@ class Arrivals:
         self.left: TensorDictBase | None = None
         self.surplus: dict[Key, torch.Tensor] = {}
         self.surplus_slots: list[int] = []
-        self.random = False
-
-    def leave_out(self, slots: Collection[int]) -> None:
-        """Drop the rows of some slots, whose trajectories are cut short."""
-        kept = [row for row, slot in enumerate(self.surplus_slots) if slot not in slots]
-        self.surplus = {key: value[kept] for key, value in self.surplus.items()}
-        self.surplus_slots = [self.surplus_slots[row] for row in kept]
-
-    def drop(self) -> None:
-        """Forget all of it: the slots have been reset."""
-        self.__init__()  # type: ignore[misc]
 
 
 class FrameLoop:

@@ -312,9 +312,9 @@ def test_rows_that_come_out_alike_run_together(name: str, monkeypatch: pytest.Mo
     calls = []
     run_group = Inference._run_group
 
-    def counted(self: Inference, rows: Any, first: int, stop: int) -> Any:
+    def counted(self: Inference, rows: Any, first: int, stop: int, streams: Any) -> Any:
         calls.append(stop - first)
-        return run_group(self, rows, first, stop)
+        return run_group(self, rows, first, stop, streams)
 
     monkeypatch.setattr(Inference, "_run_group", counted)
     make_policy, env = POLICIES[name]

@@ -6,9 +6,13 @@ The tests of tests/collectors that are slow run them.
 from __future__ import annotations
 
 import inspect
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 from torchrl.collectors.distributed import (
     DistributedCollector,
     DistributedSyncCollector,
@@ -16,6 +20,8 @@ from torchrl.collectors.distributed import (
     RPCCollector,
 )
 from torchrl.collectors.distributed import generic as distributed
+
+from tdcollect._upstream.distributed import DistributedState, RayState
 
 
 def source(cls: Any) -> str:
@@ -92,3 +98,50 @@ def test_distributed_sync(name: str) -> None:
 )
 def test_rpc(name: str) -> None:
     assert name in source(RPCCollector)
+
+
+def test_the_view_of_ray_reads_these_names() -> None:
+    stop = threading.Event()
+    of = SimpleNamespace(_frames_per_batch_corrected=5, _sync=True, _stop_event=stop)
+    of._collection_thread, of._weight_sync_initialized = threading.current_thread(), False
+    view = RayState(of)
+    assert (view.frames_per_worker, view.in_step, view.thread) == (5, True, of._collection_thread)
+    assert not (view.started or view.stopped or view.learner_sends)
+    stop.set()
+    of._remote_collectors, of._external_weight_sender = [], True
+    assert view.started
+    assert view.stopped
+    assert view.learner_sends
+    view.need_no_connection()
+    assert of._weight_sync_initialized
+
+
+def test_the_view_of_distributed_collectors_reads_these_names() -> None:
+    of = SimpleNamespace(_frames_per_batch_corrected=5, _collected_frames=3)
+    view = DistributedState(of)
+    assert (view.frames_per_worker, view.in_step, view.schemes) == (5, True, None)
+    assert not (view.started or view.shut_down)
+    of.jobs, of._sync, of._weight_sync_schemes = [], False, {"policy": 1}
+    view.shut_down = True
+    assert (view.started, view.in_step, view.schemes) == (True, False, {"policy": 1})
+    assert view.shut_down
+    assert of._shutdown
+    view.count_frames(4)
+    assert of._collected_frames == 7
+
+
+def test_each_worker_has_memory_of_its_own() -> None:
+    of = SimpleNamespace(_tensordict_out=TensorDict({"a": torch.zeros(3)}, [3]).expand(2, 3))
+    DistributedState(of).separate()
+    of._single_tds[0]["a"].fill_(1)
+    assert DistributedState(of).received["a"].tolist() == [[1, 1, 1], [0, 0, 0]]
+
+
+def test_a_worker_is_asked_by_the_store() -> None:
+    told: dict[str, bytes] = {}
+    memory = SimpleNamespace(irecv=lambda src, return_premature: (src, return_premature))
+    of = SimpleNamespace(_store=SimpleNamespace(set=told.__setitem__), _tensordict_out=[0, memory])
+    trackers: list[Any] = [None, None]
+    DistributedState(of).ask_for_batch(1, trackers)
+    assert told == {"NODE_2_in": b"continue"}
+    assert trackers == [None, (2, True)]

@@ -64,11 +64,6 @@ class WorkersState:
         self._of._iter = iteration
 
     @property
-    def running_free(self) -> bool:
-        """True while workers write to the replay buffer by themselves."""
-        return bool(self._of._running_free)
-
-    @property
     def worker_trajectories(self) -> int | None:
         """The ``trajs_per_batch`` of the workers."""
         count: int | None = self._of._worker_trajs_per_batch

@@ -106,7 +106,7 @@ def test_the_view_of_ray_reads_these_names() -> None:
     of._collection_thread, of._weight_sync_initialized = threading.current_thread(), False
     view = RayState(of)
     assert (view.frames_per_worker, view.in_step, view.thread) == (5, True, of._collection_thread)
-    assert not (view.started or view.stopped or view.learner_sends)
+    assert [view.started, view.stopped, view.learner_sends] == [False] * 3
     stop.set()
     of._remote_collectors, of._external_weight_sender = [], True
     assert view.started
@@ -120,7 +120,7 @@ def test_the_view_of_distributed_collectors_reads_these_names() -> None:
     of = SimpleNamespace(_frames_per_batch_corrected=5, _collected_frames=3)
     view = DistributedState(of)
     assert (view.frames_per_worker, view.in_step, view.schemes) == (5, True, None)
-    assert not (view.started or view.shut_down)
+    assert [view.started, view.shut_down] == [False] * 2
     of.jobs, of._sync, of._weight_sync_schemes = [], False, {"policy": 1}
     view.shut_down = True
     assert (view.started, view.in_step, view.schemes) == (True, False, {"policy": 1})

@@ -138,6 +138,8 @@ def test_preallocated_is_the_batch_that_rollout_returns() -> None:
         assert collector.rollout() is not other
     assert state.preallocates
     assert not CollectorState(make(use_buffers=False)).preallocates
+    state.preallocates = False
+    assert collector.rollout() is not other
 
 
 @pytest.mark.parametrize("compact", [False, True])

@@ -62,6 +62,8 @@ def test_ray(name: str) -> None:
         "self._make_container()",
         "self._weight_sync_schemes = weight_sync_schemes",
         "traj_ids[i] += traj_ids[i - 1].max()",
+        "self._store, self._store_port = _create_tcpstore_with_retry(",
+        'status = self._store.get(f"NODE_{rank}_out")',
     ],
 )
 def test_distributed(name: str) -> None:

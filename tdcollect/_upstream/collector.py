@@ -55,6 +55,10 @@ class CollectorState:
         """True if batches are stacked into :attr:`preallocated`."""
         return self._of._use_buffers
 
+    @preallocates.setter
+    def preallocates(self, wanted: bool) -> None:
+        self._of._use_buffers = wanted
+
     @property
     def preallocated(self) -> TensorDictBase:
         """The TensorDict that batches are stacked into; only where :attr:`preallocates`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 __all__ = ["DistributedState", "RayState"]
@@ -100,6 +101,10 @@ class DistributedState:
     def received(self) -> Any:
         """The memory that batches are received into: ``[W, ...]``, or W of them."""
         return self._of._tensordict_out
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Wait so long for an answer of a worker of ``DistributedCollector``, in place of 10 s."""
+        self._of._store.set_timeout(timedelta(seconds=seconds))
 
     def separate(self) -> None:
         """Give each worker memory of its own.

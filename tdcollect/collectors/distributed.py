@@ -18,6 +18,9 @@ from tdcollect.collectors import on_worker
 from tdcollect.collectors.distributed_workers import LinkedWorkers
 from tdcollect.keys import TRAJ_IDS
 
+_PATIENCE = 60.0
+"""Seconds for a worker with workers of its own, which start and end interpreters, to answer."""
+
 
 class DistributedCollector(LinkedWorkers, TorchRLDistributedCollector):
     """TorchRL's ``DistributedCollector`` with tdcollect's collector in its workers.
@@ -38,6 +41,8 @@ class DistributedCollector(LinkedWorkers, TorchRLDistributedCollector):
         self._seedings = 0
         try:
             super().__init__(envs, policy, **kwargs)
+            if self._links is None:
+                self._torchrl.wait_at_most(_PATIENCE)
             self._accept()
         except BaseException as error:
             self._end_construction(error)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 from torchrl.envs import GymWrapper
 
+from tdcollect._upstream.collector import CollectorState
 from tdcollect.collect import Collector
 from tdcollect.collectors.seeds import seed_generators
 from tdcollect.collectors.trajectory_ids import TrajectoryIds
@@ -169,10 +171,46 @@ class InnerCollector:
         worker = kwargs.get("worker_idx") or 0
         kwargs["traj_pool"] = TrajectoryIds(self.numbers[worker])
         collector = cls(*args, backend="direct", **self.options, **kwargs)
+        _share_tensors_alone(collector, kwargs.get("use_buffers"))
         collector.note_report()
         if self.channels is not None:
             serve(collector, self.channels[worker])
         return collector
+
+
+def _share_tensors_alone(collector: Collector, use_buffers: bool | None) -> None:
+    """Give each batch memory of its own where some entries, such as strings, are no tensors.
+
+    The parent process would see those of the first batch in all that follow: the worker sends its
+    batch once, and shares the memory of the tensors in it.
+
+    Raises:
+        ValueError: for ``use_buffers=True`` with such entries.
+    """
+    state = CollectorState(collector)
+    if not state.preallocates:
+        return
+    lost = list(dict.fromkeys(_no_tensors(state.preallocated)))
+    if lost and use_buffers:
+        collector.shutdown()
+        raise ValueError(
+            f"expected use_buffers=False for the entries {lost}, which are no tensors and cannot "
+            "be in memory that processes share, got use_buffers=True; pass use_buffers=False, or "
+            "leave it out"
+        )
+    state.preallocates = not lost
+
+
+def _no_tensors(entry: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The keys of entries that are no tensors."""
+    if is_non_tensor(entry):
+        yield key
+    elif isinstance(entry, LazyStackedTensorDict):
+        for part in entry.tensordicts:
+            yield from _no_tensors(part, key)
+    elif isinstance(entry, TensorDictBase):
+        for name, part in entry.items():
+            yield from _no_tensors(part, (*key, name))
 
 
 def serve(collector: Any, channel: Connection) -> None:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from multiprocessing import util
 from typing import Any
 
 import torch
@@ -149,7 +150,9 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         self.pipes = [WorkerPipe(pipe, guard) for pipe in pipes]
         self.queue_out = WorkerQueue(queue, self.pipes, guard)
         self._guard = guard
-        atexit.register(_shut_down, weakref.ref(self))
+        ended = atexit.register(_shut_down, weakref.ref(self))
+        # A process of multiprocessing runs no atexit, and would wait for its workers for ever.
+        util.Finalize(self, ended, (weakref.ref(self),), exitpriority=10)
         self._facts: list[WorkerFacts] | None = None
         if self._ours:
             self._facts = self.map_fn("worker_facts")

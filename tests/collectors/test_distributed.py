@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from tdcollect import Collector, make_env
 from tdcollect.collectors import (
     DistributedCollector,
     DistributedSyncCollector,
+    MultiAsyncCollector,
     RPCCollector,
     WorkerLostError,
     worker_of,
@@ -78,6 +80,28 @@ def test_seeds_ids_statistics_and_a_lost_worker(kind: str) -> None:
         collector.shutdown()
         collector.shutdown()
     assert "shut down" in repr(collector)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_workers_of_workers_have_time_to_start_and_to_end() -> None:
+    """They take longer on a busy machine than the 10 s that TorchRL waits."""
+    collector = DistributedCollector(
+        [make],
+        noisy(),
+        collector_class=MultiAsyncCollector,
+        frames_per_batch=N * T,
+        total_frames=4 * N * T,
+        launcher="mp",
+        tcp_port=free_port(),
+    )
+    try:
+        node = collector.jobs[0].pid
+        os.kill(node, signal.SIGSTOP)
+        threading.Timer(12.0, os.kill, (node, signal.SIGCONT)).start()
+        assert sum(batch.numel() for batch in collector) == 4 * N * T
+    finally:
+        collector.shutdown()
 
 
 def firsts_of(batches: Iterator[TensorDictBase]) -> TensorDictBase:

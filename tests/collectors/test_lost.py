@@ -227,3 +227,35 @@ def test_a_program_that_forgets_to_shut_down_ends() -> None:
         [sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+
+
+FORGETFUL_CHILD = """
+import multiprocessing, sys
+from tdcollect.collectors import MultiSyncCollector
+from tests.collectors.made import drawing, two_slots
+
+def collect():
+    collector = MultiSyncCollector([two_slots] * 2, drawing(), frames_per_batch=64)
+    for batch in collector:
+        sys.exit(3)
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("fork", force=True)
+    child = multiprocessing.Process(target=collect)
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_forgets_to_shut_down_ends() -> None:
+    """It would wait for its workers for ever: a node of DistributedCollector with an error did."""
+    ran = subprocess.run(
+        [sys.executable, "-c", FORGETFUL_CHILD],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout == "3\n", ran.stderr

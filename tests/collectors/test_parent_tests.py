@@ -6,13 +6,14 @@ The other files of this folder test what is tdcollect's own around them.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from tdcollect.collectors import MultiSyncCollector
+from tdcollect.collectors import MultiAsyncCollector, MultiSyncCollector
 
 from ..collect.mocks import ENVS
 from ..collect.oracle import UPSTREAM
@@ -57,13 +58,21 @@ def test_workers_go_on_where_entries_are_no_plain_tensors(env: str) -> None:
     collector.shutdown()
 
 
-def test_strings_are_those_of_each_batch_without_buffers() -> None:
-    """With them, TorchRL's parent shows those of the first batch again."""
-    collector = MultiSyncCollector(
-        [ENVS["CountingEnvWithString"]] * 2, frames_per_batch=8, total_frames=-1, use_buffers=False
-    )
+def _texts(rows: Any) -> list[str]:
+    return [rows] if isinstance(rows, str) else [text for row in rows for text in _texts(row)]
+
+
+@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+def test_strings_are_those_of_each_batch(cls: Any) -> None:
+    """TorchRL's parent shows those of the first batch again, unless use_buffers=False."""
+    collector = cls([ENVS["CountingEnvWithString"]] * 2, None, frames_per_batch=8, total_frames=-1)
     found = []
-    for batch, _ in zip(collector, range(2), strict=False):
-        found += [str(text) for row in batch["string"] for text in row]
+    for batch, _ in zip(collector, range(4), strict=False):
+        found += _texts(batch["string"])
     collector.shutdown()
-    assert len(set(found)) > 8
+    assert len(set(found)) > len(found) - 4  # each is drawn at random
+
+
+def test_strings_are_refused_in_memory_that_is_shared() -> None:
+    with pytest.raises(ValueError, match="pass use_buffers=False"):
+        MultiSyncCollector([ENVS["CountingEnvWithString"]], frames_per_batch=8, use_buffers=True)

@@ -188,7 +188,10 @@ PARALLEL: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize(
     "name",
-    [name if name == "atari" else pytest.param(name, marks=pytest.mark.slow) for name in PARALLEL],
+    [
+        name if name == "outside" else pytest.param(name, marks=pytest.mark.slow)
+        for name in PARALLEL
+    ],
 )
 def test_parallel_envs_give_the_parents_batches(name: str) -> None:
     def started() -> Any:

@@ -26,7 +26,7 @@ from tdcollect.envs.errors import SlotError
 from tdcollect.envs.process import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.stepper import Stepper
-from tdcollect.workers import pool as pool_module
+from tdcollect.workers import launch
 from tdcollect.workers.launch import WorkerLost
 from tdcollect.workers.pool import usable_cores
 
@@ -650,8 +650,8 @@ def test_an_env_that_fails_to_close_raises_once_all_have_ended(make: Any) -> Non
 
 
 def test_an_env_that_hangs_in_close_is_ended(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "GRACE", 0.3)
-    backend = make(odd_one("hang at close"))
+    monkeypatch.setattr(launch, "GRACE", 0.3)
+    backend = make(odd_one("hang at close"), grace=0.3)
     backend.close()
     assert not any(map(runs, pids(backend)))
 

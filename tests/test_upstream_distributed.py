@@ -147,3 +147,12 @@ def test_a_worker_is_asked_by_the_store() -> None:
     DistributedState(of).ask_for_batch(1, trackers)
     assert told == {"NODE_2_in": b"continue"}
     assert trackers == [None, (2, True)]
+
+
+def test_the_store_waits_as_long_as_it_is_told() -> None:
+    limits: list[Any] = []
+    DistributedState(
+        SimpleNamespace(_store=SimpleNamespace(set_timeout=limits.append))
+    ).wait_at_most(60)
+    assert [limit.total_seconds() for limit in limits] == [60]
+    assert callable(torch.distributed.TCPStore.set_timeout)

@@ -87,7 +87,7 @@ class Runner(CollectorPart):
     @property
     def is_lost(self) -> bool:
         """True if the envs must be reset: they have gone on from where they are known to be."""
-        return self.stale or self.arrivals.lost
+        return self.stale or (self._collector.by_arrival and self.arrivals.lost)
 
     def lose_position(self) -> None:
         """The envs have gone on from the carried step."""

@@ -186,13 +186,8 @@ PARALLEL: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "outside" else pytest.param(name, marks=pytest.mark.slow)
-        for name in PARALLEL
-    ],
-)
+@pytest.mark.slow  # the quick run compares tdcollect's ParallelEnv: tests/test_torchrl_envs.py
+@pytest.mark.parametrize("name", PARALLEL)
 def test_parallel_envs_give_the_parents_batches(name: str) -> None:
     def started() -> Any:
         env = PARALLEL[name](E.ParallelEnv)

@@ -95,6 +95,18 @@ def test_equal_evaluations_under_several_names_run_on_workers(
     assert contents(folder / "many") == contents(folder / "one")
 
 
+def test_slots_that_are_ready_give_the_ledgers_of_in_step(folder: Path) -> None:
+    given = tables()
+    walk = {"name": "in-step", "env": "tests.evaluation.envs:Walk"}
+    given["tasks"] = [walk, {"name": "ready", "env": f"{HERE}:ready_walk"}]
+    given["policies"] = [{"name": "drawn", "factory": f"{HERE}:sampling"}]
+    given["defaults"] = {"exploration": "random"}
+    suite = Suite.of(given, folder)
+    assert not quiet(suite, folder / "out").failures
+    one, other = (folder / "out" / cell.path / "episodes.jsonl" for cell in suite.cells())
+    assert one.read_bytes() == other.read_bytes()
+
+
 def test_shards_that_share_a_directory_end_with_the_same_files(whole: Path, folder: Path) -> None:
     ran = []
     for position in (2, 0, 1):

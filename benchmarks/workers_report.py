@@ -137,7 +137,7 @@ def ready(results: dict[str, Any]) -> list[str]:
         body = [
             [
                 f"{row['measured']}: {row['side']}",
-                number(row["per_second"]),
+                f"{row['per_second']:,.0f}",
                 _gain(row),
             ]
             for row in results["rows"]

@@ -13,8 +13,12 @@ from tdcollect.collect.statistics import Collection, Lifetime, Statistics, Windo
 from tdcollect.collectors.inner import WorkerReport
 from tdcollect.display import count_text
 
-_PAYS = 1e-3
-"""A step of all slots of a worker takes at least so many seconds where more processes pay."""
+_PAYS = 10e-3
+"""A batch takes a worker at least so many seconds where more processes pay.
+
+To hand a batch over takes about 3 ms, and one process steps twice the slots in less than twice the
+time: see benchmarks/processes.py.
+"""
 
 
 class MergedStatistics(Statistics):
@@ -187,19 +191,19 @@ def _advice(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Iterator[P
     counts = " or ".join(map(str, dict.fromkeys(slots)))
     what = f"{count_text(len(slots), 'worker')} of {counts} slots"
     seconds = [
-        life["seconds"] * count / life["steps"]
-        for report, count in zip(reports, slots, strict=True)
-        if report.statistics is not None and (life := report.statistics["lifetime"])["steps"]
+        life["seconds"] / life["collections"]
+        for report in reports
+        if report.statistics is not None and (life := report.statistics["lifetime"])["collections"]
     ]
     if not seconds:
         yield Part("workers", what, "whether they pay is known after the first batch")
         return
     took = max(seconds)
-    how = f"a step of all slots of one takes {took * 1e3:.3g} ms"
+    how = f"a batch takes one {took * 1e3:.3g} ms"
     if len(slots) == 1:
         yield Part("workers", what, how)
     elif took >= _PAYS:
         yield Part("workers", what, f"{how}: several processes pay")
     else:
-        better = f"one process with {sum(slots)} slots would be faster"
-        yield Part("workers", what, f"{how}: {better}", "1.4 times the time of one process")
+        better = f"larger batches, or one process with {sum(slots)} slots, would be faster"
+        yield Part("workers", what, f"{how}: {better}", "3 ms per batch")

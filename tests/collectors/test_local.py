@@ -152,7 +152,7 @@ def test_explanation_says_whether_workers_pay(pair: MultiSyncCollector) -> None:
     explanation = pair.explain()
     assert [part.name for part in explanation] == ["env", "policy", "policy", "batch", "workers"]
     assert "2 workers of 2 slots" in str(explanation)
-    assert "one process with 4 slots would be faster" in str(explanation) or "pay" in str(
+    assert "one process with 4 slots, would be faster" in str(explanation) or "pay" in str(
         explanation
     )
 

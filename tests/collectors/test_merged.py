@@ -85,9 +85,12 @@ def report(seconds: float, how: str = "steps on arrays") -> WorkerReport:
 @pytest.mark.parametrize(
     ("reports", "text"),
     [
-        ([report(1.0)] * 2, "a step of all slots of one takes 200 ms: several processes pay"),
-        ([report(1e-4)] * 2, "takes 0.02 ms: one process with 4 slots would be faster"),
-        ([report(1e-4)], "takes 0.02 ms"),
+        ([report(1.0)] * 2, "a batch takes one 1e+03 ms: several processes pay"),
+        (
+            [report(1e-4)] * 2,
+            "takes one 0.1 ms: larger batches, or one process with 4 slots, would be",
+        ),
+        ([report(1e-4)], "takes one 0.1 ms"),
         ([WorkerReport(None, ())], "whether they pay is known after the first batch"),
         ([report(1.0), report(1.0, "else")], "worker 1: env"),
     ],

@@ -73,7 +73,7 @@ class Cycle:
 
 
 def test_a_fork_collects_no_garbage_of_its_parent() -> None:
-    """What it would remove may belong to threads of the parent, which the fork does not have."""
+    """Objects that it would remove may belong to threads of the parent, which the fork lacks."""
     reads, writes = os.pipe()
     os.set_blocking(reads, False)
     gc.disable()

@@ -80,7 +80,7 @@ class Gated(gym.Env[Any, Any]):
 
 
 class Pace(NamedTuple):
-    """How the slots of an env go on."""
+    """The pace at which the slots of an env go on."""
 
     num_envs: int
     num_workers: int

@@ -47,7 +47,7 @@ Lower = Callable[[StepDict], Policy]
 
 
 class Ends(NamedTuple):
-    """Where the episodes of a collection ended.
+    """The ends of the episodes of a collection.
 
     Attributes:
         done: ``[N, T]``; ``[1, F]`` if by episodes, or by arrival.

@@ -32,7 +32,7 @@ from tdcollect.envs.adopted import chain
 
 
 class DistributedWorkers:
-    """What these collectors have in common: their options, seeds, and lost workers."""
+    """The common part of these collectors: their options, seeds, and lost workers."""
 
     collector_class: type
     collector_kwargs: list[dict[str, Any]]

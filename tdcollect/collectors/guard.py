@@ -83,7 +83,7 @@ class Guard:
         return [proc.sentinel for proc in self.procs]
 
     def replacements(self, worker: int) -> int:
-        """How many workers have taken this place after the first."""
+        """The number of workers that have taken this place after the first."""
         return sum(lost.worker == worker for lost in self.lost if lost.replaced)
 
     def check(self) -> None:

@@ -74,7 +74,7 @@ class WorkerMethods:
         return batch
 
     def worker_facts(self: Any) -> WorkerFacts:
-        """What the parent must know of the env."""
+        """The facts of the env that the parent must know."""
         base = base_of(self.env)
         in_a_row = isinstance(base, GymnasiumEnv) or (
             isinstance(base, GymWrapper) and bool(base.batch_size)

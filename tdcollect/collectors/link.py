@@ -31,7 +31,7 @@ _PATIENCE = 600.0
 
 
 class Address(NamedTuple):
-    """What a worker needs to connect."""
+    """The address and the key that a worker connects with."""
 
     host: str
     port: int
@@ -177,7 +177,7 @@ class Links:
                     self._receive(worker)
 
     def seedings_of_batch(self, worker: int) -> int:
-        """How often a worker was seeded before the batch that it sent first."""
+        """The number of times that a worker was seeded before the batch that it sent first."""
         while not self._batches[worker]:
             self._receive(worker)
         return self._batches[worker].pop(0)

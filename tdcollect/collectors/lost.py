@@ -44,7 +44,7 @@ class LostWorkers(tuple[LostWorker, ...]):
 
     @property
     def frames(self) -> int:
-        """How many frames were lost with them at most."""
+        """The number of frames that were lost with them, at most."""
         return sum(lost.frames for lost in self)
 
     def __repr__(self) -> str:

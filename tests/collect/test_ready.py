@@ -60,7 +60,7 @@ Script = Callable[[Any], Iterator[Any]]
 
 
 def observed(env: EnvBase, script: Script, **options: Any) -> list[tuple[str, Any, Any]]:
-    """What a script observes of a collector, with the global random states."""
+    """The values that a script yields of a collector, with the global random states."""
     seed_everything(0)
     env.set_seed(7)
     collector = collector_of(env, **options)

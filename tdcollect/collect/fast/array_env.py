@@ -146,7 +146,10 @@ class ArrayEnv(SteppedEnv):
 
     @property
     def in_step_for(self) -> str | None:
-        """The reason why all slots step together; None where slots that are ready go on."""
+        """The reason why all slots step together; empty where nothing else was asked for.
+
+        None where slots that are ready go on.
+        """
         if self.base is None or self.base.stepper.backend.wait_num is None:
             return ""
         needy = [part.label for part in self.parts if not part.own_pace]

@@ -45,11 +45,11 @@ class LinkedCollector(Collector):
 
     Args:
         *args: as :class:`tdcollect.Collector` has them.
-        link: what to connect to; None for nothing.
+        link: the connection to make, as :class:`DistributedCollector` gives it; None for none.
         **kwargs: as :class:`tdcollect.Collector` has them.
     """
 
-    def __init__(self, *args: Any, link: Address | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, link: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._between_batches = threading.Lock()
         self._begun = threading.Event()

@@ -83,7 +83,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output-dir", type=Path, default=Path("runs/ray"), help="for results")
     parser.add_argument("--seed", type=int, default=0, help="training seed")
-    parser.add_argument("--frames", type=int, default=51_200, help="frames to train for")
+    parser.add_argument("--frames", type=int, default=102_400, help="frames to train for")
     parser.add_argument("--workers", type=int, default=2, help="number of Ray actors")
     parser.add_argument("--episodes", type=int, default=100, help="number of test episodes")
     args = parser.parse_args(argv)

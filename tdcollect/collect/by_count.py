@@ -132,7 +132,7 @@ def whole_episodes(
         in_one_piece=gradients,
         replace=again if env.base is not None and env.base.restarts is not None else None,
         watch=watch,
-        **({} if order is None else {"order": order}),
+        order=order,
     )
 
     def checked() -> Iterator[Block]:

@@ -86,7 +86,9 @@ class ProcessBackend(Backend):
         self._stepped: Sequence[int] = ()
         self.wait_num = wait_num
         self._wait_timeout = wait_timeout
-        self._asked: dict[WorkerProcess, tuple[bool, list[int]]] = {}  # is a reset, and its slots
+        self._asked: dict[
+            WorkerProcess, tuple[bool, Sequence[int]]
+        ] = {}  # is a reset, and its slots
         self.in_flight: set[int] = set()
         self._busy: set[int] = set()  # the slots of workers that are at something
         count = min(num_workers or usable_cores(), self.num_envs)
@@ -166,22 +168,8 @@ class ProcessBackend(Backend):
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         self.recall()
-        values: list[Array] = []
-        flatten(self.action.read(actions), values)
-        shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
-        if shared:
-            for array, value in zip(self._actions, values, strict=True):
-                array[...] = value
         stepped: Sequence[int] = range(self.num_envs) if slots is None else slots
-        payloads = dict.fromkeys(self._pool.processes, b"")
-        if slots is not None or not shared:
-            shares = {p: [slot for slot in stepped if slot in p.slots] for p in payloads}
-            # Actions of another dtype are sent as they are: `serial` gives them to envs so, too.
-            sent = {
-                p: None if shared else [v[p.slots.start : p.slots.stop] for v in values]
-                for p in shares
-            }
-            payloads = {p: packed((mine, sent[p])) for p, mine in shares.items() if mine}
+        payloads = {p: payload for p, _, payload in self._steps(actions, slots)}
         failed, misfits = self._pool.ask("step", STEP, payloads)
         if failed:
             failed = {slot: failed[slot] for slot in stepped if slot in failed}
@@ -190,34 +178,48 @@ class ProcessBackend(Backend):
         if refused:
             failed = dict(sorted({**failed, **refused}.items()))
             stepped = [slot for slot in stepped if slot not in refused]
+        self._write_outcome(stepped, out)
+        if failed:
+            raise SlotError("step", failed)
+
+    def _steps(
+        self, actions: Sequence[Array], slots: Sequence[int] | None
+    ) -> Iterator[tuple[WorkerProcess, Sequence[int], bytes]]:
+        """The workers of ``slots``, each with its slots and what it is sent to step them.
+
+        Actions go to shared memory. Those of another dtype are sent as they are: ``serial`` gives
+        them to envs so, too.
+        """
+        values: list[Array] = []
+        flatten(self.action.read(actions), values)
+        shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
+        if shared:
+            rows: Any = ... if slots is None else list(slots)
+            for array, value in zip(self._actions, values, strict=True):
+                array[rows] = value[rows]
+        for process in self._pool.processes:
+            own = process.slots
+            mine = own if slots is None else [slot for slot in slots if slot in own]
+            if not mine:
+                continue
+            payload = b""
+            if not shared:
+                payload = packed((list(mine), [v[own.start : own.stop] for v in values]))
+            elif len(mine) < len(own):
+                payload = packed((mine, None))
+            yield process, mine, payload
+
+    def _write_outcome(self, stepped: Sequence[int], out: SlotBuffers) -> None:
+        """Write rewards and flags of the slots that have stepped."""
         self._stepped = stepped
         rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
         out.reward[rows] = self._reward[rows]
         out.terminated[rows] = self._terminated[rows]
         out.truncated[rows] = self._truncated[rows]
-        if failed:
-            raise SlotError("step", failed)
 
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
-        values: list[Array] = []
-        flatten(self.action.read(actions), values)
-        shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
-        if shared:
-            rows: Any = slice(None) if len(slots) == self.num_envs else list(slots)
-            for array, value in zip(self._actions, values, strict=True):
-                array[rows] = value[rows]
-        of = set(slots)
         commands = {}
-        for process in self._pool.processes:
-            mine = [slot for slot in process.slots if slot in of]
-            if not mine:
-                continue
-            payload = b""
-            if not shared:
-                own = [value[process.slots.start : process.slots.stop] for value in values]
-                payload = packed((mine, own))
-            elif len(mine) < len(process.slots):
-                payload = packed((mine, None))
+        for process, mine, payload in self._steps(actions, slots):
             self._note(process, False, mine)
             commands[process] = payload, len(mine)
         self._pool.post("step", STEP, commands)
@@ -234,7 +236,7 @@ class ProcessBackend(Backend):
             commands[process] = payload, len(mine)
         self._pool.post("reset", RESET, commands)
 
-    def _note(self, process: WorkerProcess, is_reset: bool, slots: list[int]) -> None:
+    def _note(self, process: WorkerProcess, is_reset: bool, slots: Sequence[int]) -> None:
         assert process not in self._asked, "a worker has one command at a time"
         self._asked[process] = is_reset, slots
         self.in_flight.update(slots)
@@ -256,10 +258,7 @@ class ProcessBackend(Backend):
             fine = [slot for slot in fine if slot not in failed]
             (found.begun if is_reset else found.stepped).extend(fine)
             (found.failed_resets if is_reset else found.failed_steps).update(failed)
-        rows = self._stepped = found.stepped
-        out.reward[rows] = self._reward[rows]
-        out.terminated[rows] = self._terminated[rows]
-        out.truncated[rows] = self._truncated[rows]
+        self._write_outcome(found.stepped, out)
         return found
 
     def recall(self) -> None:

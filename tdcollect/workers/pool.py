@@ -96,9 +96,8 @@ class WorkerPool:
         self._poll = select.poll()
         self._by_descriptor: dict[int, WorkerProcess] = {}  # those that live
         self._posted: dict[WorkerProcess, _Posted] = {}
-        self._arrived: dict[
-            WorkerProcess, bytes | None
-        ] = {}  # answers to commands that were posted
+        # Answers to commands that were posted; None of a worker that was lost.
+        self._arrived: dict[WorkerProcess, bytes | None] = {}
         self._files: list[int] = []
         # Also if nobody closes the env: when it is garbage collected, and when the program ends.
         self.end = weakref.finalize(self, _end_all, self.processes, self._files)
@@ -197,7 +196,9 @@ class WorkerPool:
         answers = self._wait(verb, payloads, self.timeout)
         found = Outcome({}, {})
         for process in payloads:
-            self._read(process, answers.get(process), process.slots, found)
+            failed, misfits = self.read(process, answers.get(process), process.slots)
+            found.failed.update(failed)
+            found.misfits.update(misfits)
         return found
 
     def post(
@@ -299,24 +300,13 @@ class WorkerPool:
             posted.at_work, posted.since = process.at_work, now
 
     def read(self, process: WorkerProcess, answer: bytes | None, slots: Sequence[int]) -> Outcome:
-        """The outcome for ``slots`` of an answer of :meth:`collect`."""
-        found = Outcome({}, {})
-        self._read(process, answer, slots, found)
-        return found
-
-    def _read(
-        self,
-        process: WorkerProcess,
-        answer: bytes | None,
-        slots: Sequence[int],
-        found: Outcome,
-    ) -> None:
+        """The outcome for ``slots``, from a worker's answer, which is None if it was lost."""
         if answer is None:
-            found.failed.update((slot, _lost(process, slot)) for slot in slots)
-        elif answer:
-            failures, others = pickle.loads(answer)
-            found.failed.update((slot, self._raised(slot, f)) for slot, f in failures.items())
-            found.misfits.update(others)
+            return Outcome({slot: _lost(process, slot) for slot in slots}, {})
+        if not answer:
+            return Outcome({}, {})
+        failures, misfits = pickle.loads(answer)
+        return Outcome({slot: self._raised(slot, f) for slot, f in failures.items()}, misfits)
 
     def _wait(
         self, verb: str, asked: Iterable[WorkerProcess], timeout: float | None

@@ -34,12 +34,14 @@ class FirstToStart:
 
     Attributes:
         kept: the first to start so far, in order: the slot's steps before, the slot, the id.
+        left_out: the ids of those that turned out not to be among them.
     """
 
     def __init__(self, count: int):
         self._count = count
         self._ids = 0
         self.kept: list[tuple[int, int, int]] = []
+        self.left_out: set[int] = set()
 
     def start(self, slot: int, steps: int) -> Start | None:
         """The next episode of a slot that has taken so many steps; None where it gets none."""
@@ -47,7 +49,8 @@ class FirstToStart:
             return None
         number = self.new_id()
         insort(self.kept, (steps, slot, number))
-        del self.kept[self._count :]
+        if len(self.kept) > self._count:
+            self.left_out.add(self.kept.pop()[2])
         return Start(number, None, number)
 
     def new_id(self) -> int:
@@ -233,12 +236,12 @@ class ReadyEpisodeLoop(EpisodeLoop):
     def _drop_late(self) -> None:
         """Let go of episodes that are not among the first to start."""
         assert self._order is not None
-        kept = self._order.ranks()
+        late = self._order.left_out
         for slot, run in list(self._running.items()):
-            if run.start.index not in kept:
+            if run.start.index in late:
                 del self._running[slot]
         for slot, start in list(self._beginning.items()):
-            if start.index not in kept:
+            if start.index in late:
                 del self._beginning[slot]
 
     def _fail(self, error: SlotError, built: bool = False) -> None:
@@ -250,6 +253,17 @@ class ReadyEpisodeLoop(EpisodeLoop):
         self._give_up(error, {slot: run.start for slot, run in runs.items()}, built)
 
 
-def episode_loop(env: SteppedEnv, *args: Any, **kwargs: Any) -> EpisodeLoop:
-    """The loop for an env: its slots at their own pace where it allows that, else in step."""
-    return (ReadyEpisodeLoop if env.own_pace else EpisodeLoop)(env, *args, **kwargs)
+def episode_loop(
+    env: SteppedEnv, *args: Any, order: FirstToStart | None = None, **kwargs: Any
+) -> EpisodeLoop:
+    """The loop for an env: its slots at their own pace where it allows that, else in step.
+
+    Args:
+        env: the env on StepDicts.
+        *args: as of :class:`EpisodeLoop`.
+        order: as of :class:`ReadyEpisodeLoop`.
+        **kwargs: as of :class:`EpisodeLoop`.
+    """
+    if env.own_pace:
+        return ReadyEpisodeLoop(env, *args, order=order, **kwargs)
+    return EpisodeLoop(env, *args, **kwargs)

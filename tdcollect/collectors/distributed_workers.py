@@ -25,10 +25,9 @@ from tdcollect.collectors.lost import (
     slots_of,
 )
 from tdcollect.collectors.merged import MergedStatistics, merged_explanation
-from tdcollect.collectors.seeds import first_seeds
+from tdcollect.collectors.seeds import following_seed, seedings
 from tdcollect.collectors.trajectory_ids import TrajectoryIds
 from tdcollect.display import one_line
-from tdcollect.envs.adopted import chain
 
 
 class DistributedWorkers:
@@ -100,11 +99,9 @@ class DistributedWorkers:
                 f"expected envs of tdcollect.make_env, whose slots count on from one seed, for a "
                 f"seed of {kind}; use them, or RayCollector or MultiSyncCollector"
             )
-        workers = range(len(facts))
-        each = [[value] * len(facts) for value in (seed, 0, static_seed)]
-        firsts = first_seeds(seed, [one.slots for one in facts])
-        self._ask(on_worker.seeded, firsts, each[0], workers, *each[1:])
-        return seed if static_seed else chain(seed, len(facts) + 1)[-1]
+        given = seedings(seed, [one.slots for one in facts], static_seed)
+        self._ask(on_worker.seeded, *zip(*given, strict=True))
+        return following_seed(seed, len(facts), static_seed)
 
     def _know(self) -> list[WorkerFacts]:
         """Facts about the workers, which are asked once."""
@@ -117,9 +114,8 @@ class DistributedWorkers:
         """Statistics merged over the workers; called, TorchRL's dict of counters."""
         if self._statistics is None:
             self._statistics = MergedStatistics(
-                lambda: [report.statistics for report in self._reports() if report.statistics],
+                self._reports,
                 lambda: [one.slots for one in self._know()],
-                100,
                 super().stats,  # type: ignore[misc]
             )
         return self._statistics

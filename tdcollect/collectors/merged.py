@@ -31,27 +31,28 @@ class MergedStatistics(Statistics):
     A call gives the dict of TorchRL's ``collector.stats(workers=...)``.
 
     Args:
-        states: gives the latest statistics of each worker, as ``Statistics.save_state()`` does.
+        reports: gives the latest report of each worker.
         slots: N of each worker.
-        window: K, how many episodes :attr:`window` holds.
         progress: gives TorchRL's counters.
+        window: K, how many episodes :attr:`window` holds.
     """
 
     def __init__(
         self,
-        states: Callable[[], Sequence[Mapping[str, Any]]],
+        reports: Callable[[], Sequence[WorkerReport]],
         slots: Callable[[], Sequence[int]],
-        window: int,
         progress: Callable[..., dict[str, Any]],
+        window: int = 100,
     ):
         super().__init__(window, True, progress)
-        self._states = states
+        self._reports = reports
         self._slots = slots
         self._count = progress
 
     def refresh(self) -> None:
         """Ask the workers."""
-        self.load_state(merged_states(self._states(), self._slots(), self._size))
+        states = [report.statistics for report in self._reports() if report.statistics]
+        self.load_state(merged_states(states, self._slots(), self._size))
 
     @property
     def _size(self) -> int:

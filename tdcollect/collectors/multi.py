@@ -30,9 +30,8 @@ from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, 
 from tdcollect.collectors.merged import MergedStatistics, merged_explanation
 from tdcollect.collectors.replacement import Crews
 from tdcollect.collectors.reports import Reports
-from tdcollect.collectors.seeds import first_seeds
+from tdcollect.collectors.seeds import following_seed, seedings
 from tdcollect.display import count_text, one_line
-from tdcollect.envs.adopted import chain
 
 _REPLACEMENTS = "replacements"
 
@@ -157,12 +156,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         if self._ours:
             self._facts = self.map_fn("worker_facts")
             guard.slots = [facts.slots for facts in self._facts]
-            self._stats = MergedStatistics(
-                lambda: [report.statistics for report in self._reports() if report.statistics],
-                lambda: guard.slots,
-                100,
-                super().stats,
-            )
+            self._stats = MergedStatistics(self._reports, lambda: guard.slots, super().stats)
 
     # ----------------------------------------------------------------------------- lost workers
 
@@ -262,13 +256,11 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
             return self._seed_workers(self._facts, seed, static_seed)
 
     def _seed_workers(self, facts: Sequence[WorkerFacts], seed: int, static: bool) -> int:
-        workers = range(self.num_workers)
         if all(one.seeds_in_a_row for one in facts):
-            firsts = first_seeds(seed, [one.slots for one in facts])
-            self.map_fn("seed_worker", [(firsts[w], seed, w, 0, static) for w in workers])
-            return seed if static else chain(seed, len(facts) + 1)[-1]
+            self.map_fn("seed_worker", seedings(seed, [one.slots for one in facts], static))
+            return following_seed(seed, len(facts), static)
         following = seed
-        for worker in workers:
+        for worker in range(self.num_workers):
             following = self._ask(worker, "seed_worker", following, seed, worker, 0, static)
         return following
 

@@ -30,10 +30,9 @@ from tdcollect.collectors.arguments import (
 from tdcollect.collectors.inner import WorkerFacts, WorkerReport
 from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, slots_of
 from tdcollect.collectors.merged import MergedStatistics, merged_explanation
-from tdcollect.collectors.seeds import first_seeds, replacement_seed
+from tdcollect.collectors.seeds import following_seed, replacement_seed, seedings
 from tdcollect.collectors.trajectory_ids import TrajectoryIds
 from tdcollect.display import one_line
-from tdcollect.envs.adopted import chain
 
 _log = logging.getLogger("tdcollect.collectors")
 _GONE = (RayActorError, ObjectLostError)
@@ -122,12 +121,7 @@ class RayCollector(TorchRLRayCollector):
             self._torchrl.need_no_connection()
         if isinstance(kind, type) and issubclass(kind, Collector):
             self._facts = self._ask(on_worker.facts)
-            self._stats = MergedStatistics(
-                lambda: [report.statistics for report in self._reports() if report.statistics],
-                lambda: self._slots,
-                100,
-                super().stats,
-            )
+            self._stats = MergedStatistics(self._reports, lambda: self._slots, super().stats)
 
     @property
     def _torchrl(self) -> RayState:
@@ -389,10 +383,9 @@ class RayCollector(TorchRLRayCollector):
             self._seed, self._replacements = seed, [0] * self.num_collectors
             workers = range(self.num_collectors)
             if self._facts is not None and all(one.seeds_in_a_row for one in self._facts):
-                each = [[value] * len(workers) for value in (seed, 0, static_seed)]
-                firsts = first_seeds(seed, self._slots)
-                self._ask(on_worker.seeded, firsts, each[0], workers, *each[1:])
-                return seed if static_seed else chain(seed, len(workers) + 1)[-1]
+                given = seedings(seed, self._slots, static_seed)
+                self._ask(on_worker.seeded, *zip(*given, strict=True))
+                return following_seed(seed, len(workers), static_seed)
             following = seed
             for worker in workers:
                 call = on_worker.seeded, following, seed, worker, 0, static_seed

@@ -9,6 +9,8 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from tdcollect.envs.adopted import chain
+
 
 def first_seeds(seed: int, slots: Sequence[int]) -> list[int]:
     """The seed of the first slot of each worker.
@@ -21,6 +23,25 @@ def first_seeds(seed: int, slots: Sequence[int]) -> list[int]:
         slots: N of each worker.
     """
     return list(accumulate(slots[:-1], initial=seed))
+
+
+def seedings(
+    seed: int, slots: Sequence[int], static_seed: bool
+) -> list[tuple[int, int, int, int, bool]]:
+    """The arguments of :meth:`WorkerMethods.seed_worker` for each worker.
+
+    Args:
+        seed: of slot 0 of worker 0.
+        slots: N of each worker.
+        static_seed: as of ``set_seed``.
+    """
+    firsts = first_seeds(seed, slots)
+    return [(first, seed, worker, 0, static_seed) for worker, first in enumerate(firsts)]
+
+
+def following_seed(seed: int, workers: int, static_seed: bool) -> int:
+    """The seed for the next env after so many workers, as TorchRL computes it."""
+    return seed if static_seed else chain(seed, workers + 1)[-1]
 
 
 def generator_seeds(seed: int, worker: int, replacement: int = 0) -> tuple[int, int, int]:

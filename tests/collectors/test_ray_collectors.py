@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 
 from tdcollect import Collector, make_env
 from tdcollect._upstream.ray import state_of
-from tdcollect.collectors import WorkerLostError, worker_of
+from tdcollect.collectors import LostWorker, WorkerLostError, worker_of
 from tdcollect.keys import TRAJ_IDS
 
 from ..test_process_exit import gone
@@ -174,8 +174,8 @@ def test_a_ray_that_others_started_stays(cluster: str, collector: Any) -> None:
     assert ray.is_initialized()
 
 
-def test_the_error_can_be_pickled(collector: Any) -> None:
-    error = WorkerLostError(collector.lost[-1])
+def test_the_error_can_be_pickled() -> None:
+    error = WorkerLostError(LostWorker(1, 7, "was killed by SIGKILL", range(2, 4), 8, True))
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 

@@ -223,7 +223,11 @@ def test_a_compiled_policy_gives_the_parents_batches() -> None:
 def recurrent() -> Any:
     torch.manual_seed(0)
     gru = GRUModule(
-        input_size=4, hidden_size=5, in_keys=["observation", "h"], out_keys=["f", ("next", "h")]
+        input_size=4,
+        hidden_size=5,
+        in_keys=["observation", "h"],
+        out_keys=["f", ("next", "h")],
+        python_based=True,  # the simulated device has no kernels of cuDNN
     )
     head = TensorDictModule(nn.Linear(5, 2), in_keys=["f"], out_keys=["logits"])
     return ProbabilisticActor(

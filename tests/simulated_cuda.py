@@ -1,0 +1,377 @@
+"""A CUDA device played on the CPU, so that tests of placement run where there is none.
+
+Tensors of class Simulated say that they are on ``cuda:0``, and are computed with like any others.
+Their values cannot be read without being brought down. Work that a GPU does later than it is asked
+for is late here too: a copy down that nothing waits for holds no values yet, and a copy up whose
+source changes before it is made fails the test.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    return_and_correct_aliasing,
+)
+from torch.utils._pytree import tree_iter, tree_map
+
+CUDA = torch.device("cuda", 0)
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+
+_aten: Any = torch.ops.aten
+_PRIM_DEVICE = torch.ops.prim.device.default
+# The host learns something, and has to wait for it.
+_WAITS = {
+    _aten._local_scalar_dense,
+    _aten.equal,
+    _aten.is_nonzero,
+    _aten.masked_select,
+    _aten.nonzero,
+    _aten.unique_dim,
+    _aten._unique2,
+    _aten.repeat_interleave,
+}
+_INDEXED = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
+
+
+class Simulated(torch.Tensor):
+    """A tensor on the simulated device; its values are in ``raw``, on the CPU."""
+
+    raw: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, raw: torch.Tensor) -> Simulated:
+        with _disable_current_modes():
+            shell = torch.empty_strided(raw.size(), raw.stride(), dtype=raw.dtype, device=_META)
+        made: Simulated = torch.Tensor._make_subclass(
+            cls, shell, False, dispatch_device=True, device_for_backend_keys=CUDA
+        )
+        made.raw = raw
+        return made
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Simulated({self.raw})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is _PRIM_DEVICE:
+            return CUDA
+        raise RuntimeError(f"{func} on a tensor of a device that is no longer simulated")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        return self.cpu().numpy()
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError("a tensor of the simulated device cannot be sent to another process")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copy = Simulated(self.raw.clone()).requires_grad_(self.requires_grad)
+        copied = torch.nn.Parameter(copy) if isinstance(self, torch.nn.Parameter) else copy
+        memo[id(self)] = copied
+        return copied
+
+
+class Crossings(TorchDispatchMode):
+    """Counts copies between devices, and waits of the host for the GPU, real or simulated.
+
+    Attributes:
+        ups: the shape of each tensor copied to the GPU.
+        downs: the shape of each tensor copied from it.
+        waits: the name of each operation that the host waits for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ups: list[tuple[int, ...]] = []
+        self.downs: list[tuple[int, ...]] = []
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not _PRIM_DEVICE:
+            self._note(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        crossing = crossing_of(func, args, kwargs)
+        if crossing is not None:
+            source, up, waits = crossing
+            (self.ups if up else self.downs).append(tuple(source.shape))
+            if waits:
+                self.waits.append(func._schema.name)
+        elif waits_for_values(func, args):
+            self.waits.append(func._schema.name)
+
+
+def crossing_of(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.Tensor, bool, bool] | None:
+    """The source of a copy between devices, whether it goes up, and whether the host waits."""
+    packet = func.overloadpacket
+    if packet is _aten._to_copy:
+        source, target = args[0], kwargs.get("device")
+        target = None if target is None else torch.device(target)
+    elif packet is _aten.copy_:
+        source, target = args[1], CUDA if on_gpu(args[0]) else _CPU
+    else:
+        return None
+    if (
+        target is None
+        or not isinstance(source, torch.Tensor)
+        or on_gpu(source) == (target.type == "cuda")
+    ):
+        return None
+    late = kwargs.get("non_blocking") or (packet is _aten.copy_ and len(args) > 2 and args[2])
+    up = target.type == "cuda"
+    # From memory that is not pinned, the driver copies at once; the host waits for the stream.
+    return source, up, not (late and (not up or is_pinned(source)))
+
+
+def waits_for_values(func: Any, args: tuple[Any, ...]) -> bool:
+    """Tell whether the host waits for values of tensors on the GPU."""
+    packet = func.overloadpacket
+    first = args[0] if args else None
+    if not on_gpu(first):
+        return False
+    if packet in _INDEXED:
+        indices = [index for index in args[1] if index is not None]
+        return any(i.dtype is torch.bool or not on_gpu(i) for i in indices)
+    return packet in _WAITS
+
+
+def on_gpu(value: Any) -> bool:
+    """Tell whether a tensor is on a GPU, real or simulated."""
+    there = isinstance(value, torch.Tensor) and value.device.type == "cuda"
+    return there or isinstance(value, Simulated)
+
+
+_pinned: list[tuple[int, int]] = []
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor's memory was pinned, truly or on the simulated device."""
+    if not simulated():
+        return tensor.is_pinned()
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        at = tensor.data_ptr()
+    return any(begin <= at < end for begin, end in _pinned)
+
+
+class _Device(TorchDispatchMode):
+    """Computes on the CPU what is asked of the simulated device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+        self._sources: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._results: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._hidden = False
+
+    @contextmanager
+    def reported_on_cpu(self) -> Iterator[None]:
+        """Have tensors say that they are on the CPU."""
+        before, self._hidden = self._hidden, True
+        try:
+            yield
+        finally:
+            self._hidden = before
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is _PRIM_DEVICE:
+            simulated = isinstance(args[0], Simulated)
+            return (_CPU if self._hidden else CUDA) if simulated else func(*args)
+        target = kwargs.get("device")
+        target = None if target is None else torch.device(target)
+        given = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
+        there = [value for value in given if isinstance(value, Simulated)]
+        if not there and (target is None or target.type != "cuda"):
+            return func(*args, **kwargs)
+        crossing = crossing_of(func, args, kwargs)
+        if crossing is None:
+            self._check_devices(func, args, given)
+        waits = crossing[2] if crossing is not None else waits_for_values(func, args)
+        raw_args, raw_kwargs = tree_map(_raw, (args, kwargs))
+        if target is not None:
+            raw_kwargs["device"] = _CPU
+        out = self._run(func, raw_args, raw_kwargs)
+        if crossing is not None:
+            out = self._cross(func, crossing, raw_args, out)
+        if waits:
+            self.synchronize()
+        if func.overloadpacket is _aten.copy_:
+            return args[0]
+        if target is not None and target.type != "cuda":
+            return out
+        return return_and_correct_aliasing(func, args, kwargs, tree_map(_simulate, out))
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        before = torch.random.default_generator.get_state()
+        torch.random.default_generator.set_state(self.generator.get_state())
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.generator.set_state(torch.random.default_generator.get_state())
+            torch.random.default_generator.set_state(before)
+
+    def _cross(self, func: Any, crossing: Any, raw_args: Any, out: Any) -> Any:
+        source, up, waits = crossing
+        if func.overloadpacket is _aten._to_copy and out is raw_args[0]:
+            out = out.clone()
+        written = raw_args[0] if func.overloadpacket is _aten.copy_ else out
+        if waits:
+            return out
+        if up:
+            self._sources.append((source, source.clone()))
+        else:
+            self._results.append((written, written.clone()))
+            written.reshape(-1).view(torch.uint8).fill_(0xFF)  # NaN, or -1
+        return out
+
+    def _check_devices(self, func: Any, args: tuple[Any, ...], given: list[torch.Tensor]) -> None:
+        if func.overloadpacket in _INDEXED:  # takes indices from anywhere
+            given = [args[0], *args[2:3]]
+        odd = [value for value in given if value.ndim and not isinstance(value, Simulated)]
+        if odd:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but {func} got cuda:0 and cpu"
+            )
+
+    def synchronize(self, *_: Any) -> None:
+        """Finish the work that was asked for."""
+        for source, copied in self._sources:
+            assert torch.equal(source, copied), "memory changed while it was copied to the GPU"
+        for written, values in self._results:
+            written.copy_(values)
+        self._sources, self._results = [], []
+
+
+class _Event:
+    def __init__(self, device: _Device, **_: Any):
+        self.synchronize = device.synchronize
+
+    def record(self, *_: Any) -> None:
+        pass
+
+
+def _raw(value: Any) -> Any:
+    return value.raw if isinstance(value, Simulated) else value
+
+
+def _simulate(value: Any) -> Any:
+    plain = isinstance(value, torch.Tensor) and not isinstance(value, Simulated)
+    return Simulated(value) if plain else value
+
+
+class _Calls(TorchFunctionMode):
+    """Functions of torch that ask for CUDA before anything is dispatched."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
+        # C++ would ask the meta device's guard for the index.
+        args = tuple(_indexed(arg) for arg in args)
+        kwargs = {name: _indexed(arg) for name, arg in (kwargs or {}).items()}
+        if func is torch.Tensor.pin_memory:
+            tensor = args[0].clone()
+            at = tensor.data_ptr()
+            _pinned.append((at, at + tensor.nbytes))
+            return tensor
+        if func is torch.Tensor.is_pinned:
+            return is_pinned(args[0])
+        if func in (torch.tensor, torch.as_tensor) and _asks_for_cuda(kwargs.get("device")):
+            target = kwargs["device"]
+            return func(*args, **{**kwargs, "device": None}).to(target)
+        if func is torch.Tensor.cuda:
+            return args[0].to(CUDA)
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            with _current[-1].reported_on_cpu():  # C++ makes tensors out of the index itself
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _indexed(argument: Any) -> Any:
+    named = isinstance(argument, str | torch.device) and str(argument) == "cuda"
+    return CUDA if named else argument
+
+
+def _asks_for_cuda(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+_current: list[_Device] = []
+
+
+def simulated() -> bool:
+    """Tell whether a device is simulated at present."""
+    return bool(_current)
+
+
+@contextmanager
+def simulated_cuda() -> Iterator[None]:
+    """Simulate a CUDA device in this thread."""
+    device = _Device()
+    _guard_devices()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (torch.cuda, torch.cuda.random):
+            patch.setattr(module, "current_device", lambda: 0)
+            patch.setattr(module, "device_count", lambda: 1)
+            patch.setattr(module, "is_initialized", lambda: True)
+            patch.setattr(module, "_lazy_init", lambda: None)
+        patch.setattr(torch.cuda, "Event", partial(_Event, device))
+        patch.setattr(torch.cuda, "current_stream", lambda *_: None)
+        patch.setattr(torch.cuda, "default_generators", (device.generator,))
+        patch.setattr(torch.cuda, "init", lambda: None)
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "synchronize", device.synchronize)
+        overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        _current.append(device)
+        try:
+            with _Calls(), device:
+                yield
+        finally:
+            _current.pop()
+            _pinned.clear()
+            torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+
+
+def _guard_devices() -> None:
+    """Let CUDA's device guard be that of the meta device, which does nothing."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 15).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    cuda, meta = 1, 14  # c10::DeviceType
+    guards[cuda] = guards[cuda] or guards[meta]
+
+
+def down(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values of a tensor, wherever it is."""
+    return tensor.cpu().numpy()

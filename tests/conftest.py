@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 from tqdm import tqdm
 
@@ -17,6 +18,7 @@ from tdcollect.evaluation.workers import template
 from tdcollect.workers import late
 
 from .forkserver import Child, forkserver
+from .simulated_cuda import CUDA, simulated_cuda
 
 # A busy machine takes longer than hypothesis allows an example by default.
 settings.register_profile("tests", deadline=None)
@@ -58,6 +60,16 @@ def pytest_collection_finish() -> None:
     """Keep all that is imported and collected out of what the garbage collector walks."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def cuda() -> Iterator[torch.device]:
+    """A CUDA device: the real one, or one that is played on the CPU."""
+    if torch.cuda.is_available():
+        yield CUDA
+        return
+    with simulated_cuda():
+        yield CUDA
 
 
 @pytest.fixture

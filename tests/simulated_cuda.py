@@ -78,6 +78,9 @@ class Simulated(torch.Tensor):
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
         return self.cpu().numpy()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.raw.untyped_storage()  # whose address tells it from others
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
@@ -110,6 +113,9 @@ class Crossings(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func.overloadpacket is _aten.to:  # in another mode, where nothing takes it apart
+            with self:
+                return func.decompose(*args, **kwargs)
         if func is not _PRIM_DEVICE:
             self._note(func, args, kwargs)
         return func(*args, **kwargs)
@@ -179,6 +185,14 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     return any(begin <= at < end for begin, end in _pinned)
 
 
+def _pin(tensor: torch.Tensor) -> torch.Tensor:
+    pinned = tensor.clone()
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        at = pinned.data_ptr()
+    _pinned.append((at, at + pinned.nbytes))
+    return pinned
+
+
 class _Device(TorchDispatchMode):
     """Computes on the CPU what is asked of the simulated device."""
 
@@ -205,6 +219,13 @@ class _Device(TorchDispatchMode):
         if func is _PRIM_DEVICE:
             simulated = isinstance(args[0], Simulated)
             return (_CPU if self._hidden else CUDA) if simulated else func(*args)
+        if func.overloadpacket is _aten.is_pinned:
+            return is_pinned(args[0])
+        if func.overloadpacket in (_aten.pin_memory, _aten._pin_memory):
+            return _pin(args[0])
+        if func.overloadpacket is _aten.to:
+            with self:
+                return func.decompose(*args, **kwargs)
         target = kwargs.get("device")
         target = None if target is None else torch.device(target)
         given = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
@@ -301,10 +322,7 @@ class _Calls(TorchFunctionMode):
         args = tuple(_indexed(arg) for arg in args)
         kwargs = {name: _indexed(arg) for name, arg in (kwargs or {}).items()}
         if func is torch.Tensor.pin_memory:
-            tensor = args[0].clone()
-            at = tensor.data_ptr()
-            _pinned.append((at, at + tensor.nbytes))
-            return tensor
+            return _pin(args[0])
         if func is torch.Tensor.is_pinned:
             return is_pinned(args[0])
         if func in (torch.tensor, torch.as_tensor) and _asks_for_cuda(kwargs.get("device")):
@@ -349,6 +367,7 @@ def simulated_cuda() -> Iterator[None]:
         patch.setattr(torch.cuda, "Event", partial(_Event, device))
         patch.setattr(torch.cuda, "current_stream", lambda *_: None)
         patch.setattr(torch.cuda, "default_generators", (device.generator,))
+        patch.setattr(torch.cuda, "get_device_name", lambda *_: "simulated")
         patch.setattr(torch.cuda, "init", lambda: None)
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "synchronize", device.synchronize)

@@ -173,6 +173,13 @@ def by_slot(value: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
     return value.flatten(0, len(batch_size) - 1) if batch_size else value.unsqueeze(0)
 
 
+def sent(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on another device; the host does not wait for a copy to a GPU."""
+    if device.type != "cuda" or value.device.type != "cpu":
+        return value.to(device)
+    return (value if value.is_pinned() else value.pin_memory()).to(device, non_blocking=True)
+
+
 def forgotten_entries(
     step: StepDict, carried: list[Key], reads_first: set[Key], writes: set[Key]
 ) -> list[Key]:

@@ -87,7 +87,7 @@ class Request:
                 raise ValueError("random actions have no checkpoint; leave it out")
             return env, None
         if self.policy == SB3:
-            return env, self._sb3(env)
+            return env, self._placed(self._sb3(env))
         factory = load_named(self.policy, here, look)
         if not callable(factory):
             raise TypeError(
@@ -106,7 +106,12 @@ class Request:
             raise TypeError(f"expected {self.policy} to give a policy, got {policy!r}")
         if self.checkpoint is not None:
             _load(policy, here / self.checkpoint)
-        return env, policy
+        return env, self._placed(policy)
+
+    def _placed(self, policy: Any) -> Any:
+        """Return the policy on the device that it is to run on, if it is a module."""
+        moves = self.device is not None and isinstance(policy, nn.Module)
+        return policy.to(self.device) if moves else policy
 
     def made_env(self, look: bool = True) -> str | Callable[..., Any]:
         """Return the env as :func:`tdcollect.evaluate` takes it, with wrappers and transforms.

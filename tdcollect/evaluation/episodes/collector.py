@@ -17,7 +17,7 @@ from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.env_parts import exact_reward_of
 from tdcollect.collect.episodes import Start
-from tdcollect.collect.path import stepped_env
+from tdcollect.collect.path import placement, stepped_env
 from tdcollect.collect.ready.episodes import episode_loop
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.collect.tensordict_env import SteppedEnv
@@ -410,6 +410,7 @@ class EvaluationCollector:
             act,
             lambda rows: remembered or [],
             map(self._start, feed),
+            place=placement(self.device, env.transformed.device, torch.device("cpu")),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
             seconds=feed.seconds,
             arrived=feed.arrived,
@@ -477,8 +478,27 @@ class EvaluationCollector:
         return one_line(self, episodes, *state, f"{self.slots} slots")
 
 
-def _device_of(policy: Any, device: torch.device | str | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    parameters = policy.parameters() if isinstance(policy, nn.Module) else iter(())
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+def _device_of(policy: Any, asked: torch.device | str | None) -> torch.device:
+    """Return the device that a policy runs on, with its index.
+
+    Raises:
+        ValueError: if another one is asked for than that of its parameters.
+    """
+    module = policy if isinstance(policy, nn.Module) else nn.Module()
+    found = {_indexed(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
+    if asked is None:
+        own = next(module.parameters(), next(module.buffers(), torch.empty(0)))
+        return _indexed(own.device)
+    device = _indexed(torch.device(asked))
+    if found and device not in found:
+        raise ValueError(
+            f"expected a policy on {device}, as device says, got one on "
+            f"{', '.join(sorted(map(str, found)))}; move it: policy.to({str(device)!r})"
+        )
+    return device
+
+
+def _indexed(device: torch.device) -> torch.device:
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

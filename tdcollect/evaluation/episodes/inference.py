@@ -22,7 +22,7 @@ from tdcollect._upstream.torchrl import (
 from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.path import lowered
 from tdcollect.collect.policies import Call, Policy, RandomActions
-from tdcollect.collect.step_dict import Key, StepDict, forgotten_entries, is_plain
+from tdcollect.collect.step_dict import Key, StepDict, forgotten_entries, is_plain, sent
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.episodes.row_checks import (
     LikeRows,
@@ -31,7 +31,7 @@ from tdcollect.evaluation.episodes.row_checks import (
     unchanged_buffers,
     unlike,
 )
-from tdcollect.evaluation.episodes.streams import DrawByRow, RowNoise, Stream, Streams
+from tdcollect.evaluation.episodes.streams import DrawByRow, RowNoise, Streams, stream
 
 _EXAMPLES = 8
 _DRAWING = (AdditiveGaussianModule, EGreedyModule)  # draw a spec's actions, or noise for them
@@ -71,18 +71,18 @@ class Inference:
         self._device = device
         self._streams = Streams(size)
         self._mode = DrawByRow(self._streams)
-        self._of_slot: list[Stream | None] = [None] * slots
+        self._of_slot: list[torch.Generator | None] = [None] * slots
         self._program: Policy | None = None
         self.left_out: list[Key] = []
         # Whether each operation outside samplers draws random numbers, once known.
         self._drawing: dict[Call, bool] = {}
         self._group = size  # the number of slots that run together
         self._on_rows = False  # whether the policy may run on the slots' rows as they are
-        self._index: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._index: dict[int, torch.Tensor] = {}  # of the slots of a group, by its first one
 
     def start(self, slot: int, seed: int) -> None:
         """Give the episode that starts in a slot a random stream of its own."""
-        self._of_slot[slot] = Stream(seed)
+        self._of_slot[slot] = stream(seed)
 
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Run the policy and add its outputs to the rows; only the slots ``active`` matter."""
@@ -94,13 +94,14 @@ class Inference:
             self._streams.current = streams
             self._program(rows)  # type: ignore[misc]
             return
+        given = self._inputs(rows)
         groups = []
         for first in range(0, self._slots, self._group):
             stop = min(first + self._group, self._slots)
             if any(first <= slot < stop for slot in active):
                 groups.append((first, stop))
         outputs = [
-            (first, stop, self._run_group(rows, first, stop, streams)) for first, stop in groups
+            (first, stop, self._run_group(given, first, stop, streams)) for first, stop in groups
         ]
         if len(outputs) == 1 and outputs[0][1] - outputs[0][0] == self._slots:
             rows.update(outputs[0][2])
@@ -135,42 +136,42 @@ class Inference:
                 return False
         return True
 
+    def _inputs(self, rows: StepDict) -> StepDict:
+        """Return what the policy needs of the rows, on its device: each entry crosses once."""
+        program = self._program
+        needed = rows.keys() if program is None or not program.straight else program.reads_first
+        return StepDict((key, sent(rows[key], self._device)) for key in needed if key in rows)
+
     def _run_group(
-        self, rows: StepDict, first: int, stop: int, streams: Sequence[Stream | None]
+        self, given: StepDict, first: int, stop: int, streams: Sequence[torch.Generator | None]
     ) -> StepDict:
         """Return the policy's outputs ``[stop - first, ...]`` for a group of slots."""
         count = stop - first
         drawn = [*streams[first:stop], *[None] * (self._size - count)]
-        outputs = self._run(self._padded(rows, first, stop), drawn)
+        outputs = self._run(self._padded(given, first, stop), drawn)
         if not self._batched:
             return StepDict((key, value[0]) for key, value in outputs.items())
         return StepDict((key, value[:count]) for key, value in outputs.items())
 
-    def _padded(self, rows: StepDict, first: int, stop: int) -> StepDict:
-        """Return the rows of a group of slots, the last one repeated up to the fixed size.
+    def _padded(self, given: StepDict, first: int, stop: int) -> StepDict:
+        """Return the inputs of a group of slots, the last one repeated up to the fixed size.
 
         They are copied to memory that torch allocates: how a matrix product rounds depends on the
         alignment and the strides of its inputs.
         """
-        program = self._program
-        needed = rows.keys() if program is None or not program.straight else program.reads_first
-        given = StepDict()
-        for key in needed:
-            value = rows.get(key)
-            if value is None:
-                continue
-            index = self._index.get((first, value.device))
-            if index is None:
-                slots = torch.arange(first, first + self._size).clamp(max=stop - 1)
-                index = self._index[first, value.device] = slots.to(value.device)
-            part = value if self._batched else value.unsqueeze(0)
-            given[key] = part.index_select(0, index).to(self._device)
-        return given
+        index = self._index.get(first)
+        if index is None:
+            slots = torch.arange(first, first + self._size).clamp(max=stop - 1)
+            index = self._index[first] = slots.to(self._device)
+        return StepDict(
+            (key, (value if self._batched else value.unsqueeze(0)).index_select(0, index))
+            for key, value in given.items()
+        )
 
     def _run(
         self,
         given: StepDict,
-        streams: Sequence[Stream | None],
+        streams: Sequence[torch.Generator | None],
         watching: LikeRows | None = None,
     ) -> StepDict:
         """Return the policy's outputs for a batch of the fixed size."""
@@ -245,8 +246,8 @@ class Inference:
         size = self._size
         batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
         with unchanged_buffers(self._policy):
-            first = self._run(batch, [Stream(row) for row in range(size)])
-            again = self._run(batch, [Stream(row) for row in range(size)])
+            first = self._run(batch, [stream(row) for row in range(size)])
+            again = self._run(batch, [stream(row) for row in range(size)])
         check_same(
             first,
             again,
@@ -262,7 +263,7 @@ class Inference:
             others = StepDict((key, unlike(value)) for key, value in batch.items())
             for key, value in one.items():
                 others[key][place] = value[0]
-            streams = [Stream(0 if row == place else size + row) for row in range(size)]
+            streams = [stream(0 if row == place else size + row) for row in range(size)]
             with unchanged_buffers(self._policy):
                 alone = self._run(others, streams)
             check_same(
@@ -286,7 +287,7 @@ class Inference:
                 given[key] = row.expand_as(value).clone()
             watching = LikeRows(self._size)
             try:
-                self._run(given, [Stream(seed) for _ in range(self._size)], watching)
+                self._run(given, [stream(seed) for _ in range(self._size)], watching)
             except NotReproducibleError:
                 raise
             except Exception:  # it refuses made-up rows: nothing is known of them

@@ -197,6 +197,8 @@ class SlotEnvs(SteppedEnv):
                 f"{', '.join(map(repr, step))}; have the policy write it (its out_keys)"
             )
         causes: dict[int, Exception] = {}
+        if self.device is not None:  # each entry crosses once, rather than once per slot
+            step = StepDict((key, value.to(self.device)) for key, value in step.items())
         with self.outside():
             for slot in range(len(self.envs)) if slots is None else slots:
                 given = self.given(StepDict((key, value[slot]) for key, value in step.items()))

@@ -3,6 +3,9 @@
 Each row of a batch belongs to an episode, which has its own generator. A random operation on the
 batch runs once per row, with that row's generator, so an episode's draws do not depend on the
 episodes that run beside it.
+
+All numbers are drawn on the CPU, also for a policy on a GPU: they are the same there, whatever the
+GPU, and cross together, where drawing on the GPU would take a kernel per row.
 """
 
 from __future__ import annotations
@@ -13,33 +16,15 @@ from typing import Any
 import torch
 
 from tdcollect._upstream.modules import TorchDispatchMode, schema_of
+from tdcollect.collect.step_dict import sent
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
+_CPU = torch.device("cpu")
 _RANDOM = torch.Tag.nondeterministic_seeded
 
 
-class Stream:
-    """The random numbers of one episode, on any device.
-
-    Args:
-        seed: the generators' seed, in ``[0, 2**64)``.
-    """
-
-    def __init__(self, seed: int):
-        self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
-
-    def on(self, device: torch.device) -> torch.Generator:
-        """The generator on a device."""
-        generator = self._generators.get(device)
-        if generator is None:
-            generator = self._generators[device] = torch.Generator(device)
-            generator.manual_seed(self._seed)
-        return generator
-
-
 class Streams:
-    """One stream per row of the batch that the policy runs on.
+    """One generator per row of the batch that the policy runs on.
 
     Args:
         rows: the size of the batch.
@@ -47,12 +32,17 @@ class Streams:
 
     def __init__(self, rows: int):
         self.rows = rows
-        self.current: Sequence[Stream | None] = [None] * rows
-        self._unused = Stream(0)  # for rows of no episode
+        self.current: Sequence[torch.Generator | None] = [None] * rows
+        self._unused = stream(0)  # for rows of no episode
 
-    def of_row(self, row: int, device: torch.device) -> torch.Generator:
+    def of_row(self, row: int) -> torch.Generator:
         """The generator that a row draws from."""
-        return (self.current[row] or self._unused).on(device)
+        return self.current[row] or self._unused
+
+
+def stream(seed: int) -> torch.Generator:
+    """Return a generator for one episode, from a seed in ``[0, 2**64)``."""
+    return torch.Generator().manual_seed(seed)
 
 
 class RowNoise:
@@ -67,19 +57,19 @@ class RowNoise:
 
     def exponential(self, like: torch.Tensor) -> torch.Tensor:
         """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
-        drawn = torch.ones_like(like)
-        for row, stream in zip(drawn.unbind(0), self._streams.current, strict=True):
-            if stream is not None:
-                row.exponential_(1, generator=stream.on(like.device))
-        return drawn
+        drawn = torch.ones_like(like, device=_CPU)
+        for row, generator in zip(drawn.unbind(0), self._streams.current, strict=True):
+            if generator is not None:
+                row.exponential_(1, generator=generator)
+        return sent(drawn, like.device)
 
     def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
         """Draws from the standard normal distribution, of the shape and dtype given."""
-        drawn = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-        for row, stream in zip(drawn.unbind(0), self._streams.current, strict=True):
-            if stream is not None:
-                row.normal_(generator=stream.on(like.device))
-        return drawn
+        drawn = torch.zeros(like.shape, dtype=like.dtype)
+        for row, generator in zip(drawn.unbind(0), self._streams.current, strict=True):
+            if generator is not None:
+                row.normal_(generator=generator)
+        return sent(drawn, like.device)
 
 
 class DrawByRow(TorchDispatchMode):
@@ -109,22 +99,27 @@ class DrawByRow(TorchDispatchMode):
         self.draws += 1
         schema = schema_of(func)
         names = [argument.name for argument in schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        asked = {**dict(zip(names, args, strict=False)), **kwargs}
+        home = _device(asked)
+        given = asked if home == _CPU else _on_cpu(schema, asked)
         split = self._split(func, given)
         takes_generator = "generator" in names
         results = []
         for row in range(self._streams.rows):
             mine = {**given, **{name: parts[row] for name, parts in split.items()}}
-            generator = self._streams.of_row(row, _device(given))
+            generator = self._streams.of_row(row)
             if takes_generator:
                 mine["generator"] = generator
             results.append(_call(func, schema, mine, None if takes_generator else generator))
         written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         if written:
-            return given[written[0]]
+            for name in written if home != _CPU else ():
+                asked[name].copy_(sent(given[name], home))
+            return asked[written[0]]
         if isinstance(results[0], tuple):
-            return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
-        return torch.cat(results)
+            joined = (torch.cat(parts) for parts in zip(*results, strict=True))
+            return tuple(sent(part, home) for part in joined)
+        return sent(torch.cat(results), home)
 
     def _split(self, func: Any, given: dict[str, Any]) -> dict[str, list[Any]]:
         """Split the arguments that have the batch as their first dimension into rows.
@@ -159,7 +154,7 @@ def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Genera
     if generator is None:
         return func(*args, **kwargs)
     # The operation takes no generator: set the default one to this one's state meanwhile.
-    default = _default(generator.device)
+    default = torch.default_generator
     before = default.get_state()
     default.set_state(generator.get_state())
     try:
@@ -169,14 +164,25 @@ def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Genera
         default.set_state(before)
 
 
-def _default(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator
-
-
 def _device(given: dict[str, Any]) -> torch.device:
     for value in given.values():
         if isinstance(value, torch.Tensor):
             return value.device
-    return torch.device(given.get("device") or "cpu")
+    return torch.device(given.get("device") or _CPU)
+
+
+def _on_cpu(schema: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a random operation, on the CPU."""
+    tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+    fills = len(tensors) == 1 and any(
+        a.name == tensors[0] and a.alias_info and a.alias_info.is_write for a in schema.arguments
+    )
+    # Values that the operation does not read stay where they are: bringing them would wait.
+    unread = fills or schema.name.endswith("_like")
+    moved: dict[str, Any] = {
+        name: torch.empty_like(given[name], device=_CPU) if unread else given[name].cpu()
+        for name in tensors
+    }
+    if given.get("device") is not None:
+        moved["device"] = _CPU
+    return {**given, **moved}

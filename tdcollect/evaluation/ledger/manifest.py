@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -120,6 +121,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
             "system": platform.system(),
             "machine": platform.machine(),
             "cpu": torch.backends.cpu.get_cpu_capability(),
+            **({"gpu": _gpu(collector.device)} if collector.device.type == "cuda" else {}),
         },
     }
 
@@ -334,6 +336,25 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def _gpu(device: torch.device) -> dict[str, Any]:
+    """Return the entries of a GPU: its libraries, and torch's settings that change its rounding."""
+    cudnn = torch.backends.cudnn
+    return {
+        "name": torch.cuda.get_device_name(device),
+        "cuda": torch.version.cuda or torch.version.hip,
+        "cudnn": cudnn.version(),
+        "cudnn_benchmark": cudnn.benchmark,
+        "cudnn_deterministic": cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        "tf32": {
+            "matmul": torch.backends.cuda.matmul.fp32_precision == "tf32",
+            "convolution": cudnn.conv.fp32_precision == "tf32",  # type: ignore[attr-defined]
+            "recurrent": cudnn.rnn.fp32_precision == "tf32",  # type: ignore[attr-defined]
+        },
+    }
 
 
 def git_state() -> dict[str, Any] | None:

@@ -94,8 +94,11 @@ class Job:
 
     def open(self) -> EvaluationCollector:
         """Return a collector of the job's episodes, for one of its workers."""
+        policy, device = self.made_policy(), self.settings.device
+        if isinstance(policy, nn.Module) and device is not None:
+            policy.to(device)  # this worker's own
         collector = EvaluationCollector.from_settings(
-            self.env, self.made_policy(), self.settings, most_slots=self._share
+            self.env, policy, self.settings, most_slots=self._share
         )
         if self.no_recorders:
             try:

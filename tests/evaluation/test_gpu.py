@@ -1,0 +1,359 @@
+"""Evaluation with a policy on a GPU: a real one, or one that is played on the CPU.
+
+On the played one the arithmetic is the CPU's, so that ledgers equal those of the CPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+from torch import nn
+from torchrl.envs import ExplorationType, GymEnv
+from torchrl.modules import GRUModule, LSTMModule
+
+import tdcollect
+from tdcollect import EvaluationCollector
+from tdcollect.evaluation import EvaluationSettings
+from tdcollect.evaluation.episodes.inference import Inference
+from tdcollect.evaluation.episodes.streams import DrawByRow, RowNoise, Streams, stream
+from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.weights import snapshot, unpickled_weights
+from tdcollect.evaluation.workers.job import Job
+from tdcollect.states import global_states
+
+from ..simulated_cuda import CUDA, Crossings, simulated
+from .envs import Walk
+from .ledger import digest, episodes_of
+from .ledgers import unfinished
+from .policies import (
+    ACTION,
+    DRAWS,
+    OBSERVATION,
+    OneHotOfBest,
+    categorical,
+    deterministic,
+    epsilon_greedy,
+    net,
+    recurrent,
+    tanh_normal,
+)
+from .torchrl_envs import Drift
+
+torch.set_num_threads(1)
+
+RANDOM = {"exploration_type": ExplorationType.RANDOM}
+push = partial(Walk, spaces.Box(-1, 1, (1,)))
+
+
+class OnTensorDicts(nn.Module):
+    """A policy that nothing is known of but that it takes a TensorDict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = OneHotOfBest(net(3, 2), 2)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict.set(ACTION, self.inner(tensordict[OBSERVATION]))
+
+
+def hooked() -> nn.Module:
+    """The actor that draws, called as it is because of a hook."""
+    policy = categorical()
+    policy.register_forward_hook(lambda *_: None)
+    return policy
+
+
+def lstm() -> nn.Module:
+    return recurrent(partial(LSTMModule, python_based=True))
+
+
+POLICIES: dict[str, tuple[Callable[[], Any], Any]] = {
+    "deterministic": (deterministic, Walk),
+    "on-tensordicts": (OnTensorDicts, Walk),
+    "categorical": (categorical, Walk),
+    "tanh-normal": (tanh_normal, push),
+    "epsilon-greedy": (epsilon_greedy, Walk),
+    "lstm": (lstm, Walk),
+    "random": (lambda: None, push),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_any_number_of_slots_gives_one_ledger(name: str, cuda: torch.device) -> None:
+    make, env = POLICIES[name]
+    policy = make()
+    other = {digest(env, policy, 5, num_envs=2, **RANDOM)} if simulated() else set()
+    if policy is not None:
+        policy.to(cuda)
+    slots = (5,) if simulated() else (1, 2, 5)
+    found = {digest(env, policy, 5, device=cuda, num_envs=count, **RANDOM) for count in slots}
+    assert len(found | other) == 1
+
+
+def test_an_actor_draws_the_same_numbers_whether_it_is_taken_apart_or_not(
+    cuda: torch.device,
+) -> None:
+    ledgers = {digest(Walk, make().to(cuda), 3, **RANDOM) for make in (categorical, hooked)}
+    assert len(ledgers) == 1
+
+
+class There(Drift):
+    """The drift, on any device; its noise comes from that device's generator too."""
+
+    def __init__(self, device: Any = None):
+        super().__init__()
+        self.to(device or "cpu")
+
+    def noise(self) -> torch.Tensor:
+        scale = 1 + random.random() + np.random.normal()  # noqa: NPY002
+        return torch.randn(3, device=self.device) * scale
+
+
+@pytest.mark.parametrize(
+    ("env_device", "policy_device"),
+    [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:0")],
+)
+def test_torchrl_envs_and_policies_may_be_on_any_device(
+    env_device: str, policy_device: str, cuda: torch.device
+) -> None:
+    env, policy = partial(There, env_device), categorical().to(policy_device)
+    found = {digest(env, policy, 3, num_envs=slots, **RANDOM) for slots in (1, 3)}
+    assert len(found) == 1
+
+
+def lasting() -> gym.Env[Any, Any]:
+    """Episodes of 12 steps; observations and logits of 16 bytes, which all CPUs round alike."""
+
+    class Lasting(Walk):
+        def reset(self, **kwargs: Any) -> Any:
+            result = super().reset(**kwargs)
+            self.left = 12
+            return result
+
+    return Lasting(spaces.Discrete(4), size=4)
+
+
+@contextmanager
+def crossings_by_step() -> Iterator[list[list[int]]]:
+    """Count the copies up, copies down and waits from one call of the policy to the next."""
+    counted: list[tuple[int, int, int]] = []
+    found: list[list[int]] = []
+    call = Inference.__call__
+    with pytest.MonkeyPatch.context() as patch, Crossings() as crossings:
+
+        def watched(self: Inference, *args: Any) -> None:
+            counted.append((len(crossings.ups), len(crossings.downs), len(crossings.waits)))
+            call(self, *args)
+
+        patch.setattr(Inference, "__call__", watched)
+        yield found
+    for before, after in pairwise(counted):
+        found.append([b - a for a, b in zip(before, after, strict=True)])
+
+
+def cartpole() -> GymEnv:
+    return GymEnv("CartPole-v1", device="cpu")
+
+
+STEPS: dict[str, tuple[Callable[[], Any], Any, int]] = {
+    # The observation and, drawn, the noise of each group of 16 slots go up; the action comes down.
+    "deterministic": (partial(deterministic, 4, 4), lasting, 1),
+    "categorical": (partial(categorical, 4, 4), lasting, 1 + 2),
+    "torchrl-env": (partial(deterministic, 4), cartpole, 1),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_waits_once_for_the_gpu_however_many_slots_there_are(
+    name: str, cuda: torch.device
+) -> None:
+    make, env, ups = STEPS[name]
+    policy = make().to(cuda)
+    with crossings_by_step() as found:
+        digest(env, policy, 32, num_envs=32, max_episode_steps=6, **RANDOM)
+    assert found[3] == [ups, 1, 1]
+
+
+def test_kept_episodes_are_on_the_cpu(cuda: torch.device) -> None:
+    for data in episodes_of(Walk, lstm().to(cuda), 3).values():
+        assert {value.device.type for value in data.values(True, True)} == {"cpu"}
+
+
+def test_an_evaluation_is_resumed_and_replayed(tmp_path: Path, cuda: torch.device) -> None:
+    policy = categorical().to(cuda)
+    options = {"seed": 3, "output_dir": tmp_path, "progress": False, **RANDOM}
+    whole = tdcollect.evaluate(Walk, policy, 9, **options)
+    unfinished(tmp_path, 4)
+    resumed = tdcollect.evaluate(Walk, policy, 9, num_envs=2, **options)
+    assert resumed.digest == whole.digest
+    assert len(resumed.replay(7)) == whole.episodes[7].length
+
+
+def train(policy: nn.Module, evaluating: bool, cuda: torch.device) -> list[torch.Tensor]:
+    """The weights after steps in random directions, of the generators of the CPU and the GPU."""
+    torch.manual_seed(0)
+    torch.cuda.default_generators[0].manual_seed(0)
+    found = []
+    for step in range(3):
+        for parameter in policy.parameters():
+            there = torch.randn(parameter.shape, device=cuda)
+            parameter.data += 0.1 * there + 0.1 * torch.randn(parameter.shape).to(cuda)
+            found.append(parameter.data.clone())
+        if evaluating and step == 1:
+            digest(partial(There, cuda), policy, 2, num_envs=2, **RANDOM)
+    return found
+
+
+def test_training_with_an_evaluation_in_the_middle_is_the_same_to_the_bit(
+    cuda: torch.device,
+) -> None:
+    plain, disturbed = (train(categorical().to(cuda), on, cuda) for on in (False, True))
+    for one, other in zip(plain, disturbed, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_global_generators_are_as_before(cuda: torch.device) -> None:
+    before = global_states()
+    digest(Walk, epsilon_greedy().to(cuda), 5, **RANDOM)
+    after = global_states()
+    assert len(after["cuda"]) >= 1
+    for one, other in zip(before["cuda"], after["cuda"], strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(before["torch"], after["torch"])
+
+
+@pytest.mark.parametrize("name", [name for name in DRAWS if name != "generator"])
+def test_numbers_are_drawn_on_the_cpu(name: str, cuda: torch.device) -> None:
+    logits = torch.linspace(-1, 1, 16).view(8, 2)
+
+    def drawn(given: torch.Tensor) -> torch.Tensor:
+        streams = Streams(8)
+        streams.current = [stream(row) for row in range(8)]
+        with DrawByRow(streams):
+            return DRAWS[name](given)
+
+    there = drawn(logits.to(cuda))
+    assert there.device == cuda
+    # Where the numbers' parameters are computed on the device, they may round otherwise.
+    torch.testing.assert_close(there.cpu(), drawn(logits))
+    if simulated():
+        assert torch.equal(there.cpu(), drawn(logits))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_noise_is_that_of_the_cpu_to_the_bit(dtype: torch.dtype, cuda: torch.device) -> None:
+    def drawn(device: Any) -> list[torch.Tensor]:
+        streams = Streams(3)
+        streams.current = [stream(1), None, stream(2**64 - 1)]
+        noise, like = RowNoise(streams), torch.empty(3, 5, dtype=dtype, device=device)
+        return [noise.exponential(like).cpu(), noise.standard_normal(like).cpu()]
+
+    for here, there in zip(drawn("cpu"), drawn(cuda), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_the_manifest_names_the_gpu_and_its_settings(cuda: torch.device) -> None:
+    def platform(policy: Any) -> Any:
+        return tdcollect.evaluate(Walk, policy, 1, progress=False).manifest["platform"]
+
+    policy = deterministic()
+    assert "gpu" not in platform(policy)
+    default = platform(policy.to(cuda))["gpu"]
+    assert default["name"] == torch.cuda.get_device_name(cuda)
+    assert default["tf32"] == {"matmul": False, "convolution": True, "recurrent": True}
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert platform(policy)["gpu"]["tf32"]["matmul"] is True
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_policy_elsewhere_than_its_device_is_refused(cuda: torch.device) -> None:
+    expected = r"expected a policy on cuda:0, as device says, got one on cpu; move it: policy.to\("
+    with pytest.raises(ValueError, match=expected):
+        EvaluationCollector(Walk, deterministic(), 2, device="cuda")
+
+
+def test_commands_and_workers_move_their_own_policy(cuda: torch.device) -> None:
+    _, policy = Request(
+        "CartPole-v1", "tests.evaluation.test_gpu:for_cartpole", device="cuda"
+    ).make()
+    assert {value.device for value in policy.parameters()} == {cuda}
+    job = Job(Walk, deterministic(), EvaluationSettings(2, device="cuda"))
+    with job.open() as collector:
+        assert {value.device for value in collector.policy.parameters()} == {cuda}
+
+
+def for_cartpole() -> nn.Module:
+    return deterministic(4)
+
+
+def test_weights_come_down_to_be_sent(cuda: torch.device) -> None:
+    policy = deterministic()
+    sent, _ = unpickled_weights({"policy": snapshot(policy.to(cuda), "policy")})
+    assert sent is not None
+    for name, value in policy.state_dict().items():
+        there = sent.tensors[tuple(name.split("."))]
+        assert there.device.type == "cpu"
+        assert torch.equal(there, value.cpu())
+
+
+def made(cells: int) -> nn.Module:
+    """An actor with two layers of so many cells, the same each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = [nn.Linear(4, cells), nn.Tanh(), nn.Linear(cells, cells), nn.Tanh()]
+        return categorical(4, network=nn.Sequential(*layers, nn.Linear(cells, 2)))
+
+
+REAL: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "64 cells": (partial(made, 64), {}),
+    "512 cells": (partial(made, 512), {}),
+    "64 cells, drawn": (partial(made, 64), RANDOM),
+    "512 cells, drawn": (partial(made, 512), RANDOM),
+    "GRU": (partial(recurrent, GRUModule, 4), RANDOM),
+    "LSTM": (partial(recurrent, LSTMModule, 4), RANDOM),
+}
+
+
+@pytest.fixture
+def gpu() -> torch.device:
+    """A real CUDA device."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device here")
+    return CUDA
+
+
+@pytest.fixture(params=[False, True], ids=["default", "deterministic"])
+def algorithms(request: pytest.FixtureRequest, gpu: torch.device) -> Iterator[None]:
+    """Torch's default algorithms, and those that are deterministic."""
+    before = torch.are_deterministic_algorithms_enabled()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(request.param)
+        yield
+        torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("algorithms")
+@pytest.mark.parametrize("name", REAL)
+def test_kernels_of_the_gpu_give_one_ledger(name: str, gpu: torch.device) -> None:
+    make, settings = REAL[name]
+    policy = make().to(gpu)
+    run = partial(digest, "CartPole-v1", policy, 64, max_episode_steps=30, **settings)
+    ledgers = [run(num_envs=slots) for slots in (1, 7, 64, 64)]
+    assert len(set(ledgers)) == 1

@@ -178,7 +178,7 @@ def _on_cpu(schema: Any, given: dict[str, Any]) -> dict[str, Any]:
         a.name == tensors[0] and a.alias_info and a.alias_info.is_write for a in schema.arguments
     )
     # Values that the operation does not read stay where they are: bringing them would wait.
-    unread = fills or schema.name.endswith("_like")
+    unread = fills or schema.name.endswith("like")
     moved: dict[str, Any] = {
         name: torch.empty_like(given[name], device=_CPU) if unread else given[name].cpu()
         for name in tensors

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 from tqdm import tqdm
 
@@ -17,6 +18,7 @@ from tdcollect.evaluation.workers import template
 from tdcollect.workers import late
 
 from .forkserver import Child, forkserver
+from .simulated_cuda import CUDA, simulated_cuda
 
 # A busy machine takes longer than hypothesis allows an example by default.
 settings.register_profile("tests", deadline=None)
@@ -29,6 +31,18 @@ tqdm.monitor_interval = 0
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put Ray's tests last: its threads stay in the process, and evaluations see them."""
     items.sort(key=lambda item: item.path.name.startswith("test_ray"))
+
+
+@pytest.fixture
+def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A GPU: a real one, or a simulated one for tests that are not marked ``gpu``."""
+    if torch.cuda.is_available():
+        yield CUDA
+        return
+    if request.node.get_closest_marker("gpu"):
+        pytest.skip("no CUDA device on this machine")
+    with simulated_cuda():
+        yield CUDA
 
 
 @pytest.fixture(scope="session")

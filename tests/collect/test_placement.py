@@ -6,6 +6,7 @@ Where there is no GPU, one is simulated.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -264,10 +265,14 @@ def test_an_observation_goes_up_once_and_an_action_comes_down_once() -> None:
     assert len(found.waits) == STEPS + 1
 
 
+def clip() -> ClipTransform:
+    return ClipTransform(in_keys=["observation"], low=-0.1, high=0.1)
+
+
 def waits_per_step(policy: str, of: list[Any], **options: Any) -> float:
     counts = []
-    for steps in (20, 40):
-        made = collector(policy, cartpole(*of), **options)
+    for steps in (40, 60):
+        made = collector(policy, cartpole(*(make() for make in of)), **options)
         with Crossings() as found:
             assert made.collect(frames=3 * steps)["next", "done"].any()
         counts.append(len(found.waits))
@@ -277,15 +282,14 @@ def waits_per_step(policy: str, of: list[Any], **options: Any) -> float:
 @pytest.mark.parametrize("policy", ["actor", "remembering"])
 def test_one_wait_per_step(policy: str) -> None:
     """Ends of episodes, and transforms, add none."""
-    clip = ClipTransform(in_keys=["observation"], low=-0.1, high=0.1)
-    assert waits_per_step(policy, [clip, RewardSum()], policy_device=GPU) == 1
-    assert waits_per_step(policy, [clip, RewardSum()], device=GPU) == 1
+    assert waits_per_step(policy, [clip, RewardSum], policy_device=GPU) == 1
+    assert waits_per_step(policy, [clip, RewardSum], device=GPU) == 1
 
 
 def test_a_transform_on_the_gpu_that_ends_episodes_is_waited_for() -> None:
-    clip = ClipTransform(in_keys=["observation"], low=-0.1, high=0.1)
-    assert waits_per_step("actor", [clip, StepCounter(max_steps=9)], device=GPU) == 2
-    assert waits_per_step("actor", [StepCounter(max_steps=9)], device=GPU) == 1
+    limit = partial(StepCounter, max_steps=9)
+    assert waits_per_step("actor", [clip, limit], device=GPU) == 2
+    assert waits_per_step("actor", [limit], device=GPU) == 1
 
 
 def test_what_has_crossed_does_not_cross_again_to_be_stored() -> None:

@@ -33,6 +33,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name.startswith("test_ray"))
 
 
+@pytest.fixture
+def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A GPU: a real one, or a simulated one for tests that are not marked ``gpu``."""
+    if torch.cuda.is_available():
+        yield CUDA
+        return
+    if request.node.get_closest_marker("gpu"):
+        pytest.skip("no CUDA device on this machine")
+    with simulated_cuda():
+        yield CUDA
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
     """The address of a Ray that runs for these tests, and that this process is connected to."""

@@ -365,7 +365,7 @@ def simulated_cuda() -> Iterator[None]:
             patch.setattr(module, "is_initialized", lambda: True)
             patch.setattr(module, "_lazy_init", lambda: None)
         patch.setattr(torch.cuda, "Event", partial(_Event, device))
-        patch.setattr(torch.cuda, "current_stream", lambda *_: None)
+        patch.setattr(torch.cuda, "current_stream", lambda *_: _Event(device))
         patch.setattr(torch.cuda, "default_generators", (device.generator,))
         patch.setattr(torch.cuda, "get_device_name", lambda *_: "simulated")
         patch.setattr(torch.cuda, "init", lambda: None)

@@ -21,7 +21,14 @@ from tensordict import TensorDictBase
 
 from tdcollect import keys
 from tdcollect.collect.batch_builder import BatchBuilder
-from tdcollect.collect.step_dict import Key, StepDict, by_slot, check_tensors, is_next, next_step
+from tdcollect.collect.step_dict import (
+    Key,
+    StepDict,
+    check_tensors,
+    is_next,
+    next_step,
+    zero_rows,
+)
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import nested
@@ -185,6 +192,7 @@ class EpisodeLoop:
                 f"expected no max_episode_steps: the env has no {keys.TRUNCATED!r} flag to mark "
                 "the limit with; put it under TorchRL's StepCounter(max_steps=...)"
             )
+        self._actions = env.transformed.action_keys
         self._slots = list(range(env.batch_size.numel()))
         self._taken = 0  # steps of the loop
         # By slot, the step of the loop at which its episode is truncated.
@@ -240,7 +248,8 @@ class EpisodeLoop:
                 self._again.extendleft(reversed(starts.values()))
                 continue
             if self._place is not None:
-                step = StepDict((key, value.cpu()) for key, value in step.items())
+                home = self._place.home
+                step = StepDict((key, value.to(home)) for key, value in step.items())
             for key in self._zeroed:
                 step[key] = torch.zeros_like(self._present[key])
             step[keys.TRAJ_IDS] = torch.zeros(self._env.batch_size, dtype=torch.int64)
@@ -277,7 +286,8 @@ class EpisodeLoop:
         # Slots without an episode wait where the env lets them; else they run on, unseen.
         slots = active if self._env.waits and len(active) < len(self._slots) else None
         try:
-            following, error = self._env.advance(step, self._next_keys, buffers, slots)
+            given = step if self._place is None else self._place.for_env(step, self._actions)
+            following, error = self._env.advance(given, self._next_keys, buffers, slots)
         except SlotError as raised:
             # The step is lost in every slot: all episodes start again, these for a reason.
             self._stop(active, raised, pieces, at)
@@ -305,12 +315,7 @@ class EpisodeLoop:
         begun, starts = self._start_free(following, done)
         self._present = next_step(step, begun or following, self._env.carried, self._next_keys)
         if starts:
-            started = list(starts)
-            for key in self._zeroed:
-                value = self._present[key] = self._present[key].clone(
-                    memory_format=torch.contiguous_format
-                )
-                by_slot(value, self._env.batch_size)[started] = 0
+            zero_rows(self._present, self._zeroed, self._env.batch_size, list(starts))
             self._note(starts, at)
         if self._watch is not None:
             self._watch.step_taken(step, following, self._present, ended, unbroken, list(starts))

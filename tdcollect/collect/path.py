@@ -81,7 +81,7 @@ def stepped_env(env: EnvBase, exact: ExactReward | None = None) -> SteppedEnv:
 def by_episodes(plan: Plan, env: EnvBase, exact: ExactReward | None = None) -> SteppedEnv:
     """As :func:`stepped_env`, where the plan is made already."""
     # The slots of any other env cannot wait, and cannot be seeded, one by one.
-    slots = plan.env is not None and plan.env.base is not None
+    slots = plan.env is not None and plan.env.base is not None and plan.env.home.type == "cpu"
     return plan.env if slots else TensorDictEnv(env, exact)  # type: ignore[return-value]
 
 
@@ -115,12 +115,15 @@ def lowered(
 
 
 def placement(
-    policy: torch.device | None, env: torch.device | None, storing: torch.device | None
+    policy: torch.device | None,
+    env: torch.device | None,
+    storing: torch.device | None,
+    home: torch.device,
 ) -> Placement | None:
     """Moves tensors between devices; None where all is on the CPU, or the policy does it itself."""
     if not HAS_FAST_PATH or all(d is None or d.type == "cpu" for d in (policy, env, storing)):
         return None
-    return Placement(policy, env, storing)
+    return Placement(policy, env, storing, home)
 
 
 class Part(NamedTuple):

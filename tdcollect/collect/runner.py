@@ -30,6 +30,7 @@ from tdcollect.collect.step_dict import (
     shaped_like,
     stacked_lazily,
 )
+from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.collect.torchrl_loop import CollectorPart, TorchRLLoop
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
@@ -169,7 +170,8 @@ class Runner(CollectorPart):
                     ((what, how),) = self.lower(given, policy=self._random).described
                     policy.described.insert(0, (f"{what}, until init_random_frames", how))
         same, arrival = collector.return_same_td, collector.by_arrival
-        return path.explanation(collector.env, plan, policy, self.place, same, arrival)
+        place = None if plan.env is None else self._place(plan.env)
+        return path.explanation(collector.env, plan, policy, place, same, arrival)
 
     # ------------------------------------------------------------------------------- the loops
 
@@ -264,7 +266,7 @@ class Runner(CollectorPart):
             self._parent.trajectory_ids.get_traj_and_increment,
             max_episode_steps=max_episode_steps,
             left_out=self._left_out,
-            place=self.place,
+            place=self._place(env),
             first_seeds=first_seeds,
             options=options,
             gradients=gradients,
@@ -306,7 +308,7 @@ class Runner(CollectorPart):
                     steps,
                     self._new_ids,
                     self._left_out,
-                    self.place,
+                    self._place(env),
                     self.set_position,
                     gradients,
                     watch=None if log.watch is None else log.watch.step_taken,
@@ -330,7 +332,7 @@ class Runner(CollectorPart):
             self._parent.carrier,
             self._new_ids,
             self._left_out,
-            self.place,
+            self._place(env),
             self.set_position,
             gradients,
             log.watch,
@@ -367,12 +369,11 @@ class Runner(CollectorPart):
 
     # ------------------------------------------------------------------------------- its parts
 
-    @property
-    def place(self) -> Placement | None:
+    def _place(self, env: SteppedEnv) -> Placement | None:
         """Moves tensors between devices; None where all is on the CPU."""
         collector = self._collector
         return path.placement(
-            collector.policy_device, collector.env.device, collector.storing_device
+            collector.policy_device, collector.env.device, collector.storing_device, env.home
         )
 
     @property

@@ -5,7 +5,7 @@ Keys are a name, or a tuple of names for a nested entry; values have the env's b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -178,6 +178,18 @@ def sent(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda" or value.device.type != "cpu":
         return value.to(device)
     return (value if value.is_pinned() else value.pin_memory()).to(device, non_blocking=True)
+
+
+def zero_rows(
+    step: StepDict, entries: Iterable[Key], batch_size: torch.Size, slots: Sequence[int]
+) -> None:
+    """Zero the rows of some slots, in copies of the entries."""
+    index = torch.tensor(slots)
+    for key in entries:
+        value = step[key] = step[key].clone(memory_format=torch.contiguous_format)
+        if index.device != value.device:
+            index = sent(index, value.device)
+        by_slot(value, batch_size).index_fill_(0, index, 0)
 
 
 def forgotten_entries(

@@ -30,6 +30,7 @@ class SteppedEnv(abc.ABC):
         step_bytes: the size of one step's observations, over all slots.
         base: the env itself; None where it is not tdcollect's.
         waits: whether some slots can be stepped while the others wait.
+        home: the device of the entries that it takes and gives.
     """
 
     transformed: EnvBase
@@ -38,6 +39,7 @@ class SteppedEnv(abc.ABC):
     step_bytes: int
     base: GymnasiumEnv | None
     waits = False
+    home = torch.device("cpu")
 
     @property
     def own_pace(self) -> bool:
@@ -159,6 +161,7 @@ class TensorDictEnv(SteppedEnv):
         self.batch_size = transformed.batch_size
         self.step_bytes = sum(v.shape.numel() * v.dtype.itemsize for v in leaves.values())
         self.base = base if isinstance(base, GymnasiumEnv) else None
+        self.home = transformed.device or self.home
         self._exact = exact
 
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:

@@ -1,227 +1,63 @@
-"""Devices: each tensor crosses once, and the batch is the same wherever its parts run.
+"""Devices: batches are the parent's wherever env, policy and batch are, and tensors cross once.
 
-Where there is no second device, one is played: tensors of class Away say that they are on it, can
-be computed with like others, and cannot be read without being brought down.
+Where there is no GPU, one is simulated.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import Compose, InitTracker, RewardSum, TransformedEnv
+from torchrl.envs import (
+    ClipTransform,
+    Compose,
+    EnvBase,
+    InitTracker,
+    ObservationNorm,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    VecNormV2,
+)
 from torchrl.modules import GRUModule, OneHotCategorical, ProbabilisticActor
 
 import tdcollect
-from tdcollect.collect.fast.devices import Placement
-from tdcollect.collect.runner import Runner
 
-AWAY = torch.device("cuda", 0)
-NO_CUDA = "no CUDA device on this machine"
+from ..simulated_cuda import Crossings, on_gpu
+from . import policies, transforms
+from .envs import ENVS
+from .oracle import UPSTREAM, batches, check_same, run
 
+pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.filterwarnings(UPSTREAM)]
 
-class Away(torch.Tensor):
-    """A tensor that claims to be on another device."""
+STEPS = 20
+GPU = "cuda:0"
 
-    downs = 0
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return AWAY
-
-    def numpy(self, *, force: bool = False) -> Any:
-        if force:
-            return self.cpu().numpy()
-        raise TypeError("read on the CPU without being brought down")
-
-    def cpu(self) -> torch.Tensor:
-        Away.downs += 1
-        return self.as_subclass(torch.Tensor).clone()
-
-
-class Played(Placement):
-    """Moves tensors to and from the simulated device, and counts the moves."""
-
-    pinned = False
-
-    def __init__(self, storing: torch.device | None):
-        super().__init__(AWAY, None, storing)
-        self.ups: list[tuple[int, ...]] = []
-
-    def copy(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
-        if device.type == "cpu":
-            return value.cpu()
-        assert not isinstance(value, Away)
-        self.ups.append(tuple(value.shape))
-        return value.clone().as_subclass(Away)
+# Those that TorchRL takes: without a device of its own, an env of the CPU cannot be reset in part
+# there where the policy is on a GPU; with one, the policy needs one, too.
+COMBINATIONS = [
+    (policy, env, storing)
+    for policy, env, storing in product(["cpu", GPU], ["cpu", GPU], [None, "cpu", GPU])
+    if GPU in (policy, env, storing)
+]
 
 
 def actor() -> Any:
-    torch.manual_seed(0)
     net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
     return ProbabilisticActor(
         net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
     )
 
 
-def batches(place: Placement | None, count: int = 2, steps: int = 40) -> list[Any]:
-    env = TransformedEnv(
-        tdcollect.make_env("CartPole-v1", 3, seed=0), Compose(RewardSum(), InitTracker())
-    )
-    collector = tdcollect.Collector(env, actor(), frames_per_batch=3 * steps)
-    torch.manual_seed(1)
-    iterator = iter(collector)
-    with mock.patch.object(Runner, "place", place):
-        return [next(iterator) for _ in range(count)]
-
-
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_subclass(torch.Tensor)
-
-
-@pytest.mark.behaviour(23)
-@pytest.mark.behaviour(23)
-@pytest.mark.behaviour(23)
-@pytest.mark.parametrize("storing", [None, torch.device("cpu"), AWAY], ids=str)
-def test_the_batch_is_the_same(storing: torch.device | None) -> None:
-    for expected, got in zip(batches(None), batches(Played(storing)), strict=True):
-        assert set(expected.keys(True, True)) == set(got.keys(True, True))
-        for key, value in expected.items(True, True):
-            assert torch.equal(value, plain(got[key])), key
-
-
-def test_an_observation_goes_up_once() -> None:
-    place = Played(None)
-    batches(place, count=1)
-    assert place.ups == [(3, 4)] * 40  # one for each step, and nothing else
-
-
-def test_actions_come_down_once() -> None:
-    Away.downs = 0
-    batches(Played(None), count=1)
-    assert Away.downs == 40
-
-
-def test_what_is_up_is_not_sent_again_to_be_stored() -> None:
-    place = Played(AWAY)
-    (batch,) = batches(place, count=1)
-    singles = [shape for shape in place.ups if shape == (3, 4)]
-    together = [shape for shape in place.ups if shape[1:] == (3, 4)]
-    ends = int(batch["next", "done"].any(0).sum())
-    assert len(singles) == 40
-    # What no policy call was given: final observations, and the row after the batch.
-    assert [shape[0] for shape in together] == [ends + (not batch["next", "done"][:, -1].any())]
-
-
-def test_policy_outputs_stay_where_they_are_unless_stored_elsewhere() -> None:
-    (batch,) = batches(Played(None), count=1)
-    assert isinstance(batch["logits"], Away)
-    assert not isinstance(batch["observation"], Away)
-    (batch,) = batches(Played(torch.device("cpu")), count=1)
-    assert not isinstance(batch["logits"], Away)
-
-
-def test_no_placement_where_all_is_on_the_cpu() -> None:
-    env = tdcollect.make_env("CartPole-v1", 2, device="cpu")
-    collector = tdcollect.Collector(env, actor(), frames_per_batch=8, device="cpu")
-    assert collector._runner.place is None
-
-
-@pytest.mark.behaviour(23)
-def whole_episodes(**options: Any) -> Any:
-    collector = tdcollect.Collector(
-        tdcollect.make_env("CartPole-v1", 3), actor(), frames_per_batch=30, **options
-    )
-    torch.manual_seed(3)
-    return collector.collect(episodes=7, seed=1)
-
-
-@pytest.mark.parametrize("storing", [None, AWAY, torch.device("cpu")])
-def test_whole_episodes_are_the_same_where_the_policy_is_elsewhere(
-    storing: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = whole_episodes()
-    place = Played(storing)
-    monkeypatch.setattr(Runner, "place", place)
-    monkeypatch.setattr("tdcollect.collect.by_count._on", lambda indices, _: indices)
-    batch = whole_episodes()
-    for key, value in expected.items(True, True):
-        assert torch.equal(value, batch[key].as_subclass(torch.Tensor)), key
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)
-@pytest.mark.parametrize("storing_device", [None, "cpu", "cuda:0"])
-def test_whole_episodes_with_a_cuda_policy(storing_device: str | None) -> None:
-    batch = whole_episodes(policy_device="cuda:0", storing_device=storing_device)
-    assert batch["next", "done"].sum() == 7
-    inside = ~batch["next", "done"].squeeze(-1)[:-1]
-    following, shown = batch["next", "observation"][:-1], batch["observation"][1:]
-    assert torch.equal(following[inside], shown[inside])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)
-@pytest.mark.parametrize("env_device", [None, "cpu", "cuda:0"])
-@pytest.mark.parametrize("storing_device", [None, "cpu", "cuda:0"])
-@pytest.mark.parametrize("kind", ["actor", "recurrent"])
-def test_cuda_policies_give_the_parents_batches(
-    env_device: str | None, storing_device: str | None, kind: str
-) -> None:
-    policy = actor() if kind == "actor" else recurrent()
-
-    def run(cls: Any) -> list[Any]:
-        collector = cls(
-            tdcollect.make_env("CartPole-v1", 3, seed=0),
-            copy.deepcopy(policy),
-            frames_per_batch=120,
-            policy_device="cuda:0",
-            env_device=env_device,
-            storing_device=storing_device,
-            auto_register_policy_transforms=True,
-        )
-        torch.manual_seed(1)
-        iterator = iter(collector)
-        return [next(iterator) for _ in range(3)]
-
-    for expected, got in zip(run(TorchRLCollector), run(tdcollect.Collector), strict=True):
-        for key, value in expected.items(True, True):
-            assert value.device == got[key].device, key
-            assert torch.equal(value, got[key]), key
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CUDA)
-@pytest.mark.parametrize("option", ["compile_policy", "cudagraph_policy"])
-def test_compiled_cuda_policies_run(option: str) -> None:
-    env = tdcollect.make_env("CartPole-v1", 3, seed=0)
-    collector = tdcollect.Collector(
-        env, actor(), frames_per_batch=120, policy_device="cuda:0", **{option: True}
-    )
-    iterator = iter(collector)
-    for _ in range(4):
-        assert next(iterator)["action"].shape == (3, 40, 2)
-
-
-@pytest.mark.slow
-def test_a_compiled_policy_gives_the_parents_batches() -> None:
-    def run(cls: Any) -> Any:
-        env = tdcollect.make_env("CartPole-v1", 3, seed=0)
-        torch.manual_seed(0)
-        net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action"])
-        collector = cls(env, net, frames_per_batch=120, compile_policy=True)
-        iterator = iter(collector)
-        return [next(iterator) for _ in range(3)]
-
-    for expected, got in zip(run(TorchRLCollector), run(tdcollect.Collector), strict=True):
-        assert (expected == got).all()
-
-
 def recurrent() -> Any:
-    torch.manual_seed(0)
     gru = GRUModule(
         input_size=4,
         hidden_size=5,
@@ -235,3 +71,288 @@ def recurrent() -> Any:
         in_keys=["logits"],
         distribution_class=OneHotCategorical,
     )
+
+
+class Memory(nn.Module):
+    """Reads the output of the step before; called on TensorDicts, as it is of no known class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(5, 2)
+
+    def forward(self, tensordict: Any) -> Any:
+        observation = tensordict["observation"]
+        memory = tensordict.get("memory", torch.zeros_like(observation[:, :1]))
+        logits = self.net(torch.cat([observation, memory], -1))
+        memory = 0.9 * memory + logits[:, :1].detach()
+        return tensordict.set("memory", memory).set("logits", logits)
+
+
+def remembering() -> Any:
+    sample = ProbabilisticTensorDictModule(
+        in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
+    )
+    memory = Memory()
+
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory, self.sample = memory, sample
+
+        def forward(self, tensordict: Any) -> Any:
+            return self.sample(self.memory(tensordict))
+
+    return Remembering()
+
+
+POLICIES: dict[str, Callable[[], Any]] = {
+    "actor": actor,
+    "recurrent": recurrent,
+    "remembering": remembering,
+}
+
+
+def cartpole(*of: Any) -> EnvBase:
+    env = tdcollect.make_env("CartPole-v1", 3, seed=0)
+    return TransformedEnv(env, Compose(*of)) if of else env
+
+
+def collector(
+    policy: str | Callable[[], Any] = "actor", env: EnvBase | None = None, **options: Any
+) -> Any:
+    torch.manual_seed(0)
+    made = POLICIES[policy]() if isinstance(policy, str) else policy()
+    env = cartpole() if env is None else env
+    frames = env.batch_size.numel() * STEPS
+    return tdcollect.Collector(
+        env, made, frames_per_batch=frames, auto_register_policy_transforms=True, **options
+    )
+
+
+# ------------------------------------------------------------------------------------ the bits
+
+
+@pytest.mark.behaviour(23)
+@pytest.mark.parametrize("kind", POLICIES)
+@pytest.mark.parametrize(("policy", "env", "storing"), COMBINATIONS)
+def test_batches_are_the_parents(kind: str, policy: str, env: str, storing: str | None) -> None:
+    if kind == "recurrent" and storing is None and policy != env:
+        pytest.skip("TorchRL cannot stack a hidden state that begins on another device")
+    check_same(
+        lambda: cartpole(RewardSum(), InitTracker()),
+        lambda _: POLICIES[kind](),
+        batches(2),
+        lambda: {
+            "policy_device": policy,
+            "env_device": env,
+            "storing_device": storing,
+            "auto_register_policy_transforms": True,
+        },
+    )
+
+
+def statistics() -> list[Any]:
+    return [
+        ObservationNorm(loc=0.3, scale=1.7, in_keys=["observation"]),
+        VecNormV2(in_keys=["observation"], decay=0.9),
+        RewardScaling(loc=0.5, scale=3.0),
+        StepCounter(max_steps=7),
+        RewardSum(),
+    ]
+
+
+@pytest.mark.parametrize("options", [{"device": GPU}, {"policy_device": GPU, "env_device": "cpu"}])
+def test_transforms_with_tensors_of_their_own(options: dict[str, str]) -> None:
+    check_same(
+        lambda: cartpole(*statistics()), lambda _: actor(), batches(2), lambda: dict(options)
+    )
+
+
+PLACES = [
+    {"policy_device": GPU, "env_device": "cpu"},
+    {"policy_device": GPU, "env_device": "cpu", "storing_device": "cpu"},
+    {"device": GPU},
+]
+
+
+def same_or_refused(make_env: Any, make_policy: Any, options: dict[str, str]) -> None:
+    """Compare with TorchRL where it runs."""
+    arguments = make_env, make_policy, batches(2), lambda: dict(options)
+    theirs = run(TorchRLCollector, *arguments, catch=True)
+    if theirs[-1][0] == "error":
+        pytest.skip(f"TorchRL raises {theirs[-1][1][0]}")
+    check_same(*arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", PLACES, ids=str)
+@pytest.mark.parametrize("policy", policies.POLICIES)
+def test_every_policy(policy: str, options: dict[str, str]) -> None:
+    same_or_refused(*policies.case(policy), options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", PLACES, ids=str)
+@pytest.mark.parametrize("transform", transforms.TRANSFORMS)
+def test_every_transform(transform: str, options: dict[str, str]) -> None:
+    same_or_refused(lambda: transforms.make(transform), policies.actor, options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", PLACES, ids=str)
+@pytest.mark.parametrize("env", ENVS)
+def test_every_env(env: str, options: dict[str, str]) -> None:
+    same_or_refused(ENVS[env], policies.actor, options)
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_an_env_without_a_device(kind: str) -> None:
+    """TorchRL cannot reset its slots in part; the rows are those of an env on the CPU."""
+    theirs = collector(kind, policy_device=GPU, env_device="cpu")
+    torch.manual_seed(1)
+    expected = next(iter(theirs))
+    ours = collector(kind, policy_device=GPU)
+    torch.manual_seed(1)
+    got = next(iter(ours))
+    assert set(expected.keys(True, True)) == set(got.keys(True, True))
+    for key, value in expected.items(True, True):
+        assert torch.equal(value.cpu(), got[key].cpu()), key
+
+
+@pytest.mark.parametrize("storing", [None, "cpu", GPU])
+@pytest.mark.parametrize("options", [{}, {"env_device": GPU}])
+def test_whole_episodes(storing: str | None, options: dict[str, str]) -> None:
+    def episodes(**options: Any) -> Any:
+        made = collector(lambda: nn_policy(), cartpole(StepCounter(max_steps=30)), **options)
+        return made.collect(episodes=7, seed=1)
+
+    expected = episodes()
+    got = episodes(policy_device=GPU, storing_device=storing, **options)
+    for key, value in expected.items(True, True):
+        assert torch.equal(value, got[key].cpu()), key
+
+
+def nn_policy() -> Any:
+    """A policy that draws nothing: the GPU has random numbers of its own."""
+    net = nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))
+    net.append(OneHot())
+    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+
+
+class OneHot(nn.Module):
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return nn.functional.one_hot(value.argmax(-1), 2)
+
+
+# ------------------------------------------------------------------------------------ crossings
+
+
+def crossings(count: int = 1, **options: Any) -> tuple[Any, Crossings]:
+    """The last of ``count`` batches, and the crossings while it was collected."""
+    stream = iter(collector(**options))
+    for _ in range(count - 1):
+        next(stream)
+    with Crossings() as found:
+        batch = next(stream)
+    return batch, found
+
+
+def test_an_observation_goes_up_once_and_an_action_comes_down_once() -> None:
+    _, found = crossings(count=2, policy_device=GPU)
+    assert found.ups == [(3, 4)] * STEPS
+    assert found.downs == [(3, 2)] * STEPS
+    # For the actions; and at the end, once, whether the distribution had parameters it refuses.
+    assert len(found.waits) == STEPS + 1
+
+
+def clip() -> ClipTransform:
+    return ClipTransform(in_keys=["observation"], low=-0.1, high=0.1)
+
+
+def waits_per_step(policy: str, of: list[Any], **options: Any) -> float:
+    counts = []
+    for steps in (40, 60):
+        made = collector(policy, cartpole(*(make() for make in of)), **options)
+        with Crossings() as found:
+            assert made.collect(frames=3 * steps)["next", "done"].any()
+        counts.append(len(found.waits))
+    return (counts[1] - counts[0]) / 20
+
+
+@pytest.mark.parametrize("policy", ["actor", "remembering"])
+def test_one_wait_per_step(policy: str) -> None:
+    """Ends of episodes, and transforms, add none."""
+    assert waits_per_step(policy, [clip, RewardSum], policy_device=GPU) == 1
+    assert waits_per_step(policy, [clip, RewardSum], device=GPU) == 1
+
+
+def test_a_transform_on_the_gpu_that_ends_episodes_is_waited_for() -> None:
+    limit = partial(StepCounter, max_steps=9)
+    assert waits_per_step("actor", [clip, limit], device=GPU) == 2
+    assert waits_per_step("actor", [limit], device=GPU) == 1
+
+
+def test_what_has_crossed_does_not_cross_again_to_be_stored() -> None:
+    batch, found = crossings(policy_device=GPU, storing_device=GPU)
+    singles = [shape for shape in found.ups if shape == (3, 4)]
+    together = [shape for shape in found.ups if shape[1:] == (3, 4)]
+    ends = int(batch["next", "done"].any(0).sum())
+    assert len(singles) == STEPS
+    # What no policy call was given: final observations, and the row after the batch.
+    assert [shape[0] for shape in together] == [ends + (not batch["next", "done"][:, -1].any())]
+    _, found = crossings(policy_device=GPU, storing_device="cpu")
+    assert [shape for shape in found.downs if shape[-2:] == (3, 2)].count((3, 2)) == STEPS
+
+
+def test_outputs_stay_where_they_are_unless_stored_elsewhere() -> None:
+    batch, _ = crossings(policy_device=GPU)
+    assert on_gpu(batch["logits"])
+    assert not on_gpu(batch["observation"])
+    batch, _ = crossings(policy_device=GPU, storing_device="cpu")
+    assert not on_gpu(batch["logits"])
+
+
+def test_no_placement_where_all_is_on_the_cpu() -> None:
+    made = collector(device="cpu")
+    assert "devices" not in {part.name for part in made.explain()}
+
+
+# --------------------------------------------------------------------------------- real kernels
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("option", ["compile_policy", "cudagraph_policy"])
+def test_compiled_cuda_policies_give_the_parents_batches(option: str) -> None:
+    def net(_: Any) -> Any:
+        return nn_policy()
+
+    options = {"policy_device": GPU, "env_device": "cpu", option: True}
+    check_same(cartpole, net, batches(4), lambda: dict(options))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("option", ["compile_policy", "cudagraph_policy"])
+def test_compiled_cuda_policies_that_draw(option: str) -> None:
+    stream = iter(collector(policy_device=GPU, **{option: True}))
+    for _ in range(4):
+        assert next(stream)["action"].shape == (3, STEPS, 2)
+
+
+@pytest.mark.gpu
+def test_no_implicit_synchronisation_beyond_the_actions() -> None:
+    """CUDA itself counts: it warns at each wait that was not asked for."""
+    stream = iter(collector(policy_device=GPU))
+    next(stream)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchronizing") as found:
+            next(stream)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(found) <= STEPS + 1
+
+
+@pytest.mark.slow
+def test_a_compiled_policy_gives_the_parents_batches() -> None:
+    net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action"])
+    check_same(cartpole, lambda _: net, batches(3), lambda: {"compile_policy": True})

@@ -18,7 +18,7 @@ from tdcollect.collect.fast.inner import InnerEnv, RewardShape, SlotArrays, Torc
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
 from tdcollect.collect.fast.members import Shown, member_slots
 from tdcollect.collect.fast.transforms import lower_transforms
-from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
+from tdcollect.collect.step_dict import Key, StepDict, flat, from_next, sent
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
@@ -85,6 +85,7 @@ class ArrayEnv(SteppedEnv):
         )
         self.transforms = transforms
         self.inner = inner
+        self.home = inner.home
         # A transform that mixes rows must see in all of them what it sees under TorchRL. Slots
         # that go on get their own rows back afterwards.
         self._merges = inner.whole or not all(transform.by_row for transform in transforms)
@@ -130,6 +131,7 @@ class ArrayEnv(SteppedEnv):
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
             transform.step(given, following)
+        self._bring_home(following)
         if self.drops_unspecified:
             if self._unspecified is None:
                 self._unspecified = self._without_spec(following, next_keys)
@@ -155,6 +157,8 @@ class ArrayEnv(SteppedEnv):
         needy = [part.label for part in self.parts if not part.own_pace]
         if needy:
             return f"{', '.join(needy)} may depend on all slots together"
+        if self.home.type != "cpu":
+            return f"transforms have tensors on {self.home}"
         return None if self.ends_by_done else "a trajectory may end without done"
 
     @property
@@ -237,11 +241,18 @@ class ArrayEnv(SteppedEnv):
             following.setdefault(from_next(key), given[key])
         return following
 
-    def ended_trajectories(self, following: StepDict) -> list[int]:
-        """The slots with any flag of an end."""
-        flags = [following[key].numpy() for key in self.transformed.done_keys]
-        slots: list[int] = np.logical_or.reduce(flags).reshape(-1).nonzero()[0].tolist()
-        return slots
+    def ends(self, following: StepDict) -> tuple[list[int], list[int]]:
+        """The slots to reset, and those whose trajectories end; a GPU is waited for once."""
+        names = [keys.DONE] if self.ends_by_done else [keys.DONE, *self.transformed.done_keys]
+        flags = [self.inner.on_host(following[name]) for name in names]
+        if any(flag is None for flag in flags):
+            together = torch.stack([following[name].reshape(-1) for name in names])
+            flags = list(together.cpu().unbind(0))
+        done, *others = [flag.numpy().reshape(-1) for flag in flags]  # type: ignore[union-attr]
+        ended = done.nonzero()[0].tolist() if np.count_nonzero(done) else []  # the quickest way
+        if not others:
+            return ended, ended
+        return ended, np.logical_or.reduce(others).nonzero()[0].tolist()
 
     def _without_spec(self, following: StepDict, next_keys: list[Key]) -> list[Key]:
         """The entries that are not the policy's, and that TorchRL's batch has no room for."""
@@ -265,9 +276,17 @@ class ArrayEnv(SteppedEnv):
         begun = self.inner.reset(marks, slots, seeds, options)
         for transform in self.transforms:
             transform.reset(begun, marks, following)
+        self._bring_home(begun)
         if self._merges and len(slots) < self.batch_size.numel():
             self._merge(begun, following, starting)
         return begun
+
+    def _bring_home(self, entries: StepDict) -> None:
+        """Move what a transform wrote on the CPU, as a TensorDict of another device would."""
+        if self.home.type != "cpu":
+            for key, value in entries.items():
+                if value.device != self.home:
+                    entries[key] = sent(value, self.home)
 
     def _merge(self, begun: StepDict, following: StepDict, starting: torch.Tensor) -> None:
         """Give the slots that go on their own rows back."""
@@ -309,10 +328,18 @@ def array_env(env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
         reasons += refused.reasons
     if reasons:
         raise NotOnArrays(*reasons)
+    inner.home = _home(inner, [*further, *transforms], env)
     for transform in transforms:
         transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
     return ArrayEnv(inner, [*further, *transforms, *last], env, exact)
+
+
+def _home(inner: InnerEnv, transforms: list[StepTransform], env: EnvBase) -> torch.device:
+    """The device of the env's entries: the one that it names, unless the CPU gives the same."""
+    if env.device is None or all(transform.anywhere for transform in transforms):
+        return inner.home
+    return env.device
 
 
 def _inner(
@@ -349,8 +376,6 @@ def _as_it_is(base: EnvBase, under_transforms: bool, reason: str) -> TorchRLEnv:
     # TorchRL's ParallelEnv steps and resets by one message, where no transform comes in between.
     if not (steps_alone(base) or (under_transforms and type(base) is ParallelEnv)):
         reasons.append(f"{reason}, and steps in a way of its own")
-    if base.device is not None and base.device.type != "cpu":
-        reasons.append(f"{reason}, on {base.device}")
     if reasons:
         raise NotOnArrays(*reasons)
     return TorchRLEnv(base, reason)

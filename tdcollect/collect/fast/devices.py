@@ -3,6 +3,9 @@
 gymnasium's arrays live on the CPU. With a policy on another device, an observation is copied there
 once (from pinned memory, without waiting), actions come back once, and nothing else waits. The
 batch is made of the copies that are on its device already.
+
+An env's entries have a home, where its transforms see them: the CPU, or the device that the env
+names if it steps there itself, or if a transform has tensors there or would round otherwise.
 """
 
 from __future__ import annotations
@@ -14,18 +17,19 @@ from tensordict import TensorDictBase
 
 from tdcollect import keys
 from tdcollect.collect.policies import Policy
-from tdcollect.collect.step_dict import Key, StepDict, flat, is_next
+from tdcollect.collect.step_dict import Key, StepDict, flat, is_next, sent
 
 _CPU = torch.device("cpu")
 
 
 class Placement:
-    """Moves tensors between an env on the CPU, the policy's device and the batch's.
+    """Moves tensors between an env, the policy's device and the batch's.
 
     Args:
         policy: the device of the policy; None for the env's.
         env: the device that the env names, on which TorchRL keeps its entries; None for the CPU.
         storing: the device of the batch; None to leave every entry where TorchRL has it.
+        home: the device on which the loop has the env's entries.
     """
 
     def __init__(
@@ -33,12 +37,15 @@ class Placement:
         policy: torch.device | None,
         env: torch.device | None,
         storing: torch.device | None,
+        home: torch.device = _CPU,
     ):
         self.policy = policy or env or _CPU
         self.env = env
+        self.home = home
         self.storing = storing
-        # Copies by the identity of their source, which is held so that the identity stays its own.
-        self._sent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Copies by the identity of their source, which is held so that it stays its own, and by
+        # their device.
+        self._copies: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __repr__(self) -> str:
         return f"policy on {self.policy}, env on {self.env}, batch on {self.storing}"
@@ -46,14 +53,16 @@ class Placement:
     @property
     def pinned(self) -> bool:
         """True if buffers should lie in pinned memory."""
-        return self.policy.type == "cuda"
+        return "cuda" in (self.policy.type, self.home.type)
 
     def enter(self, carrier: TensorDictBase, carried: Iterable[Key]) -> StepDict:
-        """TorchRL's step for the loop: the env's entries and trajectory ids on the CPU."""
+        """TorchRL's step for the loop: the env's entries at home, trajectory ids on the CPU."""
         step = flat(carrier)
-        for key in (*carried, *keys.FLAGS, keys.TRAJ_IDS):
+        for key in (*carried, *keys.FLAGS):
             if key in step:
-                step[key] = step[key].cpu()
+                step[key] = step[key].to(self.home)
+        if keys.TRAJ_IDS in step:
+            step[keys.TRAJ_IDS] = step[keys.TRAJ_IDS].cpu()
         return step
 
     def leave(self, step: StepDict, carried: Iterable[Key]) -> StepDict:
@@ -61,57 +70,83 @@ class Placement:
         placed = StepDict(step)
         for key in (*carried, *keys.FLAGS):
             if key in placed and self.env is not None:
-                placed[key] = self.copy(placed[key], self.env)
+                placed[key] = placed[key].to(self.env)
         if keys.TRAJ_IDS in placed and self.storing is not None:
-            placed[keys.TRAJ_IDS] = self.copy(placed[keys.TRAJ_IDS], self.storing)
+            placed[keys.TRAJ_IDS] = placed[keys.TRAJ_IDS].to(self.storing)
         return placed
 
     def run(self, policy: Policy, step: StepDict) -> None:
         """Run the policy on its device; its outputs, which stay there, join the step."""
-        given = StepDict((key, self._send(step[key])) for key in policy.reads_first if key in step)
+        # Beside what it needs, what lies there already: its outputs of the step before, perhaps.
+        given = StepDict(
+            (key, self._sent(value, self.policy))
+            for key, value in step.items()
+            if key in policy.reads_first or value.device == self.policy
+        )
         before = dict(given)
         policy(given)
         for key, value in given.items():
             if before.get(key) is not value:
                 step[key] = value
 
-    def _send(self, value: torch.Tensor) -> torch.Tensor:
-        if value.device == self.policy:
-            return value
-        sent = self._sent.get(id(value))
-        if sent is None:
-            sent = self._sent[id(value)] = (value, self.copy(value, self.policy))
-        return sent[1]
+    def for_env(self, step: StepDict, actions: Iterable[Key]) -> StepDict:
+        """The step as an env takes it: with actions at home; there is one wait for all of them.
 
-    def copy(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """One crossing. It waits only where the CPU is going to read."""
-        return value.to(device, non_blocking=device.type == "cuda")
+        An env on another device than the CPU gets all entries there.
+        """
+        if self.home != _CPU:
+            return StepDict((key, self._sent(value, self.home)) for key, value in step.items())
+        away = [key for key in actions if key in step and step[key].device != _CPU]
+        if not away:
+            return step
+        given = StepDict(step)
+        late = len(away) > 1 and self.policy.type == "cuda"
+        for key in away:
+            given[key] = self._keep(step[key], step[key].to(_CPU, non_blocking=late))
+        if late:
+            torch.cuda.current_stream(self.policy).synchronize()
+        return given
+
+    def _sent(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        if value.device == device:
+            return value
+        found = self._copies.get((id(value), device))
+        return self._keep(value, sent(value, device)) if found is None else found[1]
+
+    def _keep(self, value: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        self._copies[id(value), copy.device] = value, copy
+        return copy
 
     def bring(
         self, key: Key, values: list[torch.Tensor], carried: Iterable[Key]
     ) -> list[torch.Tensor]:
         """The values of one entry, one per step, on the device where the batch keeps it."""
-        target = self._target(key, carried)
-        if target is None or all(value.device == target for value in values):
+        target = self._target(key, {value.device for value in values}, carried)
+        if target is None:
             return values
-        if target != self.policy:
-            return self._together(values, target)
-        # The policy's inputs are there already; the rest (the ends of episodes) goes together.
-        missing = [v for v in values if v.device != target and id(v) not in self._sent]
-        if missing:
-            for value, copy in zip(missing, self._together(missing, target), strict=True):
-                self._sent[id(value)] = (value, copy)
-        return [self._send(value) for value in values]
+        # Those that have crossed are there; the others cross together.
+        missing: dict[torch.device, list[torch.Tensor]] = {}
+        for value in values:
+            if value.device != target and (id(value), target) not in self._copies:
+                missing.setdefault(value.device, []).append(value)
+        for group in missing.values():
+            for value, copy in zip(group, torch.stack(group).to(target), strict=True):
+                self._keep(value, copy)
+        return [v if v.device == target else self._copies[id(v), target][1] for v in values]
 
-    def _together(self, values: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
-        return list(self.copy(torch.stack(values), target).unbind(0))
-
-    def _target(self, key: Key, carried: Iterable[Key]) -> torch.device | None:
-        if self.storing is not None:
-            return self.storing
-        of_env = is_next(key) or key in carried or key in keys.FLAGS
-        return self.env if of_env else None
+    def _target(
+        self, key: Key, devices: set[torch.device], carried: Iterable[Key]
+    ) -> torch.device | None:
+        """The device for an entry; None to leave it where it is."""
+        target = self.storing
+        if target is None and (is_next(key) or key in carried or key in keys.FLAGS):
+            # One that the policy overwrites at every step is where the policy is.
+            overwritten = not is_next(key) and devices == {self.policy} != {self.home}
+            target = None if overwritten else self.env
+        if target is None and len(devices) > 1:  # a hidden state begins in the env
+            target = self.policy
+        return None if devices == {target} else target
 
     def forget(self) -> None:
         """Let go of copies that no later step can ask for."""
-        self._sent.clear()
+        self._copies.clear()

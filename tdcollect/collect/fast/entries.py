@@ -19,7 +19,7 @@ class Changed(StepTransform):
         change: is given them, and whether some may be missing.
     """
 
-    own_pace = True
+    own_pace = anywhere = True
 
     def __init__(self, change: Callable[[StepDict, bool], None]):
         self._change = change

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
@@ -17,13 +18,15 @@ from tdcollect._upstream.torchrl import (
     env_step_of,
 )
 from tdcollect.collect.fast.islands import StepTransform
-from tdcollect.collect.step_dict import Key, StepDict, flat
+from tdcollect.collect.step_dict import Key, StepDict, flat, sent
 from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.ready_stepper import ReadyStepper, Received
 from tdcollect.envs.spaces import key_of, nested
 from tdcollect.envs.wrapper import GymnasiumEnv
+
+_CPU = torch.device("cpu")
 
 _SPARE_BYTES = 2**16
 """Buffers for resets are allocated in advance where an observation takes no more than this."""
@@ -38,6 +41,7 @@ class InnerEnv(abc.ABC):
         whole: whether a reset gives entries of slots that go on, too, which mean nothing.
         follows_specs: as of :class:`StepTransform`.
         transforms: those that run inside of it, innermost first.
+        home: the device of its entries.
         how: the way in which it is stepped, in words.
         cost: about what that costs where it leaves the arrays; empty on them.
     """
@@ -47,8 +51,13 @@ class InnerEnv(abc.ABC):
     whole = False
     follows_specs = True
     transforms: Sequence[StepTransform] = ()
+    home = _CPU
     how = "steps on arrays"
     cost = ""
+
+    def on_host(self, flag: torch.Tensor) -> torch.Tensor | None:
+        """A flag's values on the CPU, where they are known without a wait for its device."""
+        return flag if flag.device == _CPU else None
 
     @abc.abstractmethod
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[Any]:
@@ -98,8 +107,11 @@ class SlotArrays(InnerEnv):
         flags = (keys.TERMINATED, keys.TRUNCATED, keys.DONE)
         self._written: list[Key] = [*(key_of(e.path) for e in entries), keys.REWARD, *flags]
         self._spare: list[StepBuffers] = []
+        self._pinned = False
+        self._done: tuple[torch.Tensor, torch.Tensor] | None = None  # at home, and on the CPU
 
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[StepBuffers]:
+        self._pinned = pinned
         return self.slots.allocate(count, pinned, exact)
 
     def step(
@@ -110,13 +122,25 @@ class SlotArrays(InnerEnv):
             self.slots.stepper.step(self.slots.read_actions(given), slots, buffers)
         except SlotError as raised:
             error = raised
-        return StepDict(zip(self._written, buffers.tensors, strict=True)), error
+        return self._entries(buffers), error
+
+    def _entries(self, buffers: StepBuffers) -> StepDict:
+        entries = StepDict(zip(self._written, buffers.tensors, strict=True))
+        if self.home == _CPU:
+            return entries
+        at_home = StepDict((key, sent(value, self.home)) for key, value in entries.items())
+        self._done = at_home[keys.DONE], entries[keys.DONE]
+        return at_home
+
+    def on_host(self, flag: torch.Tensor) -> torch.Tensor | None:
+        known = self._done is not None and flag is self._done[0]
+        return self._done[1] if known else super().on_host(flag)  # type: ignore[index]
 
     def receive(self, buffers: StepBuffers) -> tuple[StepDict, Received]:
         """Wait for slots that were sent; the entries that they came to, of all slots."""
         assert isinstance(self.slots.stepper, ReadyStepper)
         received = self.slots.stepper.receive(buffers)
-        return StepDict(zip(self._written, buffers.tensors, strict=True)), received
+        return self._entries(buffers), received
 
     def reset(
         self,
@@ -128,10 +152,10 @@ class SlotArrays(InnerEnv):
         if not self._spare:
             # Several at once cost little more than one; large ones would take memory for nothing.
             count = 1 if self.step_bytes > _SPARE_BYTES else 32
-            self._spare = self.allocate(count, False, False)
+            self._spare = self.slots.allocate(count, self._pinned)
         buffers = self._spare.pop()
         self.slots.stepper.reset(slots, buffers, seeds, options)
-        begun = StepDict(zip(self._written, buffers.tensors, strict=True))
+        begun = self._entries(buffers)
         del begun[keys.REWARD]
         return begun
 
@@ -153,6 +177,7 @@ class TorchRLEnv(InnerEnv):
         leaves = env.observation_spec.values(True, True)
         self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
         self._env = env
+        self.home = env.device or _CPU
         self._step, self._reset = env_step_of(env), env_reset_of(env)
         self._arguments = arguments_of_resets(env)
 
@@ -183,6 +208,8 @@ class TorchRLEnv(InnerEnv):
 
 class RewardShape(StepTransform):
     """Gives rewards the shape of their spec, as ``EnvBase.step`` does last."""
+
+    anywhere = True
 
     def __init__(self, env: EnvBase):
         self._shapes = {key: env.full_reward_spec[key].shape for key in env.reward_keys}

@@ -56,6 +56,7 @@ class StepTransform(abc.ABC):
         follows_specs: whether it is known to write no entries without a spec, and no flag of an
             end without ``"done"``.
         steps_singly: whether some slots can be stepped while the others wait.
+        anywhere: whether it gives the same bits on any device, and holds no tensors of its own.
         own_pace: whether the rows of slots may go through it at different paces.
         rows: the slots that take the step, bool ``[N]``; None for all, or all that matter.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
@@ -66,6 +67,7 @@ class StepTransform(abc.ABC):
     by_row = True
     follows_specs = True
     steps_singly = True
+    anywhere = False
     own_pace = False
     rows: torch.Tensor | None = None
     merged = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -21,12 +20,12 @@ from tdcollect.collect.policies import Policy
 from tdcollect.collect.step_dict import (
     Key,
     StepDict,
-    by_slot,
     check_tensors,
     flat,
     forgotten_entries,
     is_next,
     next_step,
+    zero_rows,
 )
 from tdcollect.envs.spaces import nested
 
@@ -72,7 +71,7 @@ def collect_frames(
     policy = lower(step)
     batch = BatchBuilder(env, steps, left_out, place, in_one_piece)
     next_keys: list[Key] | None = None
-    slots = env.batch_size.numel()
+    slots, actions = env.batch_size.numel(), env.transformed.action_keys
     stepping = False
     try:
         for buffers in batch.allocate():
@@ -85,28 +84,20 @@ def collect_frames(
                 next_keys = [key for key in step if is_next(key)]
                 forgotten = forgotten_entries(step, env.carried, policy.reads_first, policy.writes)
             stepping = True
-            following, error = env.advance(step, next_keys, buffers)
+            given = step if place is None else place.for_env(step, actions)
+            following, error = env.advance(given, next_keys, buffers)
             if error is not None:
                 raise error
-            done = following[keys.DONE].numpy().reshape(-1)
-            ended: list[int] = []
-            begun = following
-            if np.count_nonzero(done):  # the quickest way to ask
-                ended = done.nonzero()[0].tolist()
-                begun = env.begin(following, following[keys.DONE], ended)
+            ended, renewed = env.ends(following)
+            begun = env.begin(following, following[keys.DONE], ended) if ended else following
             stepping = False
             batch.append(step, following)
             upcoming = next_step(step, begun, env.carried, next_keys)
-            renewed = ended if env.ends_by_done else env.ended_trajectories(following)
             if renewed and new_ids is not None:
                 ids = upcoming[keys.TRAJ_IDS] = upcoming[keys.TRAJ_IDS].clone()
                 ids.numpy().reshape(-1)[renewed] = new_ids(len(renewed)).cpu().numpy()
             if 0 < len(ended) < slots:
-                for key in forgotten:
-                    value = upcoming[key] = upcoming[key].clone(
-                        memory_format=torch.contiguous_format
-                    )
-                    by_slot(value, env.batch_size)[ended] = 0
+                zero_rows(upcoming, forgotten, env.batch_size, ended)
             taken, step = step, upcoming
             if watch is not None:
                 watch(taken, following, step, ended)

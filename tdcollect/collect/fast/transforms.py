@@ -44,7 +44,7 @@ from tdcollect.envs.transforms import ELEMENTWISE, transforms_of
 
 
 class _StepCounter(StepTransform):
-    own_pace = True
+    own_pace = anywhere = True
 
     def __init__(self, transform: T.StepCounter):
         self._ends = transform.update_done
@@ -70,7 +70,7 @@ class _StepCounter(StepTransform):
 
 
 class _RewardSum(StepTransform):
-    own_pace = True
+    own_pace = anywhere = True
 
     def __init__(self, transform: T.RewardSum):
         self._transform = transform
@@ -92,7 +92,7 @@ class _RewardSum(StepTransform):
 
 
 class _InitTracker(StepTransform):
-    own_pace = True
+    own_pace = anywhere = True
 
     def __init__(self, transform: T.InitTracker):
         self._key: Key = transform.init_key
@@ -106,7 +106,7 @@ class _InitTracker(StepTransform):
 
 
 class _Primer(StepTransform):
-    own_pace = True
+    own_pace = anywhere = True
 
     def __init__(self, transform: T.TensorDictPrimer):
         self._defaults: list[tuple[Key, Any]] = [
@@ -125,7 +125,7 @@ class _Primer(StepTransform):
 
 
 class _EnvAction(StepTransform):
-    own_pace = True
+    own_pace = anywhere = True
 
     def __init__(self, transform: EnvAction):
         self._pairs = transform.pairs
@@ -157,7 +157,7 @@ class _ActionScaling(StepTransform):
 
 
 class _PolicyVersion(StepTransform):
-    own_pace = True
+    own_pace = anywhere = True
 
     def __init__(self, transform: PolicyVersion):
         self._transform = transform
@@ -171,10 +171,13 @@ class _PolicyVersion(StepTransform):
 
     def _now(self, step: StepDict) -> torch.Tensor:
         shape = step[keys.TERMINATED].shape[:-1]
-        return torch.full(shape, int(self._transform.version), dtype=torch.int64)
+        version = int(self._transform.version)
+        return torch.full(shape, version, dtype=torch.int64, device=step[keys.TERMINATED].device)
 
 
 class _EndOfLife(StepTransform):
+    anywhere = True
+
     def __init__(self, transform: T.EndOfLifeTransform, env: EnvBase):
         self._transform = transform
         self._eol: Key = transform.eol_key
@@ -185,14 +188,16 @@ class _EndOfLife(StepTransform):
         self.by_row = env.batch_size.numel() == 1
 
     def step(self, step: StepDict, following: StepDict) -> None:
-        lives = torch.as_tensor(lives_of(self._transform))
         done = following[self._done]
+        lives = torch.as_tensor(lives_of(self._transform), device=done.device)
         following[self._eol] = expand_as_right(step[self._lives] > lives, done) | done
         following[self._lives] = lives
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         begun[self._eol] = torch.zeros_like(before[self._done])
-        begun[self._lives] = torch.as_tensor(lives_of(self._transform))
+        begun[self._lives] = torch.as_tensor(
+            lives_of(self._transform), device=before[self._done].device
+        )
 
 
 _BY_OWN_CODE = {

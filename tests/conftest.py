@@ -75,16 +75,6 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def cuda() -> Iterator[torch.device]:
-    """A CUDA device: the real one, or one that is played on the CPU."""
-    if torch.cuda.is_available():
-        yield CUDA
-        return
-    with simulated_cuda():
-        yield CUDA
-
-
-@pytest.fixture
 def forked_workers() -> Iterator[None]:
     """Let TorchRL start its worker processes from the fork server: spawned, each imports torch."""
     before = multiprocessing.get_start_method(allow_none=True)

@@ -410,7 +410,7 @@ class EvaluationCollector:
             act,
             lambda rows: remembered or [],
             map(self._start, feed),
-            place=placement(self.device, env.transformed.device, torch.device("cpu")),
+            place=placement(self.device, env.transformed.device, torch.device("cpu"), env.home),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
             seconds=feed.seconds,
             arrived=feed.arrived,

@@ -80,6 +80,7 @@ class SlotEnvs(SteppedEnv):
         )
         self._dims = len(env.batch_size)
         self.device = env.device
+        self.home = env.device or self.home
         self._seeds_in_reset = resets_with_seed(innermost(env))
         self._streams: list[GlobalStream | None] = [None] * len(self.envs)
         self._latest: list[StepDict] = [StepDict() for _ in self.envs]

@@ -56,13 +56,13 @@ def _evaluation(setting: Setting) -> Plan:
 # The share of the time is an upper bound: a group that ends early leaves its rest to the others.
 GROUPS = {
     "settings": Group(gpu_collectors.settings, 3),
-    "collectors": Group(gpu_collectors.eager, 12),
+    "collectors": Group(gpu_collectors.eager, 15),
     "shares": Group(gpu_parts.shares, 4),
     "graphs": Group(gpu_collectors.graphs, 4),
     "device_envs": Group(gpu_device_envs.device_envs, 2),
-    "overlap": Group(gpu_parts.overlap, 5),
+    "overlap": Group(gpu_parts.overlap, 6),
     "workers": Group(gpu_workers.workers, 5),
-    "evaluation": Group(_evaluation, 5),
+    "evaluation": Group(_evaluation, 4),
     "compiled": Group(gpu_collectors.compiled, 8),
 }
 
@@ -172,7 +172,8 @@ def _run_groups(names: list[str], options: argparse.Namespace, results: dict[str
             _write(out, results)
             _say(": ".join([name, row["name"], *([row["problem"]] if "problem" in row else [])]))
 
-        setting = Setting(options.device, options.quick, _torchrl_options(results))
+        device = "cuda:0" if options.device == "cuda" else "cpu"
+        setting = Setting(device, options.quick, _torchrl_options(results))
         run_group(GROUPS[name].plan, setting, max(seconds, 0), out / "log.txt", keep)
 
 

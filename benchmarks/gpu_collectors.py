@@ -41,31 +41,29 @@ def _settings(setting: Setting) -> Row:
     """
     (slots,) = setting.slots(8)
     effort = setting.effort(slots)
-    storing = dict.fromkeys((None, "cpu", setting.device))
-    choices: list[tuple[str, dict[str, Any]]] = [
-        (kind, {"env_device": env, STORING: stored, "no_cuda_sync": quiet})
-        for kind, env, stored, quiet in product(
-            (VECTOR, SERIAL), (None, "cpu"), storing, (False, True)
-        )
-    ]
+    effort = effort._replace(steps=min(effort.steps, 32), rounds=2 if setting.quick else 3)
+    stored = dict.fromkeys((None, "cpu", setting.device))
+    choices = [(VECTOR, *each) for each in product((None, "cpu"), stored, (False, True))]
+    choices += [(SERIAL, None, None, False), (SERIAL, "cpu", "cpu", True)]
     if setting.quick:
-        choices = choices[:2] + choices[-1:]
-    envs = {kind: [CARTPOLE.theirs(slots, kind) for _ in range(2)] for kind in (VECTOR, SERIAL)}
+        choices = [choices[0], choices[1], choices[-1]]
+    envs = {kind: CARTPOLE.theirs(slots, kind) for kind in (VECTOR, SERIAL)}
     policy = CARTPOLE.policy(64)
     rows: list[Row] = []
-    with closing(*(env for pair in envs.values() for env in pair)):
-        for kind, options in choices:
-            env, reference = envs[kind]
-            row = {KIND: kind, **options, "us_per_step": None}
-            row["differs"] = _difference(
-                _batches(TorchRLCollector, reference, policy, effort.steps, setting),
-                _batches(TorchRLCollector, env, policy, effort.steps, setting, **options),
-            )
+    with closing(*envs.values()):
+        expected = {
+            kind: _batches(TorchRLCollector, env, policy, effort.steps, setting)
+            for kind, env in envs.items()
+        }
+        for choice in choices:
+            row = dict(zip(OPTIONS, choice, strict=True))
+            options = {key: value for key, value in row.items() if key != KIND}
+            kind = row[KIND]
+            make = (TorchRLCollector, envs[kind], policy, effort.steps, setting)
+            row["differs"] = _difference(expected[kind], _batches(*make, **options))
+            row["us_per_step"] = None
             if not row["differs"]:
-                program = collecting(
-                    TorchRLCollector, env, policy, effort.steps, setting, **options
-                )
-                times = in_turns({THEIRS: program}, effort._replace(rounds=3))
+                times = in_turns({THEIRS: collecting(*make, **options)}, effort)
                 row["us_per_step"] = median(times[THEIRS]) * slots * 1e6
             rows.append(row)
     right = [row for row in rows if row["us_per_step"] is not None]
@@ -110,6 +108,8 @@ def _against_torchrl(
     """Compare the collectors; all policies with the same envs, one after the other."""
     _need(pipeline)
     effort = setting.effort(slots)
+    if slots >= 256:
+        effort = effort._replace(rounds=min(effort.rounds, 4))
     ours, theirs = pipeline.ours(slots), pipeline.theirs(slots, setting.torchrl.get(KIND, VECTOR))
     parallel = None
     if pipeline is CHEETAH and slots >= 64 and CORES > 2:

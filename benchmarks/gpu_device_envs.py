@@ -113,7 +113,7 @@ def _waits(kind: Any, env: Any, policy: Any, setting: Setting) -> str:
 
     torch raises at each operation that waits.
     """
-    if setting.device != "cuda":
+    if not setting.on_gpu:
         return "not measured on the CPU"
     collector = kind(
         env,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 import traceback
 import warnings
@@ -93,6 +94,7 @@ def _with_log(function: Callable[..., None], log: Path, *given: Any) -> None:
     file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     for descriptor in (1, 2):
         os.dup2(file, descriptor)
+    sys.stdout = sys.stderr = os.fdopen(file, "w", buffering=1)
     warnings.filterwarnings("ignore")
     function(*given)
 

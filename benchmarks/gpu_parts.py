@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from gpu_pipelines import CARTPOLE, CHEETAH, PONG, Pipeline, burning
 from gpu_setting import CORES, Plan, Row, Setting, closing, collecting, in_turns, median, need
-from measure import Program
+from measure import Effort, Program
 from slots_alone import slots_alone
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -52,14 +52,13 @@ def _shares(pipeline: Pipeline, slots: int, setting: Setting) -> Row:
     """Time each part by itself, waiting for the device; the loop is the rest of a whole step."""
     if pipeline is CHEETAH:
         need("mujoco")
-    effort = setting.effort(slots)
-    alone, collected = pipeline.ours(slots), pipeline.ours(slots)
-    policy = pipeline.policy(64)
-    with closing(alone, collected):
+    effort = _short(setting.effort(slots))
+    env, policy = pipeline.ours(slots), pipeline.policy(64)
+    with closing(env):  # of both programs: no slot is at an episode's end when a batch is full
         programs = {
-            ENV: slots_alone(alone, effort.steps),
-            **_calls(policy, collected, slots, effort.steps, setting),
-            WHOLE: collecting(tdcollect.Collector, collected, policy, effort.steps, setting),
+            ENV: slots_alone(env, effort.steps),
+            **_calls(policy, env, slots, effort.steps, setting),
+            WHOLE: collecting(tdcollect.Collector, env, policy, effort.steps, setting),
         }
         del programs[BOTH]
         times = in_turns(programs, effort)
@@ -78,18 +77,16 @@ def _overlap(make: Callable[[], Pipeline], slots: int, setting: Setting) -> Row:
     pipeline = make()
     if pipeline is CHEETAH:
         need("mujoco")
-    effort = setting.effort(slots)._replace(steps=4 if setting.quick else 32)
+    effort = _short(setting.effort(slots))._replace(steps=4 if setting.quick else 32)
     workers = min(CORES, slots)
     options = {"backend": "process", "num_workers": workers} if pipeline.workers else {}
-    alone, collected = (pipeline.ours(slots, **options) for _ in range(2))
-    policy = pipeline.policy(64)
-    with closing(alone, collected):
-        half = _calls(policy, collected, slots // 2, effort.steps, setting)[BOTH]
+    envs, policy = pipeline.ours(slots, **options), pipeline.policy(64)
+    with closing(envs):
         programs = {
-            ENV: slots_alone(alone, effort.steps),
-            BOTH: _calls(policy, collected, slots, effort.steps, setting)[BOTH],
-            HALF: half,
-            WHOLE: collecting(tdcollect.Collector, collected, policy, effort.steps, setting),
+            ENV: slots_alone(envs, effort.steps),
+            BOTH: _calls(policy, envs, slots, effort.steps, setting)[BOTH],
+            HALF: _calls(policy, envs, slots // 2, effort.steps, setting)[BOTH],
+            WHOLE: collecting(tdcollect.Collector, envs, policy, effort.steps, setting),
         }
         times = in_turns(programs, effort)
     per_step = {
@@ -107,6 +104,10 @@ def _overlap(make: Callable[[], Pipeline], slots: int, setting: Setting) -> Row:
         "gain_with_loop": gain(env, both + loop, half_of_it + loop),
         "T": effort.steps,
     }
+
+
+def _short(effort: Effort) -> Effort:
+    return effort._replace(rounds=min(effort.rounds, 3), seconds=min(effort.seconds, 0.1))
 
 
 def gain(env: float, policy: float, half: float) -> float:
@@ -129,7 +130,7 @@ def _calls(
     device = torch.device(setting.device)
     policy = policy.to(device)
     observed = env.reset()[keys.OBSERVATION][:slots].contiguous()
-    if setting.device == "cuda":
+    if setting.on_gpu:
         observed = observed.pin_memory()
     upon = observed.to(device)
     with set_exploration_type(ExplorationType.RANDOM):

@@ -68,11 +68,11 @@ def _lost(row: dict[str, Any]) -> bool:
 
 
 def _problems(rows: Rows) -> list[str]:
-    lost = [row for row in rows if _lost(row)]
-    lines = [
-        f"- {row['name']}: {'failed' if row['failed'] else 'left out'}: {row['problem']}"
-        for row in lost
-    ]
+    names: dict[str, list[str]] = {}
+    for row in filter(_lost, rows):
+        what = f"{'failed' if row['failed'] else 'left out'}, {row['problem']}"
+        names.setdefault(what, []).append(row["name"])
+    lines = [f"- {what}: {'; '.join(of)}" for what, of in names.items()]
     return ["Not measured:\n", "\n".join(lines) + "\n"] if lines else []
 
 

@@ -29,7 +29,7 @@ class Setting(NamedTuple):
     """The setting of a run.
 
     Attributes:
-        device: of the policies: ``"cuda"`` or ``"cpu"``.
+        device: of the policies: ``"cuda:0"`` or ``"cpu"``.
         quick: use small sizes, to see that it runs.
         torchrl: TorchRL's fastest correct setting: its kind of env, and its collector's options.
     """
@@ -37,6 +37,11 @@ class Setting(NamedTuple):
     device: str
     quick: bool
     torchrl: dict[str, Any]
+
+    @property
+    def on_gpu(self) -> bool:
+        """True if the device is a GPU."""
+        return self.device != "cpu"
 
     def slots(self, *counts: int) -> tuple[int, ...]:
         """The numbers of slots to measure."""
@@ -50,7 +55,7 @@ class Setting(NamedTuple):
 
     def wait(self) -> None:
         """Wait until the device has done all its work."""
-        if self.device == "cuda":
+        if self.on_gpu:
             torch.cuda.synchronize()
 
 

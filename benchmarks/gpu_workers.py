@@ -87,7 +87,7 @@ def _alone(env: Any, slots: int, backend: str, steps: int, **options: Any) -> Pr
     made = tdcollect.make_env(
         env, slots, backend=backend, seed=0, categorical_action_encoding=True, **options
     )
-    return slots_alone(made, steps)
+    return slots_alone(made, steps)._replace(close=made.close)
 
 
 def _pool(slots: int, threads: int, steps: int) -> Program:

@@ -117,6 +117,7 @@ def page(results: dict[str, Any]) -> str:
         f"{', '.join(map(str, machine_['load_before']))}. One torch thread; EnvPool with "
         f"{settings['pool_threads']}.\n",
         f"Versions: {named}.\n",
+        "No policy here is on a GPU; `make gpu` measures that, and writes to runs/gpu.\n",
         f"T={settings['steps']}. The programs of a cell take turns in one process: "
         f"{settings['rounds']} rounds of about {settings['seconds']:g} s per program, after a "
         "warm-up.\n",

@@ -9,7 +9,10 @@ from measure import Program
 
 
 def slots_alone(env: Any, steps: int) -> Program:
-    """Steps and restarts of an env of ``make_env``, with actions drawn beforehand."""
+    """Steps and restarts of an env of ``make_env``, with actions drawn beforehand.
+
+    The env stays open.
+    """
     stepper = env.stepper
     (buffers,) = stepper.allocate(1)
     stepper.reset(None, buffers)
@@ -22,4 +25,4 @@ def slots_alone(env: Any, steps: int) -> Program:
             if buffers.done.any():
                 stepper.reset(np.flatnonzero(buffers.done).tolist(), buffers)
 
-    return Program(run, env.batch_size.numel() * steps, env.close)
+    return Program(run, env.batch_size.numel() * steps)

@@ -83,7 +83,7 @@ def _against_async(row: dict[str, Any]) -> float:
 
 def _alone(slots: int, steps: int, backend: str, **options: Any) -> Program:
     env = tdcollect.make_env(CHEETAH, slots, backend=backend, seed=0, **options)
-    return slots_alone(env, steps)
+    return slots_alone(env, steps)._replace(close=env.close)
 
 
 def _vector(slots: int, steps: int) -> Program:

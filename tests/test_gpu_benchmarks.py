@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,34 @@ def test_what_was_measured_in_time_is_kept(tmp_path: Path) -> None:
     rows = results["groups"]["shares"]
     assert [row["name"] for row in rows] == ["CartPole-v1, N=2", "HalfCheetah-v5, N=2"]
     assert "out of time" in rows[-1]["problem"]
-    assert "left out: out of time" in (tmp_path / "README.md").read_text()
+    assert "left out, out of time" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_measurement_that_fails_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    from gpu_group import run_group
+    from gpu_setting import LeftOut, Setting
+
+    def leave_out() -> Any:
+        raise LeftOut("there is no such env")
+
+    plan = {"good": dict, "left out": leave_out, "bad": lambda: 1 / 0, "dies": lambda: os._exit(7)}
+    setting, rows = Setting("cpu", True, {}), []
+    log = tmp_path / "log.txt"
+    run_group(lambda _: iter([*plan.items(), ("last", dict)]), setting, 60, log, rows.append)
+
+    assert [row.get("problem") for row in rows] == [
+        None,
+        "there is no such env",
+        "ZeroDivisionError: division by zero",
+        "the process ended with status 7",
+        "the process ended with status 7",
+    ]
+    assert [row.get("failed", False) for row in rows] == [False, False, True, True, True]
+    assert "ZeroDivisionError" in log.read_text()
 
 
 @pytest.mark.slow

@@ -23,13 +23,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# torchrl asks for CUDA when it is imported; asked without NVML, forks could not use it.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 import gpu_collectors
 import gpu_device_envs
 import gpu_parts
 import gpu_report
 import gpu_workers
 import torch
-from gpu_group import Group, in_process, run_group
+from gpu_group import Group, find_device, run_group
 from gpu_setting import LeftOut, Plan, Setting
 from machine import machine, versions
 
@@ -75,7 +78,9 @@ def main(arguments: list[str]) -> int:
     out: Path = options.output_dir
     out.mkdir(parents=True, exist_ok=True)
     (out / "log.txt").write_text("")
-    found = in_process(_device_facts, out / "log.txt") if options.device == "cuda" else {}
+    start_method, found = "fork", {}
+    if options.device == "cuda":
+        start_method, found = find_device(out / "log.txt")
     if found is None:
         print("expected a CUDA device, found none; --device cpu --quick tries the scripts")
         return 1
@@ -93,7 +98,7 @@ def main(arguments: list[str]) -> int:
         _say("tests")
         results["tests"] = _run_tests(out)
         _write(out, results)
-    _run_groups([name for name in GROUPS if name in wanted], options, results)
+    _run_groups([name for name in GROUPS if name in wanted], start_method, options, results)
     _write(out, results)
     print(gpu_report.summary(results))
     print(f"wrote {out / 'README.md'} and {out / 'results.json'}")
@@ -121,20 +126,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _device_facts() -> dict[str, Any] | None:
-    """The GPU and its software; None without one."""
-    if not torch.cuda.is_available():
-        return None
-    of_device = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": of_device.name,
-        "gpu_memory_GiB": round(of_device.total_memory / 2**30, 1),
-        "gpus": torch.cuda.device_count(),
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-    }
-
-
 def _run_tests(out: Path) -> dict[str, Any]:
     """Run the tests that need a GPU; their output goes to tests.txt."""
     # `addopts` is taken out: its strictness asks for plugins that may be missing.
@@ -156,7 +147,9 @@ def _run_tests(out: Path) -> dict[str, Any]:
     return {"status": code, "outcome": outcome, "seconds": round(time.monotonic() - start)}
 
 
-def _run_groups(names: list[str], options: argparse.Namespace, results: dict[str, Any]) -> None:
+def _run_groups(
+    names: list[str], start_method: str, options: argparse.Namespace, results: dict[str, Any]
+) -> None:
     end = time.monotonic() + 60 * options.minutes
     out: Path = options.output_dir
     shares = {name: GROUPS[name].share for name in names}
@@ -174,7 +167,7 @@ def _run_groups(names: list[str], options: argparse.Namespace, results: dict[str
 
         device = "cuda:0" if options.device == "cuda" else "cpu"
         setting = Setting(device, options.quick, _torchrl_options(results))
-        run_group(GROUPS[name].plan, setting, max(seconds, 0), out / "log.txt", keep)
+        run_group(GROUPS[name].plan, setting, max(seconds, 0), out / "log.txt", keep, start_method)
 
 
 def _torchrl_options(results: dict[str, Any]) -> dict[str, Any]:

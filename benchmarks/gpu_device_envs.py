@@ -128,7 +128,7 @@ def _waits(kind: Any, env: Any, policy: Any, setting: Setting) -> str:
     torch.cuda.set_sync_debug_mode("error")
     try:
         next(batches)
-    except RuntimeError as error:
+    except Exception as error:  # tdcollect's message may name the slot or the module
         return _place(error)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -137,6 +137,8 @@ def _waits(kind: Any, env: Any, policy: Any, setting: Setting) -> str:
 
 
 def _place(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,11 +1,13 @@
 """Groups of measurements, each in a process of its own with a time limit.
 
-The process is a fork of one that has imported everything and has not touched the GPU. So a group
-that crashes, hangs or leaves the GPU in an error loses its present measurement only.
+A group that crashes, hangs or leaves the GPU in an error loses its present measurement and those
+after it, and no other group's. The process is a fork of one that has imported everything and has
+not touched the GPU, or a fresh one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -20,8 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from gpu_setting import LeftOut, Plan, Row, Setting
-
-_FORK = multiprocessing.get_context("fork")
+from machine import device
 
 
 class Group(NamedTuple):
@@ -42,6 +43,7 @@ def run_group(
     seconds: float,
     log: Path,
     keep: Callable[[Row], None],
+    start_method: str = "fork",
 ) -> None:
     """Take measurements until they are done or the time is over.
 
@@ -52,9 +54,10 @@ def run_group(
         log: takes what the process prints.
         keep: called with the row of each. Its ``"name"`` is there; one that was left out or has
             failed has a ``"problem"``, and ``"failed"`` tells which.
+        start_method: ``"fork"``, or ``"spawn"`` where forks cannot use the GPU.
     """
     end = time.monotonic() + seconds
-    process, rows = _start(_measure_all, log, plan, setting)
+    process, rows = _start(start_method, _measure_all, log, plan, setting)
     names = [name for name, _ in plan(setting)]
     done = 0
     try:
@@ -72,18 +75,25 @@ def run_group(
         keep({"name": name, "problem": problem, "failed": failed})
 
 
-def in_process(function: Callable[[], Any], log: Path) -> Any:
-    """Call a function in a process of its own."""
-    process, answer = _start(_answer, log, function)
-    try:
-        return answer.recv()
-    finally:
+def find_device(log: Path) -> tuple[str, dict[str, Any] | None]:
+    """The start method of processes that can use the GPU, and its facts; None without one."""
+    for start_method in ("fork", "spawn"):
+        process, answer = _start(start_method, _answer, log)
+        with contextlib.suppress(EOFError):
+            # Forks of a process that has asked for CUDA itself raise, or see no device.
+            found = answer.recv()
+            if found is not None:
+                return start_method, found
         process.join()
+    return "spawn", None
 
 
-def _start(function: Callable[..., None], log: Path, *given: Any) -> tuple[BaseProcess, Connection]:
-    ours, theirs = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(target=_with_log, args=(function, log, theirs, *given))
+def _start(
+    method: str, function: Callable[..., None], log: Path, *given: Any
+) -> tuple[BaseProcess, Connection]:
+    context: Any = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_with_log, args=(function, log, theirs, *given))
     process.start()
     theirs.close()
     return process, ours
@@ -99,8 +109,8 @@ def _with_log(function: Callable[..., None], log: Path, *given: Any) -> None:
     function(*given)
 
 
-def _answer(rows: Connection, function: Callable[[], Any]) -> None:
-    rows.send(function())
+def _answer(rows: Connection) -> None:
+    rows.send(device())
 
 
 def _measure_all(rows: Connection, plan: Callable[[Setting], Plan], setting: Setting) -> None:

@@ -39,6 +39,27 @@ def machine() -> dict[str, Any]:
     }
 
 
+def device() -> dict[str, Any] | None:
+    """The GPU and its software; None without one.
+
+    Raises:
+        RuntimeError: if there is one that this process cannot use.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    torch.zeros(1, device="cuda")
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "gpu_memory_GiB": round(properties.total_memory / 2**30, 1),
+        "gpus": torch.cuda.device_count(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages compared."""
     found = {"python": platform.python_version()}

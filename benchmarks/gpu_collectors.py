@@ -12,7 +12,18 @@ from typing import Any
 
 import torch
 from gpu_pipelines import CARTPOLE, CHEETAH, PONG, SERIAL, VECTOR, Pipeline
-from gpu_setting import CORES, Plan, Row, Setting, closing, collecting, in_turns, median, need
+from gpu_setting import (
+    CORES,
+    Plan,
+    Row,
+    Setting,
+    closing,
+    collecting,
+    first_line,
+    in_turns,
+    median,
+    need,
+)
 from measure import Effort, Program, ratios, spread
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
@@ -65,7 +76,7 @@ def _settings(setting: Setting) -> Row:
             try:
                 row["differs"] = _difference(expected[kind], _batches(*make, **options))
             except RuntimeError as error:
-                row["differs"] = f"{error}".split("\n")[0] or "an error"
+                row["differs"] = first_line(error)
             if not row["differs"]:
                 times = in_turns({THEIRS: collecting(*make, **options)}, effort)
                 row["us_per_step"] = median(times[THEIRS]) * slots * 1e6
@@ -88,22 +99,22 @@ def eager(setting: Setting) -> Plan:
 
 def graphs(setting: Setting) -> Plan:
     """Yield the measurements with CUDA graphs."""
-    return _modes("cudagraph_policy", True, [CARTPOLE, CHEETAH, PONG], setting)
+    cells = [(CARTPOLE, 8), (CHEETAH, 8), (PONG, 16), (CARTPOLE, 256), (CHEETAH, 256), (PONG, 64)]
+    return _modes("cudagraph_policy", True, cells, setting)
 
 
 def compiled(setting: Setting) -> Plan:
     """Yield the measurements with compiled policies, each of which compiles for a while."""
     option = {"backend": "eager"} if setting.quick else True
-    return _modes("compile_policy", option, [CARTPOLE, CHEETAH], setting)
+    cells = [(CARTPOLE, 8), (CHEETAH, 8), (CARTPOLE, 256), (CHEETAH, 256), (PONG, 16), (PONG, 64)]
+    return _modes("compile_policy", option, cells, setting)
 
 
-def _modes(option: str, value: Any, pipelines: list[Pipeline], setting: Setting) -> Plan:
-    for slots in setting.slots(8, 256):
-        for pipeline in pipelines:
-            count = 16 if pipeline is PONG and slots == 8 else slots
-            if not (pipeline is PONG and slots == 256):
-                name = f"{pipeline.title}, N={count}, {option}"
-                yield name, partial(_mode, pipeline, count, {option: value}, setting)
+def _modes(option: str, value: Any, cells: list[tuple[Pipeline, int]], setting: Setting) -> Plan:
+    for pipeline, slots in cells[:3] if setting.quick else cells:
+        (count,) = setting.slots(slots)
+        name = f"{pipeline.title}, N={count}, {option}"
+        yield name, partial(_mode, pipeline, count, {option: value}, setting)
 
 
 def _against_torchrl(
@@ -147,14 +158,23 @@ def _mode(pipeline: Pipeline, slots: int, mode: dict[str, Any], setting: Setting
     ]
     with closing(*envs):
         make = partial(_program, pipeline.policy(64), effort.steps, setting)
-        programs = {
-            OURS: make(tdcollect.Collector, envs[0], **mode),
-            EAGER: make(tdcollect.Collector, envs[1]),
-            THEIRS: make(TorchRLCollector, envs[2], **mode),
+        sides = {
+            OURS: partial(make, tdcollect.Collector, envs[0], **mode),
+            EAGER: partial(make, tdcollect.Collector, envs[1]),
+            THEIRS: partial(make, TorchRLCollector, envs[2], **mode),
         }
-        for program in programs.values():
-            for _ in range(3):  # the first calls compile, warm up and capture
-                program.run()
+        programs, raised = {}, {}
+        for name, begin in sides.items():
+            try:
+                program = begin()
+                for _ in range(3):  # the first calls compile, warm up and capture
+                    program.run()
+            except Exception as error:
+                if name == OURS:
+                    raise
+                raised[name] = first_line(error)
+            else:
+                programs[name] = program
         row = _compared(programs, effort, OURS)
     (option,) = mode
     target = {THEIRS: TARGET}
@@ -163,7 +183,8 @@ def _mode(pipeline: Pipeline, slots: int, mode: dict[str, Any], setting: Setting
     differs = _bits(pipeline, slots, mode, setting) if slots <= 16 else None
     return {"workload": pipeline.title, "N": slots, "mode": option, "differs": differs,
             "T": effort.steps, "rows": [
-                {"policy": _named(0 if pipeline is PONG else 64), "target": target, **row}
+                {"policy": _named(0 if pipeline is PONG else 64), "target": target, **row,
+                 "raised": raised}
             ]}  # fmt: skip
 
 
@@ -198,11 +219,14 @@ def _compared(programs: dict[str, Program], effort: Effort, base: str) -> Row:
 def _bits(pipeline: Pipeline, slots: int, mode: dict[str, Any], setting: Setting) -> str:
     """The first entry in which batches of the two collectors differ on like envs, or nothing."""
     policy, found = pipeline.policy(64), []
+    given = {STORING: setting.torchrl.get(STORING), **mode}
     for kind in (TorchRLCollector, tdcollect.Collector):
         env = pipeline.ours(slots, seed=0)
         with closing(env):
-            given = {STORING: setting.torchrl.get(STORING), **mode}
-            found.append(_batches(kind, env, policy, 16, setting, seeded=True, **given))
+            try:
+                found.append(_batches(kind, env, policy, 16, setting, seeded=True, **given))
+            except Exception as error:
+                return f"{kind.__module__.split('.')[0]} raises {first_line(error)}"
     return _difference(*found)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import networks
 import torch
-from gpu_setting import Plan, Row, Setting, collecting, in_turns, median, need
+from gpu_setting import Plan, Row, Setting, collecting, first_line, in_turns, median, need
 from measure import Program, ratios, spread
 from torch import Tensor, nn
 from torch_cartpole import STEPS, TorchCartPole, physics
@@ -145,4 +145,4 @@ def _place(error: BaseException) -> str:
     where = (
         "" if trace is None else f"{trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}: "
     )
-    return where + str(error).splitlines()[0]
+    return where + first_line(error)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpu_setting import LeftOut, Plan, Row, Setting
+from gpu_setting import LeftOut, Plan, Row, Setting, first_line
 from machine import device
 
 
@@ -124,7 +124,6 @@ def _measure_all(rows: Connection, plan: Callable[[Setting], Plan], setting: Set
             row |= {"problem": str(reason), "failed": False}
         except Exception as error:
             traceback.print_exc()
-            first = (str(error).splitlines() or [""])[0]
-            row |= {"problem": f"{type(error).__name__}: {first}", "failed": True}
+            row |= {"problem": first_line(error), "failed": True}
         row |= {"load_after": os.getloadavg()[0], "seconds": round(time.monotonic() - start, 1)}
         rows.send(row)

@@ -82,6 +82,8 @@ def _aims(groups: dict[str, Rows]) -> list[tuple[str, float, list[float]]]:
     for row in (r for name in ("collectors", "graphs", "compiled") for r in groups.get(name, [])):
         for each in row.get("rows", []):
             for other, target in each["target"].items():
+                if other not in each["ratios"]:
+                    continue
                 mode = "" if other == collectors.EAGER else f", {row['mode']}"
                 key = (f"speed over {other}{mode}", target)
                 found.setdefault(key, []).append(each["ratios"][other]["median"])
@@ -109,7 +111,7 @@ def _aimed(value: float, text: str, target: float | None) -> str:
 def _ratio(row: dict[str, Any], name: str) -> str:
     ratio = row["ratios"].get(name)
     if ratio is None:
-        return "-"
+        return row.get("raised", {}).get(name, "-")
     return _aimed(ratio["median"], with_spread(ratio), row["target"].get(name))
 
 

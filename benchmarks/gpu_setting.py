@@ -111,3 +111,8 @@ def in_turns(programs: dict[str, Program], effort: Effort) -> dict[str, list[flo
 def median(values: list[float]) -> float:
     """The median of some values."""
     return spread(values).median
+
+
+def first_line(error: BaseException) -> str:
+    """An error's type and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

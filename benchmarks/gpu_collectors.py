@@ -111,7 +111,7 @@ def compiled(setting: Setting) -> Plan:
 
 
 def _modes(option: str, value: Any, cells: list[tuple[Pipeline, int]], setting: Setting) -> Plan:
-    for pipeline, slots in cells[:3] if setting.quick else cells:
+    for pipeline, slots in dict(cells).items() if setting.quick else cells:
         (count,) = setting.slots(slots)
         name = f"{pipeline.title}, N={count}, {option}"
         yield name, partial(_mode, pipeline, count, {option: value}, setting)

@@ -129,7 +129,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def _run_tests(out: Path) -> dict[str, Any]:
     """Run the tests that need a GPU; their output goes to tests.txt."""
     # `addopts` is taken out: its strictness asks for plugins that may be missing.
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-o", "addopts=", "-ra", "-q",
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-o", "addopts=", "-ra", "-v",
                "--continue-on-collection-errors", "-p", "no:cacheprovider"]  # fmt: skip
     start, output = time.monotonic(), out / "tests.txt"
     with output.open("w") as file:

@@ -150,6 +150,7 @@ def _against_torchrl(
 def _mode(pipeline: Pipeline, slots: int, mode: dict[str, Any], setting: Setting) -> Row:
     """Compare the collectors with one mode of the policy, and with tdcollect's eager one."""
     _need(pipeline)
+    torch.compiler.reset()  # dynamo compiles the code of all policies together 8 times at most
     effort = setting.effort(slots)
     envs = [
         pipeline.ours(slots),
@@ -218,6 +219,7 @@ def _compared(programs: dict[str, Program], effort: Effort, base: str) -> Row:
 
 def _bits(pipeline: Pipeline, slots: int, mode: dict[str, Any], setting: Setting) -> str:
     """The first entry in which batches of the two collectors differ on like envs, or nothing."""
+    torch.compiler.reset()
     policy, found = pipeline.policy(64), []
     given = {STORING: setting.torchrl.get(STORING), **mode}
     for kind in (TorchRLCollector, tdcollect.Collector):

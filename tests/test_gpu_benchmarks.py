@@ -32,6 +32,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     for name in ("collectors", "graphs", "compiled"):
         for row in results["groups"][name]:
             assert not row.get("differs"), row["name"]  # the batches are TorchRL's
+    assert "recompile_limit" not in (tmp_path / "log.txt").read_text()  # it would run eagerly
     (settings,) = results["groups"]["settings"]
     assert settings["fastest"]["differs"] == ""
     for row in results["groups"]["shares"]:

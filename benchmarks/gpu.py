@@ -33,13 +33,13 @@ import gpu_report
 import gpu_workers
 import torch
 from gpu_group import Group, find_device, run_group
-from gpu_setting import LeftOut, Plan, Setting
+from gpu_setting import CORES, LeftOut, Plan, Setting
 from machine import machine, versions
 
 HERE = Path(__file__).parent
 TESTS = "tests"
 TEST_SECONDS = 90
-THREADS = {"torch": 1, "EnvPool": "as many as cores, or as said"}
+THREADS = {"torch": 1, "EnvPool": CORES}
 
 
 def _evaluation(setting: Setting) -> Plan:

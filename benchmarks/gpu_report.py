@@ -26,7 +26,8 @@ def page(results: dict[str, Any]) -> str:
         f"`{results['command']}` wrote this page and `results.json` on {results['date']}.\n",
         f"Device: {gpu}. Machine: {host['cpu']}, {host['cores']} cores, {host['memory_GiB']} GiB, "
         f"{host['system']}; load before the run {', '.join(map(str, host['load_before']))}. One "
-        "torch thread in each process, on both sides.\n",
+        "torch thread in each process, on both sides; EnvPool has one thread per core, unless "
+        "stated otherwise.\n",
         f"Versions: {named}.\n",
         "Sides take turns; figures are medians over the rounds, with the quartiles in brackets. "
         "A turn ends when the GPU has done its work.\n",

@@ -7,7 +7,7 @@ PARALLEL := -n auto --dist worksteal
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest soak lint bench clean
+.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest soak lint bench gpu clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -63,6 +63,12 @@ soak: .venv/installed
 bench: .venv/installed
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
+
+# Tests and benchmarks that need a GPU, in under 8 minutes; results in runs/gpu. Another interpreter,
+# which has the packages, is taken as it is: make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
+	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

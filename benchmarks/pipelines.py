@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pipelines_report
 import pixel_floor
-import report
 import short_pipelines
 import torch
 import torchrl_scripts as scripts
+from machine import machine, versions
 from measure import QUICK, Effort, Program, alternate, ratios, spread
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
@@ -315,7 +315,7 @@ def main(arguments: list[str]) -> None:
     results = results_of(
         effort, options.only, levels, lambda name: print(f"... {name}", file=sys.stderr, flush=True)
     )
-    results |= {"machine": report.machine(), "versions": report.versions()}
+    results |= {"machine": machine(), "versions": versions()}
     text = "\n".join(pipelines_report.section(results))
     options.output_dir.mkdir(parents=True, exist_ok=True)
     (options.output_dir / "pipelines.json").write_text(json.dumps(results, indent=1) + "\n")

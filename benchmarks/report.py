@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pipelines_report
@@ -24,18 +20,6 @@ COLUMNS = (
     w.HAND_SINGLY,
     w.ENVS,
     w.POLICY,
-)
-PACKAGES = (
-    "tdcollect",
-    "torch",
-    "torchrl",
-    "tensordict",
-    "numpy",
-    "gymnasium",
-    "mujoco",
-    "envpool",
-    "stable-baselines3",
-    "tianshou",
 )
 MAIN_NOTE = f"""\
 Each figure is the time of that program over the time of tdcollect's collector in the same round:
@@ -59,34 +43,6 @@ brackets. "-" marks a program that does not support the workload, or is not inst
 - *{w.ENVS}* and *{w.POLICY}* are lower bounds: the envs stepped in a plain loop with actions drawn
   beforehand, and the hand-written loop's policy called on one observation.
 """
-
-
-def machine() -> dict[str, Any]:
-    """CPU model, cores, memory, system and load of this machine."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), model)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "memory_GiB": round(memory, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "load_before": [round(load, 2) for load in os.getloadavg()],
-    }
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages compared."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def main_table(cells: Sequence[dict[str, Any]]) -> str:
@@ -161,6 +117,7 @@ def page(results: dict[str, Any]) -> str:
         f"{', '.join(map(str, machine_['load_before']))}. One torch thread; EnvPool with "
         f"{settings['pool_threads']}.\n",
         f"Versions: {named}.\n",
+        "No policy here is on a GPU; `make gpu` measures that, and writes to runs/gpu.\n",
         f"T={settings['steps']}. The programs of a cell take turns in one process: "
         f"{settings['rounds']} rounds of about {settings['seconds']:g} s per program, after a "
         "warm-up.\n",

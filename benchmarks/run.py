@@ -28,6 +28,7 @@ import workloads
 from beside import beside
 from evaluating import evaluating
 from hot_loop import hot_loop
+from machine import machine, versions
 from many_workers import many_workers
 from measure import QUICK, Effort, alternate, ratios, spread
 from monitoring import monitoring
@@ -55,8 +56,8 @@ def main(arguments: list[str]) -> None:
     results: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/run.py", *arguments]),
         "date": datetime.date.today().isoformat(),
-        "machine": report.machine(),
-        "versions": report.versions(),
+        "machine": machine(),
+        "versions": versions(),
         "settings": {**effort._asdict(), "pool_threads": workloads.POOL_THREADS},
         "cells": [],
     }

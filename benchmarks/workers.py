@@ -14,6 +14,7 @@ import workloads
 from burn import Burn, rounds_of
 from gymnasium.vector import AsyncVectorEnv
 from measure import QUICK, Effort, Program, alternate, ratios, spread
+from slots_alone import slots_alone
 
 import tdcollect
 
@@ -81,20 +82,8 @@ def _against_async(row: dict[str, Any]) -> float:
 
 
 def _alone(slots: int, steps: int, backend: str, **options: Any) -> Program:
-    """Step the slots on arrays, without TensorDicts and without a policy."""
     env = tdcollect.make_env(CHEETAH, slots, backend=backend, seed=0, **options)
-    stepper = env.stepper
-    (buffers,) = stepper.allocate(1)
-    stepper.reset(None, buffers)
-    actions = np.random.default_rng(0).uniform(-1, 1, (steps, slots, 6)).astype(np.float32)
-
-    def run() -> None:
-        for action in actions:
-            stepper.step([action], None, buffers)
-            if buffers.done.any():
-                stepper.reset(np.flatnonzero(buffers.done).tolist(), buffers)
-
-    return Program(run, slots * steps, env.close)
+    return slots_alone(env, steps)._replace(close=env.close)
 
 
 def _vector(slots: int, steps: int) -> Program:

@@ -29,11 +29,11 @@ from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.episodes.inference import Inference
 from tdcollect.evaluation.episodes.streams import DrawByRow, RowNoise, Streams, stream
 from tdcollect.evaluation.request import Request
-from tdcollect.evaluation.weights import snapshot, unpickled_weights
+from tdcollect.evaluation.weights import set_policy, snapshot, unpickled_weights
 from tdcollect.evaluation.workers.job import Job
 from tdcollect.states import global_states
 
-from ..simulated_cuda import CUDA, Crossings, simulated
+from ..simulated_cuda import Crossings, simulated
 from .envs import Walk
 from .ledger import digest, episodes_of
 from .ledgers import unfinished
@@ -192,7 +192,7 @@ def test_kept_episodes_are_on_the_cpu(cuda: torch.device) -> None:
 
 
 def test_an_evaluation_is_resumed_and_replayed(tmp_path: Path, cuda: torch.device) -> None:
-    policy = categorical().to(cuda)
+    policy = deterministic().to(cuda)
     options = {"seed": 3, "output_dir": tmp_path, "progress": False, **RANDOM}
     whole = tdcollect.evaluate(Walk, policy, 9, **options)
     unfinished(tmp_path, 4)
@@ -301,14 +301,17 @@ def for_cartpole() -> nn.Module:
     return deterministic(4)
 
 
-def test_weights_come_down_to_be_sent(cuda: torch.device) -> None:
-    policy = deterministic()
-    sent, _ = unpickled_weights({"policy": snapshot(policy.to(cuda), "policy")})
-    assert sent is not None
-    for name, value in policy.state_dict().items():
-        there = sent.tensors[tuple(name.split("."))]
-        assert there.device.type == "cpu"
-        assert torch.equal(there, value.cpu())
+def test_weights_come_down_to_be_sent_and_go_up_where_they_are_set(cuda: torch.device) -> None:
+    given, policy = deterministic().to(cuda), deterministic().to(cuda)
+    for parameter in policy.parameters():
+        parameter.data.zero_()
+    weights, _ = unpickled_weights({"policy": snapshot(given, "policy")})
+    assert weights is not None
+    assert {value.device.type for value in weights.tensors.values(True, True)} == {"cpu"}
+    set_policy(policy, weights)
+    for one, other in zip(given.parameters(), policy.parameters(), strict=True):
+        assert other.device == cuda
+        assert torch.equal(one, other)
 
 
 def made(cells: int) -> nn.Module:
@@ -329,16 +332,8 @@ REAL: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 }
 
 
-@pytest.fixture
-def gpu() -> torch.device:
-    """A real CUDA device."""
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device here")
-    return CUDA
-
-
 @pytest.fixture(params=[False, True], ids=["default", "deterministic"])
-def algorithms(request: pytest.FixtureRequest, gpu: torch.device) -> Iterator[None]:
+def algorithms(request: pytest.FixtureRequest) -> Iterator[None]:
     """Torch's default algorithms, and those that are deterministic."""
     before = torch.are_deterministic_algorithms_enabled()
     with pytest.MonkeyPatch.context() as patch:
@@ -351,9 +346,9 @@ def algorithms(request: pytest.FixtureRequest, gpu: torch.device) -> Iterator[No
 @pytest.mark.gpu
 @pytest.mark.usefixtures("algorithms")
 @pytest.mark.parametrize("name", REAL)
-def test_kernels_of_the_gpu_give_one_ledger(name: str, gpu: torch.device) -> None:
+def test_kernels_of_the_gpu_give_one_ledger(name: str, cuda: torch.device) -> None:
     make, settings = REAL[name]
-    policy = make().to(gpu)
+    policy = make().to(cuda)
     run = partial(digest, "CartPole-v1", policy, 64, max_episode_steps=30, **settings)
     ledgers = [run(num_envs=slots) for slots in (1, 7, 64, 64)]
     assert len(set(ledgers)) == 1

@@ -295,6 +295,12 @@ def test_a_policy_elsewhere_than_its_device_is_refused(cuda: torch.device) -> No
         EvaluationCollector(Walk, deterministic(), 2, device="cuda")
 
 
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"got device='cuda', and torch sees no GPU"):
+        EvaluationCollector(Walk, deterministic(), 2, device="cuda")
+
+
 def test_commands_and_workers_move_their_own_policy(cuda: torch.device) -> None:
     _, policy = Request(
         "CartPole-v1", "tests.evaluation.test_gpu:for_cartpole", device="cuda"

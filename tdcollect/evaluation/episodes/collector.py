@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import nn
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect._upstream.torchrl import append_policy_transforms
@@ -27,7 +26,12 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, with_masks
 from tdcollect.evaluation.episodes.data import Assembly, Finished
 from tdcollect.evaluation.episodes.feed import AllAtOnce, Feed
-from tdcollect.evaluation.episodes.inference import Inference, as_policy, at_batch_size
+from tdcollect.evaluation.episodes.inference import (
+    Inference,
+    as_policy,
+    at_batch_size,
+    device_of,
+)
 from tdcollect.evaluation.episodes.isolation import (
     GlobalRandomness,
     NotReproducibleError,
@@ -159,6 +163,7 @@ class EvaluationCollector:
         self._in_order = in_order
         self.wrappers = env.wrappers if isinstance(env, RequestedEnv) else ()
         self.policy = policy
+        self.device = device_of(policy, settings.device)
         self._fresh_envs: bool | None = None
         with evaluating():  # no env is made beside a collection, or while another thread draws
             check_alone()
@@ -169,7 +174,6 @@ class EvaluationCollector:
             with self._apart():
                 self._policy = as_policy(policy, self.env, settings.inference_batch_size)
                 self.policy_mode = mode_of(policy)
-            self.device = _device_of(policy, settings.device)
             self._check_fresh_envs()
         except BaseException:
             self.close()
@@ -476,29 +480,3 @@ class EvaluationCollector:
         state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
         episodes = f"{len(self.episode_indices)} episodes of {self.base.name}"
         return one_line(self, episodes, *state, f"{self.slots} slots")
-
-
-def _device_of(policy: Any, asked: torch.device | str | None) -> torch.device:
-    """Return the device that a policy runs on, with its index.
-
-    Raises:
-        ValueError: if another one is asked for than that of its parameters.
-    """
-    module = policy if isinstance(policy, nn.Module) else nn.Module()
-    found = {_indexed(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
-    if asked is None:
-        own = next(module.parameters(), next(module.buffers(), torch.empty(0)))
-        return _indexed(own.device)
-    device = _indexed(torch.device(asked))
-    if found and device not in found:
-        raise ValueError(
-            f"expected a policy on {device}, as device says, got one on "
-            f"{', '.join(sorted(map(str, found)))}; move it: policy.to({str(device)!r})"
-        )
-    return device
-
-
-def _indexed(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

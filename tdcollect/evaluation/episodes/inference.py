@@ -316,6 +316,39 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     return made
 
 
+def device_of(policy: Any, asked: torch.device | str | None) -> torch.device:
+    """Return the device that a policy runs on, with its index.
+
+    Raises:
+        ValueError: if another one is asked for than that of its parameters, or a GPU that torch
+            does not see.
+    """
+    module = policy if isinstance(policy, nn.Module) else nn.Module()
+    found = {_indexed(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
+    if asked is None:
+        own = next(module.parameters(), next(module.buffers(), torch.empty(0)))
+        return _indexed(own.device)
+    device = torch.device(asked)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"expected a device that is here, got device={str(device)!r}, and torch sees no GPU; "
+            "leave device out, or run where there is one"
+        )
+    device = _indexed(device)
+    if found and device not in found:
+        raise ValueError(
+            f"expected a policy on {device}, as device says, got one on "
+            f"{', '.join(sorted(map(str, found)))}; move it: policy.to({str(device)!r})"
+        )
+    return device
+
+
+def _indexed(device: torch.device) -> torch.device:
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 @contextmanager
 def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
     """Let modules that hold an action spec, to draw or to project, take a batch of this size."""

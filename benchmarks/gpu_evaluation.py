@@ -122,7 +122,7 @@ def times(device: torch.device, quick: bool) -> list[dict[str, Any]]:
     rows = []
     for kind, exploration in (("most likely", LIKELY), ("drawn", DRAWN)):
         for cells in widths:
-            for slots in (16, 64):
+            for slots, batch in ((16, 16), (64, 16), (64, 64)):
                 took: dict[str, list[float]] = {"cpu": [], str(device): []}
                 collectors = {
                     where: tdcollect.EvaluationCollector(
@@ -130,6 +130,7 @@ def times(device: torch.device, quick: bool) -> list[dict[str, Any]]:
                         balancing(cells).to(where),
                         slots,
                         num_envs=slots,
+                        inference_batch_size=batch,
                         max_episode_steps=most,
                         **exploration,
                     )
@@ -150,6 +151,7 @@ def times(device: torch.device, quick: bool) -> list[dict[str, Any]]:
                         "cells": cells,
                         "actions": kind,
                         "slots": slots,
+                        "inference_batch_size": batch,
                         "cpu_us": least["cpu"],
                         "device_us": least[str(device)],
                     }
@@ -200,6 +202,7 @@ def table(results: dict[str, Any]) -> str:
                     f"{CARTPOLE}: policy",
                     "actions",
                     "slots",
+                    "inference batch size",
                     "CPU, us per step of all slots",
                     where,
                     "CPU / device",
@@ -209,6 +212,7 @@ def table(results: dict[str, Any]) -> str:
                         f"{row['cells']} x {row['cells']}",
                         row["actions"],
                         row["slots"],
+                        row["inference_batch_size"],
                         f"{row['cpu_us']:.0f}",
                         f"{row['device_us']:.0f}",
                         f"{row['cpu_us'] / row['device_us']:.2f}",

@@ -32,6 +32,8 @@ class TorchCartPole(EnvBase):
         device: of all tensors.
     """
 
+    resets_by_mask = True  # a reset that marks no slot changes nothing but the random numbers
+
     def __init__(self, num_envs: int, device: Any = "cpu"):
         super().__init__(device=torch.device(device), batch_size=[num_envs])
         batch, place = self.batch_size, self.device

@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect.collect.env_parts import ExactReward
 from tdcollect.collect.policies import ON_TENSORDICT, Noise, Policy, TensorDictPolicy
-from tdcollect.collect.step_dict import Key, StepDict
+from tdcollect.collect.step_dict import Key, StepDict, with_index
 from tdcollect.collect.tensordict_env import SteppedEnv, TensorDictEnv
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.transforms import base_of, transforms_of
@@ -123,6 +123,7 @@ def placement(
     """Moves tensors between devices; None where all is on the CPU, or the policy does it itself."""
     if not HAS_FAST_PATH or all(d is None or d.type == "cpu" for d in (policy, env, storing)):
         return None
+    policy, env, storing = (device and with_index(device) for device in (policy, env, storing))
     return Placement(policy, env, storing, home)
 
 
@@ -198,6 +199,12 @@ def explanation(
             parts.append(Part("slots", f"wait_num={wait_num}", "go on when they are ready"))
         elif reason:
             parts.append(Part("slots", "wait_num", f"in step: {reason}", "the slowest slot"))
+        if stepped.resets_by_mask:
+            parts.append(Part("resets", "by mask", "at every step; no flag is read"))
+        elif stepped.home.type != "cpu" and stepped.base is None:
+            parts.append(
+                Part("resets", "where flags say so", f"one wait per step for {stepped.home}")
+            )
         parts += [Part("transform", t.label, t.how, t.cost) for t in stepped.parts]
     parts += [
         Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))

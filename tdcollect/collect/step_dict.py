@@ -173,6 +173,13 @@ def by_slot(value: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
     return value.flatten(0, len(batch_size) - 1) if batch_size else value.unsqueeze(0)
 
 
+def with_index(device: torch.device) -> torch.device:
+    """The device that tensors name which are made on it: ``cuda:0`` for ``cuda``."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def sent(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor on another device; the host does not wait for a copy to a GPU."""
     if device.type != "cuda" or value.device.type != "cpu":
@@ -190,6 +197,14 @@ def zero_rows(
         if index.device != value.device:
             index = sent(index, value.device)
         by_slot(value, batch_size).index_fill_(0, index, 0)
+
+
+def numbered(found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Trajectory ids, with the first of ``ids`` for -1, the second for -2, and so on."""
+    if not len(ids):
+        return found
+    ids = ids.to(found.device)
+    return torch.where(found < 0, ids[(-1 - found).clamp(min=0)], found)
 
 
 def forgotten_entries(

@@ -132,10 +132,18 @@ def collector(
 # ------------------------------------------------------------------------------------ the bits
 
 
+# Each combination with one of the policies; all of them are slow.
+CASES = [
+    pytest.param(kind, places, marks=[] if (i + j) % len(POLICIES) == 0 else pytest.mark.slow)
+    for i, kind in enumerate(POLICIES)
+    for j, places in enumerate(COMBINATIONS)
+]
+
+
 @pytest.mark.behaviour(23)
-@pytest.mark.parametrize("kind", POLICIES)
-@pytest.mark.parametrize(("policy", "env", "storing"), COMBINATIONS)
-def test_batches_are_the_parents(kind: str, policy: str, env: str, storing: str | None) -> None:
+@pytest.mark.parametrize(("kind", "places"), CASES)
+def test_batches_are_the_parents(kind: str, places: tuple[str, str, str | None]) -> None:
+    policy, env, storing = places
     if kind == "recurrent" and storing is None and policy != env:
         pytest.skip("TorchRL cannot stack a hidden state that begins on another device")
     check_same(
@@ -271,12 +279,12 @@ def clip() -> ClipTransform:
 
 def waits_per_step(policy: str, of: list[Any], **options: Any) -> float:
     counts = []
-    for steps in (40, 60):
+    for steps in (30, 40):
         made = collector(policy, cartpole(*(make() for make in of)), **options)
         with Crossings() as found:
             assert made.collect(frames=3 * steps)["next", "done"].any()
         counts.append(len(found.waits))
-    return (counts[1] - counts[0]) / 20
+    return (counts[1] - counts[0]) / 10
 
 
 @pytest.mark.parametrize("policy", ["actor", "remembering"])

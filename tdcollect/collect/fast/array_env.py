@@ -18,7 +18,7 @@ from tdcollect.collect.fast.inner import InnerEnv, RewardShape, SlotArrays, Torc
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
 from tdcollect.collect.fast.members import Shown, member_slots
 from tdcollect.collect.fast.transforms import lower_transforms
-from tdcollect.collect.step_dict import Key, StepDict, flat, from_next, sent
+from tdcollect.collect.step_dict import Key, StepDict, flat, from_next, sent, with_index
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
@@ -142,6 +142,16 @@ class ArrayEnv(SteppedEnv):
         return following, error
 
     @property
+    def resets_by_mask(self) -> bool:
+        """True if slots are reset at every step, by marks that the host does not know.
+
+        The env must say that it allows for this; and so must its transforms.
+        """
+        says_so = getattr(base_of(self.transformed), "resets_by_mask", False)
+        allowed = says_so and all(part.own_pace for part in self.parts)
+        return bool(allowed) and isinstance(self.inner, TorchRLEnv)
+
+    @property
     def own_pace(self) -> bool:
         """True if slots that are ready go on while others step."""
         return self.in_step_for is None
@@ -261,23 +271,34 @@ class ArrayEnv(SteppedEnv):
             known.update(spec.keys(True, True))
         return [key for key in following if key not in known]
 
+    def over(self, following: StepDict) -> torch.Tensor:
+        """The flag of slots whose trajectories end, at home."""
+        over = following[keys.DONE]
+        if not self.ends_by_done:
+            for name in self.transformed.done_keys:
+                over = over | following[name]
+        return over
+
     def begin(
         self,
         following: StepDict,
         starting: torch.Tensor,
-        slots: list[int],
+        slots: list[int] | None,
         seeds: list[int] | None = None,
         options: dict[str, Any] | None = None,
     ) -> StepDict:
-        """Start an episode in ``slots``; see :meth:`SteppedEnv.begin`."""
+        """Start an episode in ``slots``; see :meth:`SteppedEnv.begin`.
+
+        Without them, ``starting`` alone says where, which the host need not know.
+        """
         marks = StepDict({keys.RESET: starting})
         for transform in self._inverse:
             transform.prepare(marks)
-        begun = self.inner.reset(marks, slots, seeds, options)
+        begun = self.inner.reset(marks, slots or [], seeds, options)
         for transform in self.transforms:
             transform.reset(begun, marks, following)
         self._bring_home(begun)
-        if self._merges and len(slots) < self.batch_size.numel():
+        if self._merges and (slots is None or len(slots) < self.batch_size.numel()):
             self._merge(begun, following, starting)
         return begun
 
@@ -339,7 +360,7 @@ def _home(inner: InnerEnv, transforms: list[StepTransform], env: EnvBase) -> tor
     """The device of the env's entries: the one that it names, unless the CPU gives the same."""
     if env.device is None or all(transform.anywhere for transform in transforms):
         return inner.home
-    return env.device
+    return with_index(env.device)
 
 
 def _inner(
@@ -363,7 +384,9 @@ def _inner(
             return member_slots(SlotArrays(slots), members, shown, mixes)
         return SlotArrays(slots), []
     except (NotAdopted, NotOnArrays) as error:
-        return _as_it_is(base, under_transforms, str(error)), []
+        on_cpu = base.device is None or base.device.type == "cpu"
+        reason = str(error) if on_cpu else f"its tensors are on {base.device}"
+        return _as_it_is(base, under_transforms, reason), []
 
 
 def _as_it_is(base: EnvBase, under_transforms: bool, reason: str) -> TorchRLEnv:

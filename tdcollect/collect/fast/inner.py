@@ -18,7 +18,7 @@ from tdcollect._upstream.torchrl import (
     env_step_of,
 )
 from tdcollect.collect.fast.islands import StepTransform
-from tdcollect.collect.step_dict import Key, StepDict, flat, sent
+from tdcollect.collect.step_dict import Key, StepDict, flat, sent, with_index
 from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.errors import SlotError
@@ -177,7 +177,7 @@ class TorchRLEnv(InnerEnv):
         leaves = env.observation_spec.values(True, True)
         self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
         self._env = env
-        self.home = env.device or _CPU
+        self.home = with_index(env.device) if env.device else _CPU
         self._step, self._reset = env_step_of(env), env_reset_of(env)
         self._arguments = arguments_of_resets(env)
 

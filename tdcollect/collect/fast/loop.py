@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from tdcollect import keys
 from tdcollect.collect.batch_builder import BatchBuilder
 from tdcollect.collect.fast.array_env import ArrayEnv
 from tdcollect.collect.fast.devices import Placement
+from tdcollect.collect.fast.ends import KnownEnds, MaskedEnds
 from tdcollect.collect.policies import Policy
 from tdcollect.collect.step_dict import (
     Key,
@@ -25,7 +25,6 @@ from tdcollect.collect.step_dict import (
     forgotten_entries,
     is_next,
     next_step,
-    zero_rows,
 )
 from tdcollect.envs.spaces import nested
 
@@ -71,7 +70,11 @@ def collect_frames(
     policy = lower(step)
     batch = BatchBuilder(env, steps, left_out, place, in_one_piece)
     next_keys: list[Key] | None = None
-    slots, actions = env.batch_size.numel(), env.transformed.action_keys
+    actions = env.transformed.action_keys
+    ends: KnownEnds | MaskedEnds = KnownEnds(env, new_ids)
+    if env.resets_by_mask:
+        ids_on = torch.device("cpu") if place is None else place.storing or torch.device("cpu")
+        ends = MaskedEnds(env, new_ids, ids_on, asks=watch is not None)
     stepping = False
     try:
         for buffers in batch.allocate():
@@ -88,22 +91,19 @@ def collect_frames(
             following, error = env.advance(given, next_keys, buffers)
             if error is not None:
                 raise error
-            ended, renewed = env.ends(following)
-            begun = env.begin(following, following[keys.DONE], ended) if ended else following
+            begun = ends.begin(following)
             stepping = False
             batch.append(step, following)
             upcoming = next_step(step, begun, env.carried, next_keys)
-            if renewed and new_ids is not None:
-                ids = upcoming[keys.TRAJ_IDS] = upcoming[keys.TRAJ_IDS].clone()
-                ids.numpy().reshape(-1)[renewed] = new_ids(len(renewed)).cpu().numpy()
-            if 0 < len(ended) < slots:
-                zero_rows(upcoming, forgotten, env.batch_size, ended)
+            ends.renew(upcoming, forgotten)
             taken, step = step, upcoming
             if watch is not None:
-                watch(taken, following, step, ended)
+                watch(taken, following, step, ends.ended)
         policy.check()
+        ends.number(batch.entries)
     finally:
         # Also where the policy or the env raised: the next loop goes on from the last whole step.
+        ends.number(step)
         if place is not None:
             step = place.leave(step, env.carried)
         keep(nested(step.items(), env.batch_size, carrier.device), stepping)

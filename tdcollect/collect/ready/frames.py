@@ -14,7 +14,14 @@ from tdcollect import keys
 from tdcollect.collect.policies import Policy
 from tdcollect.collect.ready.rows import Rows
 from tdcollect.collect.ready.slots import ReadySlots
-from tdcollect.collect.step_dict import Key, NotTensors, StepDict, flat, forgotten_entries
+from tdcollect.collect.step_dict import (
+    Key,
+    NotTensors,
+    StepDict,
+    flat,
+    forgotten_entries,
+    numbered,
+)
 from tdcollect.collect.watch import Watch
 from tdcollect.envs.spaces import nested
 
@@ -120,7 +127,7 @@ class FrameLoop:
                 ids[order] = self._new_ids(len(begun)).cpu()
                 for step in (entries, slots.present):
                     if keys.TRAJ_IDS in step:
-                        step[keys.TRAJ_IDS] = _numbered(step[keys.TRAJ_IDS], ids)
+                        step[keys.TRAJ_IDS] = numbered(step[keys.TRAJ_IDS], ids)
         return entries
 
     def arriving(self, count: int, held: Arrivals) -> tuple[dict[Key, torch.Tensor], list[int]]:
@@ -257,9 +264,3 @@ def _joined(
             ]
         )
     return joined
-
-
-def _numbered(found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Trajectory ids, with those that were below zero in their places."""
-    ids = ids.to(found.device)
-    return torch.where(found < 0, ids[(-1 - found).clamp(min=0)], found)

@@ -1,0 +1,114 @@
+"""The ends of episodes in a batch: slots are reset, and their trajectories get new ids.
+
+Where envs are on a GPU, to ask which slots have ended is to wait for it. An env that says so is
+reset by the flags alone: they stay on its device, and the host learns nothing until the batch ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tdcollect import keys
+from tdcollect.collect.fast.array_env import ArrayEnv
+from tdcollect.collect.step_dict import Key, StepDict, numbered, sent, zero_rows
+
+NewIds = Callable[[int], torch.Tensor]
+"""Gives so many new trajectory ids."""
+
+
+class KnownEnds:
+    """Resets the slots that have ended, by their numbers.
+
+    Args:
+        env: the env on arrays.
+        new_ids: gives new trajectory ids; None where they are not tracked.
+
+    Attributes:
+        ended: the slots whose episodes ended in the latest step.
+    """
+
+    def __init__(self, env: ArrayEnv, new_ids: NewIds | None):
+        self._env = env
+        self._new_ids = new_ids
+        self._slots = env.batch_size.numel()
+        self._renewed: list[int] = []
+        self.ended: list[int] = []
+
+    def begin(self, following: StepDict) -> StepDict:
+        """The entries that begin the next step, given those that the latest step led to."""
+        self.ended, self._renewed = self._env.ends(following)
+        if not self.ended:
+            return following
+        return self._env.begin(following, following[keys.DONE], self.ended)
+
+    def renew(self, upcoming: StepDict, forgotten: Sequence[Key]) -> None:
+        """Write new trajectory ids into the next step, and zero what the policy forgets."""
+        if self._renewed and self._new_ids is not None:
+            ids = upcoming[keys.TRAJ_IDS] = upcoming[keys.TRAJ_IDS].clone()
+            new = self._new_ids(len(self._renewed)).cpu().numpy()
+            ids.numpy().reshape(-1)[self._renewed] = new
+        if 0 < len(self.ended) < self._slots:
+            zero_rows(upcoming, forgotten, self._env.batch_size, self.ended)
+
+    def number(self, entries: dict[Key, torch.Tensor]) -> None:
+        """Give trajectories their ids; they have them already."""
+
+
+class MaskedEnds:
+    """Resets by the flags of all slots, at every step, without reading them.
+
+    Trajectories are counted on the env's device, below zero, and get their ids once the batch is
+    whole.
+
+    Args:
+        env: the env on arrays, whose ``resets_by_mask`` is true.
+        new_ids: gives new trajectory ids; None where they are not tracked.
+        ids_on: the device of trajectory ids in the batch.
+        asks: whether to read the flags after all, for hooks.
+
+    Attributes:
+        ended: the slots whose episodes ended in the latest step; none unless ``asks``.
+    """
+
+    def __init__(
+        self, env: ArrayEnv, new_ids: NewIds | None, ids_on: torch.device, asks: bool = False
+    ):
+        self._env = env
+        self._new_ids = new_ids
+        self._ids_on = ids_on
+        self._asks = asks
+        self._begun = torch.zeros((), dtype=torch.int64, device=env.home)  # so many trajectories
+        self._ids: torch.Tensor | None = None
+        self.ended: list[int] = []
+
+    def begin(self, following: StepDict) -> StepDict:
+        """The entries that begin the next step, given those that the latest step led to."""
+        self._done = done = following[keys.DONE]
+        self._over = self._env.over(following)
+        if self._asks:
+            self.ended = done.reshape(-1).nonzero()[:, 0].tolist()
+        return self._env.begin(following, done, None)
+
+    def renew(self, upcoming: StepDict, forgotten: Sequence[Key]) -> None:
+        """Write new trajectory ids into the next step, and zero what the policy forgets."""
+        if self._new_ids is not None:
+            over = self._over.reshape(-1)
+            ids = sent(upcoming[keys.TRAJ_IDS], over.device)
+            new = -self._begun - over.cumsum(0)
+            upcoming[keys.TRAJ_IDS] = torch.where(over, new, ids.reshape(-1)).view_as(ids)
+            self._begun = self._begun + over.sum()
+        some = self._done & ~self._done.all()  # where all end, TorchRL zeroes nothing
+        for key in forgotten:
+            value = upcoming[key]
+            mask = some.reshape(some.shape[:-1] + (1,) * (value.ndim - some.ndim + 1))
+            upcoming[key] = value.masked_fill(mask.to(value.device), 0)
+
+    def number(self, entries: dict[Key, torch.Tensor]) -> None:
+        """Give trajectories their ids; the one wait for the env's device in a batch."""
+        if self._new_ids is None or keys.TRAJ_IDS not in entries:
+            return
+        if self._ids is None:
+            self._ids = self._new_ids(int(self._begun)).cpu()
+        entries[keys.TRAJ_IDS] = numbered(entries[keys.TRAJ_IDS].to(self._ids_on), self._ids)

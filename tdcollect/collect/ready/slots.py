@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tdcollect.collect.step_dict import Key, StepDict, check_tensors, is_next
+from tdcollect.collect.step_dict import Key, StepDict, check_tensors, is_next, sent, zero_rows
 
 if TYPE_CHECKING:
     from tdcollect.collect.fast.array_env import ArrayEnv, Arrived
@@ -128,7 +128,8 @@ class ReadySlots:
                 mask = self._mask(slots) if mask is None else mask
                 upcoming[key] = _where(mask, value, upcoming[key])
         if received.begun:
-            self.set_rows(upcoming, self.zeroed, received.begun, 0)
+            zeroed = [key for key in self.zeroed if key in upcoming]
+            zero_rows(upcoming, zeroed, self._env.batch_size, received.begun)
         self.present = upcoming
         self.ready += [*received.stepped, *received.begun]
 
@@ -157,5 +158,5 @@ def _where(mask: torch.Tensor, value: torch.Tensor, other: torch.Tensor) -> torc
     The result is on the device of ``value``: a hidden state that begins on the CPU goes on where
     the policy is.
     """
-    shaped = mask.to(value.device).view(-1, *(1,) * (value.ndim - 1))
+    shaped = sent(mask, value.device).view(-1, *(1,) * (value.ndim - 1))
     return torch.where(shaped, value, other.to(value.device))

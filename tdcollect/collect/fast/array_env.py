@@ -147,9 +147,7 @@ class ArrayEnv(SteppedEnv):
 
         The env must say that it allows for this; and so must its transforms.
         """
-        says_so = getattr(base_of(self.transformed), "resets_by_mask", False)
-        allowed = says_so and all(part.own_pace for part in self.parts)
-        return bool(allowed) and isinstance(self.inner, TorchRLEnv)
+        return self.inner.resets_by_mask and all(part.own_pace for part in self.parts)
 
     @property
     def own_pace(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,7 @@ class InnerEnv(abc.ABC):
         follows_specs: as of :class:`StepTransform`.
         transforms: those that run inside of it, innermost first.
         home: the device of its entries.
+        resets_by_mask: whether it says that resets may be asked for at every step, by marks alone.
         how: the way in which it is stepped, in words.
         cost: about what that costs where it leaves the arrays; empty on them.
     """
@@ -52,6 +54,7 @@ class InnerEnv(abc.ABC):
     follows_specs = True
     transforms: Sequence[StepTransform] = ()
     home = _CPU
+    resets_by_mask = False
     how = "steps on arrays"
     cost = ""
 
@@ -177,6 +180,8 @@ class TorchRLEnv(InnerEnv):
         leaves = env.observation_spec.values(True, True)
         self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
         self._env = env
+        # Statically: wrappers would ask the env inside.
+        self.resets_by_mask = bool(inspect.getattr_static(env, "resets_by_mask", False))
         self.home = with_index(env.device) if env.device else _CPU
         self._step, self._reset = env_step_of(env), env_reset_of(env)
         self._arguments = arguments_of_resets(env)

@@ -7,15 +7,16 @@ starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from tdcollect import keys
 from tdcollect.collect.batch_builder import BatchBuilder
 from tdcollect.collect.fast.array_env import ArrayEnv
 from tdcollect.collect.fast.devices import Placement
-from tdcollect.collect.fast.ends import KnownEnds, MaskedEnds
+from tdcollect.collect.fast.masked_ends import MaskedEnds
 from tdcollect.collect.policies import Policy
 from tdcollect.collect.step_dict import (
     Key,
@@ -25,11 +26,50 @@ from tdcollect.collect.step_dict import (
     forgotten_entries,
     is_next,
     next_step,
+    zero_rows,
 )
 from tdcollect.envs.spaces import nested
 
 StepWatch = Callable[[StepDict, StepDict, StepDict, list[int]], None]
 """Called with a step, what followed, the next step, and the slots whose episodes ended."""
+
+
+class Ends:
+    """Resets the slots that have ended, by their numbers.
+
+    Args:
+        env: the env on arrays.
+        new_ids: gives new trajectory ids; None where they are not tracked.
+
+    Attributes:
+        ended: the slots whose episodes ended in the latest step.
+    """
+
+    def __init__(self, env: ArrayEnv, new_ids: Callable[[int], torch.Tensor] | None):
+        self._env = env
+        self._new_ids = new_ids
+        self._slots = env.batch_size.numel()
+        self._renewed: list[int] = []
+        self.ended: list[int] = []
+
+    def begin(self, following: StepDict) -> StepDict:
+        """The entries that begin the next step, given those that the latest step led to."""
+        self.ended, self._renewed = self._env.ends(following)
+        if not self.ended:
+            return following
+        return self._env.begin(following, following[keys.DONE], self.ended)
+
+    def renew(self, upcoming: StepDict, forgotten: Sequence[Key]) -> None:
+        """Write new trajectory ids into the next step, and zero what the policy forgets."""
+        if self._renewed and self._new_ids is not None:
+            ids = upcoming[keys.TRAJ_IDS] = upcoming[keys.TRAJ_IDS].clone()
+            new = self._new_ids(len(self._renewed)).cpu().numpy()
+            ids.numpy().reshape(-1)[self._renewed] = new
+        if 0 < len(self.ended) < self._slots:
+            zero_rows(upcoming, forgotten, self._env.batch_size, self.ended)
+
+    def number(self, entries: dict[Key, torch.Tensor]) -> None:
+        """Give trajectories their ids; they have them already."""
 
 
 def collect_frames(
@@ -71,7 +111,7 @@ def collect_frames(
     batch = BatchBuilder(env, steps, left_out, place, in_one_piece)
     next_keys: list[Key] | None = None
     actions = env.transformed.action_keys
-    ends: KnownEnds | MaskedEnds = KnownEnds(env, new_ids)
+    ends: Ends | MaskedEnds = Ends(env, new_ids)
     if env.resets_by_mask:
         ids_on = torch.device("cpu") if place is None else place.storing or torch.device("cpu")
         ends = MaskedEnds(env, new_ids, ids_on, asks=watch is not None)

@@ -1,7 +1,6 @@
-"""The ends of episodes in a batch: slots are reset, and their trajectories get new ids.
+"""Resets by mask: slots whose episodes end begin new ones, and the host does not learn which.
 
-Where envs are on a GPU, to ask which slots have ended is to wait for it. An env that says so is
-reset by the flags alone: they stay on its device, and the host learns nothing until the batch ends.
+Where envs are on a GPU, to ask which slots have ended is to wait for it.
 """
 
 from __future__ import annotations
@@ -12,48 +11,7 @@ import torch
 
 from tdcollect import keys
 from tdcollect.collect.fast.array_env import ArrayEnv
-from tdcollect.collect.step_dict import Key, StepDict, numbered, sent, zero_rows
-
-NewIds = Callable[[int], torch.Tensor]
-"""Gives so many new trajectory ids."""
-
-
-class KnownEnds:
-    """Resets the slots that have ended, by their numbers.
-
-    Args:
-        env: the env on arrays.
-        new_ids: gives new trajectory ids; None where they are not tracked.
-
-    Attributes:
-        ended: the slots whose episodes ended in the latest step.
-    """
-
-    def __init__(self, env: ArrayEnv, new_ids: NewIds | None):
-        self._env = env
-        self._new_ids = new_ids
-        self._slots = env.batch_size.numel()
-        self._renewed: list[int] = []
-        self.ended: list[int] = []
-
-    def begin(self, following: StepDict) -> StepDict:
-        """The entries that begin the next step, given those that the latest step led to."""
-        self.ended, self._renewed = self._env.ends(following)
-        if not self.ended:
-            return following
-        return self._env.begin(following, following[keys.DONE], self.ended)
-
-    def renew(self, upcoming: StepDict, forgotten: Sequence[Key]) -> None:
-        """Write new trajectory ids into the next step, and zero what the policy forgets."""
-        if self._renewed and self._new_ids is not None:
-            ids = upcoming[keys.TRAJ_IDS] = upcoming[keys.TRAJ_IDS].clone()
-            new = self._new_ids(len(self._renewed)).cpu().numpy()
-            ids.numpy().reshape(-1)[self._renewed] = new
-        if 0 < len(self.ended) < self._slots:
-            zero_rows(upcoming, forgotten, self._env.batch_size, self.ended)
-
-    def number(self, entries: dict[Key, torch.Tensor]) -> None:
-        """Give trajectories their ids; they have them already."""
+from tdcollect.collect.step_dict import Key, StepDict, numbered, sent
 
 
 class MaskedEnds:
@@ -73,7 +31,11 @@ class MaskedEnds:
     """
 
     def __init__(
-        self, env: ArrayEnv, new_ids: NewIds | None, ids_on: torch.device, asks: bool = False
+        self,
+        env: ArrayEnv,
+        new_ids: Callable[[int], torch.Tensor] | None,
+        ids_on: torch.device,
+        asks: bool = False,
     ):
         self._env = env
         self._new_ids = new_ids

@@ -272,7 +272,7 @@ class _Device(TorchDispatchMode):
             self._sources.append((source, source.clone()))
         else:
             self._results.append((written, written.clone()))
-            written.reshape(-1).view(torch.uint8).fill_(0xFF)  # NaN, or -1
+            written.fill_(torch.nan if written.is_floating_point() else 77)
         return out
 
     def _check_devices(self, func: Any, args: tuple[Any, ...], given: list[torch.Tensor]) -> None:

@@ -20,7 +20,7 @@ from tdcollect.trajectories import (
 
 from .batches import NEXT_DONE, check_same, make
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+pytestmark = pytest.mark.usefixtures("cuda")
 
 
 def batch(device: Any) -> Any:
@@ -28,7 +28,11 @@ def batch(device: Any) -> Any:
     return make(torch.rand(6, 50, generator=generator) < 0.1, ids=False).to(device)
 
 
-@pytest.mark.parametrize("layout", ["padded", "jagged", "flat", "list"])
+# Nested tensors have no simulated device.
+JAGGED = pytest.param("jagged", marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize("layout", ["padded", JAGGED, "flat", "list"])
 def test_split_and_join(layout: Any) -> None:
     there = batch("cuda")
     split = split_trajectories(there, layout=layout)
@@ -47,7 +51,7 @@ def test_sums() -> None:
 
 
 def test_entries_on_two_devices() -> None:
-    mixed = batch("cpu")
+    mixed = batch("cpu").clear_device_()
     mixed["observation"] = mixed["observation"].cuda()
     split = split_trajectories(mixed)
     assert split["observation"].is_cuda

@@ -263,6 +263,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self._runner.arrivals.settle()
             marked = slots_of(index, self.env.batch_size)
             self._runner.arrivals.leave_out(marked.nonzero()[0].tolist())
+            self._runner.gather_position()
         super().reset(index, **kwargs)
         self._monitor.drop(index)
 

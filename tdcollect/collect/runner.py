@@ -107,6 +107,17 @@ class Runner(CollectorPart):
             self.arrivals.drop()
         self.stale = stale
 
+    def gather_position(self) -> None:
+        """Have all entries of the carried step where the env is: TorchRL resets it in part there.
+
+        The policy's outputs may lie elsewhere.
+        """
+        home = self._collector.env.device or torch.device("cpu")
+        carrier = self._parent.carrier
+        for key, value in carrier.items(True, True):
+            if isinstance(value, torch.Tensor) and value.device != home:
+                carrier.set(key, value.to(home))
+
     def restart(
         self,
         seed: int | None = None,

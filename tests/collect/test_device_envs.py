@@ -176,6 +176,15 @@ def test_one_wait_per_step_elsewhere() -> None:
     assert waits_per_step(lambda: Asked(SLOTS, "cuda:0")) == 1
 
 
+def test_a_batch_in_which_no_episode_ends() -> None:
+    check_same(
+        lambda: Fixed(SLOTS, "cuda:0"),
+        actor,
+        batches(2),
+        lambda: {"frames_per_batch": SLOTS * 2, "device": "cuda:0"},
+    )
+
+
 def test_hooks_do_not_change_the_batch() -> None:
     class Ends(tdcollect.Hooks):
         def __init__(self) -> None:

@@ -5,7 +5,7 @@ Where there is no GPU, one is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -225,6 +225,31 @@ def test_an_env_without_a_device(kind: str) -> None:
     assert set(expected.keys(True, True)) == set(got.keys(True, True))
     for key, value in expected.items(True, True):
         assert torch.equal(value.cpu(), got[key].cpu()), key
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("actor", {"policy_device": GPU, "env_device": "cpu"}),
+        ("remembering", {"device": "cuda"}),
+        ("recurrent", {"policy_device": GPU, "env_device": "cpu", "storing_device": "cpu"}),
+    ],
+)
+def test_resets_of_some_slots_between_batches(kind: str, options: dict[str, str]) -> None:
+    def script(made: Any) -> Iterator[Any]:
+        stream = iter(made)
+        yield next(stream)
+        made.reset(index=[1])
+        yield next(stream)
+        made.reset()
+        yield next(stream)
+
+    check_same(
+        lambda: cartpole(RewardSum(), InitTracker()),
+        lambda _: POLICIES[kind](),
+        script,
+        lambda: {**options, "auto_register_policy_transforms": True},
+    )
 
 
 @pytest.mark.parametrize("storing", [None, "cpu", GPU])

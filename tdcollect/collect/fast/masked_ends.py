@@ -72,5 +72,6 @@ class MaskedEnds:
         if self._new_ids is None or keys.TRAJ_IDS not in entries:
             return
         if self._ids is None:
-            self._ids = self._new_ids(int(self._begun)).cpu()
+            count = int(self._begun)
+            self._ids = self._new_ids(count).cpu() if count else torch.empty(0, dtype=torch.int64)
         entries[keys.TRAJ_IDS] = numbered(entries[keys.TRAJ_IDS].to(self._ids_on), self._ids)

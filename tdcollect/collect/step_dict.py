@@ -5,7 +5,7 @@ Keys are a name, or a tuple of names for a nested entry; values have the env's b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -188,9 +188,11 @@ def sent(value: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def zero_rows(
-    step: StepDict, entries: Iterable[Key], batch_size: torch.Size, slots: Sequence[int]
+    step: StepDict, entries: Sequence[Key], batch_size: torch.Size, slots: Sequence[int]
 ) -> None:
     """Zero the rows of some slots, in copies of the entries."""
+    if not entries:
+        return
     index = torch.tensor(slots)
     for key in entries:
         value = step[key] = step[key].clone(memory_format=torch.contiguous_format)

@@ -86,6 +86,7 @@ class ArrayEnv(SteppedEnv):
         self.transforms = transforms
         self.inner = inner
         self.home = inner.home
+        self._away = inner.home.type != "cpu"
         # A transform that mixes rows must see in all of them what it sees under TorchRL. Slots
         # that go on get their own rows back afterwards.
         self._merges = inner.whole or not all(transform.by_row for transform in transforms)
@@ -131,7 +132,8 @@ class ArrayEnv(SteppedEnv):
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
             transform.step(given, following)
-        self._bring_home(following)
+        if self._away:
+            self._bring_home(following)
         if self.drops_unspecified:
             if self._unspecified is None:
                 self._unspecified = self._without_spec(following, next_keys)
@@ -252,15 +254,21 @@ class ArrayEnv(SteppedEnv):
     def ends(self, following: StepDict) -> tuple[list[int], list[int]]:
         """The slots to reset, and those whose trajectories end; a GPU is waited for once."""
         names = [keys.DONE] if self.ends_by_done else [keys.DONE, *self.transformed.done_keys]
-        flags = [self.inner.on_host(following[name]) for name in names]
-        if any(flag is None for flag in flags):
-            together = torch.stack([following[name].reshape(-1) for name in names])
-            flags = list(together.cpu().unbind(0))
-        done, *others = [flag.numpy().reshape(-1) for flag in flags]  # type: ignore[union-attr]
+        flags = [following[name] for name in names]
+        if self._away:
+            flags = self._on_host(flags)
+        done = flags[0].numpy().reshape(-1)
         ended = done.nonzero()[0].tolist() if np.count_nonzero(done) else []  # the quickest way
-        if not others:
+        if self.ends_by_done:
             return ended, ended
-        return ended, np.logical_or.reduce(others).nonzero()[0].tolist()
+        over = np.logical_or.reduce([flag.numpy().reshape(-1) for flag in flags])
+        return ended, over.nonzero()[0].tolist()
+
+    def _on_host(self, flags: list[torch.Tensor]) -> list[torch.Tensor]:
+        known = [self.inner.on_host(flag) for flag in flags]
+        if all(flag is not None for flag in known):
+            return known  # type: ignore[return-value]
+        return list(torch.stack([flag.reshape(-1) for flag in flags]).cpu().unbind(0))
 
     def _without_spec(self, following: StepDict, next_keys: list[Key]) -> list[Key]:
         """The entries that are not the policy's, and that TorchRL's batch has no room for."""
@@ -295,17 +303,17 @@ class ArrayEnv(SteppedEnv):
         begun = self.inner.reset(marks, slots or [], seeds, options)
         for transform in self.transforms:
             transform.reset(begun, marks, following)
-        self._bring_home(begun)
+        if self._away:
+            self._bring_home(begun)
         if self._merges and (slots is None or len(slots) < self.batch_size.numel()):
             self._merge(begun, following, starting)
         return begun
 
     def _bring_home(self, entries: StepDict) -> None:
         """Move what a transform wrote on the CPU, as a TensorDict of another device would."""
-        if self.home.type != "cpu":
-            for key, value in entries.items():
-                if value.device != self.home:
-                    entries[key] = sent(value, self.home)
+        for key, value in entries.items():
+            if value.device != self.home:
+                entries[key] = sent(value, self.home)
 
     def _merge(self, begun: StepDict, following: StepDict, starting: torch.Tensor) -> None:
         """Give the slots that go on their own rows back."""

@@ -59,8 +59,8 @@ class InnerEnv(abc.ABC):
     cost = ""
 
     def on_host(self, flag: torch.Tensor) -> torch.Tensor | None:
-        """A flag's values on the CPU, where they are known without a wait for its device."""
-        return flag if flag.device == _CPU else None
+        """A flag of another device on the CPU, where it is known without a wait for that device."""
+        return None
 
     @abc.abstractmethod
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[Any]:
@@ -137,7 +137,7 @@ class SlotArrays(InnerEnv):
 
     def on_host(self, flag: torch.Tensor) -> torch.Tensor | None:
         known = self._done is not None and flag is self._done[0]
-        return self._done[1] if known else super().on_host(flag)  # type: ignore[index]
+        return self._done[1] if known else None  # type: ignore[index]
 
     def receive(self, buffers: StepBuffers) -> tuple[StepDict, Received]:
         """Wait for slots that were sent; the entries that they came to, of all slots."""

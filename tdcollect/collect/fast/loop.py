@@ -61,7 +61,9 @@ class Ends:
 
     def renew(self, upcoming: StepDict, forgotten: Sequence[Key]) -> None:
         """Write new trajectory ids into the next step, and zero what the policy forgets."""
-        if self._renewed and self._new_ids is not None:
+        if not self._renewed:
+            return
+        if self._new_ids is not None:
             ids = upcoming[keys.TRAJ_IDS] = upcoming[keys.TRAJ_IDS].clone()
             new = self._new_ids(len(self._renewed)).cpu().numpy()
             ids.numpy().reshape(-1)[self._renewed] = new

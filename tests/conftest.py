@@ -31,15 +31,18 @@ tqdm.monitor_interval = 0
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put Ray's tests last: its threads stay in the process, and evaluations see them."""
     items.sort(key=lambda item: item.path.name.startswith("test_ray"))
+    for item in items:
+        if "cuda" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture
 def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """A GPU: a real one, or a simulated one for tests that are not marked ``gpu``."""
+    """A GPU: a real one, or a simulated one for tests that do not need real kernels."""
     if torch.cuda.is_available():
         yield CUDA
         return
-    if request.node.get_closest_marker("gpu"):
+    if request.node.get_closest_marker("kernels"):
         pytest.skip("no CUDA device on this machine")
     with simulated_cuda():
         yield CUDA

@@ -223,7 +223,7 @@ def test_it_is_explained() -> None:
     assert "one wait per step" in parts(torch_cartpole.TorchCartPole, *learning())["resets"]
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_cuda_finds_no_wait_in_a_step() -> None:
     """CUDA raises at whatever the host waits for; a batch ends with a few waits."""
     env = torch_cartpole.TorchCartPole(4096, "cuda:0")

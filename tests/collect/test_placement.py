@@ -353,7 +353,7 @@ def test_no_placement_where_all_is_on_the_cpu() -> None:
 # --------------------------------------------------------------------------------- real kernels
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("option", ["compile_policy", "cudagraph_policy"])
 def test_compiled_cuda_policies_give_the_parents_batches(option: str) -> None:
     def net(_: Any) -> Any:
@@ -363,7 +363,7 @@ def test_compiled_cuda_policies_give_the_parents_batches(option: str) -> None:
     check_same(cartpole, net, batches(4), lambda: dict(options))
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.parametrize("option", ["compile_policy", "cudagraph_policy"])
 def test_compiled_cuda_policies_that_draw(option: str) -> None:
     stream = iter(collector(policy_device=GPU, **{option: True}))
@@ -371,7 +371,7 @@ def test_compiled_cuda_policies_that_draw(option: str) -> None:
         assert next(stream)["action"].shape == (3, STEPS, 2)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_no_implicit_synchronisation_beyond_the_actions() -> None:
     """CUDA itself counts: it warns at each wait that was not asked for."""
     stream = iter(collector(policy_device=GPU))

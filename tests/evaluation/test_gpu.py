@@ -321,7 +321,7 @@ def test_weights_come_down_to_be_sent(cuda: torch.device) -> None:
     assert {value.device.type for value in weights.tensors.values(True, True)} == {"cpu"}
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 def test_weights_that_are_set_go_up(cuda: torch.device) -> None:
     given, policy = deterministic(), deterministic().to(cuda)
     for parameter in policy.parameters():
@@ -363,7 +363,7 @@ def algorithms(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-@pytest.mark.gpu
+@pytest.mark.kernels
 @pytest.mark.usefixtures("algorithms")
 @pytest.mark.parametrize("name", REAL)
 def test_kernels_of_the_gpu_give_one_ledger(name: str, cuda: torch.device) -> None:

@@ -29,7 +29,7 @@ def batch(device: Any) -> Any:
 
 
 # Nested tensors have no simulated device.
-JAGGED = pytest.param("jagged", marks=pytest.mark.gpu)
+JAGGED = pytest.param("jagged", marks=pytest.mark.kernels)
 
 
 @pytest.mark.parametrize("layout", ["padded", JAGGED, "flat", "list"])

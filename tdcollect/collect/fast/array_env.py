@@ -282,7 +282,7 @@ class ArrayEnv(SteppedEnv):
         over = following[keys.DONE]
         if not self.ends_by_done:
             for name in self.transformed.done_keys:
-                over = over | following[name]
+                over = over if name == keys.DONE else over | following[name]
         return over
 
     def begin(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
@@ -24,7 +25,7 @@ from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.ready_stepper import ReadyStepper, Received
-from tdcollect.envs.spaces import key_of, nested
+from tdcollect.envs.spaces import key_of, nested, nested_unchecked
 from tdcollect.envs.wrapper import GymnasiumEnv
 
 _CPU = torch.device("cpu")
@@ -183,6 +184,7 @@ class TorchRLEnv(InnerEnv):
         # Statically: wrappers would ask the env inside.
         self.resets_by_mask = bool(inspect.getattr_static(env, "resets_by_mask", False))
         self.home = with_index(env.device) if env.device else _CPU
+        self._flags = [(key, spec.shape) for key, spec in env.full_done_spec.items(True, True)]
         self._step, self._reset = env_step_of(env), env_reset_of(env)
         self._arguments = arguments_of_resets(env)
 
@@ -192,10 +194,20 @@ class TorchRLEnv(InnerEnv):
     def step(
         self, given: StepDict, slots: list[int] | None, buffers: None
     ) -> tuple[StepDict, SlotError | None]:
+        return self._completed(self._step(self._packed(given))), None
+
+    def _packed(self, entries: StepDict) -> TensorDict:
         env = self._env
-        following = self._step(nested(given.items(), env.batch_size, env.device))
-        complete_done(env, following)
-        return flat(following), None
+        if env.device is None or all(value.device == self.home for value in entries.values()):
+            return nested_unchecked(entries.items(), env.batch_size, env.device and self.home)
+        return nested(entries.items(), env.batch_size, env.device)
+
+    def _completed(self, made: TensorDictBase) -> StepDict:
+        entries = flat(made)
+        if all(key in entries and entries[key].shape == shape for key, shape in self._flags):
+            return entries
+        complete_done(self._env, made)
+        return flat(made)
 
     def reset(
         self,
@@ -206,9 +218,7 @@ class TorchRLEnv(InnerEnv):
     ) -> StepDict:
         env = self._env
         arguments = {**self._arguments, **reset_arguments(env, seeds, options)}
-        begun = self._reset(nested(marks.items(), env.batch_size, env.device), **arguments)
-        complete_done(env, begun)
-        return flat(begun)
+        return self._completed(self._reset(self._packed(marks), **arguments))
 
 
 class RewardShape(StepTransform):

@@ -41,7 +41,8 @@ class MaskedEnds:
         self._new_ids = new_ids
         self._ids_on = ids_on
         self._asks = asks
-        self._begun = torch.zeros((), dtype=torch.int64, device=env.home)  # so many trajectories
+        # The number of the latest trajectory: -1 of the first that begins in this batch.
+        self._latest = torch.zeros((), dtype=torch.int64, device=env.home)
         self._ids: torch.Tensor | None = None
         self.ended: list[int] = []
 
@@ -58,9 +59,11 @@ class MaskedEnds:
         if self._new_ids is not None:
             over = self._over.reshape(-1)
             ids = sent(upcoming[keys.TRAJ_IDS], over.device)
-            new = -self._begun - over.cumsum(0)
+            new = self._latest - over.cumsum(0)
+            self._latest = new[-1]
             upcoming[keys.TRAJ_IDS] = torch.where(over, new, ids.reshape(-1)).view_as(ids)
-            self._begun = self._begun + over.sum()
+        if not forgotten:
+            return
         some = self._done & ~self._done.all()  # where all end, TorchRL zeroes nothing
         for key in forgotten:
             value = upcoming[key]
@@ -72,6 +75,6 @@ class MaskedEnds:
         if self._new_ids is None or keys.TRAJ_IDS not in entries:
             return
         if self._ids is None:
-            count = int(self._begun)
+            count = -int(self._latest)
             self._ids = self._new_ids(count).cpu() if count else torch.empty(0, dtype=torch.int64)
         entries[keys.TRAJ_IDS] = numbered(entries[keys.TRAJ_IDS].to(self._ids_on), self._ids)

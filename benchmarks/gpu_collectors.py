@@ -35,7 +35,7 @@ TARGET, GRAPH_TARGET = 2.0, 1.5
 WIDTHS = (64, 512)
 KIND, STORING = "env", "storing_device"
 OPTIONS = (KIND, "env_device", STORING, "no_cuda_sync")
-"""What a setting of TorchRL's collector says: its kind of env, and the collector's options."""
+"""A setting of TorchRL's collector in words: its kind of env, and the options."""
 
 
 def settings(setting: Setting) -> Plan:

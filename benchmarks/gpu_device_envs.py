@@ -109,7 +109,7 @@ def _bare(env: TorchCartPole, net: nn.Module, steps: int, setting: Setting) -> P
 
 
 def _waits(kind: Any, env: Any, policy: Any, setting: Setting) -> str:
-    """Where the host first waits for the device in a batch; empty where it does not.
+    """The place at which the host first waits for the device in a batch; empty for none.
 
     torch raises at each operation that waits.
     """

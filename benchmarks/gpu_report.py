@@ -78,7 +78,7 @@ def _problems(rows: Rows) -> list[str]:
 
 
 def _aims(groups: dict[str, Rows]) -> list[tuple[str, float, list[float]]]:
-    """What is aimed at, the aim, and the figures."""
+    """Each aim, with its name and the figures."""
     found: dict[tuple[str, float], list[float]] = {}
     for row in (r for name in ("collectors", "graphs", "compiled") for r in groups.get(name, [])):
         for each in row.get("rows", []):

@@ -18,7 +18,7 @@ GRAVITY, CART, POLE, HALF_LENGTH, FORCE, TAU = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
 """Of gymnasium's CartPole: m/s^2, kg, kg, m, N, s."""
 
 FARTHEST, STEEPEST = 2.4, 12 * math.pi / 180
-"""Where an episode terminates: position in m, angle in rad."""
+"""The bounds at which an episode terminates: position in m, angle in rad."""
 
 STEPS = 500
 """Episodes are truncated at this length."""

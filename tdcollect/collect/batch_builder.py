@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 2**20
 """Steps are moved into the batch in chunks of about so many bytes of observations."""
 
+_GPU_CHUNK_BYTES = 2**26
+"""The same where they are on a GPU: a chunk costs some launches, and has no cache to fit into."""
+
 _CHUNK_STEPS = 128
 """The most steps of a chunk."""
 
@@ -58,7 +61,7 @@ class BatchBuilder:
 
     def allocate(self) -> Iterator[Any]:
         """The buffers of each step, allocated, and later stacked, chunk by chunk."""
-        chunk = chunk_steps(self._env.step_bytes)
+        chunk = chunk_steps(self._env.step_bytes, self._env.home.type == "cpu")
         chunk = self._steps if self._in_one_piece else chunk
         while self._filled < self._steps:
             count = min(chunk, self._steps - self._filled)
@@ -80,10 +83,13 @@ class BatchBuilder:
             self._keys = [key for key in step if not (is_next(key) or key in self._left_out)]
             self._next_keys = [key for key in following if under_next(key) not in self._left_out]
         try:
-            for key in self._keys:
-                self._store(key, [step[key] for step in self._held])
+            values = {key: [step[key] for step in self._held] for key in self._keys}
             for key in self._next_keys:
-                self._store(under_next(key), [step[key] for step in self._following])
+                values[under_next(key)] = [step[key] for step in self._following]
+            if self._place is not None:
+                values = self._brought(values, self._place)
+            for key, of_steps in values.items():
+                self._store(key, of_steps)
         except KeyError as error:
             raise RuntimeError(
                 f"expected the entry {error} in every step of a batch, as in its first, got steps "
@@ -100,9 +106,21 @@ class BatchBuilder:
                     ) from error
             raise
         self._filled += len(self._held)
-        self._held, self._following = [], []
         if self._place is not None:
-            self._place.forget()
+            self._place.forget(self._following[-1].values())
+        self._held, self._following = [], []
+
+    def _brought(
+        self, values: dict[Key, list[torch.Tensor]], place: Placement
+    ) -> dict[Key, list[torch.Tensor]]:
+        """The values where the batch keeps them."""
+        brought = {}
+        for key, of_steps in values.items():
+            entry = self.entries.get(key)
+            device = None if entry is None else entry.device
+            brought[key] = place.bring(key, of_steps, self._env.carried, device)
+        place.finish()
+        return brought
 
     def cut(self) -> dict[Key, torch.Tensor]:
         """The entries of the steps held so far, ``[N, t, ...]``, where the batch ends early."""
@@ -114,8 +132,6 @@ class BatchBuilder:
         return {key: entry.narrow(dim, 0, filled) for key, entry in self.entries.items()}
 
     def _store(self, key: Key, values: list[torch.Tensor]) -> None:
-        if self._place is not None:
-            values = self._place.bring(key, values, self._env.carried)
         first, dim, count = values[0], self._dim, len(values)
         repeated = None
         if count > 1 and not self._in_one_piece and all(value is first for value in values):
@@ -137,9 +153,10 @@ class BatchBuilder:
             part.copy_(repeated)
 
 
-def chunk_steps(step_bytes: int) -> int:
+def chunk_steps(step_bytes: int, on_cpu: bool = True) -> int:
     """The steps of a chunk, given the bytes of one step's observations."""
-    return max(1, min(_CHUNK_STEPS, _CHUNK_BYTES // max(1, step_bytes)))
+    size = _CHUNK_BYTES if on_cpu else _GPU_CHUNK_BYTES
+    return max(1, min(_CHUNK_STEPS, size // max(1, step_bytes)))
 
 
 def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

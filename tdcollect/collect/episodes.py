@@ -250,6 +250,8 @@ class EpisodeLoop:
             if self._place is not None:
                 home = self._place.home
                 step = StepDict((key, value.to(home)) for key, value in step.items())
+                if self._env.base is None:
+                    self._place.keep_apart(step)
             for key in self._zeroed:
                 step[key] = torch.zeros_like(self._present[key])
             step[keys.TRAJ_IDS] = torch.zeros(self._env.batch_size, dtype=torch.int64)
@@ -288,6 +290,8 @@ class EpisodeLoop:
         try:
             given = step if self._place is None else self._place.for_env(step, self._actions)
             following, error = self._env.advance(given, self._next_keys, buffers, slots)
+            if self._place is not None and self._env.base is None:
+                self._place.keep_apart(following)
         except SlotError as raised:
             # The step is lost in every slot: all episodes start again, these for a reason.
             self._stop(active, raised, pieces, at)
@@ -364,6 +368,8 @@ class EpisodeLoop:
                 self._env.rebuild_slots(list(starts))
             try:
                 begun = self._env.begin(following, starting, reset, seeds, self._options)  # type: ignore[arg-type]
+                if self._place is not None and self._env.base is None:
+                    self._place.keep_apart(begun, of_reset=True)
             except SlotError as error:
                 self._give_up(error, starts)
                 continue

@@ -17,6 +17,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect.display import one_line
 from tdcollect.evaluation.episodes.env_state import read_state
+from tdcollect.evaluation.episodes.inference import known_device
 from tdcollect.evaluation.episodes.opening import open_one
 from tdcollect.evaluation.episodes.requested_env import Call, RequestedEnv
 from tdcollect.evaluation.imports import called, has_module, is_named, load_named, with_file
@@ -110,8 +111,9 @@ class Request:
 
     def _placed(self, policy: Any) -> Any:
         """Return the policy on the device that it is to run on, if it is a module."""
-        moves = self.device is not None and isinstance(policy, nn.Module)
-        return policy.to(self.device) if moves else policy
+        if self.device is None or not isinstance(policy, nn.Module):
+            return policy
+        return policy.to(known_device(self.device))
 
     def made_env(self, look: bool = True) -> str | Callable[..., Any]:
         """Return the env as :func:`tdcollect.evaluate` takes it, with wrappers and transforms.

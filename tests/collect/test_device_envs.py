@@ -176,6 +176,67 @@ def test_one_wait_per_step_elsewhere() -> None:
     assert waits_per_step(lambda: Asked(SLOTS, "cuda:0")) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Fixed, PLACES[2]),
+        (Asked, PLACES[1]),
+        *(pytest.param(Fixed, places, marks=pytest.mark.slow) for places in PLACES[:2]),
+    ],
+)
+def test_batches_of_several_chunks(
+    kind: Any, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdcollect.collect.batch_builder._GPU_CHUNK_BYTES", 900)
+    check_same(
+        lambda: transformed(kind(SLOTS, "cuda:0"), books()),
+        actor,
+        batches(2),
+        lambda: {"frames_per_batch": SLOTS * STEPS, **options},
+    )
+
+
+class InPlace(Asked):
+    """Writes each observation into the same memory, as simulators do."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.buffer = torch.zeros(SLOTS, 4, device=self.device)
+
+    def _step(self, tensordict: Any) -> Any:
+        return self._in_buffer(super()._step(tensordict))
+
+    def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
+        return self._in_buffer(super()._reset(tensordict, **kwargs))
+
+    def _in_buffer(self, made: Any) -> Any:
+        self.buffer.copy_(made["observation"])
+        return made.set("observation", self.buffer)
+
+
+@pytest.mark.parametrize(
+    ("device", "options"),
+    [
+        ("cuda:0", {"policy_device": "cpu"}),
+        ("cuda:0", {"policy_device": "cuda:0", "storing_device": "cpu"}),
+        ("cpu", {"policy_device": "cuda:0", "env_device": "cpu", "storing_device": "cpu"}),
+    ],
+)
+def test_an_env_that_writes_into_the_same_memory(device: str, options: dict[str, str]) -> None:
+    def batch(kind: Any) -> Any:
+        torch.manual_seed(0)
+        collector = tdcollect.Collector(
+            kind(SLOTS, device), Memory(), frames_per_batch=SLOTS * STEPS, **options
+        )
+        torch.manual_seed(1)
+        collector.reset()
+        return collector.collect(frames=SLOTS * STEPS).cpu()
+
+    expected, got = batch(Asked), batch(InPlace)
+    for key, value in expected.items(True, True):
+        assert torch.equal(value, got[key]), key
+
+
 def test_a_batch_in_which_no_episode_ends() -> None:
     check_same(
         lambda: Fixed(SLOTS, "cuda:0"),

@@ -46,6 +46,9 @@ class Placement:
         # Copies by the identity of their source, which is held so that it stays its own, and by
         # their device.
         self._copies: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
+        # The env's own tensors of the latest step, and of the latest reset.
+        self._latest: dict[bool, StepDict] = {}
+        self._late = False  # whether copies to the CPU are under way
 
     def __repr__(self) -> str:
         return f"policy on {self.policy}, env on {self.env}, batch on {self.storing}"
@@ -113,24 +116,55 @@ class Placement:
         found = self._copies.get((id(value), device))
         return self._keep(value, sent(value, device)) if found is None else found[1]
 
+    def keep_apart(self, entries: StepDict, of_reset: bool = False) -> None:
+        """Copy entries of an env that writes each step into the same memory: they cross later.
+
+        To be called with those of each step, and of each reset. The first are copied, as it is not
+        known yet.
+        """
+        before, latest = self._latest.get(of_reset, StepDict()), StepDict(entries)
+        self._latest[of_reset] = latest
+        for key, value in latest.items():
+            known = before.get(key)
+            if known is None or known.data_ptr() == value.data_ptr():
+                entries[key] = value.clone()
+
     def _keep(self, value: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         self._copies[id(value), copy.device] = value, copy
         return copy
 
     def bring(
-        self, key: Key, values: list[torch.Tensor], carried: Iterable[Key]
+        self,
+        key: Key,
+        values: list[torch.Tensor],
+        carried: Iterable[Key],
+        device: torch.device | None = None,
     ) -> list[torch.Tensor]:
-        """The values of one entry, one per step, on the device where the batch keeps it."""
-        target = self._target(key, {value.device for value in values}, carried)
-        if target is None:
+        """The values of one entry, one per step, on the device where the batch keeps it.
+
+        Those brought to the CPU have no values before :meth:`finish`.
+
+        Args:
+            key: of the entry.
+            values: of its steps.
+            carried: the env's entries that a step hands on.
+            device: of earlier steps of the batch; None for the first.
+        """
+        devices = {value.device for value in values}
+        target = device or self._target(key, devices, carried)
+        if target is None or devices == {target}:
             return values
         # Those that have crossed are there; the others cross together.
         missing: dict[torch.device, list[torch.Tensor]] = {}
         for value in values:
             if value.device != target and (id(value), target) not in self._copies:
                 missing.setdefault(value.device, []).append(value)
-        for group in missing.values():
-            for value, copy in zip(group, torch.stack(group).to(target), strict=True):
+        for origin, group in missing.items():
+            late = origin.type == "cuda" and target == _CPU
+            self._late |= late
+            together = torch.stack(group)
+            copies = together.to(_CPU, non_blocking=True) if late else sent(together, target)
+            for value, copy in zip(group, copies, strict=True):
                 self._keep(value, copy)
         return [v if v.device == target else self._copies[id(v), target][1] for v in values]
 
@@ -145,8 +179,15 @@ class Placement:
             target = None if overwritten else self.env
         if target is None and len(devices) > 1:  # a hidden state begins in the env
             target = self.policy
-        return None if devices == {target} else target
+        return target
 
-    def forget(self) -> None:
-        """Let go of copies that no later step can ask for."""
-        self._copies.clear()
+    def finish(self) -> None:
+        """Wait for what is being brought to the CPU."""
+        if self._late:
+            torch.cuda.synchronize()
+            self._late = False
+
+    def forget(self, coming: Iterable[torch.Tensor] = ()) -> None:
+        """Let go of copies that no later step can ask for: of all tensors but those."""
+        kept = {id(value) for value in coming}
+        self._copies = {key: found for key, found in self._copies.items() if key[0] in kept}

@@ -26,6 +26,7 @@ from tdcollect.collect.step_dict import (
     forgotten_entries,
     is_next,
     next_step,
+    sent,
     zero_rows,
 )
 from tdcollect.envs.spaces import nested
@@ -113,11 +114,15 @@ def collect_frames(
     batch = BatchBuilder(env, steps, left_out, place, in_one_piece)
     next_keys: list[Key] | None = None
     actions = env.transformed.action_keys
+    foreign = None if env.base is not None else place  # slots write each step into new memory
     ends: Ends | MaskedEnds = Ends(env, new_ids)
     if env.resets_by_mask:
         ids_on = torch.device("cpu") if place is None else place.storing or torch.device("cpu")
+        step[keys.TRAJ_IDS] = sent(step[keys.TRAJ_IDS], env.home)
         ends = MaskedEnds(env, new_ids, ids_on, asks=watch is not None)
     stepping = False
+    if foreign is not None:
+        foreign.keep_apart(step)
     try:
         for buffers in batch.allocate():
             if place is None:
@@ -133,7 +138,11 @@ def collect_frames(
             following, error = env.advance(given, next_keys, buffers)
             if error is not None:
                 raise error
+            if foreign is not None:
+                foreign.keep_apart(following)
             begun = ends.begin(following)
+            if foreign is not None and begun is not following:
+                foreign.keep_apart(begun, of_reset=True)
             stepping = False
             batch.append(step, following)
             upcoming = next_step(step, begun, env.carried, next_keys)

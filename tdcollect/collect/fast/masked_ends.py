@@ -11,7 +11,7 @@ import torch
 
 from tdcollect import keys
 from tdcollect.collect.fast.array_env import ArrayEnv
-from tdcollect.collect.step_dict import Key, StepDict, numbered, sent
+from tdcollect.collect.step_dict import Key, StepDict, numbered
 
 
 class MaskedEnds:
@@ -58,7 +58,7 @@ class MaskedEnds:
         """Write new trajectory ids into the next step, and zero what the policy forgets."""
         if self._new_ids is not None:
             over = self._over.reshape(-1)
-            ids = sent(upcoming[keys.TRAJ_IDS], over.device)
+            ids = upcoming[keys.TRAJ_IDS]
             new = self._latest - over.cumsum(0)
             self._latest = new[-1]
             upcoming[keys.TRAJ_IDS] = torch.where(over, new, ids.reshape(-1)).view_as(ids)

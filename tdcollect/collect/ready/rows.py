@@ -127,6 +127,7 @@ class Rows:
             ) from error
         if self._place is not None:
             values = self._place.bring(name, values, self._env.carried)
+            self._place.finish()
         odd = [value.shape for value in values if value.shape != values[0].shape]
         if odd:
             raise ValueError(

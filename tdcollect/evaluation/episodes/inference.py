@@ -328,19 +328,30 @@ def device_of(policy: Any, asked: torch.device | str | None) -> torch.device:
     if asked is None:
         own = next(module.parameters(), next(module.buffers(), torch.empty(0)))
         return _indexed(own.device)
-    device = torch.device(asked)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"expected a device that is here, got device={str(device)!r}, and torch sees no GPU; "
-            "leave device out, or run where there is one"
-        )
-    device = _indexed(device)
+    device = known_device(asked)
     if found and device not in found:
         raise ValueError(
             f"expected a policy on {device}, as device says, got one on "
             f"{', '.join(sorted(map(str, found)))}; move it: policy.to({str(device)!r})"
         )
     return device
+
+
+def known_device(asked: torch.device | str) -> torch.device:
+    """Return a device, with its index.
+
+    Raises:
+        ValueError: for a GPU that torch does not see.
+    """
+    device = torch.device(asked)
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        seen = "no GPU" if count == 0 else f"{count} of them"
+        raise ValueError(
+            f"expected a device that is here, got device={str(device)!r}, and torch sees {seen}; "
+            "leave device out, or name one that is there"
+        )
+    return _indexed(device)
 
 
 def _indexed(device: torch.device) -> torch.device:

@@ -20,6 +20,7 @@ from torchrl.envs import transforms as T
 
 from tdcollect.envs.transforms import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.inference import known_device
 from tdcollect.evaluation.episodes.opening import open_one
 from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.pickling import pickled_part
@@ -96,7 +97,7 @@ class Job:
         """Return a collector of the job's episodes, for one of its workers."""
         policy, device = self.made_policy(), self.settings.device
         if isinstance(policy, nn.Module) and device is not None:
-            policy.to(device)  # this worker's own
+            policy.to(known_device(device))  # this worker's own
         collector = EvaluationCollector.from_settings(
             self.env, policy, self.settings, most_slots=self._share
         )
@@ -128,7 +129,9 @@ class Job:
         if not callable(policy):
             raise TypeError(f"expected policy_factory to give a policy, got {policy!r}")
         device = self.settings.device
-        return policy.to(device) if isinstance(policy, nn.Module) and device else policy
+        if not isinstance(policy, nn.Module) or device is None:
+            return policy
+        return policy.to(known_device(device))
 
     def _from_factory(self, factory: Callable[..., Any]) -> Any:
         if not _takes_env(factory):

@@ -284,7 +284,7 @@ class _Device(TorchDispatchMode):
                 f"Expected all tensors to be on the same device, but {func} got cuda:0 and cpu"
             )
 
-    def synchronize(self, *_: Any) -> None:
+    def synchronize(self, *_: Any, **__: Any) -> None:
         """Finish the work that was asked for."""
         for source, copied in self._sources:
             assert torch.equal(source, copied), "memory changed while it was copied to the GPU"

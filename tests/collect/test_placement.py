@@ -19,6 +19,7 @@ from torchrl.envs import (
     ClipTransform,
     Compose,
     EnvBase,
+    GymEnv,
     InitTracker,
     ObservationNorm,
     RewardScaling,
@@ -34,7 +35,7 @@ import tdcollect
 from ..simulated_cuda import Crossings, on_gpu
 from . import policies, transforms
 from .envs import ENVS
-from .oracle import UPSTREAM, batches, check_same, run
+from .oracle import UPSTREAM, assert_same_record, batches, check_same, run
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.filterwarnings(UPSTREAM)]
 
@@ -211,6 +212,16 @@ def test_every_transform(transform: str, options: dict[str, str]) -> None:
 @pytest.mark.parametrize("env", ENVS)
 def test_every_env(env: str, options: dict[str, str]) -> None:
     same_or_refused(ENVS[env], policies.actor, options)
+
+
+def test_actions_are_waited_for() -> None:
+    """TorchRL waits only if it is given ``env_device``, and else steps on what is there."""
+
+    def record(cls: Any, **options: Any) -> Any:
+        given = {"policy_device": GPU, "auto_register_policy_transforms": True, **options}
+        return run(cls, lambda: GymEnv("CartPole-v1"), lambda _: actor(), batches(2), lambda: given)
+
+    assert_same_record(record(tdcollect.Collector), record(TorchRLCollector, env_device="cpu"))
 
 
 @pytest.mark.parametrize("kind", POLICIES)

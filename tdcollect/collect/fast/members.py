@@ -45,9 +45,14 @@ class Shown(StepTransform):
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         starting = marks[keys.RESET].view(-1)
         for key, shown in self._shown.items():
-            shown[starting] = begun[key][starting]
+            value, there = (
+                begun[key],
+                shown.device,
+            )  # which the env names; its envs may be elsewhere
+            marked = starting.to(there)
+            shown[marked] = value.to(there)[marked]
             if self._mixes:
-                begun[key] = shown.clone()
+                begun[key] = shown.to(value.device, copy=True)
 
 
 class _EnvByEnv(StepTransform):

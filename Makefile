@@ -68,7 +68,7 @@ bench: .venv/installed
 # which has the packages, is taken as it is: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
-	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu.py
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -81,6 +81,9 @@ class Simulated(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.raw.untyped_storage()  # whose address tells it from others
 
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

@@ -124,7 +124,7 @@ def placement(
     if not HAS_FAST_PATH or all(d is None or d.type == "cpu" for d in (policy, env, storing)):
         return None
     policy, env, storing = (device and with_index(device) for device in (policy, env, storing))
-    return Placement(policy, env, storing, home)
+    return Placement(policy, env, storing, with_index(home))
 
 
 class Part(NamedTuple):

@@ -22,7 +22,14 @@ from tdcollect._upstream.torchrl import (
 from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.path import lowered
 from tdcollect.collect.policies import Call, Policy, RandomActions
-from tdcollect.collect.step_dict import Key, StepDict, forgotten_entries, is_plain, sent
+from tdcollect.collect.step_dict import (
+    Key,
+    StepDict,
+    forgotten_entries,
+    is_plain,
+    sent,
+    with_index,
+)
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.episodes.row_checks import (
     LikeRows,
@@ -324,10 +331,10 @@ def device_of(policy: Any, asked: torch.device | str | None) -> torch.device:
             does not see.
     """
     module = policy if isinstance(policy, nn.Module) else nn.Module()
-    found = {_indexed(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
+    found = {with_index(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
     if asked is None:
         own = next(module.parameters(), next(module.buffers(), torch.empty(0)))
-        return _indexed(own.device)
+        return with_index(own.device)
     device = known_device(asked)
     if found and device not in found:
         raise ValueError(
@@ -351,13 +358,7 @@ def known_device(asked: torch.device | str) -> torch.device:
             f"expected a device that is here, got device={str(device)!r}, and torch sees {seen}; "
             "leave device out, or name one that is there"
         )
-    return _indexed(device)
-
-
-def _indexed(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    return with_index(device)
 
 
 @contextmanager

@@ -246,6 +246,15 @@ def test_a_batch_in_which_no_episode_ends() -> None:
     )
 
 
+def test_trajectories_that_are_not_tracked() -> None:
+    check_same(
+        lambda: Fixed(SLOTS, "cuda:0"),
+        actor,
+        batches(2),
+        lambda: {"frames_per_batch": SLOTS * STEPS, "device": "cuda:0", "track_traj_ids": False},
+    )
+
+
 def test_hooks_do_not_change_the_batch() -> None:
     class Ends(tdcollect.Hooks):
         def __init__(self) -> None:

@@ -48,7 +48,7 @@ class Placement:
         self._copies: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
         # The env's own tensors of the latest step, and of the latest reset.
         self._latest: dict[bool, StepDict] = {}
-        self._late = False  # whether copies to the CPU are under way
+        self._late: set[torch.device] = set()  # from which copies to the CPU are under way
 
     def __repr__(self) -> str:
         return f"policy on {self.policy}, env on {self.env}, batch on {self.storing}"
@@ -103,11 +103,9 @@ class Placement:
         if not away:
             return step
         given = StepDict(step)
-        late = len(away) > 1 and self.policy.type == "cuda"
         for key in away:
-            given[key] = self._keep(step[key], step[key].to(_CPU, non_blocking=late))
-        if late:
-            torch.cuda.current_stream(self.policy).synchronize()
+            given[key] = self._keep(step[key], self._down(step[key], late=len(away) > 1))
+        self.finish()
         return given
 
     def _sent(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -128,6 +126,13 @@ class Placement:
             known = before.get(key)
             if known is None or known.data_ptr() == value.data_ptr():
                 entries[key] = value.clone()
+
+    def _down(self, value: torch.Tensor, late: bool) -> torch.Tensor:
+        """A copy on the CPU; a late one has no values before :meth:`finish`."""
+        late = late and value.device.type == "cuda"
+        if late:
+            self._late.add(value.device)
+        return value.to(_CPU, non_blocking=late)
 
     def _keep(self, value: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
         self._copies[id(value), copy.device] = value, copy
@@ -159,11 +164,10 @@ class Placement:
         for value in values:
             if value.device != target and (id(value), target) not in self._copies:
                 missing.setdefault(value.device, []).append(value)
-        for origin, group in missing.items():
-            late = origin.type == "cuda" and target == _CPU
-            self._late |= late
+        for group in missing.values():
             together = torch.stack(group)
-            copies = together.to(_CPU, non_blocking=True) if late else sent(together, target)
+            down = target == _CPU
+            copies = self._down(together, late=True) if down else sent(together, target)
             for value, copy in zip(group, copies, strict=True):
                 self._keep(value, copy)
         return [v if v.device == target else self._copies[id(v), target][1] for v in values]
@@ -183,9 +187,9 @@ class Placement:
 
     def finish(self) -> None:
         """Wait for what is being brought to the CPU."""
-        if self._late:
-            torch.cuda.synchronize()
-            self._late = False
+        for device in self._late:
+            torch.cuda.current_stream(device).synchronize()
+        self._late.clear()
 
     def forget(self, coming: Iterable[torch.Tensor] = ()) -> None:
         """Let go of copies that no later step can ask for: of all tensors but those."""

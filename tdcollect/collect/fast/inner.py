@@ -182,8 +182,9 @@ class TorchRLEnv(InnerEnv):
         leaves = env.observation_spec.values(True, True)
         self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
         self._env = env
-        # Statically: wrappers would ask the env inside.
-        self.resets_by_mask = bool(inspect.getattr_static(env, "resets_by_mask", False))
+        # Statically at first: wrappers would ask the env inside.
+        has_it = inspect.getattr_static(env, "resets_by_mask", False)
+        self.resets_by_mask = bool(has_it and env.resets_by_mask)
         self.home = with_index(env.device) if env.device else _CPU
         self._flags = [(key, spec.shape) for key, spec in env.full_done_spec.items(True, True)]
         self._step, self._reset = env_step_of(env), env_reset_of(env)

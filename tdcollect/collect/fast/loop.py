@@ -118,7 +118,8 @@ def collect_frames(
     ends: Ends | MaskedEnds = Ends(env, new_ids)
     if env.resets_by_mask:
         ids_on = torch.device("cpu") if place is None else place.storing or torch.device("cpu")
-        step[keys.TRAJ_IDS] = sent(step[keys.TRAJ_IDS], env.home)
+        if keys.TRAJ_IDS in step:
+            step[keys.TRAJ_IDS] = sent(step[keys.TRAJ_IDS], env.home)
         ends = MaskedEnds(env, new_ids, ids_on, asks=watch is not None)
     stepping = False
     if foreign is not None:

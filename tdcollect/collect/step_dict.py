@@ -187,6 +187,12 @@ def sent(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     return (value if value.is_pinned() else value.pin_memory()).to(device, non_blocking=True)
 
 
+def like_rows(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A mask of slots ``[*batch, 1]`` where the value is, in a shape that goes with it."""
+    shape = mask.shape[:-1] + (1,) * (value.ndim - mask.ndim + 1)
+    return mask.reshape(shape).to(value.device)
+
+
 def zero_rows(
     step: StepDict, entries: Sequence[Key], batch_size: torch.Size, slots: Sequence[int]
 ) -> None:

@@ -18,7 +18,7 @@ from tdcollect.collect.fast.inner import InnerEnv, RewardShape, SlotArrays, Torc
 from tdcollect.collect.fast.islands import NotOnArrays, StepTransform
 from tdcollect.collect.fast.members import Shown, member_slots
 from tdcollect.collect.fast.transforms import lower_transforms
-from tdcollect.collect.step_dict import Key, StepDict, flat, from_next, sent, with_index
+from tdcollect.collect.step_dict import Key, StepDict, flat, from_next, like_rows, sent, with_index
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.adopted import NotAdopted, adopt
 from tdcollect.envs.errors import SlotError
@@ -321,7 +321,7 @@ class ArrayEnv(SteppedEnv):
             own = following.get(key, self._taken.get(key))
             if own is None:
                 continue
-            mask = starting.reshape(starting.shape[:-1] + (1,) * (own.ndim - starting.ndim + 1))
+            mask = like_rows(starting, own)
             if key in begun:
                 begun[key] = torch.where(mask, begun[key], own)
             else:

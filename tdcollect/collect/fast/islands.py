@@ -23,7 +23,7 @@ from tdcollect._upstream.torchrl import (
     reset_of,
     step_of,
 )
-from tdcollect.collect.step_dict import Key, StepDict
+from tdcollect.collect.step_dict import Key, StepDict, like_rows
 from tdcollect.envs.spaces import nested, nested_unchecked
 from tdcollect.envs.transforms import ELEMENTWISE
 
@@ -108,9 +108,7 @@ class StepTransform(abc.ABC):
         """``initial`` in the slots that begin an episode, ``value`` elsewhere."""
         if self.merged:
             value = torch.zeros_like(value)
-        starting = marks[keys.RESET]
-        mask = starting.reshape(starting.shape[:-1] + (1,) * (value.ndim - starting.ndim + 1))
-        return value.masked_fill(mask.to(value.device), initial)
+        return value.masked_fill(like_rows(marks[keys.RESET], value), initial)
 
 
 class OwnCode(StepTransform):

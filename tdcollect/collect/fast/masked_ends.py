@@ -11,7 +11,7 @@ import torch
 
 from tdcollect import keys
 from tdcollect.collect.fast.array_env import ArrayEnv
-from tdcollect.collect.step_dict import Key, StepDict, numbered
+from tdcollect.collect.step_dict import Key, StepDict, like_rows, numbered
 
 
 class MaskedEnds:
@@ -67,8 +67,7 @@ class MaskedEnds:
         some = self._done & ~self._done.all()  # where all end, TorchRL zeroes nothing
         for key in forgotten:
             value = upcoming[key]
-            mask = some.reshape(some.shape[:-1] + (1,) * (value.ndim - some.ndim + 1))
-            upcoming[key] = value.masked_fill(mask.to(value.device), 0)
+            upcoming[key] = value.masked_fill(like_rows(some, value), 0)
 
     def number(self, entries: dict[Key, torch.Tensor]) -> None:
         """Give trajectories their ids; the one wait for the env's device in a batch."""

@@ -1,13 +1,27 @@
-"""Atomic writes: a file is complete, or not there."""
+"""Atomic writes: a file is complete, or not there. And locks: one process writes to a directory."""
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import platform
+import re
+import time
+import warnings
+from collections.abc import Callable, Container, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+LOCK = ".lock"
+
+# Process ids say nothing about a process of another machine, or of another container.
+_HOST = re.sub(r"[^\w-]", "-", platform.node())[:16]
+_PART = re.compile(r"\.(?P<file>.+)\.(?:\d+|[\w-]*-\d+-[0-9a-f]{8})\.part")  # once: the pid alone
+_OLD = 3600.0  # seconds after which nobody is writing a file any more
+_LOOK = 0.05  # seconds between two looks at a lock
+_held: set[Path] = set()  # directories that this process has locked
 
 
 def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> Path:
@@ -24,9 +38,8 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
     _sweep(path)
     if isinstance(data, bytes) and path.is_file() and path.read_bytes() == data:
         return path
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{os.urandom(4).hex()}.part")
     try:
-        beside.unlink(missing_ok=True)  # a link there would lead elsewhere
         with beside.open("xb") as file:
             if callable(data):
                 data(file)
@@ -52,21 +65,100 @@ def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def is_leftover(name: str, files: Container[str]) -> bool:
+    """Tell whether a name in a directory is that of a lock, or of one of its files half-written."""
+    part = _PART.fullmatch(name)
+    return name == LOCK or (part is not None and part["file"] in files)
+
+
 def _sweep(path: Path) -> None:
-    """Remove the leftovers of processes that were killed while they wrote this file."""
-    prefix, suffix = f".{path.name}.", ".part"
+    """Remove the leftovers of processes that were killed while they wrote this file.
+
+    Old ones; and all of them if this process has locked the directory, since nobody else writes.
+    """
     with os.scandir(path.parent) as entries:
-        names = [entry.name for entry in entries if entry.name.startswith(prefix)]
+        names = [entry.name for entry in entries if is_leftover(entry.name, (path.name,))]
+    locked = not _held.isdisjoint(path.parents)
     for name in names:
-        pid = name.removeprefix(prefix).removesuffix(suffix)
-        if name.endswith(suffix) and pid.isdecimal() and not _alive(int(pid)):
-            path.with_name(name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # its process has just moved it
+            beside = path.with_name(name)
+            if name != LOCK and (locked or time.time() - beside.lstat().st_mtime > _OLD):
+                beside.unlink()
 
 
-def _alive(pid: int) -> bool:
-    with suppress(PermissionError):
+@contextmanager
+def locked(path: Path, wait: float = 0.0) -> Iterator[None]:
+    """Make a directory, and lock it for writing: for this thread, among all on all machines.
+
+    The lock ends with the process. Its file stays if the process is killed, and locks nothing.
+
+    Args:
+        path: the directory.
+        wait: seconds to wait while another has the lock.
+
+    Raises:
+        RuntimeError: if another has the lock for longer.
+    """
+    until = time.monotonic() + wait
+    while (opened := _lock(path)) is None:
+        if time.monotonic() >= until:
+            raise RuntimeError(
+                f"another process is writing to {path}; wait for it, or choose another directory"
+            )
+        time.sleep(_LOOK)
+    _held.add(path)
+    try:
+        yield
+    finally:
+        _held.discard(path)
+        opened.close()
+
+
+def _lock(path: Path) -> ExitStack | None:
+    """Return what ends the lock; None if another has it.
+
+    Machines that share the directory see locks of the file (POSIX), not those of the directory
+    (``flock``). With the threads of a process it is the other way round, so both are taken: the
+    directory first, as a process that closes any descriptor of the file loses its lock of it.
+    """
+    import fcntl  # not on Windows, where nothing but this needs it
+
+    while True:
+        with suppress(FileExistsError):
+            path.resolve().mkdir(parents=True)  # the end of a link, too
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
+            with ExitStack() as opened:
+                directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                opened.callback(os.close, directory)
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                file = os.open(LOCK, flags, 0o666, dir_fd=directory)
+                opened.callback(os.close, file)
+                try:
+                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    if error.errno in (errno.EACCES, errno.EAGAIN):
+                        return None
+                    warnings.warn(
+                        f"the file system of {path} has no locks ({error.strerror}); do not let "
+                        "two machines write there at the same time",
+                        stacklevel=4,
+                    )
+                there = os.fstat(file)
+                if there.st_nlink and os.path.samestat(there, os.stat(LOCK, dir_fd=directory)):
+                    opened.callback(_unlock, directory, os.getpid())
+                    return opened.pop_all()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            # Whoever had the lock has just removed the file, or the directory.
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                error.filename = os.fspath(path / LOCK)
+                raise
+
+
+def _unlock(directory: int, process: int) -> None:
+    """Remove the lock's file, while it is locked; a fork of the process has no lock."""
+    if os.getpid() == process:
+        with suppress(OSError):  # nothing is locked by a file that stays
+            os.unlink(LOCK, dir_fd=directory)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tdcollect.display import count_text, listed_text
 from tdcollect.evaluation.ledger.manifest import leaf_differences
 from tdcollect.evaluation.ledger.reading import read_object, sha256
-from tdcollect.files import write_atomically
+from tdcollect.files import is_leftover, locked, write_atomically
 from tdcollect.suites.cells import Cell
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 SUITE = "suite.json"
 FORMAT = 1
 
-_HALF_WRITTEN = re.compile(rf"\.{re.escape(SUITE)}\.\d+\.part")
+WAIT = math.inf  # for as long as other processes write the files of a suite
 
 
 def check_files(cells: Sequence[Cell]) -> None:
@@ -55,8 +53,7 @@ def claim_folder(path: Path, described: Mapping[str, Any]) -> None:
     Raises:
         ValueError: as :func:`check_folder`.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    with locked(path):
+    with locked(path, wait=WAIT):
         there = check_folder(path, described)
         every = {
             name: {**there.get(name, {}), **described[name]}
@@ -126,7 +123,7 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     there = read_folder(path)
     if not there:
         others = [] if not path.is_dir() else [entry.name for entry in path.iterdir()]
-        if not all(map(_HALF_WRITTEN.fullmatch, others)):
+        if not all(is_leftover(name, (SUITE,)) for name in others):
             raise ValueError(
                 f"expected output_dir to be empty, or the directory of a suite, got {path}, which "
                 "holds other files; choose another"
@@ -146,16 +143,3 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
             f"{SUITE} to run all anew"
         )
     return there
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait until no other process writes the files of a suite; not those of its evaluations."""
-    import fcntl  # not on Windows, where nothing but this needs it
-
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

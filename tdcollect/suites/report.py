@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tdcollect.evaluation.reports.report import REPORT
-from tdcollect.files import remove, write_atomically
+from tdcollect.files import locked, remove, write_atomically
 from tdcollect.suites.exports import (
     write_leaderboard_csv,
     write_leaderboard_markdown,
     write_scores_npz,
     write_suite_marl_eval,
 )
-from tdcollect.suites.folder import locked
+from tdcollect.suites.folder import WAIT
 from tdcollect.suites.page import suite_page
 from tdcollect.suites.reading import read_results
 from tdcollect.suites.results import SuiteResults
@@ -40,7 +40,7 @@ def report_on(
         directory: its directory.
         failures: the errors of evaluations that could not run, by ``task/policy/run``.
     """
-    with locked(directory):
+    with locked(directory, wait=WAIT):
         results = read_results(suite, directory, failures)
         write_suite_report(directory, results)
     return results

@@ -536,6 +536,15 @@ def test_a_directory_whose_first_file_is_half_written_is_taken(tmp_path: Path) -
     assert not list(tmp_path.glob(".*"))
 
 
+def test_what_a_killed_process_left_is_no_problem(run: Path) -> None:
+    before = contents(run)
+    for name in (".lock", ".results.json.node7-12-0123abcd.part"):
+        (run / name).touch()
+    assert tdcollect.verify(run).passed
+    again(run)
+    assert contents(run) == before
+
+
 # Evaluations that were refused
 
 

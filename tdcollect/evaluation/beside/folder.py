@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
-import os
 import re
-import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +27,13 @@ from tdcollect.evaluation.ledger.reading import MANIFEST, RESULTS, read_manifest
 from tdcollect.evaluation.reports.comparable import SAME
 from tdcollect.evaluation.reports.report import REPORT
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.files import write_atomically
+from tdcollect.files import is_leftover, locked, write_atomically
 
 CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
 BEST, WEIGHTS = "best.json", "best.pt"
 _BEFORE = ("curve.png",)  # of directories that were written before
 _STEP = re.compile(r"step-(\d{9,})")
-_SECONDS, _LOOKS = 2.0, 40  # for a process that was killed to let go of its directory
+_SECONDS = 2.0  # for a process that was killed to let go of its directory
 
 
 class Folder:
@@ -56,10 +54,8 @@ class Folder:
 
     def __init__(self, path: Path, best_by: str):
         self.path, self._by = path, best_by
-        path.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(path, os.O_RDONLY)
-        try:
-            self._claim()
+        with ExitStack() as opened:
+            opened.enter_context(locked(path, wait=_SECONDS))
             self.curve, self.best = read_folder(path, best_by)
             noted = {point.step for point in self.curve}
             for step, directory in sorted(_steps(path).items()):
@@ -68,22 +64,7 @@ class Folder:
                     result = EvaluationResult.load(directory)
                     point = point_of(step, result.summary(), result.digest)
                     self.curve = with_point(self.curve, point)
-        except BaseException:
-            self.close()
-            raise
-
-    def _claim(self) -> None:
-        for look in range(_LOOKS + 1):
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError as error:
-                if look == _LOOKS:
-                    raise RuntimeError(
-                        f"another process is writing to {self.path}; wait for it, or choose "
-                        "another directory"
-                    ) from error
-                time.sleep(_SECONDS / _LOOKS)
+            self._opened = opened.pop_all()
 
     def step_path(self, step: int) -> Path:
         """The directory of the evaluation at a step."""
@@ -146,7 +127,7 @@ class Folder:
 
     def close(self) -> None:
         """Release the directory."""
-        os.close(self._handle)
+        self._opened.close()
 
 
 def step_name(step: int) -> str:
@@ -192,8 +173,8 @@ def check_folder(path: Path) -> None:
         raise ValueError(f"expected output_dir to be a directory, got the file {path}")
     ours = (CURVE, PAGE, FIGURE, BEST, WEIGHTS, *_BEFORE)
     for entry in path.iterdir() if path.is_dir() else ():
-        part = entry.name.startswith(".") and entry.name.endswith(".part")
-        if entry.name not in ours and not _STEP.fullmatch(entry.name) and not part:
+        known = entry.name in ours or is_leftover(entry.name, ours)
+        if not known and not _STEP.fullmatch(entry.name):
             raise ValueError(
                 "expected output_dir to be empty, or the directory of an Evaluator, got "
                 f"{path}, which holds {entry.name}; choose another"

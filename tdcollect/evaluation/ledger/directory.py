@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,9 +49,7 @@ from tdcollect.evaluation.ledger.reading import (
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.ledger.trajectory_files import link_trajectory, write_trajectory
-from tdcollect.files import remove, write_atomically
-
-_HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it
+from tdcollect.files import is_leftover, locked, remove, write_atomically
 
 
 class Directory:
@@ -84,9 +81,8 @@ class Directory:
     ):
         self.path, self.shard = Path(path), shard
         self._made = not self.path.exists()
-        self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
-            self._claim(opened)
+            opened.enter_context(locked(self.path))
             there = check_directory(self.path)
             if there is None:
                 write_atomically(self.path / MANIFEST, _json(manifest))
@@ -106,17 +102,6 @@ class Directory:
                 self._journal.truncate(size)
                 self._journal.seek(size)
             self._opened = opened.pop_all()
-
-    def _claim(self, opened: ExitStack) -> None:
-        """Lock the directory itself, as its files are replaced while it is in use."""
-        import fcntl  # not on Windows, where nothing but this needs it
-
-        handle = os.open(self.path, os.O_RDONLY)
-        opened.callback(os.close, handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RuntimeError(f"another process is writing to {self.path}; wait for it") from error
 
     def _check_manifest(
         self, there: Mapping[str, Any], manifest: Mapping[str, Any], allow_mixed: bool
@@ -278,6 +263,7 @@ class Directory:
                 (self.path / name).unlink()
             with suppress(OSError):  # it was there before, and may hold what is not ours
                 (self.path / TRAJECTORIES).rmdir()
+            self.close()  # which removes the lock
             with suppress(OSError):
                 if self._made:
                     self.path.rmdir()
@@ -305,8 +291,7 @@ def check_directory(path: Path) -> dict[str, Any] | None:
     if (path / MANIFEST).exists():
         return read_manifest(path)
     for entry in path.iterdir():
-        part = _HALF_WRITTEN.fullmatch(entry.name)
-        if part is None or part["file"] != MANIFEST:  # a process died as it wrote the first file
+        if not is_leftover(entry.name, (MANIFEST,)):  # a process died as it wrote the first file
             raise ValueError(
                 f"expected output_dir to be empty, or the directory of an evaluation, got {path}, "
                 "which holds other files; choose another"

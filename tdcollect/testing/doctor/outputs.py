@@ -93,9 +93,10 @@ def _ends(exam: Examination) -> str:
         raise Warned(
             f"all {len(ended)} episodes that ended, with different seeds and actions, terminated "
             f"at step {hidden_limit}",
-            cause="a time limit that is reported as terminated",
-            advice="set truncated for a limit (or leave it to gymnasium's TimeLimit): the value of "
-            "the final state is not zero there",
+            cause="perhaps a time limit that is reported as terminated; or a game that always lasts "
+            f"{hidden_limit} steps",
+            advice="if it is a limit, set truncated (or leave it to gymnasium's TimeLimit), as the "
+            "value of the final state is not zero there; if the game is over, leave it as it is",
         )
     terminated = sum(bool(episode[-1][keys.TERMINATED]) for episode in ended)
     truncated = sum(bool(episode[-1][keys.TRUNCATED]) for episode in ended)

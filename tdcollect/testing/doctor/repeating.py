@@ -61,7 +61,12 @@ def _seed(exam: Examination) -> str:
             "reset(seed=) does not reach, or what differs is carried over",
             advice=OWN_RANDOM,
         )
-    return f"{seeds} give one and the same episode: nothing is left to chance"
+    raise Warned(
+        f"{seeds} give one and the same episode",
+        cause="the env leaves nothing to chance, or nothing that random actions reach",
+        advice="if that is meant, one test episode of a deterministic policy is enough, as all are "
+        "the same; else draw the start, say, from self.np_random in reset",
+    )
 
 
 def _why_unrepeatable(exam: Examination, found: Divergence) -> str:

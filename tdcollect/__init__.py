@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.versions import check_versions
+from tdcollect.versions import check_versions, own_version
 
 if TYPE_CHECKING:
     from tdcollect.checkpoint import load_checkpoint, save_checkpoint
@@ -102,6 +102,7 @@ _PACKAGES = (
     "suites",
     "testing",
     "trajectories",
+    "view",
 )
 
 
@@ -110,6 +111,8 @@ def __getattr__(name: str) -> Any:
         found = getattr(import_module(f"tdcollect.{_MODULES[name]}"), name)
     elif name in _PACKAGES:
         found = import_module(f"tdcollect.{name}")
+    elif name == "__version__":
+        found = own_version()
     else:
         raise AttributeError(f"module 'tdcollect' has no attribute {name!r}")
     globals()[name] = found
@@ -117,4 +120,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    return sorted({*globals(), *__all__, *_PACKAGES, "__version__"})

@@ -5,12 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_WANTED = {
-    "pandas": "pandas",
-    "imageio_ffmpeg": "'tdcollect[video]'",
-    "stable_baselines3": "stable-baselines3",
-    "ray": "'tdcollect[ray]'",
-}
+_EXTRAS = {"envpool": "envpool", "imageio_ffmpeg": "video", "ray": "ray"}  # of the others, evaluate
+_PACKAGES = {"pandas": "pandas", "stable_baselines3": "stable-baselines3"}  # of no extra
 
 
 def extra_module(name: str, what: str) -> Any:
@@ -29,7 +25,13 @@ def extra_module(name: str, what: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        wanted = _WANTED.get(package, "'tdcollect[evaluate]'")
-        raise ModuleNotFoundError(
-            f"{what} needs the {package} package: pip install {wanted}", name=package
-        ) from error
+        raise ModuleNotFoundError(install_text(package, what), name=package) from error
+
+
+def install_text(package: str, what: str) -> str:
+    """Return the command that installs an optional package; there is no release of tdcollect."""
+    wanted = _PACKAGES.get(package)
+    if wanted is None:
+        extra = _EXTRAS.get(package, "evaluate")
+        wanted = f"'.[{extra}]' in a clone of tdcollect"
+    return f"{what} needs the {package} package: pip install {wanted}"

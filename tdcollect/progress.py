@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tdcollect.extras import install_text
+
 SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
 
 
@@ -45,9 +47,7 @@ def check_tqdm() -> None:
     try:
         _tqdm()
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "progress=True needs the tqdm package: pip install 'tdcollect[evaluate]'"
-        ) from error
+        raise ModuleNotFoundError(install_text("tqdm", "progress=True")) from error
 
 
 class Lines:

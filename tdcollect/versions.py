@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 # From the first, and below the second; pyproject.toml has the same ranges. tdcollect leans on
 # private names of both, which change with their minor versions.
@@ -23,6 +25,15 @@ def check_versions() -> None:
             raise ImportError(
                 f"expected {needed}, got {version or 'none'}; do: pip install '{needed}'", name=name
             )
+
+
+def own_version() -> str:
+    """Return the version of tdcollect, also of a checkout that is not installed."""
+    version = _installed("tdcollect")
+    project = Path(__file__).parent.parent / "pyproject.toml"
+    if version is None and project.is_file():
+        version = str(tomllib.loads(project.read_text())["project"]["version"])
+    return version or "unknown"
 
 
 def _installed(name: str) -> str | None:

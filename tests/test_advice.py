@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tdcollect.cli.commands import program
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
 SOURCES = [*(ROOT / "tdcollect").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
+NAMES = r"(?<![\w./-])tdcollect((?:\.[A-Za-z_]\w*)+)(?![\w/])"
 PLACEHOLDERS = ("FILE.py", "path/to/file.py", "file.py")
 
 
@@ -115,8 +118,18 @@ def test_extras_are_there() -> None:
     assert [(said, extra) for said, extra in named if extra not in extras] == []
 
 
+def test_names_on_pages_need_no_import_but_that_of_the_package() -> None:
+    """So a line can be copied from a page."""
+    named = {path for said, path in found(NAMES) if said.endswith(".md") and path != ".md"}
+    assert ".evaluation.sb3.load_policy" in named
+    lines = ["import tdcollect", *(f"tdcollect{path}" for path in sorted(named))]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_names_of_the_package_are_there() -> None:
-    named = found(r"(?<![\w./-])tdcollect((?:\.[A-Za-z_]\w*)+)(?![\w/])")
+    named = found(NAMES)
     assert len(named) >= 20
     for said, path in named:
         value = importlib.import_module("tdcollect")

@@ -162,7 +162,7 @@ def test_how_an_env_is_resumed_is_told(env: Any, status: str, told: str, advice:
 WARNED = [
     (envs.DrawsWhenMade, "global-random", "np.random at construction"),
     (envs.NeverEnds, "ends", "no episode ended in 100 steps, and the env has no time limit"),
-    (envs.EndsAtALimit, "ends", "perhaps a time limit that is reported as terminated; or a game"),
+    (envs.EndsAtALimit, "ends", "perhaps a time limit that is reported as terminated, or a game"),
     (envs.WithoutChance, "seed", "seeds 0 to 3 give one and the same episode"),
     (envs.RestartsItself, "final", "an env that restarts itself"),
     (envs.GivesInfinity, "numbers", "observation[1] is inf"),

@@ -169,6 +169,7 @@ def test_readme_code_runs(block: int, tmp_path: Path, monkeypatch: pytest.Monkey
         with redirect_stdout(again):
             exec(compile(README_BLOCKS[block], f"README.md, block {block}", "exec"), {})
         assert again.getvalue() == printed.getvalue() != ""
+        assert block or f"```\n{again.getvalue()}```" in README
 
 
 def test_readme_has_code_and_commands() -> None:

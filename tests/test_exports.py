@@ -208,12 +208,15 @@ def test_import_brings_no_extra() -> None:
 
 def test_missing_envpool_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
-    expected = r"backend='envpool' needs the envpool package: pip install tdcollect\[envpool\]"
+    expected = (
+        r"backend='envpool' needs the envpool package: pip install '\.\[envpool\]' in a clone"
+    )
     with pytest.raises(ModuleNotFoundError, match=expected):
         tdcollect.make_env("CartPole-v1", 2, backend="envpool")
 
 
 def test_version_is_the_same_everywhere() -> None:
     version = importlib.metadata.version("tdcollect")
+    assert tdcollect.__version__ == version
     assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
     assert re.search(rf"^## \[{re.escape(version)}\]", (ROOT / "CHANGELOG.md").read_text(), re.M)

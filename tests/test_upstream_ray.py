@@ -13,7 +13,7 @@ import pytest
 
 from tdcollect._upstream.ray import ActorState, bounded, started_here, state_of
 
-ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tdcollect[ray]'")
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 
 def test_streams_can_be_bounded() -> None:

@@ -66,6 +66,15 @@ def test_a_missing_torchrl_is_named(installed: dict[str, str]) -> None:
         versions.check_versions()
 
 
+def test_the_version_of_a_checkout_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "_installed", lambda name: None)
+    assert versions.own_version() == metadata.version("tdcollect")
+    monkeypatch.setattr(versions, "__file__", str(tmp_path / "tdcollect" / "versions.py"))
+    assert versions.own_version() == "unknown"
+
+
 @pytest.mark.parametrize("module", ["tdcollect", "tdcollect.envs", "tdcollect.trajectories"])
 def test_an_import_refuses_before_it_loads_torch(module: str) -> None:
     code = f"""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tdcollect.display import visible
+from tdcollect.extras import install_text
 
 # As shells have it for SIGINT and SIGPIPE.
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -29,11 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import click
     except ModuleNotFoundError:
-        print(
-            "tdcollect: the command line needs the click package: pip install "
-            "'tdcollect[evaluate]'",
-            file=sys.stderr,
-        )
+        print(f"tdcollect: {install_text('click', 'the command line')}", file=sys.stderr)
         return 1
     from tdcollect.cli import commands  # noqa: F401, adds the commands
     from tdcollect.cli.program import program

@@ -15,6 +15,7 @@ import numpy as np
 
 from tdcollect._upstream.gymnasium_envs import flat_pool
 from tdcollect.envs.backend import Backend, SlotBuffers
+from tdcollect.extras import extra_module
 from tdcollect.workers.values import Array
 
 _MAX_SEED = 2**31 - 1
@@ -27,12 +28,7 @@ def check_task_id(task_id: str) -> Any:
         ModuleNotFoundError: if envpool is not installed.
         ValueError: for an unknown id.
     """
-    try:
-        import envpool
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "backend='envpool' needs the envpool package: pip install tdcollect[envpool]"
-        ) from error
+    envpool = extra_module("envpool", "backend='envpool'")
     if task_id not in envpool.list_all_envs():
         raise ValueError(
             f"expected an id of envpool.list_all_envs(), got {task_id!r}; gymnasium's own ids "

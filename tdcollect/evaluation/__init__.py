@@ -69,6 +69,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "sb3":
+        return import_module(f"{__name__}.sb3")
     if name not in _MODULES:
         raise AttributeError(f"module 'tdcollect.evaluation' has no attribute {name!r}")
     globals()[name] = found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
@@ -76,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "sb3"})

@@ -237,7 +237,7 @@ def test_tqdms_own_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 
 def test_tqdm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    expected = r"progress=True needs the tqdm package: pip install 'tdcollect\[evaluate\]'"
+    expected = r"progress=True needs the tqdm package: pip install '\.\[evaluate\]' in a clone"
     with pytest.raises(ModuleNotFoundError, match=expected):
         Collector(cartpole(), frames_per_batch=12, progress=True)
     Collector(cartpole(), frames_per_batch=12)

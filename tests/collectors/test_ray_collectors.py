@@ -22,7 +22,7 @@ from tdcollect.keys import TRAJ_IDS
 from ..test_process_exit import gone
 from .noisy import noisy
 
-ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tdcollect[ray]'")
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 from tdcollect.collectors import RayCollector  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(

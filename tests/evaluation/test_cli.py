@@ -493,7 +493,8 @@ def test_missing_click_is_named(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "click", None)
     assert main([]) == 1
     expected = (
-        "tdcollect: the command line needs the click package: pip install 'tdcollect[evaluate]'"
+        "tdcollect: the command line needs the click package: pip install '.[evaluate]' in a clone "
+        "of tdcollect"
     )
     assert capsys.readouterr().err == expected + "\n"
 

@@ -34,7 +34,7 @@ from ..test_process_exit import gone
 from . import envs, policies
 from .test_interrupted import contents
 
-ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tdcollect[ray]'")
+ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 5.0
@@ -478,7 +478,9 @@ def test_an_address_where_there_is_no_ray_is_named() -> None:
 
 def test_missing_ray_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    expected = r"^RayWorkers needs the ray package: pip install 'tdcollect\[ray\]'$"
+    expected = (
+        r"^RayWorkers needs the ray package: pip install '\.\[ray\]' in a clone of tdcollect$"
+    )
     with pytest.raises(ModuleNotFoundError, match=expected):
         RayWorkers(2)
 

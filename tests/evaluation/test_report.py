@@ -322,7 +322,7 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch
 
 def test_missing_matplotlib_is_named_with_the_extra(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = r"a figure needs the matplotlib package: pip install 'tdcollect\[evaluate\]'"
+    said = r"a figure needs the matplotlib package: pip install '\.\[evaluate\]' in a clone"
     with pytest.raises(ModuleNotFoundError, match=said):
         report(tmp_path)
 

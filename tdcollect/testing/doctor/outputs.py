@@ -93,7 +93,7 @@ def _ends(exam: Examination) -> str:
         raise Warned(
             f"all {len(ended)} episodes that ended, with different seeds and actions, terminated "
             f"at step {hidden_limit}",
-            cause="perhaps a time limit that is reported as terminated; or a game that always lasts "
+            cause="perhaps a time limit that is reported as terminated, or a game of "
             f"{hidden_limit} steps",
             advice="if it is a limit, set truncated (or leave it to gymnasium's TimeLimit), as the "
             "value of the final state is not zero there; if the game is over, leave it as it is",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,8 @@ factory = "tests.suites.parts:net"
 checkpoints = "runs/{policy}/{task}/{run}.pt"
 runs = [0, 1]
 """
+
+PAGE = (Path(__file__).parents[2] / "docs" / "suites.md").read_text()
 
 Typed = Callable[[str], tuple[int, str, str]]
 
@@ -212,3 +215,17 @@ def test_a_selection_is_validated_alone(folder: Path) -> None:
 
     assert validated(folder, change, tasks=["walk"]).passed
     assert not validated(folder, change, tasks=["short"]).passed
+
+
+# The page
+
+
+def test_the_first_suite_of_the_page_runs_as_it_is_copied(typed: Typed) -> None:
+    files = re.findall(r"^```\w+\n(# (\S+)\n.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert [name for _, name in files] == ["first.toml", "lean.py"]
+    for text, name in files:
+        Path(name).write_text(text)
+    command, shown = re.findall(r"^```console\n\$ tdcollect (.*?)\n(.*?)^```", PAGE, re.S | re.M)[1]
+    status, printed, _ = typed(command)
+    assert status == 0
+    assert printed.startswith(shown)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
-from tdcollect.display import one_line
+from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.ledger.manifest import differences, settings_of
 from tdcollect.evaluation.ledger.reading import (
+    kept_digests,
+    kept_trajectories,
     number_of_episodes,
     read_data,
     read_directory,
+    trajectory_name,
     trajectory_path,
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode, ledger_digest
@@ -100,15 +105,37 @@ class EvaluationResult:
 
         Raises:
             FileNotFoundError: if the directory holds no evaluation.
+            ValueError: for files that were altered, with the file and the line.
+
+        Warns:
+            UserWarning: if data that were kept are missing.
         """
         manifest, episodes = read_directory(directory)
         result = cls(manifest, episodes, directory)
+        result._warn_of_missing_data()
         if env is not None:
             how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
             result._replay = replayer(
                 env, policy, lambda index: settings_of(manifest, result.record(index), **how)
             )
         return result
+
+    @cached_property
+    def _listed(self) -> Mapping[str, str]:
+        """The digests of the folders with data; empty if none are listed."""
+        return {} if self.directory is None else kept_digests(self.directory)
+
+    def _warn_of_missing_data(self) -> None:
+        if self.directory is None or not self._listed:
+            return
+        there = {*map(trajectory_name, kept_trajectories(self.directory))}
+        if missing := sorted(self._listed.keys() - there):
+            warnings.warn(
+                f"the data of {count_text(len(missing), 'episode')} that {self.directory} kept are "
+                f"missing, trajectories/{missing[0]} first: trajectory() cannot return them, and "
+                "replay() runs their episodes again",
+                stacklevel=3,
+            )
 
     @property
     def missing(self) -> list[int]:
@@ -165,18 +192,24 @@ class EvaluationResult:
 
         Raises:
             KeyError: if they were not kept.
-            ValueError: for files whose data are not those of the record, or that hold anything but
-                plain tensors.
+            ValueError: for files that are missing or altered, whose data are not those of the
+                record, or that hold anything but plain tensors.
         """
         if index in self._trajectories:
             return self._trajectories[index]
         record = self.record(index)
-        if self.directory is None or not trajectory_path(self.directory, index).exists():
+        path = None if self.directory is None else trajectory_path(self.directory, index)
+        if path is None or not path.exists():
+            if path is not None and path.name in self._listed:
+                raise ValueError(
+                    f"the data of episode {index} were kept, and {path} is missing; ask for the "
+                    f"directory as it was, or run the episode again: replay({index})"
+                )
             raise KeyError(
                 f"the data of episode {index} were not kept: evaluate with keep_trajectories=True, "
                 "or run it again with replay()"
             )
-        return read_data(self.directory, record, self.manifest)
+        return read_data(self.directory, record, self.manifest, self._listed)
 
     def replay(self, index: int, video: str | os.PathLike[str] | None = None) -> TensorDict:
         """Run an episode again, and check it against its record, to the bit.

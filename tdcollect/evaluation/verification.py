@@ -24,6 +24,7 @@ from tdcollect.evaluation.ledger.reading import (
     ShardFile,
     asked_indices,
     is_finished,
+    kept_digests,
     number_of_episodes,
     read_data,
     read_ledger,
@@ -36,6 +37,7 @@ from tdcollect.evaluation.ledger.reading import (
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.reports.intervals import MOST_RESAMPLES
+from tdcollect.evaluation.reports.report import FIGURES, REPORT
 from tdcollect.evaluation.reports.statistics import summarize
 
 
@@ -49,6 +51,7 @@ class Verification:
         kept: the number of episodes whose data were kept, and checked.
         problems: the problems, in the order of the files.
         shard: ``(i, n)`` if the directory holds shard i of n, and None for a whole evaluation.
+        notes: on what could not be checked, as in files of an older tdcollect.
     """
 
     directory: Path
@@ -56,6 +59,7 @@ class Verification:
     kept: int
     problems: tuple[Problem, ...]
     shard: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -68,7 +72,8 @@ class Verification:
         if self.problems:
             found = f"failed, {count_text(len(self.problems), 'problem')}"
         of = "" if self.shard is None else f"{Shard(*self.shard)}, "
-        lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {found}"]
+        notes = [f"{self.directory}: {note}" for note in self.notes]
+        lines = [*map(str, self.problems), *notes, f"{self.directory}: {of}{checked}: {found}"]
         return "\n".join(map(visible, lines))
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,6 +87,7 @@ class Verification:
                 {"file": str(problem.file), "line": problem.line, "text": problem.text}
                 for problem in self.problems
             ],
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
     def __repr__(self) -> str:
@@ -116,9 +122,9 @@ def verify(path: str | os.PathLike[str]) -> Verification:
         problems += _unfinished(root, number_of_episodes(manifest) - len(episodes), bool(problems))
     if not problems and mark is None:
         problems += _derived(root, manifest, episodes)
-    kept, found = _kept(root, manifest, episodes)
+    kept, found, notes = _kept(root, manifest, episodes)
     shard = None if mark is None else mark.shard
-    return Verification(root, len(episodes), kept, (*problems, *found), shard)
+    return Verification(root, len(episodes), kept, (*problems, *found), shard, notes)
 
 
 def _unfinished(root: Path, missing: int, altered: bool) -> Iterator[Problem]:
@@ -173,23 +179,54 @@ def _derived(
             continue  # files written before it was there
         if not _alike(value, results.get(name)):
             yield Problem(file, f"{name} is {results.get(name)!r}, and by the ledger {value!r}")
-    for name, digest in files.items():
+    drawn = [path.relative_to(root).as_posix() for path in sorted(root.glob(f"{FIGURES}/*.svg"))]
+    yield from check_files(file, files, [REPORT, *drawn])
+
+
+def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> Iterator[Problem]:
+    """Check the files whose digests a file beside them lists.
+
+    Args:
+        file: the file that lists them.
+        listed: their digests by name, as anybody may have written them.
+        there: the names that it must list.
+    """
+    root = file.parent
+    for name in there:
+        if name not in listed:
+            yield Problem(file, f"it lists no digest of {name}")
+    for name, digest in listed.items():
         of = root / name
-        if not of.resolve().is_relative_to(root.resolve()):
+        try:
+            inside, now = of.resolve().is_relative_to(root.resolve()), None
+            if inside and of.is_file():
+                now = sha256(of)
+        except (ValueError, OSError):  # a NUL, or too long a name
+            inside = False
+        if not inside:
             yield Problem(file, f"it names the file {name!r}, which is not in the directory")
-        elif not of.is_file() or sha256(of) != digest:
-            yield Problem(of, "it is missing, or is not the file that the evaluation wrote")
+        elif now != digest:
+            yield Problem(of, "it is missing, or is not the file that was written with the others")
 
 
 def _kept(
     root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
-) -> tuple[int, list[Problem]]:
-    """Check data that were kept against their records; return their number, and the problems."""
-    if manifest["format"] == 1 or not (root / TRAJECTORIES).is_dir():
-        return 0, []
+) -> tuple[int, list[Problem], tuple[str, ...]]:
+    """Check data that were kept; return their number, the problems, and what is not covered."""
+    if manifest["format"] == 1:
+        return 0, [], ()
+    problems: list[Problem] = []
+    listed: Mapping[str, str] = {}
+    try:
+        listed = kept_digests(root)
+    except ValueError as error:
+        problems.append(Problem(root / TRAJECTORIES, str(error)))
     records = {trajectory_path(root, e.index).name: e for e in episodes if e.completed}
-    kept, problems = 0, []
-    for path in sorted((root / TRAJECTORIES).iterdir()):
+    folder, kept = root / TRAJECTORIES, 0
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    for name in sorted(listed.keys() - {path.name for path in paths}):
+        problems.append(Problem(folder / name, "it is missing, and its digest is listed"))
+    for path in paths:
         record = records.get(path.name)
         if record is None:
             if not path.name.endswith(".part") and not path.name.startswith("."):
@@ -197,10 +234,15 @@ def _kept(
             continue
         kept += 1
         try:
-            read_data(root, record, manifest)
+            read_data(root, record, manifest, listed)
         except ValueError as error:
             problems.append(Problem(path, str(error)))
-    return kept, problems
+    text = (
+        "the data that were kept have no digests, as in files of an older tdcollect: what no "
+        "record covers was not checked, such as `done` and what the policy wrote"
+    )
+    ended = (root / RESULTS).exists() or (root / SHARD).exists()
+    return kept, problems, (text,) if kept and ended and not (listed or problems) else ()
 
 
 def _alike(value: Any, other: Any) -> bool:

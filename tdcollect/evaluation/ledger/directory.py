@@ -37,19 +37,28 @@ from tdcollect.evaluation.ledger.reading import (
     RUN,
     SHARD,
     TRAJECTORIES,
+    ShardFile,
     asked_indices,
     complete_lines,
     is_finished,
+    kept_digests,
+    kept_trajectories,
+    read_data,
     read_json,
     read_manifest,
     read_records,
     read_shard,
     sha256,
+    trajectory_name,
     trajectory_path,
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
 from tdcollect.evaluation.ledger.shards import Shard
-from tdcollect.evaluation.ledger.trajectory_files import link_trajectory, write_trajectory
+from tdcollect.evaluation.ledger.trajectory_files import (
+    link_trajectory,
+    trajectory_digest,
+    write_trajectory,
+)
 from tdcollect.files import remove, write_atomically
 
 _HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it
@@ -68,6 +77,7 @@ class Directory:
         manifest: the manifest found there, or written; what :meth:`note_mixed` adds is in it.
         shard: the shard that runs there, or None.
         episodes: the records found there.
+        kept: the digests of the folders with data, by name, as a finished ledger lists them.
 
     Raises:
         ValueError: for a directory of another evaluation or shard, naming the differences, and for
@@ -97,7 +107,13 @@ class Directory:
                 self._check_manifest(there, manifest, allow_mixed)
             self.manifest = there
             self.episodes = read_records(self.path, there)
-            self._mark()
+            found = self._mark()
+            self.kept = kept_digests(self.path)
+            self._was_finished = is_finished(self.path) or (
+                found is not None and found.digests is not None
+            )
+            if not self._was_finished:
+                self._check_data()
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
@@ -137,12 +153,16 @@ class Directory:
                 f"remove this one to start anew{advice}"
             )
 
-    def _mark(self) -> None:
-        """Mark the directory as the shard's; refuse one of another shard, or of the whole."""
+    def _mark(self) -> ShardFile | None:
+        """Mark the directory as the shard's; refuse one of another shard, or of the whole.
+
+        Returns:
+            The mark found there.
+        """
         found = read_shard(self.path)
         self._was_shard = self.shard is None and found is not None
         if self.shard is None:
-            return
+            return found
         there = None if found is None else str(found.shard)
         if found is None and is_finished(self.path):
             there = "the whole evaluation"
@@ -158,6 +178,21 @@ class Directory:
             )
         if found is None:
             write_atomically(self.path / SHARD, _json({"shard": self.shard}))
+        return found
+
+    def _check_data(self) -> None:
+        """Refuse to go on with data that are not those of their records: digests are to come."""
+        there = kept_trajectories(self.path)
+        for episode in self.episodes:
+            if episode.index in there:
+                try:
+                    read_data(self.path, episode, self.manifest, {})
+                except ValueError as error:
+                    path = trajectory_path(self.path, episode.index)
+                    raise ValueError(
+                        f"{error}; or remove {path} and the episode's line in {EPISODES}, and the "
+                        "same command runs it again"
+                    ) from error
 
     def _unmark(self) -> None:
         """Go on with the whole evaluation where a shard was, once something is written."""
@@ -206,11 +241,11 @@ class Directory:
 
     def add(self, episode: Episode, data: TensorDict | None = None) -> None:
         """Write an episode: its data first, then its line."""
+        target = trajectory_path(self.path, episode.index)
+        if target.exists():  # its line was never written
+            shutil.rmtree(target)
         if data is not None:
-            target = trajectory_path(self.path, episode.index)
             part = target.with_name(target.name + ".part")
-            if target.exists():  # its line was never written
-                shutil.rmtree(target)
             write_trajectory(part, data)
             part.rename(target)
         self._unmark()
@@ -251,8 +286,24 @@ class Directory:
         """Write the digests of ledger and manifest, which finishes the shard."""
         write_atomically(self.path / SHARD, _json({**self._digests(), "shard": self.shard}))
 
-    def _digests(self) -> dict[str, str]:
-        return {"ledger": sha256(self.path / EPISODES), "manifest": sha256(self.path / MANIFEST)}
+    def _digests(self) -> dict[str, Any]:
+        found = {"ledger": sha256(self.path / EPISODES), "manifest": sha256(self.path / MANIFEST)}
+        kept = self._kept_digests()
+        return {**found, TRAJECTORIES: kept} if kept else found
+
+    def _kept_digests(self) -> dict[str, str]:
+        """Return the digests of all data: those listed before, and of what came since.
+
+        What a finished ledger lists stays, and what it does not list stays out: else a run that
+        finds it done would take data that were altered for its own.
+        """
+        found = dict(self.kept)
+        before = {trajectory_name(episode.index) for episode in self.episodes}
+        for name in map(trajectory_name, sorted(kept_trajectories(self.path))):
+            if name in found or (name in before and self._was_finished):
+                continue
+            found[name] = trajectory_digest(self.path / TRAJECTORIES / name)
+        return found
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""

@@ -6,6 +6,7 @@ their files. Here each file holds one plain tensor, and nothing else is read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -95,6 +96,26 @@ def read_trajectory(path: Path) -> TensorDict:
             f"{path} does not hold the data of an episode as an evaluation keeps them: {error}; "
             "remove the directory, and run the episode again with replay()"
         ) from error
+
+
+def trajectory_digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of all files of an episode's data.
+
+    Raises:
+        ValueError: for anything but plain files and folders.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.name.startswith("."):  # which is never read
+            continue
+        if stat.S_ISDIR(file.lstat().st_mode):
+            part = trajectory_digest(file)
+        else:
+            _check_kind(file, stat.S_ISREG, "a file")
+            with file.open("rb") as opened:
+                part = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest.update(os.fsencode(file.name) + f"\0{part}\n".encode())
+    return digest.hexdigest()
 
 
 def _read(folder: Path) -> TensorDict:

@@ -103,7 +103,7 @@ def merge(
         for index, source in merged.data.items():
             if index not in there:
                 directory.take_data(index, source)
-        result = EvaluationResult(directory.manifest, merged.episodes, output)
+        result = EvaluationResult(directory.manifest, merged.episodes, directory.path)
         finish(directory, result, request)
         if not read_runs(output):
             runs = [run for part in parts for run in read_runs(part.path)]

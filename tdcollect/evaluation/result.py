@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
-from tdcollect.display import count_text, one_line
+from tdcollect.display import one_line
 from tdcollect.evaluation.ledger.manifest import differences, settings_of
 from tdcollect.evaluation.ledger.reading import (
     kept_digests,
@@ -74,7 +74,7 @@ class EvaluationResult:
     ):
         self.manifest = dict(manifest)
         self.episodes = sorted(episodes, key=lambda episode: episode.index)
-        self.directory = None if directory is None else Path(directory)
+        self.directory = None if directory is None else Path(os.path.abspath(directory))
         self._trajectories = dict(trajectories or {})
         self.errors = dict(errors or {})
         self._replay = replay
@@ -112,7 +112,13 @@ class EvaluationResult:
         """
         manifest, episodes = read_directory(directory)
         result = cls(manifest, episodes, directory)
-        result._warn_of_missing_data()
+        gone = result._listed.keys() - {*map(trajectory_name, kept_trajectories(Path(directory)))}
+        if gone:
+            warnings.warn(
+                f"{len(gone)} folders of data that {directory} kept are missing, {min(gone)} "
+                "first: trajectory() cannot return them, and replay() runs their episodes again",
+                stacklevel=2,
+            )
         if env is not None:
             how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
             result._replay = replayer(
@@ -124,18 +130,6 @@ class EvaluationResult:
     def _listed(self) -> Mapping[str, str]:
         """The digests of the folders with data; empty if none are listed."""
         return {} if self.directory is None else kept_digests(self.directory)
-
-    def _warn_of_missing_data(self) -> None:
-        if self.directory is None or not self._listed:
-            return
-        there = {*map(trajectory_name, kept_trajectories(self.directory))}
-        if missing := sorted(self._listed.keys() - there):
-            warnings.warn(
-                f"the data of {count_text(len(missing), 'episode')} that {self.directory} kept are "
-                f"missing, trajectories/{missing[0]} first: trajectory() cannot return them, and "
-                "replay() runs their episodes again",
-                stacklevel=3,
-            )
 
     @property
     def missing(self) -> list[int]:

@@ -59,7 +59,7 @@ from tdcollect.evaluation.ledger.trajectory_files import (
     trajectory_digest,
     write_trajectory,
 )
-from tdcollect.files import remove, write_atomically
+from tdcollect.files import naming, remove, write_atomically
 
 _HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it
 
@@ -92,7 +92,7 @@ class Directory:
         shard: Shard | None = None,
         allow_mixed: bool = False,
     ):
-        self.path, self.shard = Path(path), shard
+        self.path, self.shard = Path(os.path.abspath(path)), shard
         self._made = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
@@ -112,8 +112,10 @@ class Directory:
             self._was_finished = is_finished(self.path) or (
                 found is not None and found.digests is not None
             )
-            if not self._was_finished:
-                self._check_data()
+            there = () if self._was_finished else kept_trajectories(self.path)
+            for episode in self.episodes:
+                if episode.index in there:  # of a run that was interrupted: a digest is to come
+                    read_data(self.path, episode, self.manifest, {})
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
@@ -180,20 +182,6 @@ class Directory:
             write_atomically(self.path / SHARD, _json({"shard": self.shard}))
         return found
 
-    def _check_data(self) -> None:
-        """Refuse to go on with data that are not those of their records: digests are to come."""
-        there = kept_trajectories(self.path)
-        for episode in self.episodes:
-            if episode.index in there:
-                try:
-                    read_data(self.path, episode, self.manifest, {})
-                except ValueError as error:
-                    path = trajectory_path(self.path, episode.index)
-                    raise ValueError(
-                        f"{error}; or remove {path} and the episode's line in {EPISODES}, and the "
-                        "same command runs it again"
-                    ) from error
-
     def _unmark(self) -> None:
         """Go on with the whole evaluation where a shard was, once something is written."""
         if self._was_shard:
@@ -249,8 +237,9 @@ class Directory:
             write_trajectory(part, data)
             part.rename(target)
         self._unmark()
-        self._journal.write(episode.to_json().encode() + b"\n")
-        self._journal.flush()
+        with naming(self.path / EPISODES):
+            self._journal.write(episode.to_json().encode() + b"\n")
+            self._journal.flush()
 
     def take_data(self, index: int, source: Path) -> None:
         """Take the data of an episode from another directory, before the ledger has its line."""
@@ -337,7 +326,8 @@ class Directory:
 
     def close(self) -> None:
         """Release the directory."""
-        self._opened.close()
+        with naming(self.path / EPISODES):  # of which a full disk left a part to write
+            self._opened.close()
 
 
 def check_directory(path: Path) -> dict[str, Any] | None:

@@ -192,13 +192,10 @@ class EvaluationResult:
         if index in self._trajectories:
             return self._trajectories[index]
         record = self.record(index)
-        path = None if self.directory is None else trajectory_path(self.directory, index)
-        if path is None or not path.exists():
-            if path is not None and path.name in self._listed:
-                raise ValueError(
-                    f"the data of episode {index} were kept, and {path} is missing; ask for the "
-                    f"directory as it was, or run the episode again: replay({index})"
-                )
+        if self.directory is None or not (
+            trajectory_name(index) in self._listed
+            or trajectory_path(self.directory, index).exists()
+        ):
             raise KeyError(
                 f"the data of episode {index} were not kept: evaluate with keep_trajectories=True, "
                 "or run it again with replay()"

@@ -585,8 +585,8 @@ def test_a_mixed_entry_that_cannot_be_is_refused(tmp_path: Path, mixed: Any) -> 
 def test_an_evaluation_goes_on_elsewhere_if_allowed(runs, monkeypatch) -> None:
     """And once it has, at either place."""
     unmark(runs / "shard-1", 2)
-    versions = manifests._versions()
-    monkeypatch.setattr(manifests, "_versions", lambda: versions | {"torch": "9.9"})
+    versions = manifests.versions()
+    monkeypatch.setattr(manifests, "versions", lambda: versions | {"torch": "9.9"})
     with pytest.raises(ValueError, match=r"versions\.torch is .*; or go on with allow_mixed=True"):
         evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
     result = evaluate(runs / "shard-1", (1, 2), keep_trajectories=True, allow_mixed=True)
@@ -600,8 +600,8 @@ def test_an_evaluation_goes_on_elsewhere_if_allowed(runs, monkeypatch) -> None:
 
 def test_a_finished_evaluation_is_not_rewritten_elsewhere(runs, monkeypatch) -> None:
     before = contents(runs)
-    versions = manifests._versions()
-    monkeypatch.setattr(manifests, "_versions", lambda: versions | {"torch": "9.9"})
+    versions = manifests.versions()
+    monkeypatch.setattr(manifests, "versions", lambda: versions | {"torch": "9.9"})
     evaluate(runs / "whole", allow_mixed=True)
     evaluate(runs / "shard-0", (0, 2), allow_mixed=True)
     assert contents(runs) == before

@@ -14,8 +14,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from tdcollect.evaluation.ledger.reading import (
     RUN,
     SHARD,
     TRAJECTORIES,
-    ShardFile,
     asked_indices,
     complete_lines,
     is_finished,
@@ -107,11 +107,9 @@ class Directory:
                 self._check_manifest(there, manifest, allow_mixed)
             self.manifest = there
             self.episodes = read_records(self.path, there)
-            found = self._mark()
+            self._mark()
             self.kept = kept_digests(self.path)
-            self._was_finished = is_finished(self.path) or (
-                found is not None and found.digests is not None
-            )
+            self._was_finished = is_finished(self.path) or bool(self.kept)
             there = () if self._was_finished else kept_trajectories(self.path)
             for episode in self.episodes:
                 if episode.index in there:  # of a run that was interrupted: a digest is to come
@@ -155,16 +153,12 @@ class Directory:
                 f"remove this one to start anew{advice}"
             )
 
-    def _mark(self) -> ShardFile | None:
-        """Mark the directory as the shard's; refuse one of another shard, or of the whole.
-
-        Returns:
-            The mark found there.
-        """
+    def _mark(self) -> None:
+        """Mark the directory as the shard's; refuse one of another shard, or of the whole."""
         found = read_shard(self.path)
         self._was_shard = self.shard is None and found is not None
         if self.shard is None:
-            return found
+            return
         there = None if found is None else str(found.shard)
         if found is None and is_finished(self.path):
             there = "the whole evaluation"
@@ -180,7 +174,6 @@ class Directory:
             )
         if found is None:
             write_atomically(self.path / SHARD, _json({"shard": self.shard}))
-        return found
 
     def _unmark(self) -> None:
         """Go on with the whole evaluation where a shard was, once something is written."""
@@ -229,13 +222,7 @@ class Directory:
 
     def add(self, episode: Episode, data: TensorDict | None = None) -> None:
         """Write an episode: its data first, then its line."""
-        target = trajectory_path(self.path, episode.index)
-        if target.exists():  # its line was never written
-            shutil.rmtree(target)
-        if data is not None:
-            part = target.with_name(target.name + ".part")
-            write_trajectory(part, data)
-            part.rename(target)
+        self._put(episode.index, None if data is None else partial(write_trajectory, data=data))
         self._unmark()
         with naming(self.path / EPISODES):
             self._journal.write(episode.to_json().encode() + b"\n")
@@ -243,12 +230,16 @@ class Directory:
 
     def take_data(self, index: int, source: Path) -> None:
         """Take the data of an episode from another directory, before the ledger has its line."""
+        self._put(index, partial(link_trajectory, source))
+
+    def _put(self, index: int, write: Callable[[Path], None] | None) -> None:
         target = trajectory_path(self.path, index)
-        part = target.with_name(target.name + ".part")
         if target.exists():  # its line was never written
             shutil.rmtree(target)
-        link_trajectory(source, part)
-        part.rename(target)
+        if write is not None:
+            part = target.with_name(target.name + ".part")
+            write(part)
+            part.rename(target)
 
     def finish(self, episodes: Sequence[Episode]) -> None:
         """Sort the ledger by index."""

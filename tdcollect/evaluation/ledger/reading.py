@@ -30,6 +30,7 @@ from tdcollect.seeding import env_seed, policy_seed
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
 REFUSED = "refused.json"
 SHARD = "shard.json"
+SUITE = "suite.json"
 TRAJECTORIES = "trajectories"
 
 _KEPT = re.compile("[0-9]{6}|[1-9][0-9]{6,17}")  # as trajectory_name() names a folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def save_checkpoint(path: str | os.PathLike[str], **parts: Any) -> Path:
     if not parts:
         raise TypeError("expected parts to save, by name: save_checkpoint(path, collector=...)")
     states = {name: _state(part) for name, part in parts.items()}
-    return write_atomically(Path(path), lambda file: torch.save(states, file))
+    return write_atomically(Path(os.path.abspath(path)), lambda file: torch.save(states, file))
 
 
 def _state(part: Any) -> Any:
@@ -62,9 +63,17 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: if there is no such file.
+        ValueError: for a file of another kind, or one that was cut off.
         KeyError: if a part was not saved.
         TypeError: if a part cannot load a state.
     """
+    with open(path, "rb") as file:
+        is_ours = zipfile.is_zipfile(file)  # others end in errors of pickle's
+    if not is_ours:
+        raise ValueError(
+            f"expected {path} to be as save_checkpoint() writes it, got a file of another kind, or "
+            "one that was cut off; name a checkpoint"
+        )
     states: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=weights_only)
     missing = [name for name in parts if name not in states]
     if missing:

@@ -21,6 +21,7 @@ _HOST = re.sub(r"[^\w-]", "-", platform.node())[:16]
 _PART = re.compile(r"\.(?P<file>.+)\.(?:\d+|[\w-]*-\d+-[0-9a-f]{8})\.part")  # once: the pid alone
 _OLD = 3600.0  # seconds after which nobody is writing a file any more
 _LOOK = 0.05  # seconds between two looks at a lock
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _held: set[Path] = set()  # directories that this process has locked
 
 
@@ -40,7 +41,7 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
         return path
     beside = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{os.urandom(4).hex()}.part")
     try:
-        with beside.open("xb") as file:
+        with naming(path), beside.open("xb") as file:
             if callable(data):
                 data(file)
             else:
@@ -49,13 +50,30 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
             os.fsync(file.fileno())
         if not (path.is_file() and filecmp.cmp(path, beside, shallow=False)):
             beside.replace(path)
-    except OSError as error:  # a full disk does not say of which file
-        if error.errno is not None:  # an error without a number shows its text alone
-            error.filename = error.filename or os.fspath(path)
-        raise
     finally:
         beside.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have the errors of writing a file name it; those of a full disk say what to do.
+
+    Raises:
+        OSError: for a full disk, also in place of torch's errors for it.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        found = error if isinstance(error, OSError) else error.__context__
+        code = found.errno if isinstance(found, OSError) else None
+        if code in _FULL or os.strerror(errno.ENOSPC) in str(error):
+            code = code or errno.ENOSPC
+            text = f"{os.strerror(code)}; free some space: the same command goes on"
+            raise OSError(code, text, os.fspath(path)) from error
+        if isinstance(error, OSError) and code is not None:  # without one, the text shows alone
+            error.filename = error.filename or os.fspath(path)
+        raise
 
 
 def remove(path: Path) -> None:

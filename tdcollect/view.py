@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import count_text
-from tdcollect.evaluation.beside.curve import BEST_BY, Best, read_csv, value_of
 from tdcollect.evaluation.beside.curve_page import curve_page
-from tdcollect.evaluation.beside.folder import BEST, CURVE, step_name
+from tdcollect.evaluation.beside.folder import CURVE, read_folder, step_name
 from tdcollect.evaluation.beside.folder import PAGE as CURVE_PAGE
 from tdcollect.evaluation.ledger.manifest import manifest_entry
 from tdcollect.evaluation.ledger.reading import (
@@ -26,7 +25,6 @@ from tdcollect.evaluation.ledger.reading import (
     number_of_episodes,
     read_directory,
     read_manifest,
-    read_object,
     read_shard,
 )
 from tdcollect.evaluation.reports.report import REPORT, Again, calls_of, commands_of, report_page
@@ -153,7 +151,7 @@ def _curve(root: Path, here: Path, out: Path, steps: Sequence[str]) -> Viewed:
     """Write the page of a curve, and those of its steps."""
     path = _relative(here, root)
     try:
-        curve = read_csv(here / CURVE)
+        curve, best, by = read_folder(here)
     except (ValueError, OSError) as error:
         return Viewed(path, "curve", f"unreadable: {_within(root, error)}")
     page_path = f"{PAGES}/{path}/{CURVE_PAGE}"
@@ -164,12 +162,6 @@ def _curve(root: Path, here: Path, out: Path, steps: Sequence[str]) -> Viewed:
         known = (one.env, one.policy) if known[0] == "-" else known
         if one.page is not None:
             pages[name] = f"{name}/{REPORT}"
-    by = _best_by(here)
-    finite = [point for point in curve if value_of(point, by) > float("-inf")]
-    best = None
-    if finite:
-        point = max(finite, key=lambda p: (value_of(p, by), -p.step))
-        best = Best(point.step, value_of(point, by), None)
     back = _back(page_path, INDEX, "All evaluations")
     html, _ = curve_page(curve, best, known[0], by, lambda step: pages.get(step_name(step)), back)
     write_atomically(out / page_path, html)
@@ -193,14 +185,6 @@ def _suite(root: Path, here: Path, out: Path) -> Viewed:
     whole = len(done) == len(results.cells)
     status = FINISHED if whole else f"unfinished, {len(done)} of {len(results.cells)} evaluations"
     return Viewed(path, "suite", status, page_path, suite=results)
-
-
-def _best_by(here: Path) -> str:
-    try:
-        by = read_object(here / BEST).get("by")
-    except (ValueError, OSError):
-        by = None
-    return by if by in BEST_BY else BEST_BY[0]
 
 
 def _within(root: Path, error: Exception) -> str:

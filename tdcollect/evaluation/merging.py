@@ -22,6 +22,7 @@ from tdcollect.evaluation.ledger.reading import (
     TRAJECTORIES,
     asked_indices,
     is_finished,
+    kept_digests,
     read_data,
     read_manifest,
     read_records,
@@ -102,7 +103,7 @@ def merge(
         for index, source in merged.data.items():
             if index not in there:
                 directory.take_data(index, source)
-        result = EvaluationResult(directory.manifest, merged.episodes, output)
+        result = EvaluationResult(directory.manifest, merged.episodes, directory.path)
         finish(directory, result, request)
         if not read_runs(output):
             runs = [run for part in parts for run in read_runs(part.path)]
@@ -285,10 +286,11 @@ def _kept_data(parts: Sequence[_Part]) -> dict[int, Path]:
     for part in parts:
         completed = [episode for episode in part.episodes if episode.completed]
         any_kept = (part.path / TRAJECTORIES).is_dir()
+        listed = kept_digests(part.path)
         for episode in completed:
             data = trajectory_path(part.path, episode.index)
             if any_kept and data.exists():
-                read_data(part.path, episode, part.manifest)
+                read_data(part.path, episode, part.manifest, listed)
                 found.setdefault(episode.index, data)
                 having.append(part.path)
             else:
@@ -334,7 +336,7 @@ def _check_same(directory: Directory, manifest: dict[str, Any], merged: _Merged)
             if not trajectory_path(directory.path, episode.index).exists():
                 wrong = f"it lacks the data of episode {episode.index}"
             else:
-                read_data(directory.path, episode, manifest)
+                read_data(directory.path, episode, manifest, directory.kept)
         if wrong:
             break
     if directory.manifest != manifest:

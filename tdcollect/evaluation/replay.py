@@ -143,6 +143,7 @@ def filmed(
     path = Path(video)
     if path.suffix.lower() not in _VIDEOS or path.is_dir():
         raise ValueError(f"expected a video file, {' or '.join(_VIDEOS)}, got {path}")
+    path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     writing = extra_module("imageio_ffmpeg", "a video")
     if not isinstance(env, str) and not callable(env):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ from torchrl.envs import EnvBase
 from tdcollect.display import one_line
 from tdcollect.evaluation.ledger.manifest import differences, settings_of
 from tdcollect.evaluation.ledger.reading import (
+    kept_digests,
+    kept_trajectories,
     number_of_episodes,
     read_data,
     read_directory,
+    trajectory_name,
     trajectory_path,
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode, ledger_digest
@@ -69,7 +74,7 @@ class EvaluationResult:
     ):
         self.manifest = dict(manifest)
         self.episodes = sorted(episodes, key=lambda episode: episode.index)
-        self.directory = None if directory is None else Path(directory)
+        self.directory = None if directory is None else Path(os.path.abspath(directory))
         self._trajectories = dict(trajectories or {})
         self.errors = dict(errors or {})
         self._replay = replay
@@ -100,15 +105,31 @@ class EvaluationResult:
 
         Raises:
             FileNotFoundError: if the directory holds no evaluation.
+            ValueError: for files that were altered, with the file and the line.
+
+        Warns:
+            UserWarning: if data that were kept are missing.
         """
         manifest, episodes = read_directory(directory)
         result = cls(manifest, episodes, directory)
+        gone = result._listed.keys() - {*map(trajectory_name, kept_trajectories(Path(directory)))}
+        if gone:
+            warnings.warn(
+                f"{len(gone)} folders of data that {directory} kept are missing, {min(gone)} "
+                "first: trajectory() cannot return them, and replay() runs their episodes again",
+                stacklevel=2,
+            )
         if env is not None:
             how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
             result._replay = replayer(
                 env, policy, lambda index: settings_of(manifest, result.record(index), **how)
             )
         return result
+
+    @cached_property
+    def _listed(self) -> Mapping[str, str]:
+        """The digests of the folders with data; empty if none are listed."""
+        return {} if self.directory is None else kept_digests(self.directory)
 
     @property
     def missing(self) -> list[int]:
@@ -165,18 +186,21 @@ class EvaluationResult:
 
         Raises:
             KeyError: if they were not kept.
-            ValueError: for files whose data are not those of the record, or that hold anything but
-                plain tensors.
+            ValueError: for files that are missing or altered, whose data are not those of the
+                record, or that hold anything but plain tensors.
         """
         if index in self._trajectories:
             return self._trajectories[index]
         record = self.record(index)
-        if self.directory is None or not trajectory_path(self.directory, index).exists():
+        if self.directory is None or not (
+            trajectory_name(index) in self._listed
+            or trajectory_path(self.directory, index).exists()
+        ):
             raise KeyError(
                 f"the data of episode {index} were not kept: evaluate with keep_trajectories=True, "
                 "or run it again with replay()"
             )
-        return read_data(self.directory, record, self.manifest)
+        return read_data(self.directory, record, self.manifest, self._listed)
 
     def replay(self, index: int, video: str | os.PathLike[str] | None = None) -> TensorDict:
         """Run an episode again, and check it against its record, to the bit.

@@ -99,6 +99,9 @@ def evaluate(
     if output_dir is not None:
         check_directory(Path(output_dir))
         check_report_extras("evaluate(output_dir=...)")
+        output_dir = os.path.abspath(output_dir)  # whatever the env's code changes to
+    if request is not None:
+        request = replace(request, directory=os.path.abspath(request.directory))
     part = None if shard is None else Shard.of(shard)
     asked = EvaluationSettings(episodes, seed, **settings)
     crew = as_workers(workers)

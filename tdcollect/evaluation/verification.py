@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tdcollect.display import count_text, listed_text, one_line, visible
+from tdcollect.evaluation.beside.folder import check_curve, steps_of
 from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
     RESULTS,
     SHARD,
+    SUITE,
     TRAJECTORIES,
     Problem,
     ShardFile,
     asked_indices,
     is_finished,
+    kept_digests,
     number_of_episodes,
     read_data,
     read_ledger,
@@ -36,19 +39,22 @@ from tdcollect.evaluation.ledger.reading import (
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.reports.intervals import MOST_RESAMPLES
-from tdcollect.evaluation.reports.statistics import summarize
+from tdcollect.evaluation.reports.report import FIGURES, REPORT
+from tdcollect.evaluation.reports.statistics import alike, summarize
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The checks of an evaluation's directory; print it to see the problems.
+    """The checks of a directory; print it to see the problems.
 
     Attributes:
-        directory: the directory of the evaluation.
+        directory: the directory of the evaluation, learning curve or suite.
         episodes: the number of records that could be read.
         kept: the number of episodes whose data were kept, and checked.
         problems: the problems, in the order of the files.
         shard: ``(i, n)`` if the directory holds shard i of n, and None for a whole evaluation.
+        covered: False if data were kept without digests, as by an older tdcollect: what no record
+            covers was not checked, such as ``done`` and what the policy wrote.
     """
 
     directory: Path
@@ -56,6 +62,7 @@ class Verification:
     kept: int
     problems: tuple[Problem, ...]
     shard: tuple[int, int] | None = None
+    covered: bool = True
 
     @property
     def passed(self) -> bool:
@@ -68,6 +75,8 @@ class Verification:
         if self.problems:
             found = f"failed, {count_text(len(self.problems), 'problem')}"
         of = "" if self.shard is None else f"{Shard(*self.shard)}, "
+        if not self.covered:
+            checked += " (data without digests, as of an older tdcollect: as far as records go)"
         lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {found}"]
         return "\n".join(map(visible, lines))
 
@@ -82,6 +91,7 @@ class Verification:
                 {"file": str(problem.file), "line": problem.line, "text": problem.text}
                 for problem in self.problems
             ],
+            **({} if self.covered else {"covered": False}),
         }
 
     def __repr__(self) -> str:
@@ -89,18 +99,49 @@ class Verification:
 
 
 def verify(path: str | os.PathLike[str]) -> Verification:
-    """Check an evaluation as far as possible without running it.
+    """Check an evaluation, a learning curve or a suite as far as possible without running it.
 
     An evaluation or a shard that is unfinished or was refused has that as a problem. A shard that
-    is finished has none: see :func:`tdcollect.merge`.
+    is finished has none: see :func:`tdcollect.merge`. All evaluations of a learning curve and of a
+    suite are checked, and then the files that follow from them.
 
     Args:
-        path: the directory of the evaluation.
+        path: the directory.
 
     Raises:
-        FileNotFoundError: if the directory holds no evaluation.
+        FileNotFoundError: if the directory holds none of these.
     """
     root = Path(path)
+    if (root / SUITE).is_file() and not (root / MANIFEST).exists():
+        from tdcollect.suites.reported import cells_of, check_suite
+
+        return _of_parts(root, cells_of, check_suite)
+    if steps_of(root) and not (root / MANIFEST).exists():
+        return _of_parts(root, lambda root: [*steps_of(root).values()], check_curve)
+    return _of_evaluation(root)
+
+
+def _of_parts(
+    root: Path,
+    parts_of: Callable[[Path], Sequence[Path]],
+    check: Callable[[Path], Iterable[Problem]],
+) -> Verification:
+    """Check the evaluations of a directory, and if they are sound all that follows from them."""
+    found: list[Verification] = []
+    problems: list[Problem] = []
+    try:
+        for part in parts_of(root):
+            found.append(_of_evaluation(part))
+            problems += found[-1].problems
+        problems += [] if problems else check(root)
+    except (ValueError, OSError) as error:
+        problems.append(Problem(root, str(error)))
+    episodes, kept = (sum(getattr(one, name) for one in found) for name in ("episodes", "kept"))
+    covered = all(one.covered for one in found)
+    return Verification(root, episodes, kept, tuple(problems), None, covered)
+
+
+def _of_evaluation(root: Path) -> Verification:
     problems: list[Problem] = []
     try:
         manifest = read_manifest(root)
@@ -116,9 +157,9 @@ def verify(path: str | os.PathLike[str]) -> Verification:
         problems += _unfinished(root, number_of_episodes(manifest) - len(episodes), bool(problems))
     if not problems and mark is None:
         problems += _derived(root, manifest, episodes)
-    kept, found = _kept(root, manifest, episodes)
+    kept, found, covered = _kept(root, manifest, episodes)
     shard = None if mark is None else mark.shard
-    return Verification(root, len(episodes), kept, (*problems, *found), shard)
+    return Verification(root, len(episodes), kept, (*problems, *found), shard, covered)
 
 
 def _unfinished(root: Path, missing: int, altered: bool) -> Iterator[Problem]:
@@ -171,25 +212,56 @@ def _derived(
     for name, value in expected.items():
         if name == "distinct" and name not in results:
             continue  # files written before it was there
-        if not _alike(value, results.get(name)):
+        if not alike(value, results.get(name)):
             yield Problem(file, f"{name} is {results.get(name)!r}, and by the ledger {value!r}")
-    for name, digest in files.items():
+    drawn = [path.relative_to(root).as_posix() for path in sorted(root.glob(f"{FIGURES}/*.svg"))]
+    yield from check_files(file, files, [REPORT, *drawn])
+
+
+def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> Iterator[Problem]:
+    """Check the files whose digests a file beside them lists.
+
+    Args:
+        file: the file that lists them.
+        listed: their digests by name, as anybody may have written them.
+        there: the names that it must list.
+    """
+    root = file.parent
+    for name in there:
+        if name not in listed:
+            yield Problem(file, f"it lists no digest of {name}")
+    for name, digest in listed.items():
         of = root / name
-        if not of.resolve().is_relative_to(root.resolve()):
+        try:
+            inside, now = of.resolve().is_relative_to(root.resolve()), None
+            if inside and of.is_file():
+                now = sha256(of)
+        except (ValueError, OSError):  # a NUL, or too long a name
+            inside = False
+        if not inside:
             yield Problem(file, f"it names the file {name!r}, which is not in the directory")
-        elif not of.is_file() or sha256(of) != digest:
-            yield Problem(of, "it is missing, or is not the file that the evaluation wrote")
+        elif now != digest:
+            yield Problem(of, "it is missing, or is not the file that was written with the others")
 
 
 def _kept(
     root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
-) -> tuple[int, list[Problem]]:
-    """Check data that were kept against their records; return their number, and the problems."""
-    if manifest["format"] == 1 or not (root / TRAJECTORIES).is_dir():
-        return 0, []
+) -> tuple[int, list[Problem], bool]:
+    """Check data that were kept; return their number, the problems, and if digests cover them."""
+    if manifest["format"] == 1:
+        return 0, [], True
+    problems: list[Problem] = []
+    listed: Mapping[str, str] = {}
+    try:
+        listed = kept_digests(root)
+    except ValueError as error:
+        problems.append(Problem(root / TRAJECTORIES, str(error)))
     records = {trajectory_path(root, e.index).name: e for e in episodes if e.completed}
-    kept, problems = 0, []
-    for path in sorted((root / TRAJECTORIES).iterdir()):
+    folder, kept = root / TRAJECTORIES, 0
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    for name in sorted(listed.keys() - {path.name for path in paths}):
+        problems.append(Problem(folder / name, "it is missing, and its digest is listed"))
+    for path in paths:
         record = records.get(path.name)
         if record is None:
             if not path.name.endswith(".part") and not path.name.startswith("."):
@@ -197,16 +269,7 @@ def _kept(
             continue
         kept += 1
         try:
-            read_data(root, record, manifest)
+            read_data(root, record, manifest, listed)
         except ValueError as error:
             problems.append(Problem(path, str(error)))
-    return kept, problems
-
-
-def _alike(value: Any, other: Any) -> bool:
-    """Tell whether two values of a summary are the same, except for rounding."""
-    if isinstance(value, Mapping) and isinstance(other, Mapping):
-        return value.keys() == other.keys() and all(_alike(value[k], other[k]) for k in value)
-    if isinstance(value, float) and isinstance(other, float):
-        return abs(value - other) <= 1e-9 * max(abs(value), abs(other)) or value == other
-    return type(value) is type(other) and bool(value == other)
+    return kept, problems, bool(listed) or not kept

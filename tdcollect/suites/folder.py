@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tdcollect.display import count_text, listed_text
 from tdcollect.evaluation.ledger.manifest import leaf_differences
-from tdcollect.evaluation.ledger.reading import read_object, sha256
+from tdcollect.evaluation.ledger.reading import SUITE, read_object, sha256
 from tdcollect.files import is_leftover, locked, write_atomically
 from tdcollect.suites.cells import Cell
 
 if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite
 
-SUITE = "suite.json"
 FORMAT = 1
 
 WAIT = math.inf  # for as long as other processes write the files of a suite
@@ -59,8 +59,12 @@ def claim_folder(path: Path, described: Mapping[str, Any]) -> None:
             name: {**there.get(name, {}), **described[name]}
             for name in ("tasks", "policies", "files")
         }
-        text = json.dumps({**described, **every}, indent=1, sort_keys=True) + "\n"
-        write_atomically(path / SUITE, text.encode())
+        _write(path, {**there, **described, **every})
+
+
+def _write(path: Path, decided: Mapping[str, Any]) -> None:
+    text = json.dumps(decided, indent=1, sort_keys=True) + "\n"
+    write_atomically(path / SUITE, text.encode())
 
 
 def is_suite(path: Path) -> bool:
@@ -107,6 +111,35 @@ def described_cells(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
     }
     plain: dict[str, Any] = json.loads(json.dumps(described, default=str))  # a torch.device, say
     return plain
+
+
+def described_report(suite: Suite) -> dict[str, Any]:
+    """Return what decides the report and no episode, as far as it is not the default."""
+    plain = {entry.name: entry.default for entry in fields(suite)}
+    tasks = {
+        task.name: _some({"score": task.score and asdict(task.score), "group": task.group})
+        for task in suite.tasks
+    }
+    found: dict[str, Any] = {
+        "tasks": _some(tasks),
+        "settings": {
+            name: getattr(suite, name)
+            for name in ("metrics", "groups", "confidence", "drawn_runs")
+            if getattr(suite, name) != plain[name]
+        },
+        "whole": suite.whole,
+    }
+    return _some({"report": _some(found)})
+
+
+def _some(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if value not in (None, {})}
+
+
+def note_report(path: Path, suite: Suite) -> None:
+    """Write into the directory what decides the report, in place of what did before."""
+    found = {name: value for name, value in read_folder(path).items() if name != "report"}
+    _write(path, {**found, **described_report(suite)})
 
 
 def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tdcollect.evaluation.ledger.reading import sha256
 from tdcollect.evaluation.reports.report import REPORT
 from tdcollect.files import locked, remove, write_atomically
 from tdcollect.suites.exports import (
@@ -15,7 +16,7 @@ from tdcollect.suites.exports import (
     write_scores_npz,
     write_suite_marl_eval,
 )
-from tdcollect.suites.folder import WAIT
+from tdcollect.suites.folder import SUITE, WAIT, note_report
 from tdcollect.suites.page import suite_page
 from tdcollect.suites.reading import read_results
 from tdcollect.suites.results import SuiteResults
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 RESULTS, MARL_EVAL = "results.json", "marl_eval.json"
 SCORES, SCORE_NAMES = "scores.npz", "scores.json"
 LEADERBOARD = "leaderboard"
+FILES = (SCORES, SCORE_NAMES, MARL_EVAL, f"{LEADERBOARD}.csv", f"{LEADERBOARD}.md")
+"""The files that are there if there is something to write into them."""
 
 
 def report_on(
@@ -41,6 +44,7 @@ def report_on(
         failures: the errors of evaluations that could not run, by ``task/policy/run``.
     """
     with locked(directory, wait=WAIT):
+        note_report(directory, suite)
         results = read_results(suite, directory, failures)
         write_suite_report(directory, results)
     return results
@@ -52,9 +56,8 @@ def write_suite_report(directory: Path, results: SuiteResults) -> list[Path]:
     ``scores.npz`` and the leaderboard are written once a policy has all its scores.
 
     Returns:
-        The files, the page last.
+        The files; the last one has the digests of the others.
     """
-    names = (SCORES, SCORE_NAMES, MARL_EVAL, f"{LEADERBOARD}.csv", f"{LEADERBOARD}.md")
     written = []
     if records := results.records():
         file = directory / MARL_EVAL
@@ -68,9 +71,10 @@ def write_suite_report(directory: Path, results: SuiteResults) -> list[Path]:
                 directory / f"{LEADERBOARD}.md", found, title=f"{results.name} {results.version}"
             ),
         ]
-    for name in names:
+    for name in FILES:
         if directory / name not in written:
             remove(directory / name)  # of results that have changed since
-    text = json.dumps(results.to_dict(), indent=1, sort_keys=True) + "\n"
-    written.append(write_atomically(directory / RESULTS, text.encode()))
-    return [*written, write_atomically(directory / REPORT, suite_page(results))]
+    written.append(write_atomically(directory / REPORT, suite_page(results)))
+    files = {file.name: sha256(file) for file in (directory / SUITE, *written)}
+    text = json.dumps({**results.to_dict(), "files": files}, indent=1, sort_keys=True) + "\n"
+    return [*written, write_atomically(directory / RESULTS, text.encode())]

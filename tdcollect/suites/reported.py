@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tdcollect.evaluation.ledger.reading import read_object
+from tdcollect.evaluation.ledger.reading import SUITE, Problem, read_object
+from tdcollect.evaluation.reports.report import REPORT
+from tdcollect.evaluation.reports.statistics import alike
+from tdcollect.evaluation.verification import check_files
+from tdcollect.suites.cells import EVALUATIONS
+from tdcollect.suites.definition import RANDOM
 from tdcollect.suites.folder import read_folder
 from tdcollect.suites.reading import read_results
-from tdcollect.suites.report import RESULTS
-from tdcollect.suites.results import SuiteResults
+from tdcollect.suites.report import FILES, RESULTS
+from tdcollect.suites.results import FAILED, SuiteResults
 from tdcollect.suites.suite import Suite
 
 
-def results_of(directory: Path) -> SuiteResults:
-    """Read the results of a suite from the last report in its directory.
+def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
+    """Read the results of a suite from its directory.
 
-    Tasks, policies and ranges are those that the report names; the numbers are computed anew from
-    the ledgers. Nothing is run.
+    ``suite.json`` has the ranges of scores and all else that decides the report. The numbers are
+    computed anew from the ledgers, and compared with those of the last report. Nothing is run.
+
+    Args:
+        directory: the directory.
+        may_be_stale: compare nothing with a report that evaluations have begun or ended since.
 
     Raises:
         FileNotFoundError: if there is no report.
-        ValueError: for files that a suite did not write, or evaluations that were altered.
+        ValueError: for files that a suite did not write, or that were altered.
     """
     file = directory / RESULTS
     if not file.is_file():
@@ -31,52 +41,70 @@ def results_of(directory: Path) -> SuiteResults:
     given, decided = read_object(file), read_folder(directory)
     try:
         suite = _suite(given, decided)
+        cells = {f"{cell['task']}/{cell['policy']}/{cell['run']}": cell for cell in given["cells"]}
+        if lost := decided["files"].keys() - cells.keys():
+            raise ValueError(f"it lacks {min(lost)}")
+        failures = {name: "failed" for name, cell in cells.items() if cell["status"] == FAILED}
+        states = [(cell["status"], cell["episodes"]) for cell in cells.values()]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(
             f"expected {file} as `tdcollect suite report` writes it, got something else "
             f"({type(error).__name__}: {error}); write the report again"
         ) from error
-    found = read_results(suite, directory)
-    # Those that only the suite's file tells, such as that it was limited.
-    said = [text for text in given.get("remarks", []) if isinstance(text, str)]
-    own = found.remarks
-    return replace(found, remarks=(*own, *(text for text in said if text not in own)))
+    found = read_results(suite, directory, failures)
+    if may_be_stale and states != [(cell.status, cell.episodes) for cell in found.cells]:
+        return found
+    for name, value in json.loads(json.dumps(found.to_dict())).items():
+        if not alike(value, given.get(name)):
+            raise ValueError(
+                f"{file}: its {name} are not what {SUITE} and the evaluations give: one of them "
+                "was altered; `tdcollect suite report` writes it anew"
+            )
+    return found
+
+
+def cells_of(directory: Path) -> list[Path]:
+    """Return the directories of the evaluations that a suite has begun."""
+    return [directory / EVALUATIONS / name for name in sorted(read_folder(directory)["files"])]
+
+
+def check_suite(directory: Path) -> Iterator[Problem]:
+    """Check the report of a suite against its evaluations, which were checked.
+
+    Raises:
+        ValueError: as :func:`results_of` does, also for a report that is not the last one.
+    """
+    results_of(directory, may_be_stale=False)
+    files = read_object(directory / RESULTS)["files"]
+    there = [SUITE, REPORT, *(name for name in FILES if (directory / name).exists())]
+    yield from check_files(directory / RESULTS, files, there)
 
 
 def _suite(given: Mapping[str, Any], decided: Mapping[str, Any]) -> Suite:
     """Return the suite that a report is of, as far as the report needs it."""
-    cells, tasks = given["cells"], given["tasks"]
+    if not isinstance(given.get("files"), dict):
+        raise TypeError("it has no digests of files, as those of an older tdcollect")
+    cells, tasks, told = given["cells"], decided["tasks"], decided.get("report", {})
     runs: dict[str, list[str]] = {}
     for cell in cells:  # tasks in their order, and the runs of policies in theirs
         of = runs.setdefault(cell["policy"], [])
         of += [] if cell["run"] in of else [cell["run"]]
+    by_chance = {n for n, policy in decided["policies"].items() if policy["factory"] == RANDOM}
+    # What makes the others is not known, and nothing is made here.
+    other = {"factory": "not:known", "checkpoints": "{run}"}
     table: dict[str, Any] = {
-        "suite": {name: given[name] for name in ("name", "version", "episodes")},
+        "suite": {name: decided[name] for name in ("name", "version", "episodes", "seed")},
         "tasks": [
-            _task(name, tasks[name]) for name in dict.fromkeys(cell["task"] for cell in cells)
+            {"name": name, "env": tasks[name]["env"], **told.get("tasks", {}).get(name, {})}
+            for name in dict.fromkeys(cell["task"] for cell in cells)
         ],
-        # What makes them is not in a report, and nothing is made here.
         "policies": [
-            {"name": name, "factory": "not:known", "checkpoints": "{run}", "runs": [*map(int, of)]}
+            {"name": name, "runs": [*map(int, of)]}
+            | ({"factory": RANDOM} if name in by_chance else other)
             for name, of in runs.items()
         ],
+        "report": told.get("settings", {}),
     }
-    table["suite"]["seed"] = decided["seed"]
-    if given["aggregates"] is not None:
-        report = {name: given["aggregates"][name] for name in ("confidence", "drawn_runs")}
-        table["report"] = {**report, "metrics": given["aggregates"]["metrics"]}
     suite = Suite.of(table)
-    presets = {name: dict(task["presets"]) for name, task in tasks.items()}
-    return replace(
-        suite, tasks=tuple(replace(task, presets=presets[task.name]) for task in suite.tasks)
-    )
-
-
-def _task(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    task = {"name": name, "env": given["env"]}
-    if given["group"] is not None:
-        task["group"] = given["group"]
-    if given["range"] is not None:
-        low, high = given["range"]
-        task["score"] = {"low": low, "high": high, "source": given["source"] or ""}
-    return task
+    own = [replace(task, presets=dict(tasks[task.name]["presets"])) for task in suite.tasks]
+    return replace(suite, tasks=tuple(own), whole=told.get("whole"))

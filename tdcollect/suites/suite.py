@@ -78,6 +78,9 @@ class Suite:
     whole: int | None = None
     directory: str = "."
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", os.path.abspath(self.directory))
+
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Suite:
         """Read a suite from a TOML file; relative paths in it start from its folder.
@@ -223,7 +226,7 @@ class Suite:
 
         return run_suite(
             self,
-            Path(output_dir),
+            Path(os.path.abspath(output_dir)),
             self.cells(tasks, policies),
             workers=workers,
             shard=shard,
@@ -262,7 +265,7 @@ class Suite:
                 f"expected the directory of a suite, got {output_dir}; run the suite first, "
                 "tdcollect suite run FILE --output-dir DIR"
             )
-        return Path(output_dir)
+        return Path(os.path.abspath(output_dir))
 
     def validate(
         self,

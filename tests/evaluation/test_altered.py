@@ -370,7 +370,7 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "report": (
         lambda run: (run / "report.html").write_text("<b>Mean return 999</b>"),
-        r"report\.html: it is missing, or is not the file that the evaluation wrote",
+        r"report\.html: it is missing, or is not the file that was written with the others",
     ),
     "files": (
         lambda run: rewrite(run / "results.json", files={"../run.json": "ab"}),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from tdcollect.evaluation.beside.curve import (
+    BEST_BY,
     Best,
     Point,
     point_of,
@@ -22,10 +24,17 @@ from tdcollect.evaluation.beside.curve import (
     with_point,
 )
 from tdcollect.evaluation.beside.curve_page import curve_page
-from tdcollect.evaluation.ledger.manifest import differences, manifest_entry
-from tdcollect.evaluation.ledger.reading import MANIFEST, RESULTS, read_manifest
+from tdcollect.evaluation.ledger.manifest import differences, manifest_entry, versions
+from tdcollect.evaluation.ledger.reading import (
+    MANIFEST,
+    Problem,
+    is_finished,
+    read_manifest,
+    sha256,
+)
 from tdcollect.evaluation.reports.comparable import SAME
 from tdcollect.evaluation.reports.report import REPORT
+from tdcollect.evaluation.reports.statistics import alike
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.files import is_leftover, locked, write_atomically
 
@@ -33,6 +42,7 @@ CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
 BEST, WEIGHTS = "best.json", "best.pt"
 _BEFORE = ("curve.png",)  # of directories that were written before
 _STEP = re.compile(r"step-(\d{9,})")
+_ANEW = "remove the file: the next evaluation writes it anew"
 _SECONDS = 2.0  # for a process that was killed to let go of its directory
 
 
@@ -56,14 +66,7 @@ class Folder:
         self.path, self._by = path, best_by
         with ExitStack() as opened:
             opened.enter_context(locked(path, wait=_SECONDS))
-            self.curve, self.best = read_folder(path, best_by)
-            noted = {point.step for point in self.curve}
-            for step, directory in sorted(_steps(path).items()):
-                if step not in noted and (directory / RESULTS).exists():
-                    # Its process was killed before the curve was written.
-                    result = EvaluationResult.load(directory)
-                    point = point_of(step, result.summary(), result.digest)
-                    self.curve = with_point(self.curve, point)
+            self.curve, self.best, _ = read_folder(path, best_by)
             self._opened = opened.pop_all()
 
     def step_path(self, step: int) -> Path:
@@ -76,7 +79,7 @@ class Folder:
         Raises:
             ValueError: naming the differences.
         """
-        there = next((d for d in _steps(self.path).values() if (d / MANIFEST).exists()), None)
+        there = next((d for d in steps_of(self.path).values() if (d / MANIFEST).exists()), None)
         if there is None:
             return
         pair = (_episodes_of(read_manifest(there)), _episodes_of(json.loads(json.dumps(manifest))))
@@ -114,16 +117,12 @@ class Folder:
                 "by": self._by,
                 "value": value,
                 "weights": None if path is None else path.name,
+                **({} if path is None else {"digest": sha256(path)}),
             }
             text = json.dumps(entries, indent=1, sort_keys=True) + "\n"
             write_atomically(self.path / BEST, text.encode())
-        write_atomically(self.path / CURVE, to_csv(self.curve))
-        html, drawn = curve_page(
-            self.curve, self.best, name, self._by, lambda step: f"{step_name(step)}/{REPORT}"
-        )
-        if drawn is not None:
-            write_atomically(self.path / FIGURE, drawn.file())
-        write_atomically(self.path / PAGE, html)
+        for file, data in _written(self.curve, self.best, name, self._by).items():
+            write_atomically(self.path / file, data)
 
     def close(self) -> None:
         """Release the directory."""
@@ -135,32 +134,93 @@ def step_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
-def read_folder(path: Path, best_by: str) -> tuple[list[Point], Best | None]:
-    """Return the curve that a directory holds, and its best point.
+def read_folder(
+    path: Path, best_by: str | None = None, warn: Callable[[str], object] = lambda text: None
+) -> tuple[list[Point], Best | None, str]:
+    """Return the curve that a directory holds, its best point, and the value that it has most of.
+
+    The points are those of the ledgers; the other files must say the same.
+
+    Args:
+        path: the directory.
+        best_by: the value that the best was chosen by; None for that which the directory has.
+        warn: is told of weights that are not those of the best, as after a kill, too.
 
     Raises:
-        ValueError: for a directory that holds something else, and for one whose best evaluation
-            was chosen by another value.
+        ValueError: for a directory that holds something else, for files that were altered, and for
+            a directory whose best evaluation was chosen by another value.
     """
     check_folder(path)
-    curve = read_csv(path / CURVE) if (path / CURVE).exists() else []
-    if not (path / BEST).exists():
-        return curve, None
+    points = {}
+    for step, directory in steps_of(path).items():
+        if is_finished(directory):
+            result = EvaluationResult.load(directory)
+            points[step] = point_of(step, result.summary(), result.digest)
+    curve, file = [*points.values()], path / CURVE
+    for row in read_csv(file) if file.exists() else ():
+        point = points.get(row.step)
+        if point is None and (path / step_name(row.step) / MANIFEST).exists():
+            continue  # it is to be run again
+        if point is None or not alike(row._asdict(), point._asdict()):
+            raise ValueError(f"{file} has {row}, and its evaluation {point}; {_ANEW}")
+    file, weights = path / BEST, path / WEIGHTS
+    if not file.exists():
+        return curve, None, best_by or BEST_BY[0]
     try:
-        kept = json.loads((path / BEST).read_bytes())
+        kept = json.loads(file.read_bytes())
         step, by, value = int(kept["step"]), str(kept["by"]), float(kept["value"])
-        weights = None if kept["weights"] is None else path / WEIGHTS
+        named, digest = kept["weights"], kept.get("digest")
+        if by not in BEST_BY or named not in (None, WEIGHTS):
+            raise ValueError(f"by {by!r}, weights {named!r}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
-            f"expected {path / BEST} to be as tdcollect.Evaluator writes it, got something else "
+            f"expected {file} to be as tdcollect.Evaluator writes it, got something else "
             f"({type(error).__name__}: {error}); remove the file"
         ) from error
-    if by != best_by:
+    if best_by not in (None, by):
         raise ValueError(
             f"{path} keeps the best evaluation by {by!r}, got best={best_by!r}: the weights of "
             "others are gone; choose another directory"
         )
-    return curve, Best(step, value, weights)
+    own = value_of(points[step], by) if step in points else None
+    if not alike(own, value):
+        raise ValueError(f"{file} has {value} of step {step}, and its evaluation {own}; {_ANEW}")
+    now = sha256(weights) if weights.is_file() else None
+    sound = now == digest or bool(named and now and digest is None)  # of an older tdcollect
+    if not sound:
+        warn(f"{weights} has the digest {now}, and {digest} in {BEST}: it is not the best's")
+    return curve, Best(step, value, weights if named and sound else None), by
+
+
+def check_curve(path: Path) -> Iterator[Problem]:
+    """Check the files of a curve against its evaluations, which were checked.
+
+    Raises:
+        ValueError: as :func:`read_folder` does.
+    """
+    found: list[str] = []
+    curve, best, by = read_folder(path, None, found.append)
+    yield from (Problem(path / WEIGHTS, text) for text in found)
+    top = max((value_of(point, by) for point in curve), default=float("-inf"))
+    if top > (float("-inf") if best is None else best.value):
+        yield Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")
+    manifest = read_manifest(path / step_name(curve[0].step))
+    theirs = manifest_entry(manifest, "versions.tdcollect")
+    for name, data in _written(curve, best, str(manifest_entry(manifest, "env.id")), by).items():
+        there = (path / name).read_bytes() if (path / name).is_file() else b""
+        if name == CURVE:  # whose rows were compared, but for rounding
+            same = there.count(b"\n") == data.count(b"\n")
+        else:  # another tdcollect makes other pages
+            same = there == data or theirs != versions().get("tdcollect")
+        if not same:
+            yield Problem(path / name, f"it is not what the evaluations give; {_ANEW}")
+
+
+def _written(curve: Sequence[Point], best: Best | None, name: str, by: str) -> dict[str, bytes]:
+    """Return the files of a curve that nothing reads to go on, by their names."""
+    html, drawn = curve_page(curve, best, name, by, lambda step: f"{step_name(step)}/{REPORT}")
+    figure = {} if drawn is None else {FIGURE: drawn.file()}
+    return {CURVE: to_csv(curve), **figure, PAGE: html}
 
 
 def check_folder(path: Path) -> None:
@@ -181,10 +241,11 @@ def check_folder(path: Path) -> None:
             )
 
 
-def _steps(path: Path) -> dict[int, Path]:
-    """Return the directories of evaluations, by step."""
-    found = ((_STEP.fullmatch(entry.name), entry) for entry in path.iterdir())
-    return {int(match[1]): entry for match, entry in found if match}
+def steps_of(path: Path) -> dict[int, Path]:
+    """Return the directories of evaluations, by step, in their order."""
+    names = os.listdir(path) if path.is_dir() else []
+    found = {int(match[1]): path / match[0] for match in map(_STEP.fullmatch, names) if match}
+    return dict(sorted(found.items()))
 
 
 def _episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:

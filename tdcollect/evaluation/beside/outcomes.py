@@ -48,7 +48,7 @@ class Outcomes:
         self.curve: list[Point] = []
         self.best: Best | None = None
         if directory is not None:
-            self.curve, self.best = read_folder(directory, best_by)
+            self.curve, self.best, _ = read_folder(directory, best_by, logger.warning)
 
     def of(self, asked: Asked, answer: Answer) -> Any:
         """Note an answer; returns the metrics, or the result of a request by ``submit``."""

@@ -13,8 +13,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,25 @@ from tdcollect.evaluation.ledger.reading import (
     asked_indices,
     complete_lines,
     is_finished,
+    kept_digests,
+    kept_trajectories,
+    read_data,
     read_json,
     read_manifest,
     read_records,
     read_shard,
     sha256,
+    trajectory_name,
     trajectory_path,
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
 from tdcollect.evaluation.ledger.shards import Shard
-from tdcollect.evaluation.ledger.trajectory_files import link_trajectory, write_trajectory
-from tdcollect.files import is_leftover, locked, remove, write_atomically
+from tdcollect.evaluation.ledger.trajectory_files import (
+    link_trajectory,
+    trajectory_digest,
+    write_trajectory,
+)
+from tdcollect.files import is_leftover, locked, naming, remove, write_atomically
 
 
 class Directory:
@@ -65,6 +74,7 @@ class Directory:
         manifest: the manifest found there, or written; what :meth:`note_mixed` adds is in it.
         shard: the shard that runs there, or None.
         episodes: the records found there.
+        kept: the digests of the folders with data, by name, as a finished ledger lists them.
 
     Raises:
         ValueError: for a directory of another evaluation or shard, naming the differences, and for
@@ -79,7 +89,7 @@ class Directory:
         shard: Shard | None = None,
         allow_mixed: bool = False,
     ):
-        self.path, self.shard = Path(path), shard
+        self.path, self.shard = Path(os.path.abspath(path)), shard
         self._made = not self.path.exists()
         with ExitStack() as opened:
             opened.enter_context(locked(self.path))
@@ -94,6 +104,12 @@ class Directory:
             self.manifest = there
             self.episodes = read_records(self.path, there)
             self._mark()
+            self.kept = kept_digests(self.path)
+            self._was_finished = is_finished(self.path) or bool(self.kept)
+            there = () if self._was_finished else kept_trajectories(self.path)
+            for episode in self.episodes:
+                if episode.index in there:  # of a run that was interrupted: a digest is to come
+                    read_data(self.path, episode, self.manifest, {})
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
@@ -191,25 +207,24 @@ class Directory:
 
     def add(self, episode: Episode, data: TensorDict | None = None) -> None:
         """Write an episode: its data first, then its line."""
-        if data is not None:
-            target = trajectory_path(self.path, episode.index)
-            part = target.with_name(target.name + ".part")
-            if target.exists():  # its line was never written
-                shutil.rmtree(target)
-            write_trajectory(part, data)
-            part.rename(target)
+        self._put(episode.index, None if data is None else partial(write_trajectory, data=data))
         self._unmark()
-        self._journal.write(episode.to_json().encode() + b"\n")
-        self._journal.flush()
+        with naming(self.path / EPISODES):
+            self._journal.write(episode.to_json().encode() + b"\n")
+            self._journal.flush()
 
     def take_data(self, index: int, source: Path) -> None:
         """Take the data of an episode from another directory, before the ledger has its line."""
+        self._put(index, partial(link_trajectory, source))
+
+    def _put(self, index: int, write: Callable[[Path], None] | None) -> None:
         target = trajectory_path(self.path, index)
-        part = target.with_name(target.name + ".part")
         if target.exists():  # its line was never written
             shutil.rmtree(target)
-        link_trajectory(source, part)
-        part.rename(target)
+        if write is not None:
+            part = target.with_name(target.name + ".part")
+            write(part)
+            part.rename(target)
 
     def finish(self, episodes: Sequence[Episode]) -> None:
         """Sort the ledger by index."""
@@ -236,8 +251,24 @@ class Directory:
         """Write the digests of ledger and manifest, which finishes the shard."""
         write_atomically(self.path / SHARD, _json({**self._digests(), "shard": self.shard}))
 
-    def _digests(self) -> dict[str, str]:
-        return {"ledger": sha256(self.path / EPISODES), "manifest": sha256(self.path / MANIFEST)}
+    def _digests(self) -> dict[str, Any]:
+        found = {"ledger": sha256(self.path / EPISODES), "manifest": sha256(self.path / MANIFEST)}
+        kept = self._kept_digests()
+        return {**found, TRAJECTORIES: kept} if kept else found
+
+    def _kept_digests(self) -> dict[str, str]:
+        """Return the digests of all data: those listed before, and of what came since.
+
+        What a finished ledger lists stays, and what it does not list stays out: else a run that
+        finds it done would take data that were altered for its own.
+        """
+        found = dict(self.kept)
+        before = {trajectory_name(episode.index) for episode in self.episodes}
+        for name in map(trajectory_name, sorted(kept_trajectories(self.path))):
+            if name in found or (name in before and self._was_finished):
+                continue
+            found[name] = trajectory_digest(self.path / TRAJECTORIES / name)
+        return found
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""
@@ -272,7 +303,8 @@ class Directory:
 
     def close(self) -> None:
         """Release the directory."""
-        self._opened.close()
+        with naming(self.path / EPISODES):  # of which a full disk left a part to write
+            self._opened.close()
 
 
 def check_directory(path: Path) -> dict[str, Any] | None:

@@ -116,7 +116,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         "inference_batch_size": settings.inference_batch_size,
         "inference_threads": settings.inference_threads,
         "device": collector.device.type,
-        "versions": dict(_versions()),
+        "versions": dict(versions()),
         "platform": {
             "system": platform.system(),
             "machine": platform.machine(),
@@ -328,7 +328,8 @@ def _transform(transform: Any) -> str:
 
 
 @functools.cache  # reading them takes longer than a short episode
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that may change an episode."""
     versions = {"python": platform.python_version()}
     for name in (*_PACKAGES, *_ENV_PACKAGES):
         try:

@@ -24,14 +24,16 @@ from tdcollect.evaluation.episodes.data import disagreements
 from tdcollect.evaluation.ledger.manifest import MIXED, may_be_mixed
 from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_count, is_digest
 from tdcollect.evaluation.ledger.shards import Shard
-from tdcollect.evaluation.ledger.trajectory_files import read_trajectory
+from tdcollect.evaluation.ledger.trajectory_files import read_trajectory, trajectory_digest
 from tdcollect.seeding import env_seed, policy_seed
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
 REFUSED = "refused.json"
 SHARD = "shard.json"
+SUITE = "suite.json"
 TRAJECTORIES = "trajectories"
 
+_KEPT = re.compile("[0-9]{6}|[1-9][0-9]{6,17}")  # as trajectory_name() names a folder
 _MOST_EPISODES = 10**9
 _EXPLORATIONS = [name.lower() for name in ExplorationType.__members__]
 
@@ -211,7 +213,28 @@ def kept_trajectories(root: Path) -> frozenset[int]:
     """Return the indices of the episodes that have a folder of data; it may hold anything."""
     folder = root / TRAJECTORIES
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return frozenset(int(name) for name in names if re.fullmatch("[0-9]{6}|[1-9][0-9]{6,17}", name))
+    return frozenset(int(name) for name in names if _KEPT.fullmatch(name))
+
+
+def kept_digests(root: Path) -> dict[str, str]:
+    """Return the digests of the folders with data, by name, as an evaluation lists them.
+
+    Returns:
+        Empty if the evaluation is unfinished, keeps no data, or is of an older tdcollect.
+
+    Raises:
+        ValueError: for a list that no evaluation has.
+    """
+    file = root / (RESULTS if is_finished(root) else SHARD)
+    found = read_object(file).get(TRAJECTORIES, {}) if file.exists() else {}
+    if not isinstance(found, dict) or not all(
+        _KEPT.fullmatch(name) and is_digest(value) for name, value in found.items()
+    ):
+        raise ValueError(
+            f"expected {file} to have a digest for each folder in {TRAJECTORIES}, got something "
+            "else; ask for the file as it was, or evaluate again in another directory"
+        )
+    return found
 
 
 def sha256(file: Path) -> str:
@@ -277,6 +300,9 @@ def read_ledger(
             return []
     if (why := refusal_of(root)) is not None:
         report(Problem(root / REFUSED, why))
+    if is_finished(root) and (root / SHARD).exists():
+        why = f"it marks a shard, and {RESULTS} the whole evaluation: one was added; remove it"
+        report(Problem(root / SHARD, why))
     digests = _digests(root, report)
     advice = (
         "ask for the directory as it was, or evaluate again in another one"
@@ -348,13 +374,22 @@ def _check_digests(
             )
 
 
-def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> TensorDict:
+def read_data(
+    root: Path, record: Episode, manifest: Mapping[str, Any], listed: Mapping[str, str]
+) -> TensorDict:
     """Read the data ``[L]`` that were kept of an episode, and check them against its record.
+
+    Args:
+        root: the directory of the evaluation.
+        record: the episode's line in the ledger.
+        manifest: the manifest of the evaluation.
+        listed: as :func:`kept_digests` returns it; empty to check the record alone.
 
     Raises:
         ValueError: if the data are not those of the record, or cannot be read.
     """
-    data = read_trajectory(trajectory_path(root, record.index))
+    path = trajectory_path(root, record.index)
+    data = read_trajectory(path)
     if manifest["format"] == 1:  # which does not say what was digested
         return data
     try:
@@ -362,6 +397,9 @@ def read_data(root: Path, record: Episode, manifest: Mapping[str, Any]) -> Tenso
         found = disagreements(record, data, manifest["entries"], counted)
     except (TypeError, RuntimeError) as error:  # of a dtype or a shape that no episode has
         found = [str(error)]
+    if listed and (now := trajectory_digest(path)) != listed.get(path.name):
+        then = listed.get(path.name, "none")
+        found.append(f"the digest of their files is {now}, in {RESULTS} or {SHARD} {then}")
     if found:
         raise ValueError(
             f"the data kept of episode {record.index} are not those of its record: "

@@ -6,6 +6,8 @@ their files. Here each file holds one plain tensor, and nothing else is read.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ from tensordict import TensorDict
 
 from tdcollect import keys
 from tdcollect._upstream.modules import MEMMAP_TYPE, encode_key_for_filesystem
+from tdcollect.files import naming
 
 _META = "meta.json"
 _NOT_ENTRIES = ("shape", "device", MEMMAP_TYPE)  # in meta.json, beside the entries
@@ -33,6 +36,7 @@ _DTYPES = {
     )
 }
 _MOST_DIMS = 64  # torch's own limit
+_ROOM = 1 << 13  # bytes of a file's blocks besides its contents
 _MOST_BYTES = 1 << 20  # of a meta.json
 
 
@@ -41,6 +45,7 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
 
     Raises:
         ValueError: for an entry whose name TorchRL's memory maps cannot keep.
+        OSError: for a full disk.
     """
     lost = [
         key for key in data.keys(True) if (key if isinstance(key, str) else key[-1]) in _NOT_ENTRIES
@@ -50,7 +55,13 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
             f"expected entries to keep that are called neither {' nor '.join(_NOT_ENTRIES)}, which "
             f"memory maps of TorchRL lose, got {lost}; rename the policy's, or do not keep the data"
         )
-    data.memmap(path)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sizes = [value.numel() * value.element_size() for value in data.values(True, True)]
+        # A disk that is full ends a process that writes to a map: ask first.
+        if shutil.disk_usage(path.parent).free < sum(sizes) + _ROOM * len(sizes):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data.memmap(path)
 
 
 def link_trajectory(source: Path, path: Path) -> None:
@@ -95,6 +106,26 @@ def read_trajectory(path: Path) -> TensorDict:
             f"{path} does not hold the data of an episode as an evaluation keeps them: {error}; "
             "remove the directory, and run the episode again with replay()"
         ) from error
+
+
+def trajectory_digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of all files of an episode's data.
+
+    Raises:
+        ValueError: for anything but plain files and folders.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.name.startswith("."):  # which is never read
+            continue
+        if stat.S_ISDIR(file.lstat().st_mode):
+            part = trajectory_digest(file)
+        else:
+            _check_kind(file, stat.S_ISREG, "a file")
+            with file.open("rb") as opened:
+                part = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest.update(os.fsencode(file.name) + f"\0{part}\n".encode())
+    return digest.hexdigest()
 
 
 def _read(folder: Path) -> TensorDict:

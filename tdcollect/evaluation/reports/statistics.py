@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -290,6 +290,17 @@ def describe(
             values, confidence, resamples, rngs[1]
         ),
     )
+
+
+def alike(value: Any, other: Any) -> bool:
+    """Tell whether two values of a summary are the same, except for rounding."""
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return value.keys() == other.keys() and all(alike(value[k], other[k]) for k in value)
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(alike, value, other))
+    if isinstance(value, float) and isinstance(other, float):
+        return abs(value - other) <= 1e-9 * max(abs(value), abs(other)) or value == other
+    return type(value) is type(other) and bool(value == other)
 
 
 def _distinct(completed: Sequence[Episode]) -> int:

@@ -100,6 +100,11 @@ def listed_text(items: Sequence[Any], most: int = 3) -> str:
     return " and ".join([", ".join(texts[:-1]), *texts[-1:]] if len(texts) > 1 else texts)
 
 
+def without_process_ids(text: str) -> str:
+    """Return a message without the ids of processes, which are others at each run."""
+    return re.sub(r"\(process \d+ on ", "(on ", re.sub(r" \(process \d+\)", "", text))
+
+
 def interval_text(low: float, high: float) -> str:
     """Return an interval as ``[low, high]``."""
     return f"[{number_text(low)}, {number_text(high)}]"

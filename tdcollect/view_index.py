@@ -134,6 +134,7 @@ def _mean_text(one: Viewed) -> str:
 
 def _evaluations(evaluations: Sequence[Viewed]) -> str:
     success = any(one.summary and one.summary.success for one in evaluations)
+    lost = any(one.summary and one.summary.lost for one in evaluations)
     columns = [
         Column("evaluation"),
         Column("env"),
@@ -143,7 +144,7 @@ def _evaluations(evaluations: Sequence[Viewed]) -> str:
         Column("95% interval", number=True),
         *([Column("success", number=True)] if success else []),
         Column("length", number=True),
-        Column("failed", number=True),
+        Column("failed or lost" if lost else "failed", number=True),
         Column("status", text=True),
     ]
     rows: list[list[str | Cell]] = []
@@ -156,7 +157,7 @@ def _evaluations(evaluations: Sequence[Viewed]) -> str:
         row += [str(s.episodes), number_text(s.returns.mean), str(s.returns.mean_interval or "-")]
         if success:
             row.append("-" if s.success is None else percent_text(round(s.success.rate, 3)))
-        row += [number_text(s.lengths.mean), str(s.failed), one.status]
+        row += [number_text(s.lengths.mean), str(s.failed + s.lost), one.status]
         rows.append(row)
     return table(columns, rows, hint="words, or mean>100", name="Evaluations")
 

@@ -14,6 +14,8 @@ from tdcollect.extras import install_text
 
 # As shells have it for SIGINT and SIGPIPE.
 INTERRUPTED, PIPE_CLOSED = 130, 141
+LOST = 3
+"""Episodes were lost with their workers: the same command with --retry-lost runs them again."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 for success; 1 if the command was refused or failed, with the reason on
-        one line; 2 if it was not understood; 130 if it was interrupted; 141 if the reader of its
-        output went away.
+        one line; 2 if it was not understood; 3 if episodes were lost with their workers; 130 if it
+        was interrupted; 141 if the reader of its output went away.
     """
     try:
         import click

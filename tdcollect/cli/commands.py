@@ -88,6 +88,7 @@ from tdcollect.cli.program import program, resumable
     help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them.",
 )
 @options.allow_mixed
+@options.retry_lost
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
 @click.option(
     "--on-env-error",
@@ -123,6 +124,7 @@ def evaluate(
     keep_trajectories: bool,
     shard: Any,
     allow_mixed: bool,
+    retry_lost: bool,
     quiet: bool,
     as_json: bool,
     workers: int | None,
@@ -133,8 +135,12 @@ def evaluate(
     """Run test episodes.
 
     ENV is a gymnasium id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that makes an env.
-    The exit status is 1 if episodes failed.
+    The exit status is 3 if episodes were lost with their workers; else 1 if episodes failed.
     """
+    if retry_lost and output_dir is None:
+        raise click.UsageError(
+            "--retry-lost needs the directory of the evaluation: --output-dir DIR"
+        )
     if keep_trajectories and output_dir is None:
         raise click.UsageError("--keep-trajectories needs a directory: --output-dir DIR")
     if shard is not None and output_dir is None:
@@ -187,6 +193,7 @@ def evaluate(
             workers=crew,
             shard=shard,
             allow_mixed=allow_mixed,
+            retry_lost=retry_lost,
             **settings,
         )
     return say_result(result, as_json=as_json, quiet=quiet, shard=shard)
@@ -209,8 +216,8 @@ def merge(
 ) -> int:
     """Merge the shards of an evaluation into one, as one process would have written it.
 
-    The shards must be of one evaluation, complete together and unaltered. The exit status is 1 if
-    episodes failed.
+    The shards must be of one evaluation, complete together and unaltered. The exit status is 3 if
+    episodes were lost with their workers; else 1 if episodes failed.
     """
     with resumable(output_dir):
         import tdcollect

@@ -99,6 +99,12 @@ allow_mixed = click.option(
     help="Resume under other versions, platform or device; the manifest tells.",
 )
 
+retry_lost = click.option(
+    "--retry-lost",
+    is_flag=True,
+    help="Run the episodes again that were lost with their workers, and nothing else.",
+)
+
 
 def crew_of(
     stack: ExitStack, workers: int | None, ray_workers: int | None, ray_address: str | None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tdcollect.cli import PIPE_CLOSED, drop_output
+from tdcollect.cli import LOST, PIPE_CLOSED, drop_output
 from tdcollect.display import count_text, visible
 
 if TYPE_CHECKING:
@@ -56,11 +56,21 @@ def say_result(
             say(f"report {report}")
     if summary.failed:
         say(f"tdcollect: {summary.failed} of {summary.episodes} episodes failed", err=True)
+    if result.errors:
         for index, error in sorted(result.errors.items())[:_MOST_ERRORS]:
             say(f"tdcollect: episode {index}: {' '.join(error.split())}", err=True)
         if len(result.errors) > _MOST_ERRORS:
             say(f"tdcollect: and {len(result.errors) - _MOST_ERRORS} more", err=True)
-    return 1 if summary.failed else 0
+    return status_of(summary.failed, summary.lost)
+
+
+def status_of(failed: bool | int, lost: int) -> int:
+    """Return the exit status, given what failed; tell of lost episodes."""
+    if not lost:
+        return 1 if failed else 0
+    again = f"--retry-lost runs {'it' if lost == 1 else 'them'} again"
+    say(f"tdcollect: {count_text(lost, 'episode')} lost with their workers; {again}", err=True)
+    return LOST
 
 
 def distinct_names(directories: Sequence[Path]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tdcollect.cli import options
-from tdcollect.cli.output import print_json, say
+from tdcollect.cli.output import print_json, say, status_of
 from tdcollect.cli.program import Program, program, resumable
 
 file = click.argument("file", type=options.FOLDER)
@@ -56,6 +56,7 @@ def suite() -> None:
 )
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data.")
 @options.allow_mixed
+@options.retry_lost
 @click.option("--quiet", is_flag=True, help="Show no progress and no table.")
 @options.as_json
 def run(
@@ -71,13 +72,14 @@ def run(
     shard: Any,
     keep_trajectories: bool,
     allow_mixed: bool,
+    retry_lost: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
     """Run the evaluations of a suite that --output-dir lacks, and write the report.
 
-    FILE is the TOML file of the suite. The exit status is 1 if an evaluation could not run, or
-    episodes failed.
+    FILE is the TOML file of the suite. The exit status is 3 if episodes were lost with their
+    workers; else 1 if an evaluation could not run, or episodes failed.
     """
     with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
         found = _read(file, episodes, limit).run(
@@ -88,6 +90,7 @@ def run(
             shard=shard,
             keep_trajectories=keep_trajectories,
             allow_mixed=allow_mixed,
+            retry_lost=retry_lost,
             progress=not quiet,
         )
     return _say(found, output_dir, as_json, quiet)
@@ -201,4 +204,4 @@ def _say(found: Any, output_dir: Path, as_json: bool, quiet: bool = False) -> in
         say(f"tdcollect: {name} could not run: {reason}", err=True)
     if found.failed_episodes:
         say(f"tdcollect: {found.failed_episodes} episodes failed", err=True)
-    return 1 if found.failures or found.failed_episodes else 0
+    return status_of(bool(found.failures or found.failed_episodes), found.lost_episodes)

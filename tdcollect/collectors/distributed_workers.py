@@ -17,17 +17,12 @@ from tdcollect.collect.path import Explanation
 from tdcollect.collectors import on_worker
 from tdcollect.collectors.inner import WorkerFacts, WorkerReport
 from tdcollect.collectors.link import LinkedCollector, Links
-from tdcollect.collectors.lost import (
-    LostWorker,
-    LostWorkers,
-    WorkerLostError,
-    how_it_ended,
-    slots_of,
-)
+from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, slots_of
 from tdcollect.collectors.merged import MergedStatistics, merged_explanation
 from tdcollect.collectors.seeds import following_seed, seedings
 from tdcollect.collectors.trajectory_ids import TrajectoryIds
 from tdcollect.display import one_line
+from tdcollect.workers.child import ending
 
 
 class DistributedWorkers:
@@ -162,7 +157,7 @@ class DistributedWorkers:
         for worker, job in enumerate(jobs):
             job.join(patience)
             if not job.is_alive():
-                return self._lost_worker(worker, how_it_ended(job.exitcode))
+                return self._lost_worker(worker, ending(job.exitcode))
         return None
 
     def _any_failed(self) -> bool:

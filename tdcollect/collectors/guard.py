@@ -15,13 +15,8 @@ from typing import Any
 from torchrl.collectors import MultiCollector
 
 from tdcollect._upstream.multi import WorkersState
-from tdcollect.collectors.lost import (
-    LostWorker,
-    LostWorkers,
-    WorkerLostError,
-    how_it_ended,
-    slots_of,
-)
+from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, slots_of
+from tdcollect.workers.child import ending
 
 _log = logging.getLogger("tdcollect.collectors")
 _SIGNAL = getattr(signal, "SIGCHLD", None)
@@ -120,7 +115,7 @@ class Guard:
         lost = LostWorker(
             worker,
             self.pids[worker],
-            how_it_ended(proc.exitcode) + f" after {cause}" * bool(cause),
+            ending(proc.exitcode) + f" after {cause}" * bool(cause),
             slots_of(worker, self.slots),
             self._frames[worker],
             replaced=self._replace is not None,

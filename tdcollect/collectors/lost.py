@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,18 +69,6 @@ class WorkerLostError(RuntimeError):
 
     def __reduce__(self) -> tuple[type[WorkerLostError], tuple[LostWorker, str]]:
         return type(self), (self.lost, self._advice)
-
-
-def how_it_ended(exit_code: int | None) -> str:
-    """The words for an exit code of ``multiprocessing``: negative for a signal."""
-    if exit_code is None:
-        return "ended"
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was killed by signal {-exit_code}"
 
 
 def slots_of(worker: int, slots: Sequence[int]) -> range:

@@ -26,12 +26,13 @@ from tdcollect.collectors.arguments import (
 from tdcollect.collectors.channels import WorkerPipe, WorkerQueue
 from tdcollect.collectors.guard import Guard
 from tdcollect.collectors.inner import InnerCollector, WorkerFacts, WorkerReport
-from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, how_it_ended
+from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError
 from tdcollect.collectors.merged import MergedStatistics, merged_explanation
 from tdcollect.collectors.replacement import Crews
 from tdcollect.collectors.reports import Reports
 from tdcollect.collectors.seeds import following_seed, seedings
 from tdcollect.display import count_text, one_line
+from tdcollect.workers.child import ending
 
 _REPLACEMENTS = "replacements"
 
@@ -136,7 +137,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         """Raise for a worker that died as it started; TorchRL has ended the others."""
         for worker, proc in enumerate(vars(self).get("_procs", ())):
             if proc.exitcode not in (None, 0, -signal.SIGTERM):
-                how = f"{how_it_ended(proc.exitcode)} as it started"
+                how = f"{ending(proc.exitcode)} as it started"
                 lost = LostWorker(worker, proc.pid, how, range(0), 0, replaced=False)
                 raise WorkerLostError(lost) from error
 

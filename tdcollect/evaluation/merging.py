@@ -97,7 +97,7 @@ def merge(
     _check_complete(parts, [path for path in paths if path not in {part.path for part in parts}])
     merged = _Merged(_merged_episodes(parts), _kept_data(parts))
     request = _merged_request(parts)
-    with closing(Directory(output, manifest)) as directory:
+    with closing(Directory(output, manifest, retry_lost=True)) as directory:
         _check_same(directory, manifest, merged)
         there = {episode.index for episode in directory.episodes}
         for index, source in merged.data.items():
@@ -239,6 +239,8 @@ def _episodes(indices: Sequence[int]) -> str:
 def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
     """Return the records of all parts by index; of several, that with the fewest restarts.
 
+    One that is not lost comes before one that is.
+
     Raises:
         ValueError: for an episode that is not the same in two parts.
     """
@@ -250,8 +252,8 @@ def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
             holder = holders.setdefault(episode.index, part.path)
             if other is episode:
                 continue
-            # Restarts belong to a run, and not to the episode.
-            unlike = _unlike(other, episode)
+            # Restarts belong to a run, and not to the episode; so does the loss of workers.
+            unlike = "" if other.lost or episode.lost else _unlike(other, episode)
             if unlike:
                 raise ValueError(
                     f"episode {episode.index} is not the same in {holder} and in {part.path}: "
@@ -259,7 +261,7 @@ def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
                     "seeds, or one of the two was altered: run tdcollect doctor on the env, and "
                     "this episode again with tdcollect replay"
                 )
-            if episode.restarts < other.restarts:
+            if (episode.lost, episode.restarts) < (other.lost, other.restarts):
                 found[episode.index], holders[episode.index] = episode, part.path
     return [found[index] for index in sorted(found)]
 

@@ -59,8 +59,9 @@ class EvaluationResult:
         manifest: the manifest of the evaluation.
         episodes: its records, by index.
         directory: the directory of its files, or None.
-        errors: the last error of each episode that failed in this run, by index, as text. No file
-            keeps them: a result that was loaded has none.
+        errors: the last error of each episode that failed in this run, by index, as text; the end
+            of the worker of one that was lost. No file keeps them: a result that was loaded has
+            none.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class EvaluationResult:
             )
         again = self._replay(index, video)
         unlike = unequal(recorded, again, self.manifest["format"])
-        if unlike:
+        if unlike and not recorded.lost:  # of which the record says nothing
             raise RuntimeError(self._unequal(unlike, recorded, again, filmed=video is not None))
         return again
 
@@ -250,7 +251,9 @@ class EvaluationResult:
 
     def __repr__(self) -> str:
         returns = self.returns
-        failed = len(self.episodes) - len(returns)
+        lost = sum(episode.lost for episode in self.episodes)
+        failed = f"{len(self.episodes) - len(returns) - lost} failed"
         mean = f"{returns.mean():.6g}" if len(returns) else "none"
-        counts = (f"{len(self.episodes)} episodes", f"{failed} failed", f"mean return {mean}")
+        counts = [f"{len(self.episodes)} episodes", failed, f"mean return {mean}"]
+        counts[2:2] = [f"{lost} lost"] * bool(lost)
         return one_line(self, self.manifest["env"]["id"], *counts, f"digest {self.digest[:16]}")

@@ -17,7 +17,7 @@ from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.runner import InThisProcess, Runner, run_to_result
+from tdcollect.evaluation.runner import InThisProcess, Runner, resumable, run_to_result
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
@@ -46,6 +46,7 @@ def evaluate(
     workers: Workers | int | None = None,
     shard: tuple[int, int] | None = None,
     allow_mixed: bool = False,
+    retry_lost: bool = False,
     **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
     """Run test episodes by index, the same to the bit however they are run.
@@ -75,6 +76,8 @@ def evaluate(
         allow_mixed: take workers, and resume an evaluation, whose ``versions``, ``platform`` or
             ``device`` are others, which may change episodes. The manifest then has the values in
             its entry ``mixed``.
+        retry_lost: run the episodes again that ``output_dir`` has as lost: they were given up
+            because their workers ended. Nothing else runs again.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
@@ -96,6 +99,10 @@ def evaluate(
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
     if request is not None and output_dir is None:
         raise ValueError("expected an output_dir, in which request is kept, got None; pass one")
+    if retry_lost and output_dir is None:
+        raise ValueError(
+            "expected an output_dir, whose lost episodes run again, got None; pass one"
+        )
     if output_dir is not None:
         check_directory(Path(output_dir))
         check_report_extras("evaluate(output_dir=...)")
@@ -105,7 +112,7 @@ def evaluate(
     part = None if shard is None else Shard.of(shard)
     asked = EvaluationSettings(episodes, seed, **settings)
     crew = as_workers(workers)
-    with ExitStack() as stack:
+    with resumable(output_dir), ExitStack() as stack:
         runner: Runner
         if crew is None or not asked.episode_indices:
             runner = InThisProcess(env, policy, asked)
@@ -127,4 +134,5 @@ def evaluate(
             request=request,
             shard=part,
             allow_mixed=allow_mixed,
+            retry_lost=retry_lost,
         )

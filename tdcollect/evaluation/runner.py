@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -101,6 +102,7 @@ class Recording:
         output_dir: likewise.
         shard: likewise.
         allow_mixed: likewise.
+        retry_lost: likewise.
 
     Attributes:
         left: the indices of the episodes to run.
@@ -116,13 +118,14 @@ class Recording:
         output_dir: str | os.PathLike[str] | None = None,
         shard: Shard | None = None,
         allow_mixed: bool = False,
+        retry_lost: bool = False,
     ):
         self._manifest, self._shard = manifest, shard
         self._ended: list[Episode] = []
         self._trajectories: dict[int, TensorDict] = {}
         self.directory: Directory | None = None
         if output_dir is not None:
-            self.directory = Directory(output_dir, manifest, shard, allow_mixed)
+            self.directory = Directory(output_dir, manifest, shard, allow_mixed, retry_lost)
             self._ended = list(self.directory.episodes)
         try:
             if self.directory is not None and keep_trajectories:
@@ -233,6 +236,20 @@ def _shown(run: Generator[Finished, None, None], runner: Runner, total: int) -> 
             del finished  # else its data would stay in memory beside the next one's
 
 
+@contextmanager
+def resumable(directory: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Have an interrupt say in one line how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if directory is not None:
+            error.add_note(f"the same call goes on with the episodes that {directory} lacks")
+        raise
+
+
 def warn(line: str, /) -> None:
-    """Say in a warning what no progress shows."""
-    warnings.warn(line, stacklevel=2)
+    """Say in a warning what no progress shows; it points to the user's call, and not to ours."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("tdcollect."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(line, stacklevel=level)

@@ -18,6 +18,8 @@ from tdcollect.suites.cells import Cell
 if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite
 
+ERRORS = "errors"
+"""The folder of the errors of evaluations that could not run, a file for each."""
 FORMAT = 1
 
 WAIT = math.inf  # for as long as other processes write the files of a suite
@@ -176,3 +178,25 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
             f"{SUITE} to run all anew"
         )
     return there
+
+
+def error_file(path: Path, cell: Cell) -> Path:
+    """Return the file with the error of a cell that could not run."""
+    return path / ERRORS / cell.task.name / cell.policy.name / f"{cell.run}.json"
+
+
+def write_error(path: Path, cell: Cell, reason: str) -> None:
+    """Keep why a cell could not run, until it has run."""
+    file = error_file(path, cell)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, (json.dumps({"reason": reason}, indent=1) + "\n").encode())
+
+
+def read_error(path: Path, cell: Cell) -> str:
+    """Return why a cell could not run; empty if it could, or has not been tried.
+
+    Raises:
+        ValueError: for a file that a suite did not write.
+    """
+    file = error_file(path, cell)
+    return str(read_object(file).get("reason")) if file.exists() else ""

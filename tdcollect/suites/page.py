@@ -88,7 +88,8 @@ def _headline(results: SuiteResults) -> Iterator[tuple[str, str, str]]:
         count_text(sum(len(policy.runs) for policy in results.policies), "training run"),
     )
     episodes = sum(cell.episodes for cell in results.cells)
-    yield "Test episodes", f"{episodes:,}", f"{results.failed_episodes:,} failed"
+    lost = f", {results.lost_episodes:,} lost" * bool(results.lost_episodes)
+    yield "Test episodes", f"{episodes:,}", f"{results.failed_episodes:,} failed{lost}"
 
 
 def _leaderboard(found: Aggregates) -> str:

@@ -32,7 +32,7 @@ from tdcollect.suites.aggregates import aggregate
 from tdcollect.suites.cells import Cell
 from tdcollect.suites.definition import RANDOM, Task
 from tdcollect.suites.estimates import Aggregates
-from tdcollect.suites.folder import read_folder
+from tdcollect.suites.folder import read_error, read_folder
 from tdcollect.suites.results import (
     FAILED,
     FINISHED,
@@ -46,25 +46,19 @@ if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite
 
 
-def read_results(
-    suite: Suite, directory: Path, failures: Mapping[str, str] | None = None
-) -> SuiteResults:
+def read_results(suite: Suite, directory: Path) -> SuiteResults:
     """Read the results of a suite; what others wrote is read as data.
 
     Args:
         suite: the suite.
         directory: its directory.
-        failures: the errors of evaluations that could not run, by ``task/policy/run``.
 
     Raises:
         ValueError: for evaluations that were altered, or are of other episodes than the suite's.
     """
     read_folder(directory)
     manifests: dict[str, dict[str, Any]] = {}
-    cells = [
-        _read_cell(cell, directory, (failures or {}).get(cell.name, ""), suite, manifests)
-        for cell in suite.cells()
-    ]
+    cells = [_read_cell(cell, directory, suite, manifests) for cell in suite.cells()]
     by_task = {
         task.name: _range(task, suite, [cell for cell in cells if cell.task == task.name])
         for task in suite.tasks
@@ -103,12 +97,11 @@ def state_of(cell: Cell, directory: Path) -> tuple[str, int]:
 def _read_cell(
     cell: Cell,
     directory: Path,
-    reason: str,
     suite: Suite,
     manifests: dict[str, dict[str, Any]],
 ) -> CellResult:
     names = (cell.task.name, cell.policy.name, cell.run, cell.path.as_posix())
-    root = directory / cell.path
+    root, reason = directory / cell.path, read_error(directory, cell)
     try:
         manifest = read_manifest(root)
     except FileNotFoundError:
@@ -148,6 +141,7 @@ def _read_cell(
         # The numbers of the evaluation's own report, by the same generator.
         mean_interval(returns, confidence, resamples, generator(0, 0)) if finite and done else None,
         sum(said) / (len(said) + failed) if said else None,
+        lost=sum(episode.lost for episode in episodes),
     )
 
 
@@ -214,12 +208,14 @@ def _remarks(suite: Suite, results: SuiteResults, aggregates: Aggregates | None)
             "aggregate."
         )
     for cell in results.cells:
-        lost = cell.episodes - cell.completed
-        if lost:
-            remarks.append(
-                f"{cell.name}: {lost} of {count_text(cell.episodes, 'episode')} failed "
-                f"({percent_text(round(lost / cell.episodes, 3))}), and are in no mean."
-            )
+        for count, how in ((cell.failed, "failed"), (cell.lost, "were lost with their workers")):
+            if count:
+                remarks.append(
+                    f"{cell.name}: {count} of {count_text(cell.episodes, 'episode')} {how} "
+                    f"({percent_text(round(count / cell.episodes, 3))}), and are in no mean."
+                )
+    if results.lost_episodes:
+        remarks.append("The same command with --retry-lost runs lost episodes again.")
     return remarks
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +30,7 @@ FILES = (SCORES, SCORE_NAMES, MARL_EVAL, f"{LEADERBOARD}.csv", f"{LEADERBOARD}.m
 """The files that are there if there is something to write into them."""
 
 
-def report_on(
-    suite: Suite, directory: Path, failures: Mapping[str, str] | None = None
-) -> SuiteResults:
+def report_on(suite: Suite, directory: Path) -> SuiteResults:
     """Read the results that a directory holds, and write the report on them.
 
     Of several processes that end at the same time, the last one to write has read all results.
@@ -41,11 +38,10 @@ def report_on(
     Args:
         suite: the suite.
         directory: its directory.
-        failures: the errors of evaluations that could not run, by ``task/policy/run``.
     """
     with locked(directory, wait=WAIT):
         note_report(directory, suite)
-        results = read_results(suite, directory, failures)
+        results = read_results(suite, directory)
         write_suite_report(directory, results)
     return results
 

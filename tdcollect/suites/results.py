@@ -40,12 +40,13 @@ class CellResult:
         status: ``"finished"``, ``"unfinished"``, ``"missing"``; ``"failed"`` if it could not run.
         reason: the error of one that failed.
         episodes: the number of episodes that have ended.
-        completed: the number of them that did not fail.
+        completed: the number of them that ran to their end.
         mean: the mean return of the completed ones; None if there is none.
         interval: of the mean, over episodes; None for fewer than two.
-        success: the share of successes, where the env reports them, failed episodes among the
-            others; None elsewhere.
+        success: the share of successes, where the env reports them, failed and lost episodes among
+            the others; None elsewhere.
         score: the normalised mean return; None if it is not finished, or the task has no score.
+        lost: the number of episodes that were given up because their workers ended.
     """
 
     task: str
@@ -60,6 +61,12 @@ class CellResult:
     interval: Interval | None = None
     success: float | None = None
     score: float | None = None
+    lost: int = 0
+
+    @property
+    def failed(self) -> int:
+        """The number of episodes that failed."""
+        return self.episodes - self.completed - self.lost
 
     @property
     def name(self) -> str:
@@ -131,7 +138,12 @@ class SuiteResults:
     @property
     def failed_episodes(self) -> int:
         """The number of episodes that failed."""
-        return sum(cell.episodes - cell.completed for cell in self.cells)
+        return sum(cell.failed for cell in self.cells)
+
+    @property
+    def lost_episodes(self) -> int:
+        """The number of episodes that were given up because their workers ended."""
+        return sum(cell.lost for cell in self.cells)
 
     def scores(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return the scores of each policy that has all of them, float64 ``[runs, tasks]``."""
@@ -189,6 +201,7 @@ class SuiteResults:
                     else [cell.interval.low, cell.interval.high],
                     "success": cell.success,
                     "score": cell.score,
+                    **({"lost": cell.lost} if cell.lost else {}),
                 }
                 for cell in self.cells
             ],

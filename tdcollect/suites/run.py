@@ -8,22 +8,30 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.display import listed_text, number_text
+from tdcollect.display import count_text, listed_text, number_text, without_process_ids
 from tdcollect.evaluation.finishing import check_report_extras
-from tdcollect.evaluation.ledger.reading import TRAJECTORIES, is_finished
+from tdcollect.evaluation.ledger.reading import TRAJECTORIES, is_finished, read_directory
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.runner import InThisProcess, Recording, warn
+from tdcollect.evaluation.runner import InThisProcess, Recording, resumable, warn
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Event
 from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.local import as_workers
 from tdcollect.evaluation.workers.protocol import Workers
 from tdcollect.evaluation.workers.work import Work
+from tdcollect.files import remove
 from tdcollect.progress import line_above, progress_bar
 from tdcollect.suites.cells import Cell, exits_refused
-from tdcollect.suites.folder import check_files, check_folder, claim_folder, described_cells
+from tdcollect.suites.folder import (
+    check_files,
+    check_folder,
+    claim_folder,
+    described_cells,
+    error_file,
+    write_error,
+)
 from tdcollect.suites.report import report_on
 from tdcollect.suites.results import SuiteResults
 
@@ -40,6 +48,7 @@ def run_suite(
     shard: tuple[int, int] | None,
     keep_trajectories: bool,
     allow_mixed: bool,
+    retry_lost: bool,
     progress: bool,
 ) -> SuiteResults:
     """Run the cells that are not finished, and write the report; see :meth:`Suite.run`."""
@@ -52,11 +61,21 @@ def run_suite(
     check_folder(directory, described)
     if keep_trajectories:
         _check_kept(directory, [cell for cell in chosen if is_finished(directory / cell.path)])
-    left = [cell for cell in chosen if not is_finished(directory / cell.path)]
+    left = [
+        cell
+        for cell in chosen
+        if not is_finished(directory / cell.path)
+        or (retry_lost and any(e.lost for e in read_directory(directory / cell.path)[1]))
+    ]
     crew = as_workers(workers)
     claim_folder(directory, described)
-    running = _Running(directory, left, suite.episodes, keep_trajectories, allow_mixed, progress)
-    with ExitStack() as stack:
+    how = {
+        "keep_trajectories": keep_trajectories,
+        "allow_mixed": allow_mixed,
+        "retry_lost": retry_lost,
+    }
+    running = _Running(directory, left, suite.episodes, how, progress)
+    with resumable(directory), ExitStack() as stack:
         stack.enter_context(running)
         if crew is None:
             running.in_this_process(settings)
@@ -64,7 +83,7 @@ def run_suite(
             if crew is not workers:
                 stack.callback(crew.close)
             running.on(crew, settings)
-    return report_on(suite, directory, running.failures)
+    return report_on(suite, directory)
 
 
 def _check_kept(directory: Path, ended: Sequence[Cell]) -> None:
@@ -89,12 +108,8 @@ class _Running:
         directory: of the suite.
         cells: to run.
         episodes: of each.
-        keep_trajectories: as for :func:`tdcollect.evaluate`, and so all that follow.
-        allow_mixed: likewise.
-        progress: likewise.
-
-    Attributes:
-        failures: the errors of those that could not run, by name.
+        how: further arguments of :class:`Recording`.
+        progress: as for :func:`tdcollect.evaluate`.
     """
 
     def __init__(
@@ -102,18 +117,16 @@ class _Running:
         directory: Path,
         cells: Sequence[Cell],
         episodes: int,
-        keep_trajectories: bool,
-        allow_mixed: bool,
+        how: Mapping[str, Any],
         progress: bool,
     ):
-        self._directory, self._cells = directory, cells
-        self._keep, self._allow_mixed = keep_trajectories, allow_mixed
+        self._directory, self._cells, self._how = directory, cells, how
+        self._keep = how["keep_trajectories"]
         self._episodes = episodes
         self._recordings: dict[str, Recording] = {}
         self._ended = 0
         self._opened = ExitStack()
         self._progress = progress and bool(cells)
-        self.failures: dict[str, str] = {}
 
     def __enter__(self) -> _Running:
         total = len(self._cells) * self._episodes
@@ -153,7 +166,7 @@ class _Running:
 
     def on(self, crew: Workers, settings: Mapping[str, EvaluationSettings]) -> None:
         """Run all evaluations on workers that they share."""
-        dispatcher = Dispatcher(crew, self._allow_mixed)
+        dispatcher = Dispatcher(crew, self._how["allow_mixed"])
         dispatcher.note = self.note
         sharing = max(1, crew.num_workers // len(self._cells))
         works: dict[Work, Cell] = {}
@@ -214,10 +227,10 @@ class _Running:
         recording = Recording(
             manifest,
             range(self._episodes),
-            keep_trajectories=self._keep,
             output_dir=self._directory / cell.path,
-            allow_mixed=self._allow_mixed,
+            **self._how,
         )
+        remove(error_file(self._directory, cell))
         self._recordings[cell.name] = recording
         self._step(self._episodes - len(recording.left))
         return recording
@@ -241,9 +254,10 @@ class _Running:
         if recording is not None:
             recording.give_up(error)
             recording.close()
-        text = " ".join(str(error).split()) or type(error).__name__
-        self.failures[cell.name] = f"{type(error).__name__}: {text}"
-        self._tell(cell, f"could not run: {self.failures[cell.name]}")
+        text = without_process_ids(" ".join(str(error).split())) or type(error).__name__
+        reason = f"{type(error).__name__}: {text}"
+        write_error(self._directory, cell, reason)
+        self._tell(cell, f"could not run: {reason}")
 
     def note(self, line: str) -> None:
         """Tell of a worker that was lost."""
@@ -273,6 +287,9 @@ def _job_of(cell: Cell, settings: EvaluationSettings, sharing: int) -> Callable[
 
 
 def _told(result: EvaluationResult) -> str:
-    failed = sum(not episode.completed for episode in result.episodes)
+    lost = sum(episode.lost for episode in result.episodes)
+    failed = len(result.episodes) - len(result.returns) - lost
     mean = number_text(float(result.returns.mean())) if len(result.returns) else "none"
-    return f"mean return {mean}" + (f", {failed} episodes failed" if failed else "")
+    counts = [(failed, "failed"), (lost, "were lost")]
+    told = [f"{count_text(count, 'episode')} {how}" for count, how in counts if count]
+    return ", ".join([f"mean return {mean}", *told])

@@ -199,12 +199,14 @@ class Suite:
         shard: tuple[int, int] | None = None,
         keep_trajectories: bool = False,
         allow_mixed: bool = False,
+        retry_lost: bool = False,
         progress: bool = True,
     ) -> SuiteResults:
         """Run the evaluations that ``output_dir`` lacks, and write the report.
 
         An evaluation that cannot run, since its checkpoint does not fit say, does not keep the
-        others from running; ``results.failures`` has the reasons.
+        others from running; ``results.failures`` has the reasons, which ``output_dir`` keeps until
+        it has run.
 
         Args:
             output_dir: the directory of the suite, with an evaluation's directory for each cell.
@@ -215,6 +217,7 @@ class Suite:
                 may share ``output_dir``; the last one to end writes the whole report.
             keep_trajectories: as for :func:`tdcollect.evaluate`, and so the others.
             allow_mixed: likewise.
+            retry_lost: likewise, for the evaluations that are selected.
             progress: likewise.
 
         Raises:
@@ -232,6 +235,7 @@ class Suite:
             shard=shard,
             keep_trajectories=keep_trajectories,
             allow_mixed=allow_mixed,
+            retry_lost=retry_lost,
             progress=progress,
         )
 

@@ -212,10 +212,12 @@ def _reseed() -> None:
 
 
 def ending(code: int | None) -> str:
-    """Say how a process ended."""
-    if code is not None and code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"ended with exit code {code}"
+    """Say how a process ended, by its exit code: negative for a signal, None if it is unknown."""
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -23,7 +23,8 @@ from tdcollect.collectors import (
     WorkerLostError,
     worker_of,
 )
-from tdcollect.collectors.lost import LostWorker, LostWorkers, how_it_ended, slots_of
+from tdcollect.collectors.lost import LostWorker, LostWorkers, slots_of
+from tdcollect.workers.child import ending
 
 from ..collect.oracle import UPSTREAM
 from .made import Leaning, batches, drawing, kill, two_slots, wait_until
@@ -189,7 +190,7 @@ def test_another_is_asked_what_the_lost_one_was() -> None:
     ],
 )
 def test_words_of_an_end(code: int | None, words: str) -> None:
-    assert how_it_ended(code) == words
+    assert ending(code) == words
 
 
 def test_slots_count_over_all_workers() -> None:

@@ -113,7 +113,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "policy seed": ({"policy_seed": 7}, r"expected the seeds .* of episode 1, as the manifest"),
     "foreign index": ({"index": 9}, "the manifest asks for no episode 9"),
     "duplicate": ({"index": 0}, "episode 0 has a record already"),
-    "status": ({"status": "won"}, "expected status to be 'completed' or 'failed', got 'won'"),
+    "status": ({"status": "won"}, "expected status to be 'completed', 'failed' or 'lost', got"),
     "return": ({"return": "9"}, "expected return to be a float, got '9'"),
     "no return": ({"return": None}, "expected return to be a float, got None"),
     "length": ({"length": 0}, "expected length to be a positive int, got 0"),
@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "digest": ({"digest": "ab"}, "expected digest to be a SHA-256 in hexadecimal, got 'ab'"),
     "restarts": ({"restarts": -1}, "expected restarts to be an int, and not negative, got -1"),
     "more": ({"note": 1}, "expected the record of an episode, with the keys index, env_seed"),
-    "failed": ({"status": "failed"}, "expected return to be null in an episode that failed"),
+    "failed": ({"status": "failed"}, "expected return to be null in an episode that did not"),
     "list": ({"index": [1]}, r"expected index to be an int, and not negative, got \[1\]"),
 }
 

@@ -23,7 +23,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from tdcollect import LocalWorkers, evaluate
-from tdcollect.evaluation.ledger.records import FAILED, Episode
+from tdcollect.evaluation.ledger.records import LOST, Episode
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import channel, dispatcher, local
@@ -161,9 +161,9 @@ def told(workers: LocalWorkers, *arguments: Any, **options: Any) -> EvaluationRe
         return evaluate(*arguments, workers=workers, progress=True, **options)
 
 
-def expected(tame: EvaluationResult, *failed: int) -> list[Episode]:
+def expected(tame: EvaluationResult, *lost: int) -> list[Episode]:
     return [
-        Episode(e.index, e.env_seed, e.policy_seed, FAILED) if e.index in failed else e
+        Episode(e.index, e.env_seed, e.policy_seed, LOST) if e.index in lost else e
         for e in tame.episodes
     ]
 
@@ -174,7 +174,7 @@ def expected(tame: EvaluationResult, *failed: int) -> list[Episode]:
 @pytest.mark.parametrize(
     "what", ["SIGKILL", "leave", "exit", "segfault", "run_out_of_memory", "fork_and_die"]
 )
-def test_an_episode_that_ends_its_process_alone_has_failed(
+def test_an_episode_that_ends_its_process_alone_is_lost(
     set_up: Any, tame: EvaluationResult, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = told(set_up(2), partial(Deadly, what, (17,)), hungry())
@@ -187,7 +187,7 @@ def test_an_episode_that_ends_its_process_alone_has_failed(
     )
     lines = [line for line in capsys.readouterr().err.splitlines() if "process" in line]
     assert len(lines) == 3
-    assert lines[-1].endswith("; episode 7, its only one, has failed")
+    assert lines[-1].endswith("; episode 7, its only one, is given up as lost")
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_a_driver_that_takes_its_time_blames_no_worker(set_up: Any) -> None:
         pytest.param("spin", False, marks=pytest.mark.slow),
     ],
 )
-def test_an_episode_that_hangs_has_failed(
+def test_an_episode_that_hangs_is_lost(
     set_up: Any, tame: EvaluationResult, what: str, at_reset: bool
 ) -> None:
     workers = set_up(2, timeout=0.7, max_lost=2)

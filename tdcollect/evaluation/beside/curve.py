@@ -21,7 +21,7 @@ class Point(NamedTuple):
     Attributes:
         step: the training step.
         episodes: the number of test episodes.
-        failed: the number of them that failed, and are in no statistic.
+        failed: the number of them that failed or were lost, and are in no statistic.
         mean: the mean return.
         low: the lower end of its 95% interval; None for one episode.
         high: the upper end.
@@ -69,7 +69,7 @@ def point_of(step: int, summary: Summary, digest: str) -> Point:
     return Point(
         step,
         summary.episodes,
-        summary.failed,
+        summary.failed + summary.lost,
         returns.mean,
         None if interval is None else interval.low,
         None if interval is None else interval.high,

@@ -76,7 +76,13 @@ class Answering:
             path = self._folder.step_path(request.step)
         indices = self._job.settings.episode_indices
         result = run_to_result(
-            runner, indices, None, keep_trajectories=False, output_dir=path, progress=False
+            runner,
+            indices,
+            None,
+            keep_trajectories=False,
+            output_dir=path,
+            progress=False,
+            retry_lost=True,
         )
         pace = runner.steps / runner.seconds if runner.steps else 0.0
         point = point_of(request.step, result.summary(), result.digest)

@@ -60,6 +60,7 @@ class DriverProcess:
         """
         self.connection.close()
         code = self._child.wait(seconds)
-        code = self._child.kill() if code is None else code
+        if code is None:
+            self._child.kill()
         self._lifeline.close()
-        return ending(code)
+        return "closed its connection, and was ended" if code is None else ending(code)

@@ -300,7 +300,10 @@ class EvaluationCollector:
         slots.prepare = prepare
 
     def prepare(
-        self, verdict: Verdict | None = None, stepped: Callable[[], None] | None = None
+        self,
+        verdict: Verdict | None = None,
+        stepped: Callable[[], None] | None = None,
+        skipped: int = 0,
     ) -> Verdict | None:
         """Probe the env, unless it has been: a seed must decide what it does.
 
@@ -310,6 +313,7 @@ class EvaluationCollector:
         Args:
             verdict: of a probe of the same env elsewhere; None to probe this one.
             stepped: called at each step of the probe.
+            skipped: the number of groups of seeds to leave out, as they end the process.
 
         Returns:
             The verdict; None if there are no episodes to run.
@@ -322,7 +326,7 @@ class EvaluationCollector:
                 check_alone()
             with self._apart():
                 if verdict is None:
-                    self._fresh_envs = self._probe(stepped)
+                    self._fresh_envs = self._probe(stepped, skipped)
                 else:
                     self._adopt(verdict)
         return None if self._fresh_envs is None else Verdict(self._fresh_envs, self.has_streams)
@@ -333,21 +337,21 @@ class EvaluationCollector:
             self._use_streams(self._opened.with_streams())
         self._fresh_envs = verdict.fresh_envs
 
-    def _probe(self, stepped: Callable[[], None] | None = None) -> bool:
+    def _probe(self, stepped: Callable[[], None] | None = None, skipped: int = 0) -> bool:
         """Return True if episodes must run on new envs."""
         asked, slots = self.settings.fresh_envs, self._opened.slots
         if slots is not None:
-            return probe_slots(slots, asked, stepped)
+            return probe_slots(slots, asked, stepped, skipped)
         assert isinstance(self.base, GymnasiumEnv)
         try:
-            return probe_env(self.base, asked, stepped)
+            return probe_env(self.base, asked, stepped, skipped)
         except NotReproducibleError as fault:
             make = self._opened.with_streams
             if make is None or not fault.may_be_draws:
                 raise
             made = make()
             try:
-                fresh_envs = probe_env(base_of(made), asked, stepped)
+                fresh_envs = probe_env(base_of(made), asked, stepped, skipped)
             except NotReproducibleError:
                 made.close()
                 raise fault from None

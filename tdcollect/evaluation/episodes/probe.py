@@ -25,7 +25,8 @@ from tdcollect.workers.values import Array
 
 _STEPS = 64
 _SEEDS = ((0, 1, 2, 3), (4, 5, 6, 7))
-"""The second four are run only if the env raises on each of the first."""
+"""The second four are run only if the env raises on each of the first, or ends its process."""
+GROUPS = len(_SEEDS)
 _ENOUGH = 4
 """Steps that two runs must have been compared over if every pair of runs was cut short."""
 
@@ -43,7 +44,10 @@ class Verdict(NamedTuple):
 
 
 def probe_env(
-    env: GymnasiumEnv, fresh_envs: bool | None = None, stepped: Callable[[], None] | None = None
+    env: GymnasiumEnv,
+    fresh_envs: bool | None = None,
+    stepped: Callable[[], None] | None = None,
+    skipped: int = 0,
 ) -> bool:
     """Run a few seeds in slot 0, alone and then, in reverse order, beside slot 1; compare the runs.
 
@@ -54,6 +58,7 @@ def probe_env(
         env: its slots are reset, and stepped with actions drawn from the action spec.
         fresh_envs: True if episodes will run on new envs; None to find out.
         stepped: called at each step.
+        skipped: the number of groups of seeds to leave out.
 
     Returns:
         True if episodes must run on new envs: the env carries something from one episode into the
@@ -67,22 +72,28 @@ def probe_env(
         UserWarning: if the env raised in some run of each seed, so that less was compared.
     """
     player = SlotPlayer(env, _Actions(env).at, _STEPS)
-    return _probe(
-        env, env.num_envs, lambda seed, slots: _run(player, seed, slots, stepped), fresh_envs
-    )
+
+    def run(seed: int, slots: int) -> _Run:
+        return _run(player, seed, slots, stepped)
+
+    return _probe(env, env.num_envs, run, fresh_envs, skipped)
 
 
 def probe_slots(
-    slots: SlotEnvs, fresh_envs: bool | None = None, stepped: Callable[[], None] | None = None
+    slots: SlotEnvs,
+    fresh_envs: bool | None = None,
+    stepped: Callable[[], None] | None = None,
+    skipped: int = 0,
 ) -> bool:
     """Run a few seeds in slots that are envs of their own, as :func:`probe_env` does.
 
     Each env is played with its transforms.
     """
-    count = len(slots.envs)
-    return _probe(
-        slots, count, lambda seed, beside: _run_alone(slots, seed, beside, stepped), fresh_envs
-    )
+
+    def run(seed: int, beside: int) -> _Run:
+        return _run_alone(slots, seed, beside, stepped)
+
+    return _probe(slots, len(slots.envs), run, fresh_envs, skipped)
 
 
 def _probe(
@@ -90,6 +101,7 @@ def _probe(
     count: int,
     run: Callable[[int, int], _Run],
     fresh_envs: bool | None,
+    skipped: int,
 ) -> bool:
     """Compare runs, on new envs if need be; True if episodes must run on new envs."""
 
@@ -100,11 +112,11 @@ def _probe(
     found: NotReproducibleError | str | None = None
     randomness = GlobalRandomness()
     if not fresh_envs:
-        found = _fault(env, "episodes", run)
+        found = _fault(env, "episodes", run, skipped)
     differs = isinstance(found, NotReproducibleError)
     if fresh_envs or (fresh_envs is None and differs and env.rebuilds_singly):
         fresh_envs = True
-        found = _fault(env, "episodes on new envs", run_on_new_envs)
+        found = _fault(env, "episodes on new envs", run_on_new_envs, skipped)
     try:
         randomness.check(f"the env {env.name}")
         if isinstance(found, NotReproducibleError):
@@ -237,11 +249,11 @@ def _row_of(values: StepDict) -> Row:
 
 
 def _fault(
-    env: GymnasiumEnv | SlotEnvs, what: str, run: Callable[[int, int], _Run]
+    env: GymnasiumEnv | SlotEnvs, what: str, run: Callable[[int, int], _Run], skipped: int
 ) -> NotReproducibleError | str | None:
     """Return the error if runs on one seed differ or end too early; a warning if they end early."""
     furthest, raised = -1, None
-    for seeds in _SEEDS:
+    for seeds in _SEEDS[skipped:]:
         first = {seed: run(seed, 1) for seed in seeds}
         again = {seed: run(seed, 2) for seed in reversed(seeds)}
         found = _difference(first, again)
@@ -260,9 +272,9 @@ def _fault(
             raised = raised or errors[0]
             furthest = max(furthest, min(len(one.rows) for one in pair) - 1)
     tried = (
-        f"{env.name} raised in {what} of each of the seeds {_SEEDS[0][0]} to {_SEEDS[-1][-1]} "
-        "with random actions, which are run before an evaluation to check that a seed decides "
-        f"what the env does: {raised}"
+        f"{env.name} raised in {what} of each of the seeds {_SEEDS[skipped][0]} to "
+        f"{_SEEDS[-1][-1]} with random actions, which are run before an evaluation to check that "
+        f"a seed decides what the env does: {raised}"
     )
     if furthest >= _ENOUGH:
         return f"{tried}. No more than {furthest} steps could be compared; they agree"

@@ -21,6 +21,7 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from tdcollect.display import without_process_ids
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.ledger.manifest import (
     MIXED,
@@ -69,6 +70,7 @@ class Directory:
         manifest: the manifest of the evaluation.
         shard: the part of the evaluation that runs there; None for all of it.
         allow_mixed: go on from a manifest that differs in entries that may be mixed.
+        retry_lost: forget the episodes that are recorded as lost.
 
     Attributes:
         manifest: the manifest found there, or written; what :meth:`note_mixed` adds is in it.
@@ -88,6 +90,7 @@ class Directory:
         manifest: Mapping[str, Any],
         shard: Shard | None = None,
         allow_mixed: bool = False,
+        retry_lost: bool = False,
     ):
         self.path, self.shard = Path(os.path.abspath(path)), shard
         self._made = not self.path.exists()
@@ -110,6 +113,8 @@ class Directory:
             for episode in self.episodes:
                 if episode.index in there:  # of a run that was interrupted: a digest is to come
                     read_data(self.path, episode, self.manifest, {})
+            if retry_lost and any(episode.lost for episode in self.episodes):
+                self._forget_lost()
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
@@ -165,6 +170,15 @@ class Directory:
         if self._was_shard:
             remove(self.path / SHARD)
             self._was_shard = False
+
+    def _forget_lost(self) -> None:
+        """Forget the lost episodes; first, that the evaluation or the shard is finished."""
+        self._unmark()
+        remove(self.path / RESULTS)
+        if self.shard is not None:
+            write_atomically(self.path / SHARD, _json({"shard": self.shard}))
+        self.episodes = [episode for episode in self.episodes if not episode.lost]
+        self._write_ledger(self.episodes)
 
     def note_mixed(self, manifest: Mapping[str, Any]) -> None:
         """Add to the manifest that episodes run here under another one, too.
@@ -230,8 +244,10 @@ class Directory:
         """Sort the ledger by index."""
         if self.shard is None:
             remove(self.path / SHARD)  # and what a process that was killed left of it
-        ordered = sorted(episodes, key=lambda episode: episode.index)
-        lines = (episode.to_json().encode() + b"\n" for episode in ordered)
+        self._write_ledger(sorted(episodes, key=lambda episode: episode.index))
+
+    def _write_ledger(self, episodes: Iterable[Episode]) -> None:
+        lines = (episode.to_json().encode() + b"\n" for episode in episodes)
         write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))
 
     def write_results(self, results: Mapping[str, Any], files: Sequence[Path]) -> None:
@@ -282,12 +298,12 @@ class Directory:
         write_atomically(self.path / RUN, _json(runs))
 
     def give_up(self, error: BaseException) -> None:
-        """Remove the files if no episode has ended; else mark a refused evaluation as refused.
+        """Remove the files if no episode has ever ended; mark a refused evaluation as refused.
 
         A refused evaluation is not taken for an unfinished one, and the directory is free again
         once env or policy are corrected.
         """
-        if not self._journal.tell():
+        if not self._journal.tell() and not (self.path / RUN).exists():
             self._sweep(data=True)
             remove(self.path / SHARD)
             for name in (EPISODES, MANIFEST):
@@ -299,7 +315,8 @@ class Directory:
                 if self._made:
                     self.path.rmdir()
         elif isinstance(error, NotReproducibleError):
-            write_atomically(self.path / REFUSED, _json({"reason": str(error)}))
+            reason = without_process_ids(str(error))
+            write_atomically(self.path / REFUSED, _json({"reason": reason}))
 
     def close(self) -> None:
         """Release the directory."""

@@ -14,6 +14,7 @@ from tdcollect.display import one_line
 
 COMPLETED = "completed"
 FAILED = "failed"
+LOST = "lost"
 
 GROUPS = "group_returns"
 """The key of the returns of reward entries, in records that have several."""
@@ -30,18 +31,19 @@ class Episode:
         index: its index in the evaluation, from 0.
         env_seed: the seed that its env was reset with.
         policy_seed: the seed of the policy's random numbers.
-        status: ``"completed"``, or ``"failed"`` if the env raised at every try.
+        status: ``"completed"``; ``"failed"`` if the env raised at every try; ``"lost"`` if it was
+            given up because its workers ended again and again.
         restarts: the number of times that it was started again because the env raised.
         episode_return: the sum of its rewards after transforms, carried in float64 and rounded
-            once; None if it failed.
-        length: its number of steps; None if it failed.
-        terminated: True if its last step is terminal; None if it failed.
+            once; None if it did not complete, and so for all that follow.
+        length: its number of steps.
+        terminated: True if its last step is terminal.
         truncated: True if it was cut off at its last step, by a time limit for example.
         success: ``is_success`` or ``success`` of its last info; None if it has neither.
         digest: SHA-256 of its observations, actions, rewards and flags as they are stored (rewards
-            in float32); None if it failed.
+            in float32).
         group_returns: the return of each reward entry (``"agents/reward"``), of which
-            ``episode_return`` is the mean; None if the only one is ``"reward"``, or it failed.
+            ``episode_return`` is the mean; None if the only one is ``"reward"``.
     """
 
     index: int
@@ -61,6 +63,11 @@ class Episode:
     def completed(self) -> bool:
         """True if the episode ran to its end."""
         return self.status == COMPLETED
+
+    @property
+    def lost(self) -> bool:
+        """True if it was given up because its workers ended."""
+        return self.status == LOST
 
     def __repr__(self) -> str:
         outcome = f"return {self.episode_return}, {self.length} steps"
@@ -108,7 +115,7 @@ class Episode:
                 f"expected {GROUPS} to be one float per reward entry, in an episode that "
                 f"completed, got {_shortened(groups)}"
             )
-        for name, (accepts, expected) in _CHECKS[record.status == FAILED].items():
+        for name, (accepts, expected) in _CHECKS[record.status in (FAILED, LOST)].items():
             value = getattr(record, name)
             if not accepts(value):
                 raise ValueError(f"expected {keys[name]} to be {expected}, got {_shortened(value)}")
@@ -160,12 +167,15 @@ def _shortened(value: Any) -> str:
 
 _COUNT = (is_count, "an int, and not negative")
 _BOOL = (lambda value: isinstance(value, bool), "true or false")
-_NONE = (lambda value: value is None, "null in an episode that failed")
+_NONE = (lambda value: value is None, "null in an episode that did not complete")
 _ALWAYS = {
     "index": _COUNT,
     "env_seed": _COUNT,
     "policy_seed": _COUNT,
-    "status": (lambda value: value in (COMPLETED, FAILED), f"{COMPLETED!r} or {FAILED!r}"),
+    "status": (
+        lambda value: value in (COMPLETED, FAILED, LOST),
+        f"{COMPLETED!r}, {FAILED!r} or {LOST!r}",
+    ),
     "restarts": _COUNT,
 }
 _MEASURED = {
@@ -176,7 +186,7 @@ _MEASURED = {
     "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
     "digest": (is_digest, "a SHA-256 in hexadecimal"),
 }
-# The check of each attribute, by whether the episode failed.
+# The check of each attribute, by whether the episode did not complete.
 _CHECKS: dict[bool, dict[str, Any]] = {
     False: {**_ALWAYS, **_MEASURED},
     True: {**_ALWAYS, **dict.fromkeys(_MEASURED, _NONE)},

@@ -28,7 +28,7 @@ from tdcollect.evaluation.reports.sentences import (
     spread,
     within,
 )
-from tdcollect.evaluation.reports.statistics import Summary, in_order
+from tdcollect.evaluation.reports.statistics import Summary, in_order, lost_words
 from tdcollect.files import write_atomically
 from tdcollect.pages.html import Figure, cards, command, figures, page, paragraphs, section
 from tdcollect.pages.plots import Bar, Line, bars, finite, histogram, lines
@@ -198,7 +198,7 @@ def _headline(summary: Summary) -> list[tuple[str, str, str]]:
         remark = f"{interval_name(summary.confidence)} {low} to {high}"
         entries.insert(2, ("Success rate", rate, remark))
     count = f"{summary.completed} of {summary.episodes}"
-    remark = f"{summary.failed} failed, {summary.restarted} restarted"
+    remark = f"{summary.failed} failed, {lost_words(summary.lost)}{summary.restarted} restarted"
     if summary.distinct < summary.completed:
         remark += f", only {summary.distinct} distinct"
     return [*entries, ("Episodes completed", count, remark)]
@@ -256,13 +256,14 @@ def _endings(records: Sequence[Episode], summary: Summary) -> Figure:
         ("truncated", sum(bool(e.truncated) for e in records) - both, "bar"),
         ("both", both, "bar"),
         ("failed", summary.failed, "bad"),
+        ("lost", summary.lost, "bad"),
     ]
     rows = [
         Bar(name, count, _share(count, len(records)), role)
         for name, count, role in counts
         if count or name in ("terminated", "truncated")
     ]
-    words = ["terminated", "truncated", "both terminated and truncated", "failed"]
+    words = ["terminated", "truncated", "both terminated and truncated", "failed", "lost"]
     said = [parts([(count, text) for (_, count, _), text in zip(counts, words, strict=True)]) + "."]
     success = summary.success
     if success is not None:
@@ -295,7 +296,8 @@ def _episodes(
         yield paragraphs([f"Lowest returns: {named}."])
     troubled = [e.index for e in records if e.restarts or not e.completed]
     if troubled:
-        yield paragraphs([f"Failed or restarted: {_counted(troubled)}."], "warn")
+        what = "Failed, lost" if any(e.lost for e in records) else "Failed"
+        yield paragraphs([f"{what} or restarted: {_counted(troubled)}."], "warn")
     if records:
         yield paragraphs([again.how])
         first = lowest[0].index if completed else records[0].index

@@ -112,6 +112,7 @@ class Summary:
         confidence: the confidence of every interval here.
         resamples: the number of bootstrap resamples.
         seed: the seed of the bootstrap's generators.
+        lost: the number that were given up because their workers ended.
     """
 
     episodes: int
@@ -125,10 +126,14 @@ class Summary:
     confidence: float
     resamples: int
     seed: int
+    lost: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary as plain dicts, numbers and None, for JSON."""
-        return asdict(self)
+        """Return the summary as plain dicts, numbers and None, for JSON; ``lost`` if there are."""
+        found = asdict(self)
+        if not self.lost:
+            del found["lost"]
+        return found
 
     def __repr__(self) -> str:
         return one_line(self, self._counts(), f"{mean_text(self.returns)} of returns")
@@ -144,8 +149,12 @@ class Summary:
     def _counts(self) -> str:
         return (
             f"{count_text(self.episodes, 'episode')}: {self.completed} completed, "
-            f"{self.failed} failed, {self.restarted} restarted"
+            f"{self.failed} failed, {lost_words(self.lost)}{self.restarted} restarted"
         )
+
+    def _without(self) -> str:
+        counts = {"failed": self.failed, "lost": self.lost}
+        return " and ".join(name for name, count in counts.items() if count)
 
     def rows(self) -> list[list[str]]:
         """Return the table's rows: a label, then a cell for returns and one for lengths."""
@@ -173,15 +182,19 @@ class Summary:
             s = self.success
             notes.append(
                 f"Success rate {number_text(s.rate)} {s.interval}: {s.successes} of {s.count} "
-                "episodes" + (", failed ones counted as no success." if self.failed else ".")
+                "episodes"
+                + (f", {none} ones counted as no success." if (none := self._without()) else ".")
             )
             if s.unknown:
                 notes.append(f"Of {s.unknown} completed episodes the env did not say.")
-        if self.failed:
-            notes.append(
-                f"{self.failed} of {self.episodes} episodes failed and have no return: the "
-                "statistics of returns and lengths are over the completed ones."
-            )
+        for count, how in ((self.failed, "failed"), (self.lost, "were lost with their workers")):
+            if count:
+                notes.append(
+                    f"{count} of {self.episodes} episodes {how} and have no return: the "
+                    "statistics of returns and lengths are over the completed ones."
+                )
+        if self.lost:
+            notes.append("The same command with --retry-lost (retry_lost=True) runs those again.")
         if self.returns.not_finite:
             notes.append(
                 f"{self.returns.not_finite} returns are NaN or infinite: no statistics of returns."
@@ -217,7 +230,7 @@ def summarize(
     ``docs/statistics.md`` has the formulas, and the measured coverage of each interval.
 
     Args:
-        episodes: the records, completed and failed.
+        episodes: the records, completed or not.
         confidence: of every interval, between 0 and 1.
         resamples: bootstrap resamples per interval; by default 10,000, and fewer for more than
             2,000 episodes, down to 1,000.
@@ -234,10 +247,11 @@ def summarize(
     returns = np.array([e.episode_return for e in completed], dtype=np.float64)
     lengths = np.array([e.length for e in completed], dtype=np.float64)
     generators = [generator(seed, stream) for stream in range(4)]
+    lost = sum(episode.lost for episode in records)
     return Summary(
         episodes=len(records),
         completed=len(completed),
-        failed=len(records) - len(completed),
+        failed=len(records) - len(completed) - lost,
         restarted=sum(episode.restarts > 0 for episode in records),
         distinct=_distinct(completed),
         returns=describe(returns, confidence, resamples, generators[:2]),
@@ -246,6 +260,7 @@ def summarize(
         confidence=confidence,
         resamples=resamples,
         seed=seed,
+        lost=lost,
     )
 
 
@@ -324,6 +339,11 @@ def _success(records: Sequence[Episode], confidence: float) -> Success | None:
         rate=successes / count,
         interval=Interval(float(found.low), float(found.high)),
     )
+
+
+def lost_words(lost: int) -> str:
+    """Return the words for lost episodes in a list of counts; empty if there are none."""
+    return f"{lost} lost, " if lost else ""
 
 
 def mean_text(quantity: Quantity) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tdcollect.display import count_text
 from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.episodes.probe import GROUPS
 from tdcollect.evaluation.ledger.manifest import (
     MIXED,
     differences,
@@ -16,7 +17,7 @@ from tdcollect.evaluation.ledger.manifest import (
     may_be_mixed,
     mixed_entries,
 )
-from tdcollect.evaluation.ledger.records import FAILED, Episode
+from tdcollect.evaluation.ledger.records import LOST, Episode
 from tdcollect.evaluation.runner import warn
 from tdcollect.evaluation.workers.protocol import (
     MOST_HELD,
@@ -25,12 +26,13 @@ from tdcollect.evaluation.workers.protocol import (
     Lacks,
     Open,
     Opened,
+    Probing,
     Run,
     State,
     Worker,
     Workers,
 )
-from tdcollect.evaluation.workers.schedule import Schedule
+from tdcollect.evaluation.workers.schedule import WEIGHT, Schedule
 from tdcollect.evaluation.workers.work import Work
 from tdcollect.workers.protocol import raised_there
 
@@ -67,6 +69,7 @@ class Dispatcher:
         self._by_key: dict[str, Work] = {}  # those that a worker was sent
         self._added = 0
         self._opened: dict[int, Opened] = {}  # by rank; of the evaluation that it is at
+        self._probing: dict[int, int] = {}  # by rank: the groups of seeds that it leaves out
         self._states: list[dict[str, Any]] = []
         self._beats: dict[int, tuple[int, float]] = {}  # of those at work, and since when
         self._schedule = Schedule(workers.num_workers, workers.max_lost)
@@ -206,6 +209,8 @@ class Dispatcher:
                 continue  # it was lost, or others ended this evaluation meanwhile
             elif isinstance(answer, Opened):
                 yield from self._take_in(worker, answer, work)
+            elif isinstance(answer, Probing):
+                self._probing[worker.rank] = answer.skipped
             elif isinstance(answer, State):
                 self._states.append(answer.state)
             elif isinstance(answer, Lacks):
@@ -239,7 +244,9 @@ class Dispatcher:
         sent = None if key in worker.holds else job
         verdict = self.workers.verdicts.get(env_key)
         self._opened.pop(worker.rank, None)
-        worker.send(Open(self.workers.turn, around, key, sent, work.weights, verdict))
+        self._probing.pop(worker.rank, None)
+        turn, skipped = self.workers.turn, work.skipped
+        worker.send(Open(turn, around, key, sent, work.weights, verdict, skipped))
         worker.holds = [*(held for held in worker.holds if held != key), key][-MOST_HELD:]
         self._beats[worker.rank] = (worker.beats(), time.monotonic())
 
@@ -248,7 +255,9 @@ class Dispatcher:
         crew = self.workers.crew
         self.workers.verdicts[work.pickled.env_key] = opened.verdict
         self._opened[worker.rank] = opened
+        self._probing.pop(worker.rank, None)
         work.died.pop(worker.rank, None)
+        work.died.pop(None, None)
         self._beats.pop(worker.rank, None)
         try:
             if work.manifest:
@@ -299,30 +308,24 @@ class Dispatcher:
         return found
 
     def _lose(self, worker: Worker, reason: str | None = None) -> Iterator[Event]:
-        """Let a worker go that was lost; yields episodes that it fails."""
+        """Let a worker go that was lost; yields episodes that are given up."""
         rank = worker.rank
         number = self._schedule.at(rank)
-        ended = self._end(worker)
-        how = reason or ended
+        ended = self._end(worker, waits=reason is None)
+        how, outside = reason or ended, worker.outside and reason is None
         if number is None:
             return
         work = self._works[number]
         held = self._schedule.held(rank)
-        failed = self._schedule.lose(rank)
+        failed = self._schedule.lose(rank, outside)
         if self._opened.pop(rank, None) is None:
-            work.died[rank] += 1
-            if work.died[rank] >= self.workers.max_lost:
-                before = work.died[rank] - 1
-                error = RuntimeError(
-                    f"{worker.name} {how} as it made the env and the policy"
-                    f"{f', and so did {before} before it' if before else ''}; try the evaluation "
-                    "without workers"
-                )
+            error = self._unopened(worker, work, how, outside)
+            if error is not None:
                 yield self._fail(work, error)
                 return
         again = ""
         if failed:
-            again = f"; episode {failed[0]}, its only one, has failed"
+            again = f"; episode {failed[0]}, its only one, is given up as lost"
         elif held:
             again = f"; {count_text(held, 'episode')} of it run again"
         self.lost.append(f"{worker.name} {how}{again}")
@@ -330,10 +333,37 @@ class Dispatcher:
         for index in failed:
             text = f"its worker {how}, the last of {self.workers.max_lost} that it cost"
             work.errors[index] = text
-            yield work, Finished(Episode(index, *work.seeds(index), FAILED), None)
+            yield work, Finished(Episode(index, *work.seeds(index), LOST), None)
 
-    def _end(self, worker: Worker) -> str:
-        how = worker.end()
+    def _unopened(self, worker: Worker, work: Work, how: str, outside: bool) -> Exception | None:
+        """Count a worker that was lost as it made env and policy, or probed the env.
+
+        Returns:
+            The error once there were too many. If they were lost in the probe, it runs on other
+            seeds before.
+        """
+        skipped = self._probing.pop(worker.rank, None)
+        probing = skipped is not None
+        if probing and skipped != work.skipped:  # others have found these seeds to end workers
+            return None
+        key = None if probing else worker.rank
+        work.died[key] += 1 if outside else WEIGHT
+        if work.died[key] < WEIGHT * self.workers.max_lost:
+            return None
+        if probing and work.skipped < GROUPS - 1:
+            work.skipped += 1
+            del work.died[None]
+            return None
+        before = work.died[key] // WEIGHT - 1
+        what = "ran the env to check that a seed decides what it does"
+        return RuntimeError(
+            f"{worker.name} {how} as it {what if probing else 'made the env and the policy'}"
+            f"{f', and so did {before} before it' if before else ''}; try the evaluation without "
+            "workers"
+        )
+
+    def _end(self, worker: Worker, waits: bool = False) -> str:
+        how = worker.end(waits)
         del self.workers.crew[worker.rank]
         self._beats.pop(worker.rank, None)
         return how

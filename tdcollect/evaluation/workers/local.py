@@ -26,6 +26,9 @@ from tdcollect.workers.launch import GRACE
 from tdcollect.workers.protocol import InterruptsHeld, packed, shared_file
 
 _Start = Callable[[Lifeline, tuple[int, ...]], Spawned | ForkOfTemplate]
+_EXIT_SECONDS = 2.0  # between the end of a process's connection and its own
+_STARTS = 4  # of templates, one after the other
+_FROM_OUTSIDE = (-signal.SIGTERM, -signal.SIGHUP)  # as a scheduler or a user ends a process
 
 
 class LocalWorkers(Workers):
@@ -40,7 +43,8 @@ class LocalWorkers(Workers):
         num_workers: the number of processes.
         timeout: end a worker that finishes no step for so many seconds; None to wait for ever. An
             env has a minute to start, whatever the timeout.
-        max_lost: the number of workers that an episode may cost, before it counts as failed.
+        max_lost: the number of workers that an episode may cost, before it counts as lost. Those
+            that are known to be lost by causes outside of it weigh a tenth each.
         init_fn: called first in each worker, before torch is imported there. Each worker is then a
             fresh interpreter, which takes three seconds of a core to start.
 
@@ -88,7 +92,7 @@ class LocalWorkers(Workers):
         if self.init_fn is not None:
             with InterruptsHeld():
                 return self._started(rank, self._fresh)
-        for _ in range(2):  # a template that has gone is replaced
+        for _ in range(_STARTS):  # one that has gone, or goes as it starts, is replaced
             if not self._templates:
                 with InterruptsHeld():
                     self._templates.append(Template(self.template_is_fork))
@@ -260,14 +264,24 @@ class LocalWorker(Worker):
                     return
                 listened = False
 
-    def end(self) -> str:
+    def end(self, waits: bool = False) -> str:
         if self._ended is None:
+            runs = not self._has_ended(_EXIT_SECONDS if waits else 0.0)
             # If it has ended by itself, its exit code tells how; the signal does not arrive.
             self.kill()
             code = self._child.kill()
             self.abandon()
-            self._ended = "ended" if code is None else ending(code)
+            self.outside = not runs and code in _FROM_OUTSIDE
+            self._ended = "closed its connection, and was ended" if runs else ending(code)
         return self._ended
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Tell whether the process ends by itself; True where that cannot be known."""
+        if self._process is None:
+            return True
+        waiting = select.poll()
+        waiting.register(self._process, select.POLLIN)
+        return bool(waiting.poll(1000 * seconds))
 
     def abandon(self) -> None:
         """Close all that leads to the process."""

@@ -37,6 +37,7 @@ class Open(NamedTuple):
         job: the pickled job; None if this worker holds it.
         weights: pickled weights, by model id; None to leave them.
         verdict: the probe's verdict on the env; None to probe it.
+        skipped: the number of groups of seeds that the probe leaves out, as they end workers.
     """
 
     turn: int
@@ -45,6 +46,7 @@ class Open(NamedTuple):
     job: bytes | None
     weights: Mapping[str, bytes] | None
     verdict: Verdict | None
+    skipped: int
 
 
 class Run(NamedTuple):
@@ -85,6 +87,14 @@ class Opened(NamedTuple):
     threads: int
 
 
+class Probing(NamedTuple):
+    """Env and policy of a job are made, and the env is probed, without ``skipped`` groups."""
+
+    turn: int
+    key: str
+    skipped: int
+
+
 class Lacks(NamedTuple):
     """The job to open is not held here: it must be sent."""
 
@@ -119,7 +129,7 @@ class Raised(NamedTuple):
 
 
 Message = Open | Run | Fetch
-Answer = Opened | Lacks | Ended | State | Raised
+Answer = Probing | Opened | Lacks | Ended | State | Raised
 
 
 class Worker(ABC):
@@ -129,11 +139,13 @@ class Worker(ABC):
         rank: its place among the workers; that of a lost one goes to its replacement.
         holds: the keys of the jobs that were sent to it, the latest last. It may lack one that it
             failed to open.
+        outside: once it has ended: the cause is known to lie outside of env and policy.
     """
 
     def __init__(self, rank: int):
         self.rank = rank
         self.holds: list[str] = []
+        self.outside = False
 
     @property
     @abstractmethod
@@ -149,8 +161,12 @@ class Worker(ABC):
         """The number of steps that it has finished, as far as is known; 0 until it is up."""
 
     @abstractmethod
-    def end(self) -> str:
-        """End it at once, unless it has ended; return how it ended, as text."""
+    def end(self, waits: bool = False) -> str:
+        """End it, unless it has ended; return how it ended, as text.
+
+        Args:
+            waits: it has gone, or is about to: give it a moment to end by itself.
+        """
 
     @property
     def name(self) -> str:
@@ -170,7 +186,7 @@ class Workers(ABC):
     Attributes:
         num_workers: how many.
         timeout: the seconds that a worker may take for a step; None for any time.
-        max_lost: the number of workers that an episode may cost before it counts as failed.
+        max_lost: the number of workers that an episode may cost before it counts as lost.
         crew: the workers that run, by rank.
         verdicts: of probes, by the key of the env.
         turn: the number of evaluations so far.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
+import re
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 from tdcollect import ray_cluster
 from tdcollect._upstream.ray import bounded, started_here
 from tdcollect.display import count_text
+from tdcollect.evaluation.runner import warn
 from tdcollect.evaluation.workers.local import LocalWorkers
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
 from tdcollect.evaluation.workers.ray_host import Host
@@ -24,6 +26,7 @@ from tdcollect.workers.launch import GRACE
 _UNREAD = 16  # answers of a worker that wait for the driver; with data if trajectories are kept
 _LARGE = 100_000  # bytes of a message that is stored once for all workers
 _PATIENCE = 15.0  # seconds without a place for an actor before that is said
+_ALONE = 20.0  # seconds without a machine for an actor before those that were there have gone
 _PUT, _LOOK = ({"concurrency_group": name} for name in ("put", "look"))
 
 
@@ -45,7 +48,8 @@ class RayWorkers(Workers):
         num_gpus: GPUs likewise; may be a fraction. Run the policy there by ``device="cuda"``.
         timeout: end a worker that finishes no step for so many seconds; None to wait for ever. An
             env has a minute to start, whatever the timeout.
-        max_lost: the number of workers that an episode may cost, before it counts as failed.
+        max_lost: the number of workers that an episode may cost, before it counts as lost. Those
+            that are known to be lost by causes outside of it weigh a tenth each.
         address: the cluster, as ``"host:port"``.
         init_fn: called first in each worker, before torch is imported there.
 
@@ -125,10 +129,9 @@ class RayWorkers(Workers):
                 "smaller num_cpus or num_gpus, or the address of a cluster"
             )
         waiting = count_text(self.num_workers - int(there), "worker")
-        warnings.warn(
+        warn(
             f"the Ray cluster has room for {int(there)} of {self.num_workers} workers of {each} "
-            f"each; {waiting} will wait until it grows",
-            stacklevel=2,
+            f"each; {waiting} will wait until it grows"
         )
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
@@ -145,7 +148,7 @@ class RayWorkers(Workers):
                     yield worker, answer
             answered |= not left
             if self._actors is not None:
-                self._actors.say_if_they_wait()
+                self._actors.check_places()
 
     def _ready(self, seconds: float) -> list[tuple[_Remote, Any]]:
         """Wait for streams and for steps that have been asked for; return those that are there."""
@@ -214,7 +217,8 @@ class _Actors:
         )(Host)
         self._by_rank: dict[int, Any] = {}
         self._placed: dict[int, Any] = {}  # answers of those that have been asked for a sign
-        self._asked_at = 0.0
+        self._had_place = False
+        self._look_at, self._say_at, self._alone_since = 0.0, math.inf, 0.0
         self._lives = 0
         self._stored: tuple[bytes, Any] = b"", None
 
@@ -228,7 +232,8 @@ class _Actors:
         if rank not in self._by_rank:
             actor = self._by_rank[rank] = self._make.remote(self._local)
             self._placed[rank] = actor.beats.options(**_LOOK).remote(-1)
-            self._asked_at = time.monotonic()
+            self._alone_since = time.monotonic()
+            self._say_at = self._alone_since + _PATIENCE
         self._lives += 1
         return self._by_rank[rank], self._lives
 
@@ -252,22 +257,42 @@ class _Actors:
             self._stored = pickled, ray.put(pickled)
         return self._stored[1]
 
-    def say_if_they_wait(self) -> None:
-        """Warn once of actors that have no place after some time."""
+    def check_places(self) -> None:
+        """Warn once of actors that have no place after some time.
+
+        Raises:
+            RuntimeError: if no machine can take one any more. A cluster that has never had such a
+                machine may grow.
+        """
         import ray
 
-        if not self._placed or time.monotonic() < self._asked_at + _PATIENCE:
+        now = time.monotonic()
+        if not self._placed or now < self._look_at:
             return
-        _, waiting = ray.wait(list(self._placed.values()), num_returns=len(self._placed), timeout=0)
-        self._placed.clear()
-        if waiting:
+        self._look_at = now + 1.0
+        placed, waiting = ray.wait(
+            [*self._placed.values()], num_returns=len(self._placed), timeout=0
+        )
+        self._had_place |= bool(placed)
+        each = ray_cluster.in_words(self.needs)
+        if not waiting or ray_cluster.room(self.needs) >= 1:
+            self._alone_since = now
+        elif self._had_place and now > self._alone_since + _ALONE:
+            raise RuntimeError(
+                f"expected a machine of the Ray cluster that can take a worker of {each}, got none "
+                f"for {_ALONE:g} s: those that ran workers have gone. Once there are others, the "
+                "same call goes on with the episodes that have not ended"
+            )
+        if now > self._say_at:
+            self._say_at = math.inf
+            if not waiting:
+                return
             free = ray.available_resources()
-            warnings.warn(
+            warn(
                 f"{count_text(len(waiting), 'worker')} of {len(self._by_rank)} wait for a place in "
-                f"the Ray cluster: each takes {ray_cluster.in_words(self.needs)}, and "
+                f"the Ray cluster: each takes {each}, and "
                 f"{ray_cluster.in_words({kind: free.get(kind, 0.0) for kind in self.needs})} are "
-                "free",
-                stacklevel=2,
+                "free"
             )
 
     def close(self) -> None:
@@ -304,7 +329,7 @@ class _Remote(Worker):
     @property
     def how(self) -> str | None:
         if self._how is None and not self._actors.connected:
-            self._lose("lost its Ray, which was shut down")
+            self._lose("lost its Ray, which was shut down", outside=True)
         return self._how
 
     def send(self, message: Message | None) -> None:
@@ -321,14 +346,14 @@ class _Remote(Worker):
                 item = ray.get(next(self.stream))
             except (ray.exceptions.RayError, StopIteration) as error:
                 self._actors.drop(self.rank)
-                self._lose(_reason(error))
+                self._lose(_reason(error), _is_outside(error, self.where))
             else:
                 if isinstance(item, bytes):
                     yield pickle.loads(item)
                 elif self._where is None:
                     self._where = item
                 else:
-                    self._lose(item)
+                    self._lose(*item)
         if self._how is not None:
             yield None
 
@@ -356,7 +381,7 @@ class _Remote(Worker):
             self.send(None)
         return self._where is not None and self._how is None
 
-    def end(self) -> str:
+    def end(self, waits: bool = False) -> str:
         import ray
 
         if self.how is None:
@@ -366,12 +391,12 @@ class _Remote(Worker):
                 ended, _ = ray.wait([killed], timeout=GRACE)
             if killed is None or not ended:
                 self._actors.drop(self.rank)
-            self._lose("was ended")
+            self._lose("was ended", outside=False)
         assert self._how is not None
         return self._how
 
-    def _lose(self, how: str) -> None:
-        self._how = how
+    def _lose(self, how: str, outside: bool) -> None:
+        self._how, self.outside = how, outside
         self.stream = self.asked = None
 
 
@@ -384,6 +409,21 @@ def _handlers_raise() -> Iterator[None]:
         if error.__cause__ is None:
             raise
         raise error.__cause__ from None
+
+
+def _is_outside(error: BaseException, where: str) -> bool:
+    """Tell whether an actor is known to be lost by a cause outside of the process beside it.
+
+    Of an actor that Ray has ended as its machine ran short of memory, this is known if another
+    process took the most.
+    """
+    from ray import exceptions
+
+    if isinstance(error, exceptions.OutOfMemoryError):
+        most = re.search(r"memory users:\D*(\d+)", str(error))
+        return most is not None and f"process {most[1]} " not in where
+    lost = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.ObjectLostError)
+    return isinstance(error, lost) and "creation task" not in str(error)
 
 
 def _reason(error: BaseException) -> str:

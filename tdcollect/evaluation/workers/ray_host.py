@@ -32,8 +32,11 @@ class Host:
         self._life = -1
         self._worker: LocalWorker | None = None
 
-    def answers(self, life: int) -> Iterator[bytes | str]:
-        """Start a worker; yield its place, then its pickled answers, and at last how it ended."""
+    def answers(self, life: int) -> Iterator[bytes | str | tuple[str, bool]]:
+        """Start a worker; yield its place, then its pickled answers.
+
+        At last how it ended, and whether the cause is known to lie outside of env and policy.
+        """
         worker: Any = self._workers.start(0)
         worker.read = bytes
         with self._changed:
@@ -47,8 +50,8 @@ class Host:
                     continue
                 with self._changed:
                     self._worker = None
-                    how = worker.end()
-                yield how
+                    how = worker.end(waits=True)
+                yield how, worker.outside
 
     def put(self, life: int, message: bytes) -> None:
         """Pass a pickled message on, once the worker is up."""

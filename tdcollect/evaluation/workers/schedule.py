@@ -12,6 +12,10 @@ from tdcollect.evaluation.ledger.records import Episode
 _SECONDS = 0.5  # of work that a worker has beside the episodes that it runs
 _MOST = 1024  # episodes beside those
 
+WEIGHT = 10
+"""The weight of a lost worker. One that is known to be lost by a cause outside of its episodes has
+a weight of 1, so that nothing goes on for ever."""
+
 
 class Schedule:
     """Hands out the episodes of one evaluation, or of several that share the workers.
@@ -24,7 +28,8 @@ class Schedule:
 
     A worker that is lost gives its episodes back. One of them may have been the cause, so they run
     again in smaller groups, each with a worker to itself, and finally one by one. An episode that
-    was alone when its worker was lost, for the ``max_lost``-th time, has failed.
+    was alone when its worker was lost, for the ``max_lost``-th time, is given up as lost. A loss
+    that is known to come from outside weighs a tenth, and leads to no suspicion at first.
 
     Args:
         num_workers: the number of workers.
@@ -154,8 +159,13 @@ class Schedule:
             )
         return False
 
-    def lose(self, rank: int) -> list[int]:
-        """Take the episodes of a worker back that was lost; return those that have failed."""
+    def lose(self, rank: int, outside: bool = False) -> list[int]:
+        """Take the episodes of a worker back that was lost; return those that are given up.
+
+        Args:
+            rank: the worker.
+            outside: it is known to be lost by a cause outside of its episodes.
+        """
         queue = self._queues.get(self._at.get(rank, -1))
         held = list(self._held.get(rank, ()))
         self._leave(rank)
@@ -165,10 +175,14 @@ class Schedule:
         if not held:
             return []
         for index in held:
-            queue.lost[index] += 1
-        if len(held) == 1 and queue.lost[held[0]] >= self._max_lost:
+            queue.lost[index] += 1 if outside else WEIGHT
+        most = max(queue.lost[index] for index in held) // WEIGHT
+        if len(held) == 1 and most >= self._max_lost:
             return held
-        most = max(queue.lost[index] for index in held)
+        if not most:
+            assert queue.waiting is not None
+            queue.waiting.extendleft(reversed(held))
+            return []
         size = 1 if most >= self._max_lost - 1 else -(-len(held) // 4)
         for at in range(0, len(held), size):
             queue.suspects.append(held[at : at + size])
@@ -187,7 +201,7 @@ class _Queue:
     Attributes:
         waiting: those that have not been handed out; None if they are not known yet.
         suspects: groups of those whose worker was lost.
-        lost: the workers lost, by episode.
+        lost: the weight of the workers lost, by episode.
         ended: digest and worker of episodes that may end twice.
     """
 

@@ -21,6 +21,7 @@ from tdcollect.evaluation.workers.protocol import (
     Message,
     Open,
     Opened,
+    Probing,
     Raised,
     Run,
     State,
@@ -52,7 +53,7 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None,
             try:
                 if isinstance(message, Open):
                     message.around.enter()
-                    yield _open(jobs, message, beat)
+                    yield from _open(jobs, message, beat)
                 elif isinstance(message, Fetch):
                     yield State(turn, key, _state(jobs[key].policy))
                 else:
@@ -76,20 +77,23 @@ def _lacks_memory(error: Exception) -> bool:
 
 def _open(
     jobs: dict[str, EvaluationCollector], message: Open, beat: Callable[[], None]
-) -> Opened | Lacks:
+) -> Iterator[Answer]:
     collector = jobs.pop(message.key, None)
     if collector is None:
         if message.job is None:
-            return Lacks(message.turn, message.key)
+            yield Lacks(message.turn, message.key)
+            return
         while len(jobs) >= MOST_HELD:
             jobs.pop(next(iter(jobs))).close()
         collector = unpickled(message.job).open()
     jobs[message.key] = collector  # the latest last
     if message.weights is not None:
         set_weights(collector, message.weights)
-    verdict = collector.prepare(message.verdict, beat)
+    if message.verdict is None:
+        yield Probing(message.turn, message.key, message.skipped)
+    verdict = collector.prepare(message.verdict, beat, message.skipped)
     assert verdict is not None
-    return Opened(
+    yield Opened(
         message.turn,
         message.key,
         subject(collector),

@@ -18,6 +18,7 @@ from tdcollect.workers.child import Forked, Lifeline, Spawned, begin, run_fork
 
 _MESSAGE = struct.Struct("<cq")
 _READY, _FORK, _KILL = b"?", b"f", b"k"
+_SECONDS = {_READY: 120.0, _FORK: 10.0, _KILL: 10.0}  # to answer; the first time it has to import
 
 
 class Template:
@@ -70,9 +71,12 @@ class Template:
 
     def _ask(self, kind: bytes, pid: int, descriptors: Sequence[int] = ()) -> int | None:
         try:
+            self._socket.settimeout(_SECONDS[kind])
             socket.send_fds(self._socket, [_MESSAGE.pack(kind, pid)], descriptors)
             answer = self._socket.recv(_MESSAGE.size, socket.MSG_WAITALL)
-        except OSError:
+        except OSError as error:
+            if isinstance(error, TimeoutError):  # it is stopped: its late answer would mislead
+                self.close()
             return None
         except BaseException:  # an answer to this would be taken for that to another question
             self.close()

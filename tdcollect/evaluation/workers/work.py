@@ -42,7 +42,9 @@ class Work:
         self.env = ""
         self.threads = 0
         self.begun = False
-        self.died: Counter[int] = Counter()  # workers in a row as they made the env, by rank
+        # The weight of workers lost as they made the env, by rank; None: as they probed it.
+        self.died: Counter[int | None] = Counter()
+        self.skipped = 0  # groups of seeds that the probe leaves out, as they end workers
         self.unlike: list[Mapping[str, Any]] = []  # manifests of workers that are let in
         self._pickled: Pickled | None = None
 

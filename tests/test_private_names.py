@@ -20,6 +20,7 @@ OVERRIDDEN = {
     "Collector": {
         "_init_env",
         "_init_policy",
+        "_make_carrier",
         "_maybe_make_final_rollout",
         "_maybe_setup_policy_env_transforms",
         "_postproc",

@@ -35,6 +35,7 @@ from tdcollect.collect.construction import (
     needs_state,
     refusing,
 )
+from tdcollect.collect.first_states import FirstStates
 from tdcollect.collect.hooks import AnyHooks
 from tdcollect.collect.monitor import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.path import Explanation, short
@@ -175,6 +176,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             elif not self._splits:
                 check_replay_buffer_of(self)
 
+    def _make_carrier(self) -> None:
+        self._runner.first_states = FirstStates(self.env)
+        with self._runner.first_states.moving():
+            super()._make_carrier()
+
     def __bool__(self) -> bool:
         return True  # Ray asks; a length, Python's second choice, is not there without an end
 
@@ -264,7 +270,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             marked = slots_of(index, self.env.batch_size)
             self._runner.arrivals.leave_out(marked.nonzero()[0].tolist())
             self._runner.gather_position()
-        super().reset(index, **kwargs)
+        with self._runner.first_states.moving():
+            super().reset(index, **kwargs)
         self._monitor.drop(index)
 
     def collect(
@@ -352,6 +359,10 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         :func:`tdcollect.make_env` makes and for TorchRL's gym wrappers. (TorchRL's own collector
         goes on from the unseeded reset of its construction.) Other envs are seeded as their own
         ``set_seed`` does and then reset. Trajectories in flight are dropped; ids go on.
+
+        Before anything is collected, transforms such as ``VecNormV2`` also begin again with the
+        state that they had when the collector was made: the unseeded reset of its construction
+        does not count. Later, and in the processes of a ``ParallelEnv``, their statistics go on.
 
         Args:
             seed: the seed of slot 0.

@@ -18,6 +18,7 @@ from .private_names import Names, check_module, check_source, is_foreign, is_pri
 
 OVERRIDDEN = {
     "Collector": {
+        "_increment_frames",
         "_init_env",
         "_init_policy",
         "_make_carrier",

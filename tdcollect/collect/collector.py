@@ -40,7 +40,7 @@ from tdcollect.collect.hooks import AnyHooks
 from tdcollect.collect.monitor import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.path import Explanation, short
 from tdcollect.collect.ready.arguments import check_by_arrival
-from tdcollect.collect.resume import add_state, load_state
+from tdcollect.collect.resume import add_state, keep_state, load_state
 from tdcollect.collect.runner import Runner
 from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.torchrl_loop import changed
@@ -250,6 +250,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 yield batch
                 del batch  # or it would take memory beside the next one
 
+    def _increment_frames(self, numel: int) -> Any:
+        if self._parent.frames + numel >= self.total_frames:
+            self._runner.env_state = keep_state(self)  # the env is closed now
+        return super()._increment_frames(numel)
+
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, worker_ids: Any = None, **kwargs: Any
     ) -> None:
@@ -407,7 +412,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             TypeError: for an env whose actions, options or snapshots are no plain values.
         """
         self._runner.arrivals.settle()
-        state = super().state_dict()
+        kept = self._runner.env_state
+        if kept is None:
+            state = super().state_dict()
+        else:
+            with changed(self, env=None):  # TorchRL would start a closed env to ask it
+                state = {**super().state_dict(), "env_state_dict": kept}
         add_state(state, self, components)
         return state
 

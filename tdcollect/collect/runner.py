@@ -59,6 +59,7 @@ class Runner(CollectorPart):
         owns_batch: whether the latest batch of iteration has memory of its own; TorchRL's loop
             stacks into memory that its next batch reuses.
         first_states: those of the transforms, until something is collected.
+        env_state: the state dict of a batched env that was closed with the last batch; else None.
     """
 
     def __init__(self, collector: Any):
@@ -71,6 +72,7 @@ class Runner(CollectorPart):
         self.stale = False
         self.owns_batch = False
         self.first_states: FirstStates  # set before the first reset
+        self.env_state: Any = None
 
     def check_open(self, to_go_on: bool = False) -> None:
         """Raise RuntimeError for a collector that is shut down, or has yielded all its frames."""

@@ -123,3 +123,16 @@ def set_global_states(states: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state(state.cpu(), device)
     np.random.set_state(states["numpy"])  # noqa: NPY002
     random.setstate(states["python"])
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Tell whether two nested values are equal, in types, dtypes and values; NaN never is."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)

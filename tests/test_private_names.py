@@ -18,8 +18,10 @@ from .private_names import Names, check_module, check_source, is_foreign, is_pri
 
 OVERRIDDEN = {
     "Collector": {
+        "_increment_frames",
         "_init_env",
         "_init_policy",
+        "_make_carrier",
         "_maybe_make_final_rollout",
         "_maybe_setup_policy_env_transforms",
         "_postproc",

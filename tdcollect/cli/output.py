@@ -51,6 +51,14 @@ def say_result(
             )
         else:
             say(summary)
+            combined = result.manifest.get("returns")
+            if combined and not click.get_current_context().params.get("reward_keys"):
+                paths = combined["rewards"]
+                say(
+                    f"\nA return is the mean over agents, then over groups ({', '.join(paths)}). "
+                    "Opponents may cancel out: then give them groups of their own, and choose one "
+                    f"with --reward-keys, such as {paths[0]}"
+                )
             say(f"\nledger {result.digest}")
         if report is not None:
             say(f"report {report}")

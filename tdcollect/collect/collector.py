@@ -35,11 +35,12 @@ from tdcollect.collect.construction import (
     needs_state,
     refusing,
 )
+from tdcollect.collect.first_states import FirstStates
 from tdcollect.collect.hooks import AnyHooks
 from tdcollect.collect.monitor import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.path import Explanation, short
 from tdcollect.collect.ready.arguments import check_by_arrival
-from tdcollect.collect.resume import add_state, load_state
+from tdcollect.collect.resume import add_state, keep_state, load_state
 from tdcollect.collect.runner import Runner
 from tdcollect.collect.shaping import RewardShaping, Shaper
 from tdcollect.collect.torchrl_loop import changed
@@ -175,6 +176,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             elif not self._splits:
                 check_replay_buffer_of(self)
 
+    def _make_carrier(self) -> None:
+        self._runner.first_states = FirstStates(self.env)
+        with self._runner.first_states.moving():
+            super()._make_carrier()
+
     def __bool__(self) -> bool:
         return True  # Ray asks; a length, Python's second choice, is not there without an end
 
@@ -244,6 +250,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 yield batch
                 del batch  # or it would take memory beside the next one
 
+    def _increment_frames(self, numel: int) -> Any:
+        if self._parent.frames + numel >= self.total_frames:
+            self._runner.env_state = keep_state(self)  # the env is closed now
+        return super()._increment_frames(numel)
+
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, worker_ids: Any = None, **kwargs: Any
     ) -> None:
@@ -264,7 +275,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             marked = slots_of(index, self.env.batch_size)
             self._runner.arrivals.leave_out(marked.nonzero()[0].tolist())
             self._runner.gather_position()
-        super().reset(index, **kwargs)
+        with self._runner.first_states.moving():
+            super().reset(index, **kwargs)
         self._monitor.drop(index)
 
     def collect(
@@ -353,6 +365,10 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         goes on from the unseeded reset of its construction.) Other envs are seeded as their own
         ``set_seed`` does and then reset. Trajectories in flight are dropped; ids go on.
 
+        Before anything is collected, transforms such as ``VecNormV2`` also begin again with the
+        state that they had when the collector was made: the unseeded reset of its construction
+        does not count. Later, and in the processes of a ``ParallelEnv``, their statistics go on.
+
         Args:
             seed: the seed of slot 0.
             static_seed: return the seed as it is.
@@ -396,7 +412,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             TypeError: for an env whose actions, options or snapshots are no plain values.
         """
         self._runner.arrivals.settle()
-        state = super().state_dict()
+        kept = self._runner.env_state
+        if kept is None:
+            state = super().state_dict()
+        else:
+            with changed(self, env=None):  # TorchRL would start a closed env to ask it
+                state = {**super().state_dict(), "env_state_dict": kept}
         add_state(state, self, components)
         return state
 

@@ -53,7 +53,8 @@ class Hooks:
 
         Args:
             slots: ``[K]``.
-            returns: ``[K]`` float64, sums of the env's rewards as batches hold them (float32).
+            returns: ``[K]`` float64, sums of the env's rewards as batches hold them (float32); of
+                several rewards, the mean over agents, then over groups.
             lengths: ``[K]`` int64, in steps.
         """
 

@@ -34,7 +34,7 @@ from tdcollect.collect.statistics import (
     Statistics,
     Tally,
 )
-from tdcollect.collect.step_dict import Key, StepDict, under_next
+from tdcollect.collect.step_dict import Key, StepDict, entry_path, under_next
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.collect.watch import Watch, marked_slots
 from tdcollect.envs.transforms import base_of
@@ -103,13 +103,13 @@ class CollectionLog:
         self._time_dim = len(batch_size)
         self._timers = timers
         # Of a collection on StepDicts, the entries of its batch.
-        self._reward_entries: list[torch.Tensor] = []
+        self._reward_entries: dict[str, torch.Tensor] = {}
         self._done_entry: torch.Tensor | None = None
         self._failed_entry: torch.Tensor | None = None
         self.arrived: Ints | None = None
         self._ended: list[Piece] = []
         # Of TorchRL's loop, one list of entries per step.
-        self._rewards: list[list[torch.Tensor]] = []
+        self._rewards: list[dict[str, torch.Tensor]] = []
         self._flags: list[list[torch.Tensor]] = []
         self._failures: list[list[torch.Tensor]] = []
 
@@ -153,7 +153,9 @@ class CollectionLog:
             reward_keys: those of the env.
         """
         if self.wanted:
-            self._reward_entries = [entries[under_next(key)] for key in reward_keys]
+            self._reward_entries = {
+                entry_path(key): entries[under_next(key)] for key in reward_keys
+            }
             self._done_entry = entries[keys.NEXT_DONE]
             if not self.by_episodes:  # a transform may truncate without ending the episode
                 for key in (keys.TERMINATED, keys.TRUNCATED):
@@ -170,7 +172,7 @@ class CollectionLog:
         """Note a step of TorchRL's loop: the step taken, and the one to go on with."""
         stepped, upcoming = given
         following = stepped.get(keys.NEXT)
-        rewards = [following.get(key) for key in env.reward_keys]
+        rewards = {entry_path(key): following.get(key) for key in env.reward_keys}
         flags = [following.get(key, None) for key in env.done_keys]
         flags = [flag.reshape(self._slots, -1) for flag in flags if flag is not None]
         failed = following.get(keys.ENV_ERROR, None)
@@ -184,27 +186,30 @@ class CollectionLog:
             ended: list[int] = done.nonzero().reshape(-1).tolist()
             broken = marked_slots(failed)
             unbroken = [slot for slot in ended if slot not in broken]
-            self.watch.stepped(None, unbroken, lambda: stepped, rewards, broken)
+            self.watch.stepped(None, unbroken, lambda: stepped, rewards.values(), broken)
             if ended:
                 self.watch.started(ended, lambda: upcoming)
 
     # ---------------------------------------------------------------------------- what was noted
 
-    def arrays(self) -> tuple[Floats, Bools]:
-        """Rewards and done flags ``[N, T]``; ``[1, F]`` if by episodes, or by arrival.
+    def arrays(self) -> tuple[dict[str, Floats], Bools]:
+        """The reward entries by path, and done flags, ``[N, T]``; ``[1, F]`` if by episodes.
 
-        The reward of a slot is the sum over its reward entries and their features (the agents of
-        one, say); it is done where any flag of it is, which is where TorchRL's collector starts a
-        trajectory.
+        By arrival, they are ``[1, F]``, too. The reward of an entry is the mean over its features
+        (the agents of a group, say). A slot is done where any flag of it is, which is where
+        TorchRL's collector starts a trajectory.
         """
+        rewards: dict[str, Any]
         if self._done_entry is None:
-            reward, done = self._stacked(self._rewards), self._stacked(self._flags)
+            done = self._stacked(self._flags)
+            names = self._rewards[0] if self._rewards else ()
+            rewards = {name: self._stacked([[of[name]] for of in self._rewards]) for name in names}
         else:
             slots, steps = self._shape(self._done_entry)
-            rewards = [as_array(entry, slots, steps) for entry in self._reward_entries]
-            reward = rewards[0] if len(rewards) == 1 else np.concatenate(rewards, -1)
+            entries = self._reward_entries.items()
+            rewards = {name: as_array(entry, slots, steps) for name, entry in entries}
             done = as_array(self._done_entry, slots, steps)
-        return summed(reward), done.any(-1)
+        return {name: averaged(reward) for name, reward in rewards.items()}, done.any(-1)
 
     def failed_steps(self) -> Bools | None:
         """The steps that are marked as failed, ``[N, T]``; None where the env marks none."""
@@ -262,11 +267,11 @@ def as_array(entry: torch.Tensor, slots: int, steps: int) -> Any:
     return entry.detach().cpu().numpy().reshape(slots, steps, -1)
 
 
-def summed(values: Any) -> Floats:
-    """The sum over the features of ``[N, T, F]``."""
+def averaged(values: Any) -> Floats:
+    """The mean over the features of ``[N, T, F]``."""
     if values.shape[-1] == 1:
         return values[..., 0].astype(np.float64)
-    return values.sum(-1, dtype=np.float64)
+    return values.mean(-1, dtype=np.float64)
 
 
 class _TimedPolicy:
@@ -322,8 +327,12 @@ class Monitor:
         """Attach to the collector, once it is made. It is not kept alive."""
         self._collector = weakref.ref(collector)
         self._batch_size = collector.env.batch_size
-        self._tally = Tally(self._batch_size.numel())
-        self._shaped = Tally(self._batch_size.numel())
+        names = sorted(map(entry_path, collector.env.reward_keys))
+        slots = self._batch_size.numel()
+        rewards = collector.env.full_reward_spec[collector.env.reward_keys[0]].shape.numel()
+        self._groups = [] if names == [keys.REWARD] and rewards == slots else names
+        self._tallies = [Tally(slots) for _ in range(2 + len(self._groups))]
+        self._tally, self._shaped, *_ = self._tallies
         base = base_of(collector.env)
         if isinstance(base, GymnasiumEnv) and base.restarts is not None:
             self._restarts = base.restarts
@@ -340,14 +349,14 @@ class Monitor:
         """Drop the episodes in flight, cut short by a reset: of all slots, or of an index."""
         if index is None:
             self.collected = False
-            self._tally.drop()
-            self._shaped.drop()
+            for tally in self._tallies:
+                tally.drop()
             if self._watch is not None:
                 self._watch.drop()
             return
         slots = slots_of(index, self._batch_size)
-        self._tally.drop(slots)
-        self._shaped.drop(slots)
+        for tally in self._tallies:
+            tally.drop(slots)
         if self._watch is not None:
             self._watch.drop(slots)
 
@@ -355,14 +364,14 @@ class Monitor:
         """Statistics, and the sums of episodes in flight, as nested arrays and numbers."""
         return {
             "stats": self.stats.save_state(),
-            "tallies": [vars(tally).copy() for tally in (self._tally, self._shaped)],
+            "tallies": [vars(tally).copy() for tally in self._tallies],
             "watch": None if self._watch is None else self._watch.save_state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
         self.stats.load_state(state["stats"])
-        for tally, values in zip((self._tally, self._shaped), state["tallies"], strict=True):
+        for tally, values in zip(self._tallies, state["tallies"], strict=True):
             vars(tally).update(values)
         if self._watch is not None and state["watch"] is not None:
             self._watch.load_state(state["watch"])
@@ -370,8 +379,8 @@ class Monitor:
 
     def miss(self) -> None:
         """Leave out the episodes in flight, some of whose steps were not seen."""
-        self._tally.miss()
-        self._shaped.miss()
+        for tally in self._tallies:
+            tally.miss()
 
     def lose(self) -> None:
         """Discard the running sums: they belong to other episodes than those in flight."""
@@ -407,10 +416,15 @@ class Monitor:
             self._watch.collected(log.batch, self.stats)
 
     def _count(self, log: CollectionLog, start: float) -> None:
-        reward, done = log.arrays()
+        rewards, done = log.arrays()
         failed = log.failed_steps()
         ends = Ends(done, failed, log.by_episodes, log.arrived)
-        episodes = ends.feed(self._tally, reward)
+        groups = {
+            name: ends.feed(tally, rewards[name]).returns
+            for name, tally in zip(self._groups, self._tallies[2:], strict=True)
+        }
+        mean = np.mean([*rewards.values()], 0)
+        episodes = ends.feed(self._tally, mean)
         if log.by_episodes:
             episodes = episodes._replace(slots=log.slots)
         if self._unshaped is not None:
@@ -420,7 +434,7 @@ class Monitor:
         now = self._ended = time.perf_counter()
         times = (now - start, between, log.env_seconds, log.policy_seconds)
         restarts = self._newly_restarted(failed)
-        self.stats.add(Collection(done.size, *times, *episodes, restarts=restarts))
+        self.stats.add(Collection(done.size, *times, *episodes, None, restarts, groups))
 
     def _newly_restarted(self, failed: Bools | None) -> int:
         """The number of envs built anew since the last call."""
@@ -440,7 +454,7 @@ class Monitor:
         slots, steps = ends.done.shape
         in_one_row = ends.by_episodes or ends.arrived is not None
         length = reward.shape[0 if in_one_row else len(self._batch_size)]
-        values = summed(as_array(reward, slots, length))[:, :steps]  # it may have ended early
+        values = averaged(as_array(reward, slots, length))[:, :steps]  # it may have ended early
         self.stats.add_shaped(ends.feed(self._shaped, values).returns)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torchrl.envs.batched_envs import BatchedEnvBase
 
 from tdcollect import keys
 from tdcollect._upstream.collector import CollectorState
@@ -52,6 +53,15 @@ def add_state(state: dict[str, Any], collector: Any, components: Sequence[str] |
         state[RANDOM] = pack(global_states())
     if ENVS in chosen:
         state[ENVS] = pack(_save_slots(collector))
+
+
+def keep_state(collector: Any) -> Any:
+    """Save the env before it is closed with the last batch; the state dict of a batched one."""
+    base = base_of(collector.env)
+    if type(base) is GymnasiumEnv and base.resumable:
+        collector._runner.arrivals.settle()
+        base.keep_slots()
+    return collector.env.state_dict() if isinstance(collector.env, BatchedEnvBase) else None
 
 
 def load_state(

@@ -15,6 +15,7 @@ from torchrl.envs.utils import exploration_type, set_exploration_type
 from tdcollect import keys
 from tdcollect.collect import path
 from tdcollect.collect.by_count import whole_episodes
+from tdcollect.collect.first_states import FirstStates
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.path import Plan, lowered
 from tdcollect.collect.policies import Policy, RandomActions, draws_from_spec
@@ -57,6 +58,8 @@ class Runner(CollectorPart):
         arrivals: collects by arrival.
         owns_batch: whether the latest batch of iteration has memory of its own; TorchRL's loop
             stacks into memory that its next batch reuses.
+        first_states: those of the transforms, until something is collected.
+        env_state: the state dict of a batched env that was closed with the last batch; else None.
     """
 
     def __init__(self, collector: Any):
@@ -68,6 +71,8 @@ class Runner(CollectorPart):
         self.arrivals = ByArrival(collector)
         self.stale = False
         self.owns_batch = False
+        self.first_states: FirstStates  # set before the first reset
+        self.env_state: Any = None
 
     def check_open(self, to_go_on: bool = False) -> None:
         """Raise RuntimeError for a collector that is shut down, or has yielded all its frames."""
@@ -128,6 +133,7 @@ class Runner(CollectorPart):
         collector, following, seeds = self._collector, None, None
         base = base_of(collector.env)
         if seed is not None:
+            self.first_states.restore()
             following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
             seeds = early_seeds(base, seed, static_seed)
         collector.reset(**reset_arguments(base, seeds, options))
@@ -189,6 +195,7 @@ class Runner(CollectorPart):
     def iterate(self, log: CollectionLog) -> TensorDictBase | None:
         """Collect one batch ``[N, T]`` of iteration; None where steps go to the replay buffer."""
         collector = self._collector
+        self.first_states.forget()
         if self.is_lost:
             collector.reset()
         if collector.reset_at_each_iter:
@@ -222,6 +229,7 @@ class Runner(CollectorPart):
     ) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival."""
         collector = self._collector
+        self.first_states.forget()
         if self.is_lost:
             collector.reset()
         lower = self._lowering(random, gradients)
@@ -264,8 +272,10 @@ class Runner(CollectorPart):
         )
         first_seeds = None
         if seed is not None:
+            self.first_states.restore()
             TorchRLCollector.set_seed(collector, seed)
             first_seeds = early_seeds(base_of(collector.env), seed)
+        self.first_states.forget()
         collector._monitor.drop()
         self.lose_position()
         if collector.by_arrival and env.base is not None and seed is None:

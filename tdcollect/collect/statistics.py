@@ -43,7 +43,7 @@ class Episodes(NamedTuple):
     Attributes:
         slots: ``[E]`` int64, counted over all batch dims of the env.
         returns: ``[E]`` float64, sums from first step to last of the env's rewards as batches hold
-            them (float32).
+            them (float32); of several rewards, the mean over agents, then over groups.
         lengths: ``[E]`` int64, in steps.
     """
 
@@ -65,11 +65,14 @@ class Collection:
         slots: ``[E]`` int64, the slot of each episode that ended, counted over all batch dims.
         returns: ``[E]`` float64, the return of each: the sum of the env's rewards as batches hold
             them (float32), from the episode's first step on, in whatever collections these were
-            taken.
+            taken. Of several rewards, it is the mean over the agents of a group, then over groups,
+            as in :func:`tdcollect.evaluate`.
         lengths: ``[E]`` int64, the length of each, in steps.
         shaped_returns: ``[E]`` float64, sums of the shaped rewards; None where none are shaped.
         restarts: envs that failed and were built anew since the collection before. Episodes broken
             off so are not among those that ended; their steps count, the marked one included.
+        group_returns: of several rewards, ``[E]`` float64 of each reward entry, by its path
+            (``"agents/reward"``): the mean over its agents; empty for a single reward.
     """
 
     steps: int
@@ -82,6 +85,7 @@ class Collection:
     lengths: Ints
     shaped_returns: Floats | None = None
     restarts: int = 0
+    group_returns: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def episodes(self) -> int:
@@ -189,6 +193,9 @@ class Lifetime:
         return "\n".join(_lines(self))
 
 
+_NO_GROUPS: Mapping[str, Floats] = {}
+
+
 class Window:
     """The latest K episodes that ended, or fewer where fewer have.
 
@@ -200,17 +207,26 @@ class Window:
         self.size = size
         self._returns: deque[float] = deque(maxlen=size)
         self._lengths: deque[int] = deque(maxlen=size)
+        self._groups: dict[str, deque[float]] = {}
 
-    def add(self, returns: Floats, lengths: Ints) -> None:
+    def add(
+        self, returns: Floats, lengths: Ints, group_returns: Mapping[str, Floats] = _NO_GROUPS
+    ) -> None:
         """Take in episodes, in order."""
         self._returns.extend(returns.tolist())
         self._lengths.extend(lengths.tolist())
+        for name, values in group_returns.items():
+            self._groups.setdefault(name, deque(maxlen=self.size)).extend(values.tolist())
 
-    def load(self, returns: Floats, lengths: Ints) -> None:
-        """Hold these episodes instead."""
-        self._returns.clear()
-        self._lengths.clear()
-        self.add(returns, lengths)
+    def save_state(self) -> tuple[Any, ...]:
+        """What :meth:`add` takes."""
+        groups = self.group_returns
+        return (self.returns, self.lengths, groups) if groups else (self.returns, self.lengths)
+
+    def load_state(self, state: Sequence[Any]) -> None:
+        """Hold the episodes of :meth:`save_state` instead."""
+        self.__init__(self.size)  # type: ignore[misc]
+        self.add(*state)
 
     @property
     def episodes(self) -> int:
@@ -226,6 +242,11 @@ class Window:
     def lengths(self) -> Ints:
         """``[episodes]`` int64, oldest first."""
         return np.array(self._lengths, np.int64)
+
+    @property
+    def group_returns(self) -> dict[str, Floats]:
+        """``[episodes]`` float64 of each reward entry, as in :class:`Collection`."""
+        return {name: np.array(values, np.float64) for name, values in self._groups.items()}
 
     @property
     def return_stats(self) -> Spread | None:
@@ -285,7 +306,7 @@ class Statistics:
         self._latest = collection
         self._lifetime.add(collection)
         if collection.episodes:
-            self._window.add(collection.returns, collection.lengths)
+            self._window.add(collection.returns, collection.lengths, collection.group_returns)
 
     def add_shaped(self, returns: Floats) -> None:
         """Take in the shaped returns of the latest collection."""
@@ -306,9 +327,10 @@ class Statistics:
             name: vars(value).copy() if isinstance(value, _Moments) else value
             for name, value in vars(self._lifetime).items()
         }
-        window = self._window.returns, self._window.lengths
         latest = None if self._latest is None else vars(self._latest).copy()
-        return {"lifetime": lifetime, "window": window, "latest": latest}
+        if latest is not None and not latest["group_returns"]:
+            del latest["group_returns"]
+        return {"lifetime": lifetime, "window": self._window.save_state(), "latest": latest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
@@ -317,7 +339,7 @@ class Statistics:
                 vars(getattr(self._lifetime, name)).update(value)
             else:
                 setattr(self._lifetime, name, value)
-        self._window.load(*state["window"])
+        self._window.load_state(state["window"])
         self._latest = None if state["latest"] is None else Collection(**state["latest"])
 
     def __call__(self) -> dict[str, Any]:
@@ -391,9 +413,8 @@ class Tally:
             rewards: the env's reward entries, of all slots: ``[*N, *feature]``.
         """
         self._lengths[slots] += 1
-        for reward in rewards:
-            values = reward.reshape(len(self._returns), -1)
-            self._returns[slots] += values.sum(-1, dtype=np.float64)[slots]
+        means = [r.reshape(len(self._returns), -1).mean(-1, dtype=np.float64) for r in rewards]
+        self._returns[slots] += np.mean(means, 0)[slots]
 
     def take(self, slots: Ints) -> tuple[Floats, Ints]:
         """The returns and lengths of the episodes of some slots, which end."""
@@ -544,15 +565,17 @@ def _rate(steps: int, seconds: float) -> float:
 
 
 def _lines(part: Collection | Lifetime) -> list[str]:
+    groups = part.group_returns if isinstance(part, Collection) else {}
     lines = [
         f"episodes  {part.episodes}",
         f"steps     {part.steps}",
         f"time      {part.seconds:.4g} s, {part.steps_per_second:,.0f} steps/s",
         f"returns   {part.return_stats}",
+        *(f"  {name}  {spread(values)}" for name, values in groups.items()),
         f"lengths   {part.length_stats}",
     ]
     if part.shaped_return_stats is not None:
-        lines.insert(4, f"shaped    {part.shaped_return_stats}")
+        lines.insert(4 + len(groups), f"shaped    {part.shaped_return_stats}")
     if part.seconds_between is not None:
         lines.append(f"between   {part.seconds_between:.4g} s")
     if part.restarts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from tdcollect.envs.slot_env import SlotSettings, make_slot
 from tdcollect.envs.slot_plan import NotUnderstood, Parts, described, parts_of_made
 from tdcollect.envs.stepper import Stepper
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.states import equal
 
 
 class Channel:
@@ -52,7 +53,7 @@ class Channel:
             return
         (states,) = self._slots.call("lifted_state", slots=[0])
         same = all(
-            _equal(transform.state_dict(), state)
+            equal(dict(transform.state_dict()), state)
             for transform, state in zip(self._lifted, states, strict=True)
         )
         if len(set(digests)) > 1 or same:
@@ -70,12 +71,6 @@ class Channel:
 
     def close(self) -> None:
         """Do nothing: the workers are closed together."""
-
-
-def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(torch.as_tensor(one[key]), torch.as_tensor(other[key])) for key in one
-    )
 
 
 def env_of_slots(

@@ -344,11 +344,12 @@ class ProcessBackend(Backend):
     def save_states(self) -> dict[int, dict[str, Any]]:
         if not self.resumable:
             return super().save_states()
-        why = "its worker was lost"
+        is_open = self._pool.end.alive
+        why = "its worker was lost" if is_open else "the env was closed before it was saved"
         states: dict[int, dict[str, Any]] = {
             slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)
         }
-        living = [process for process in self._pool.processes if not process.lost]
+        living = [process for process in self._pool.processes if is_open and not process.lost]
         for given in self._pool.call("save_states", processes=living):
             states.update(given)
         return states

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import gymnasium as gym
@@ -60,6 +60,7 @@ class GymnasiumEnv(GymAttributes):
             for path, leaf in zip(action.paths, action.leaves, strict=True)
         ]
         self._exact = False
+        self._kept: dict[str, Any] | None = None
         self.is_closed = False
 
     @property
@@ -336,13 +337,21 @@ class GymnasiumEnv(GymAttributes):
         """The state of the slots, and of their envs as far as these can be saved.
 
         Returns:
-            A state for :meth:`load_slots`, made of built-in and NumPy types.
+            A state for :meth:`load_slots`, made of built-in and NumPy types. Of a closed env, the
+            one that :meth:`keep_slots` took.
         """
+        if self.is_closed and self._kept is not None:
+            return self._kept
         return {
             "entries": self._described(),
             "envs": self.stepper.backend.save_states(),
             "stepper": self.stepper.save_state(),
         }
+
+    def keep_slots(self) -> None:
+        """Take the state of the slots for :meth:`save_slots` after :meth:`close`."""
+        with suppress(Exception):  # of a user's snapshot(), say: whoever saves later is told
+            self._kept = self.save_slots()
 
     def _described(self) -> list[Any]:
         return [["/".join(e.path), list(e.shape), e.dtype.str] for e in self.stepper.entries]

@@ -180,6 +180,8 @@ class WorkerPool:
             Exception: the exception of the first env that failed.
         """
         asked = self.processes if processes is None else processes
+        if asked and not self.end.alive:
+            raise RuntimeError(f"cannot {name}: the env is closed; make a new one")
         self.settle(asked)
         for process in asked:
             if not process.lost and not process.call(name, *arguments, descriptor=descriptor):

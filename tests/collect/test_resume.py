@@ -13,7 +13,7 @@ import pytest
 import torch
 from torchrl.checkpoint import Checkpoint, StateDictCheckpointAdapter
 from torchrl.collectors import Collector as ParentCollector
-from torchrl.envs import GymEnv
+from torchrl.envs import GymEnv, SerialEnv, TransformedEnv, VecNorm
 
 from tdcollect import Collector, make_env
 
@@ -459,3 +459,90 @@ def test_collectors_in_other_processes_hand_their_states_over() -> None:
 def test_second_half_needs_its_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         second_half("cartpole", tmp_path)
+
+
+class Snapshots(gym.Wrapper[Any, Any, Any, Any]):
+    """An env whose snapshots cannot be taken once it is closed."""
+
+    is_open = True
+
+    def snapshot(self) -> Any:
+        assert self.is_open
+        return np.array(self.unwrapped.state)  # type: ignore[attr-defined]
+
+    def restore(self, state: Any) -> None:
+        self.unwrapped.state = state  # type: ignore[attr-defined]
+        self.unwrapped.steps_beyond_terminated = None  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        self.is_open = False
+        super().close()
+
+
+def snapshots() -> Any:
+    return Snapshots(gym.make("CartPole-v1").unwrapped)
+
+
+LAST = {
+    "process": ("CartPole-v1", {"backend": "process", "start_method": "fork"}, {}),
+    "by-arrival": (
+        "CartPole-v1",
+        {"backend": "process", "start_method": "fork", "num_workers": 2, "wait_num": 1},
+        {"by_arrival": True},
+    ),
+    "snapshots": (snapshots, {}, {}),
+}
+
+
+@pytest.mark.parametrize("case", LAST)
+def test_a_collector_is_saved_after_its_last_batch(case: str) -> None:
+    env, options, more = LAST[case]
+
+    def made(total: int) -> Collector:
+        slots = make_env(env, 4, resumable=True, **options)
+        torch.manual_seed(0)
+        found = Collector(slots, frames_per_batch=40, total_frames=total, **more)
+        found.set_seed(0)
+        return found
+
+    ended = made(80)
+    list(ended)
+    state = ended.state_dict()
+    other = made(160)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        other.load_state_dict(state)  # warns of slots that do not come back
+    rest = list(other)
+    assert [len(batch.flatten()) for batch in rest] == [40, 40]
+    if case != "by-arrival":
+        uninterrupted = list(made(160))
+        assert_same(rest, uninterrupted[2:])
+
+
+def test_an_env_that_was_closed_before_it_was_saved_starts_new_episodes() -> None:
+    env = make_env("CartPole-v1", 2, resumable=True, backend="process", start_method="fork")
+    ended = Collector(env, frames_per_batch=40)
+    ended.rollout()
+    env.close()
+    state = ended.state_dict()
+    other = make_env("CartPole-v1", 2, resumable=True)
+    with pytest.warns(UserWarning, match="the env was closed before it was saved"):
+        Collector(other, frames_per_batch=40).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="cannot render: the env is closed; make a new one"):
+        env.render()
+
+
+def normed_gym() -> TransformedEnv:
+    return TransformedEnv(GymEnv("CartPole-v1"), VecNorm(["observation"]))
+
+
+def test_the_statistics_inside_of_a_serial_env_are_saved_after_the_last_batch() -> None:
+    env = SerialEnv(2, normed_gym)
+    ended = Collector(env, frames_per_batch=40, total_frames=40)
+    list(ended)
+    counts = [
+        worker["_extra_state"]["observation_count"].item()
+        for worker in ended.state_dict()["env_state_dict"].values()
+    ]
+    assert all(count > 10 for count in counts)
+    assert env.is_closed

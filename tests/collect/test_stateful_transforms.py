@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl import envs as E
+from torchrl.collectors import Collector as TorchRLCollector
 
 from tdcollect import Collector
 from tdcollect.collect import path
@@ -228,3 +229,91 @@ def test_stacks_are_given_away() -> None:
         return E.TransformedEnv(ENVS["toy"](), E.Compose(stack, Erase()))
 
     check_same(make, policies.actor)
+
+
+def counted() -> E.Transform:
+    return E.Compose(E.TrajCounter(), E.VecNorm([OBS]))
+
+
+# TorchRL's gym wrappers begin the episode of the seed when they are seeded, and reset again.
+FROM_TORCHRL = [case for case, (env, _) in NORMS.items() if not env.startswith("torchrl")]
+
+
+@pytest.mark.parametrize("case", [*FROM_TORCHRL, "counted"])
+def test_set_seed_before_the_first_batch_leaves_nothing_of_the_unseeded_reset(case: str) -> None:
+    env, transform = NORMS.get(case, ("cartpole", counted))
+    collector = Collector(
+        E.TransformedEnv(ENVS[env](), transform()), frames_per_batch=24, total_frames=-1
+    )
+    collector.set_seed(3)
+    collector.reset()
+    collector.set_seed(0)
+    torch.manual_seed(5)
+    batch = next(iter(collector))
+    made = E.TransformedEnv(ENVS[env](), transform())
+    made.set_seed(0)  # the reset at construction is then that of the seed
+    theirs = TorchRLCollector(made, frames_per_batch=24, total_frames=-1)
+    torch.manual_seed(5)
+    expected = next(iter(theirs))
+    expected["collector"] = batch["collector"]  # ids go on
+    for key, value in expected.items(True, True):
+        assert torch.equal(batch[key].nan_to_num(), value.nan_to_num()), key
+
+
+def normed_gym() -> E.EnvBase:
+    return E.TransformedEnv(E.GymEnv("CartPole-v1"), E.VecNorm([OBS]))
+
+
+@pytest.mark.parametrize("make", [normed_gym, lambda: E.SerialEnv(2, normed_gym)])
+def test_set_seed_reaches_the_transforms_of_torchrls_gym_envs(make: Any) -> None:
+    first = []
+    for _ in range(2):
+        collector = Collector(make(), frames_per_batch=24, total_frames=-1)
+        collector.set_seed(0)
+        torch.manual_seed(5)
+        first.append(next(iter(collector)))
+    assert torch.equal(first[0][OBS], first[1][OBS])
+
+
+def test_collecting_with_a_seed_at_first_leaves_nothing_of_the_unseeded_reset() -> None:
+    for count in ({"frames": 24}, {"episodes": 2}):
+        first = []
+        for _ in range(2):
+            env = E.TransformedEnv(ENVS["cartpole"](), E.VecNormV2([OBS]))
+            collector = Collector(env, frames_per_batch=24, total_frames=-1)
+            torch.manual_seed(5)
+            first.append(collector.collect(**count, seed=0))
+        assert torch.equal(first[0][OBS], first[1][OBS]), count
+
+
+def test_set_seed_after_a_batch_keeps_the_statistics() -> None:
+    norm = E.VecNorm([OBS])
+    env = E.TransformedEnv(ENVS["cartpole"](), norm)
+    collector = Collector(env, frames_per_batch=24, total_frames=-1)
+    next(iter(collector))
+    before = norm.state_dict()["_extra_state"][f"{OBS}_count"].item()
+    collector.set_seed(0)
+    assert norm.state_dict()["_extra_state"][f"{OBS}_count"].item() > before
+
+
+@pytest.mark.parametrize("kind", [E.VecNorm, E.VecNormV2])
+def test_set_seed_keeps_statistics_that_were_loaded_since(kind: Any) -> None:
+    norm, other = kind([OBS]), begun(kind)
+    env = E.TransformedEnv(ENVS["cartpole"](), norm)
+    collector = Collector(env, frames_per_batch=24, total_frames=-1)
+    norm.load_state_dict(copy.deepcopy(other.state_dict()))
+    norm.freeze()  # or the reset of set_seed would move them
+    collector.set_seed(0)
+    assert torch.equal(norm.loc[OBS], other.loc[OBS])
+
+
+def test_set_seed_keeps_statistics_in_the_memory_that_is_shared() -> None:
+    data = TensorDict(
+        loc={OBS: torch.zeros(3, 4)},
+        var={OBS: torch.zeros(3, 4)},
+        count={OBS: torch.zeros((), dtype=torch.int64)},
+    ).share_memory_()
+    norm = E.VecNormV2([OBS], shared_data=data)
+    Collector(E.TransformedEnv(ENVS["cartpole"](), norm), frames_per_batch=24).set_seed(0)
+    assert data["count", OBS] == 1
+    assert torch.equal(norm._loc[OBS], data["loc", OBS])

@@ -13,15 +13,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as ParentCollector
-from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data import Categorical, Composite, LazyTensorStorage, ReplayBuffer, Unbounded
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 from torchrl.testing import mocking_classes as mocks
 
+import tdcollect
 from tdcollect import Collector, make_env
 from tdcollect.collect import Collection
 from tdcollect.collect.statistics import Tally
+from tdcollect.collect.step_dict import entry_path
 
 from .envs import ENVS, cartpole, make_toy
 from .oracle import UPSTREAM, seed_everything
@@ -460,14 +462,86 @@ def test_any_batch_dims() -> None:
     assert len({length for _, _, length in found}) > 2
 
 
-def test_the_reward_of_several_agents_is_their_sum() -> None:
+@both_ways
+def test_the_return_of_several_agents_is_their_mean() -> None:
     collector = Collector(ENVS["mock-agents"](), frames_per_batch=12)
     batch = next(iter(collector))
     latest = collector.stats.latest
-    reward = batch["next"].get(collector.env.reward_keys[0]).reshape(12, -1).sum(-1)
+    key = collector.env.reward_keys[0]
+    reward = batch["next"].get(key).reshape(12, -1).double().mean(-1)
     first = int(latest.lengths[0])
     assert latest.episodes > 1
-    assert latest.returns[0] == reward[:first].sum()
+    assert latest.returns[0] == pytest.approx(reward[:first].sum().item())
+    assert latest.group_returns[entry_path(key)].tolist() == latest.returns.tolist()
+
+
+class Groups(EnvBase):
+    """Group a has two agents (rewards 1 and 10), group b one (100); an episode has 3 steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((1,)))
+        self.action_spec = Composite(
+            {("a", "action"): Categorical(2, (2,)), ("b", "action"): Categorical(2, (1,))}
+        )
+        self.reward_spec = Composite(
+            {("b", "reward"): Unbounded((1, 1)), ("a", "reward"): Unbounded((2, 1))}
+        )
+        self.t = 0
+
+    def _set_seed(self, seed: int | None) -> None:
+        pass
+
+    def _reset(self, tensordict: Any, **kwargs: Any) -> TensorDict:
+        self.t = 0
+        return TensorDict({"observation": torch.zeros(1)})
+
+    def _step(self, tensordict: Any) -> TensorDict:
+        self.t += 1
+        end = torch.tensor([self.t == 3])
+        return TensorDict(
+            {
+                "observation": torch.full((1,), float(self.t)),
+                ("a", "reward"): torch.tensor([[1.0], [10.0]]),
+                ("b", "reward"): torch.tensor([[100.0]]),
+                "done": end,
+                "terminated": end,
+            }
+        )
+
+
+class Returns(tdcollect.Hooks):
+    def __init__(self) -> None:
+        self.of: list[float] = []
+
+    def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
+        self.of += returns.tolist()
+
+
+def test_returns_of_groups_of_agents_are_those_of_evaluate() -> None:
+    seen = Returns()
+    collector = Collector(Groups(), frames_per_batch=10, hooks=seen)
+    for _ in range(2):  # the batch cuts an episode
+        collector.rollout()
+    found = tdcollect.evaluate(Groups, None, episodes=1, progress=False)
+    assert found.returns.tolist() == [158.25]
+    for part in (collector.stats.latest, collector.stats.window):
+        assert set(part.returns) == {158.25}
+        assert {k: set(v) for k, v in part.group_returns.items()} == {
+            k: set(v) for k, v in found.group_returns.items()
+        }
+    assert set(seen.of) == {158.25}
+    assert "a/reward  mean 16.5" in str(collector.stats)
+    other = Collector(Groups(), frames_per_batch=10)
+    other.load_state_dict(collector.state_dict(), components=["statistics"])
+    assert other.stats.window.group_returns["b/reward"].tolist() == [300.0] * 6
+
+
+def test_one_reward_has_no_groups_and_no_key_in_the_state() -> None:
+    collector = Collector(toy(), frames_per_batch=3 * 50)
+    collector.rollout()
+    assert collector.stats.latest.group_returns == {}
+    assert "group" not in collector.state_dict()["statistics"]["form"]
 
 
 @pytest.mark.parametrize("name", ["mock-nested-flags", "mock-many-keys", "mock-unlike"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,19 @@ def test_a_window_holds_the_latest_of_each_in_turn() -> None:
     states = [filled([collection([1, 2, 3])]).save_state(), filled([collection([9])]).save_state()]
     returns, _ = merged_states(states, [2, 2], 3)["window"]
     assert returns.tolist() == [2, 9, 3]
+
+
+def test_the_returns_of_groups_are_merged() -> None:
+    ones = [
+        replace(collection(returns), group_returns={"a/reward": np.array(returns) + 1})
+        for returns in ([1.0, 2.0], [], [9.0])
+    ]
+    merged = Statistics(100, True, dict)
+    merged.load_state(merged_states([filled([one]).save_state() for one in ones], [2] * 3, 100))
+    assert merged.latest is not None
+    for part in (merged.latest, merged.window):
+        assert part.group_returns["a/reward"].tolist() == (part.returns + 1).tolist()
+        assert sorted(part.returns) == [1, 2, 9]
 
 
 def report(seconds: float, how: str = "steps on arrays") -> WorkerReport:

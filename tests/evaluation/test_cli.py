@@ -605,3 +605,13 @@ def test_an_error_of_the_packages_own_class_is_shown_without_its_type() -> None:
 )
 def test_names_of_directories_are_short_and_differ(paths: list[str], names: list[str]) -> None:
     assert distinct_names([Path(path) for path in paths]) == names
+
+
+def test_returns_of_several_groups_are_said_to_be_means_unless_one_is_chosen(typed) -> None:
+    command = "evaluate tests.evaluation.torchrl_envs:teams --policy random --episodes 2"
+    status, out, _ = typed(command)
+    assert status == 0
+    assert out.count("--reward-keys, such as blue/reward") == 1
+    assert "mean over agents, then over groups (blue/reward, red/reward)" in out
+    status, out, _ = typed(f"{command} --reward-keys red/reward")
+    assert (status, "--reward-keys" in out) == (0, False)

@@ -24,6 +24,7 @@ from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.errors import SlotError
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.transforms import is_lifted, transforms_of
+from tdcollect.states import equal
 
 
 class Shown(StepTransform):
@@ -220,16 +221,4 @@ def _can_be_lifted(transforms: Sequence[T.Transform]) -> bool:
     if not is_lifted(transforms[0]):
         return False
     settings = settings_of(transforms[0])
-    return all(_equal(settings_of(other), settings) for other in transforms[1:])
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other)
+    return all(equal(settings_of(other), settings) for other in transforms[1:])

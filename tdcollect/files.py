@@ -1,11 +1,12 @@
-"""Atomic writes: a file is complete, or not there."""
+"""Writes that are safe: a file or a folder is complete, or not there; no link is followed."""
 
 from __future__ import annotations
 
 import filecmp
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,6 +51,45 @@ def remove(path: Path) -> None:
     if path.parent.is_dir():
         _sweep(path)
     path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """Give a new folder to write to, which takes the place of another one at the end.
+
+    It is made beside the other one, so nothing that lies there is written to, or through. If the
+    body raises, all stays as it was.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+        new = Path(beside, "new")
+        new.mkdir()
+        yield new
+        if folder.exists():
+            folder.rename(Path(beside, "old"))
+        new.rename(folder)
+
+
+def check_no_links(root: Path, *names: str | Path) -> None:
+    """Refuse links below a folder where files are to be written.
+
+    The folder may come from somebody else, and its links may lead anywhere. A file that is
+    replaced needs no check: :func:`write_atomically` replaces a link, too.
+
+    Args:
+        root: the folder; it may be a link itself, as the user has named it.
+        names: files or folders, relative to it; each part of them is looked at.
+
+    Raises:
+        ValueError: naming the link.
+    """
+    for name in map(Path, names):
+        for part in (*reversed(name.parents), name)[1:]:
+            if (root / part).is_symlink():
+                raise ValueError(
+                    f"expected {root / part} to be no link, as what is written there would end up "
+                    f"elsewhere, got one to {os.readlink(root / part)}; remove the link"
+                )
 
 
 def _sweep(path: Path) -> None:

@@ -21,6 +21,7 @@ from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.local import as_workers
 from tdcollect.evaluation.workers.protocol import Workers
 from tdcollect.evaluation.workers.work import Work
+from tdcollect.files import check_no_links
 from tdcollect.progress import line_above, progress_bar
 from tdcollect.suites.cells import Cell, exits_refused
 from tdcollect.suites.folder import check_files, check_folder, claim_folder, described_cells
@@ -53,6 +54,7 @@ def run_suite(
     if keep_trajectories:
         _check_kept(directory, [cell for cell in chosen if is_finished(directory / cell.path)])
     left = [cell for cell in chosen if not is_finished(directory / cell.path)]
+    check_no_links(directory, *(cell.path for cell in left))
     crew = as_workers(workers)
     claim_folder(directory, described)
     running = _Running(directory, left, suite.episodes, keep_trajectories, allow_mixed, progress)

@@ -29,7 +29,7 @@ from tdcollect.evaluation.ledger.reading import MANIFEST, RESULTS, read_manifest
 from tdcollect.evaluation.reports.comparable import SAME
 from tdcollect.evaluation.reports.report import REPORT
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.files import write_atomically
+from tdcollect.files import check_no_links, write_atomically
 
 CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
 BEST, WEIGHTS = "best.json", "best.pt"
@@ -86,7 +86,8 @@ class Folder:
                 time.sleep(_SECONDS / _LOOKS)
 
     def step_path(self, step: int) -> Path:
-        """The directory of the evaluation at a step."""
+        """The directory of the evaluation at a step; refused if it is a link."""
+        check_no_links(self.path, step_name(step))
         return self.path / step_name(step)
 
     def check_same_episodes(self, manifest: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ from tdcollect.evaluation.ledger.reading import (
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.ledger.trajectory_files import link_trajectory, write_trajectory
-from tdcollect.files import remove, write_atomically
+from tdcollect.files import check_no_links, remove, write_atomically
 
 _HALF_WRITTEN = re.compile(r"\.(?P<file>.+)\.\d+\.part")  # as write_atomically names it
 
@@ -98,6 +98,7 @@ class Directory:
             self.manifest = there
             self.episodes = read_records(self.path, there)
             self._mark()
+            check_no_links(self.path, EPISODES, TRAJECTORIES)
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is complete, or not there. And locks: one process writes to a directory."""
+"""Safe files: complete or not there, written through no link, by one process at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import filecmp
 import os
 import platform
 import re
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Container, Iterator
@@ -87,6 +88,45 @@ def is_leftover(name: str, files: Container[str]) -> bool:
     """Tell whether a name in a directory is that of a lock, or of one of its files half-written."""
     part = _PART.fullmatch(name)
     return name == LOCK or (part is not None and part["file"] in files)
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """Give a new folder to write to, which takes the place of another one at the end.
+
+    It is made beside the other one, so nothing that lies there is written to, or through. If the
+    body raises, all stays as it was.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+        new = Path(beside, "new")
+        new.mkdir()
+        yield new
+        if folder.exists():
+            folder.rename(Path(beside, "old"))
+        new.rename(folder)
+
+
+def check_no_links(root: Path, *names: str | Path) -> None:
+    """Refuse links below a folder where files are to be written.
+
+    The folder may come from somebody else, and its links may lead anywhere. A file that is
+    replaced needs no check: :func:`write_atomically` replaces a link, too.
+
+    Args:
+        root: the folder; it may be a link itself, as the user has named it.
+        names: files or folders, relative to it; each part of them is looked at.
+
+    Raises:
+        ValueError: naming the link.
+    """
+    for name in map(Path, names):
+        for part in (*reversed(name.parents), name)[1:]:
+            if (root / part).is_symlink():
+                raise ValueError(
+                    f"expected {root / part} to be no link, as what is written there would end up "
+                    f"elsewhere, got one to {os.readlink(root / part)}; remove the link"
+                )
 
 
 def _sweep(path: Path) -> None:

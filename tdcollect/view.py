@@ -27,16 +27,17 @@ from tdcollect.evaluation.ledger.reading import (
     read_manifest,
     read_shard,
 )
+from tdcollect.evaluation.reports.comparison_page import COMPARISON_REPORT
 from tdcollect.evaluation.reports.report import REPORT, Again, calls_of, commands_of, report_page
 from tdcollect.evaluation.reports.statistics import summarize
 from tdcollect.evaluation.request import Request
-from tdcollect.files import write_atomically
+from tdcollect.files import replaced, write_atomically
 from tdcollect.pages.html import link
 from tdcollect.suites.folder import is_suite
 from tdcollect.suites.page import suite_page
 from tdcollect.suites.reported import results_of
 from tdcollect.suites.results import FINISHED as CELL_FINISHED
-from tdcollect.view_index import FINISHED, Viewed, index_page
+from tdcollect.view_index import COMPARISON, FINISHED, LEFT_OUT, Viewed, index_page
 
 INDEX = "index.html"
 PAGES = "pages"
@@ -45,58 +46,86 @@ _STEP = re.compile("step-[0-9]{9,}")
 
 
 def view(
-    directory: str | os.PathLike[str], output_dir: str | os.PathLike[str]
+    directory: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    overwrite: bool = False,
 ) -> tuple[Path, list[Viewed]]:
     """Write the pages of all evaluations, curves and suites below a folder, and an index of them.
 
-    Nothing that the folder names is run. The same files give the same pages.
+    Nothing that the folder names is run, and nothing in it tells who wrote it: the pages are a new
+    folder, which takes the place of an earlier one as a whole. The same files give the same pages.
 
     Args:
-        directory: the folder; links in it are not followed.
+        directory: the folder; links to folders in it are not followed.
         output_dir: a folder for the pages: new, empty, or one that this function wrote.
+        overwrite: replace pages that lie in ``directory`` too, where somebody else may have put
+            them, and whatever is beside them.
 
     Returns:
         The index, and what was found, by path.
 
     Raises:
         FileNotFoundError: if there is no such folder, or if it holds no evaluation.
-        ValueError: if ``output_dir`` holds something else.
+        ValueError: if ``output_dir`` is a link or holds something else, or lies in ``directory``
+            and is there already.
     """
-    root, out = Path(directory), Path(output_dir)
+    root, out = Path(directory), Path(os.path.abspath(output_dir))
     if not root.is_dir():
         raise FileNotFoundError(f"expected a folder with evaluations, got {root}")
-    _check(out)
-    found = [*_found(root, out)]
-    if not found:
-        raise FileNotFoundError(
-            f"expected evaluations below {root}, as tdcollect.evaluate writes them with an "
-            "output_dir, found none"
-        )
-    return write_atomically(out / INDEX, index_page(root.resolve().name or "/", found)), found
+    _check(root, out, overwrite)
+    with replaced(out) as new:
+        found = [*_found(root, out, new)]
+        if all(one.kind == COMPARISON for one in found):
+            raise FileNotFoundError(
+                f"expected evaluations below {root}, as tdcollect.evaluate writes them with an "
+                "output_dir, found none"
+            )
+        write_atomically(new / INDEX, index_page(root.resolve().name or "/", found))
+    return Path(output_dir, INDEX), found
 
 
-def _check(out: Path) -> None:
-    """Refuse a folder whose files are not pages of this module."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"expected output_dir to be a folder, got the file {out}")
-    if out.is_dir() and any(out.iterdir()):
-        index = out / INDEX
-        if not index.is_file() or _MARK not in index.read_bytes()[:2000]:
+def _check(root: Path, out: Path, overwrite: bool) -> None:
+    """Refuse a folder that is not to be replaced, and one that a link leads to."""
+    viewed, real = root.resolve(), out.resolve()
+    inside, typed = real.is_relative_to(viewed), out.is_relative_to(os.path.abspath(root))
+    there = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    index = out / INDEX
+    foreign = bool(there) and not (index.is_file() and _MARK in index.read_bytes()[:2000])
+    for wrong, why in [
+        (out.is_symlink() or (typed and not inside), "is a link, or lies behind one"),
+        (out.exists() and not out.is_dir(), "is a file"),
+        (viewed.is_relative_to(real), "holds the folder to view"),
+        (Path.cwd().is_relative_to(real), "holds the current folder"),
+        (foreign, "holds something else"),
+        (
+            bool(there) and inside and not overwrite,
+            "may have come with the folder that it lies in: replace it (--overwrite), or",
+        ),
+        (
+            bool(there - {INDEX, PAGES}) and not overwrite,
+            "holds other files, too: replace all of them (--overwrite), or",
+        ),
+    ]:
+        if wrong:
             raise ValueError(
-                f"expected output_dir to be empty, or to hold pages of `tdcollect view`, got "
-                f"{out}, which holds something else; choose another"
+                "expected output_dir to be empty, or to hold pages of `tdcollect view`, got "
+                f"{out}, which {why}{'' if why.endswith('or') else ';'} choose another"
             )
 
 
-def _found(root: Path, out: Path) -> Iterator[Viewed]:
+def _found(root: Path, out: Path, new: Path) -> Iterator[Viewed]:
     """Write all pages; yield what they are of, without the parts of curves and suites."""
     for folder, folders, files in os.walk(root):
         here = Path(folder)
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".") and (here / name).resolve() != out.resolve()
+            if not name.startswith(".")
+            and not (here / name).is_symlink()
+            and (here / name).resolve() != out.resolve()
         )
+        if COMPARISON_REPORT in files:
+            yield Viewed(_relative(here, root), COMPARISON, LEFT_OUT)
         if MANIFEST in files:
             folders.clear()
             try:
@@ -106,17 +135,17 @@ def _found(root: Path, out: Path) -> Iterator[Viewed]:
             except ValueError as error:
                 if "is something else's" in str(error):
                     continue
-            yield _evaluation(root, here, out)
+            yield _evaluation(root, here, new)
         elif is_suite(here):
             folders.clear()
-            yield _suite(root, here, out)
+            yield _suite(root, here, new)
         elif CURVE in files:
             steps = [name for name in folders if _STEP.fullmatch(name)]
             folders[:] = [name for name in folders if name not in steps]
-            yield _curve(root, here, out, steps)
+            yield _curve(root, here, new, steps)
 
 
-def _evaluation(root: Path, here: Path, out: Path, back: str = "") -> Viewed:
+def _evaluation(root: Path, here: Path, new: Path, back: str = "") -> Viewed:
     """Write the page of an evaluation, if it is finished."""
     path = _relative(here, root)
     try:
@@ -143,11 +172,11 @@ def _evaluation(root: Path, here: Path, out: Path, back: str = "") -> Viewed:
         dict.fromkeys(kept_trajectories(here)),
         back or _back(page_path, INDEX, "All evaluations"),
     )
-    write_atomically(out / page_path, html)
+    write_atomically(new / page_path, html)
     return Viewed(path, "evaluation", FINISHED, page_path, env, policy, summary)
 
 
-def _curve(root: Path, here: Path, out: Path, steps: Sequence[str]) -> Viewed:
+def _curve(root: Path, here: Path, new: Path, steps: Sequence[str]) -> Viewed:
     """Write the page of a curve, and those of its steps."""
     path = _relative(here, root)
     try:
@@ -158,17 +187,17 @@ def _curve(root: Path, here: Path, out: Path, steps: Sequence[str]) -> Viewed:
     pages, known = {}, ("-", "-")
     for name in steps:
         back = _back(f"{PAGES}/{path}/{name}/{REPORT}", page_path, "The learning curve")
-        one = _evaluation(root, here / name, out, back)
+        one = _evaluation(root, here / name, new, back)
         known = (one.env, one.policy) if known[0] == "-" else known
         if one.page is not None:
             pages[name] = f"{name}/{REPORT}"
     back = _back(page_path, INDEX, "All evaluations")
     html, _ = curve_page(curve, best, known[0], by, lambda step: pages.get(step_name(step)), back)
-    write_atomically(out / page_path, html)
+    write_atomically(new / page_path, html)
     return Viewed(path, "curve", FINISHED, page_path, *known, curve=curve, best=best)
 
 
-def _suite(root: Path, here: Path, out: Path) -> Viewed:
+def _suite(root: Path, here: Path, new: Path) -> Viewed:
     """Write the page of a suite, and those of its finished evaluations."""
     path = _relative(here, root)
     try:
@@ -179,9 +208,9 @@ def _suite(root: Path, here: Path, out: Path) -> Viewed:
     done = [cell for cell in results.cells if cell.status == CELL_FINISHED]
     for cell in done:
         back = _back(f"{PAGES}/{path}/{cell.path}/{REPORT}", page_path, "The suite")
-        _evaluation(root, here / cell.path, out, back)
+        _evaluation(root, here / cell.path, new, back)
     html = suite_page(results, _back(page_path, INDEX, "All evaluations"))
-    write_atomically(out / page_path, html)
+    write_atomically(new / page_path, html)
     whole = len(done) == len(results.cells)
     status = FINISHED if whole else f"unfinished, {len(done)} of {len(results.cells)} evaluations"
     return Viewed(path, "suite", status, page_path, suite=results)

@@ -16,17 +16,18 @@ from tdcollect.pages.plots import Estimate, intervals
 from tdcollect.pages.tables import Cell, Column, table
 from tdcollect.suites.results import SuiteResults
 
-FINISHED = "finished"
+FINISHED, COMPARISON = "finished", "comparison"
+LEFT_OUT = "left out, as its numbers are in no file: tdcollect compare makes it anew"
 _FIGURES, _ROWS = 6, 20  # figures, and rows of each
 
 
 @dataclass(frozen=True)
 class Viewed:
-    """An evaluation, a learning curve or a suite that was found.
+    """An evaluation, a learning curve, a suite or a comparison that was found.
 
     Attributes:
         path: its folder, relative to the one that was viewed.
-        kind: ``"evaluation"``, ``"curve"`` or ``"suite"``.
+        kind: ``"evaluation"``, ``"curve"``, ``"suite"`` or ``"comparison"``.
         status: ``"finished"``; or what it is instead, such as ``"unfinished, 3 of 10 episodes"``.
         page: its page, relative to the index; None for what is unfinished or cannot be read.
         env: the env's name.
@@ -64,8 +65,9 @@ class Viewed:
 
 def index_page(name: str, found: Sequence[Viewed]) -> bytes:
     """Return the index of what was found in a folder of a name."""
-    evaluations, curves, suites = (
-        [one for one in found if one.kind == kind] for kind in ("evaluation", "curve", "suite")
+    evaluations, curves, suites, comparisons = (
+        [one for one in found if one.kind == kind]
+        for kind in ("evaluation", "curve", "suite", COMPARISON)
     )
     parts = []
     if suites:
@@ -76,12 +78,17 @@ def index_page(name: str, found: Sequence[Viewed]) -> bytes:
         parts.append(section("Evaluations", _evaluations(evaluations)))
     if curves:
         parts.append(section("Learning curves", _curves(curves)))
+    if comparisons:
+        columns = [Column(COMPARISON), Column("status", text=True)]
+        left = [[one.path, one.status] for one in comparisons]
+        parts.append(section("Comparisons", table(columns, left, name="Comparisons")))
     lead = [
         count_text(len(some), name)
         for some, name in [
             (suites, "suite"),
             (evaluations, "evaluation"),
             (curves, "learning curve"),
+            (comparisons, COMPARISON),
         ]
         if some
     ]

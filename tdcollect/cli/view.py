@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import click
 
@@ -13,6 +15,7 @@ from tdcollect.cli import options
 from tdcollect.cli.output import print_json, say
 from tdcollect.cli.program import program
 from tdcollect.display import count_text
+from tdcollect.pages.html import content_policy
 
 HOST = "127.0.0.1"
 
@@ -24,7 +27,12 @@ HOST = "127.0.0.1"
     type=options.FOLDER,
     default="pages",
     show_default=True,
-    help="Folder for the pages; new, empty, or with pages of this command.",
+    help="Folder for the pages; new, empty, or with pages of this command, which are replaced.",
+)
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace pages that lie in DIR, too, and all that is beside them.",
 )
 @click.option(
     "--serve",
@@ -35,7 +43,9 @@ HOST = "127.0.0.1"
     help=f"Serve the pages on {HOST}, at a free port unless one is named, until interrupted.",
 )
 @options.as_json
-def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool) -> None:
+def view(
+    directory: Path, output_dir: Path, overwrite: bool, serve: int | None, as_json: bool
+) -> None:
     """Write the pages of all evaluations, learning curves and suites below DIR, with an index.
 
     The pages are static files that need no network. They are made anew from the ledgers, which are
@@ -43,7 +53,7 @@ def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool) ->
     """
     from tdcollect.view import view as write
 
-    index, found = write(directory, output_dir)
+    index, found = write(directory, output_dir, overwrite)
     server = None if serve is None else server_of(output_dir, serve)
     address = None if server is None else f"http://{HOST}:{server.server_port}/"
     if as_json:
@@ -65,20 +75,34 @@ def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool) ->
 
 
 def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
-    """Return a server of the files of a folder, for this machine alone."""
-    return ThreadingHTTPServer((HOST, port), partial(_Handler, directory=str(folder)))
+    """Return a server of the pages that a folder holds now, for this machine alone."""
+    pages = {f"/{file.relative_to(folder).as_posix()}" for file in folder.rglob("*.html")}
+    handler = partial(_Handler, pages | {"/"}, directory=str(folder))
+    return ThreadingHTTPServer((HOST, port), handler)
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    """Answers requests to this machine by its own names, quietly."""
+    """Answers requests to this machine by its own names, quietly, with pages that it knows."""
+
+    def __init__(self, pages: Set[str], *args: Any, **options: Any):
+        self._pages = pages
+        super().__init__(*args, **options)
 
     def send_head(self) -> Any:
         """Refuse other names: a page of somebody else may have resolved its own name to here."""
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
         if host not in (HOST, "localhost"):
             self.send_error(403, "only for this machine")
-            return None
-        return super().send_head()
+        elif unquote(self.path.partition("?")[0]) not in self._pages:
+            self.send_error(404)
+        else:
+            return super().send_head()
+        return None
+
+    def end_headers(self) -> None:
+        """Have the policy of pages hold for every answer."""
+        self.send_header("Content-Security-Policy", content_policy())
+        super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""

@@ -24,6 +24,7 @@ from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.extras import extra_module
+from tdcollect.files import check_no_links
 
 
 class Replayed(NamedTuple):
@@ -144,6 +145,7 @@ def filmed(
     if path.suffix.lower() not in _VIDEOS or path.is_dir():
         raise ValueError(f"expected a video file, {' or '.join(_VIDEOS)}, got {path}")
     path = path.absolute()
+    check_no_links(path.parent, path.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     writing = extra_module("imageio_ffmpeg", "a video")
     if not isinstance(env, str) and not callable(env):

@@ -8,6 +8,7 @@ a text holds, it stays text.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,11 +54,6 @@ def page(
         kicker: the kind of the page, above the heading.
         footer: the last line.
     """
-    style, script = style_sheet(), package_text("page.js")
-    policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
     body = "\n".join(parts)
     above = f'<p class="kicker">{escape(kicker)}</p>\n' if kicker else ""
     below = f"<footer>{escape(footer)}</footer>\n" if footer else ""
@@ -65,13 +61,13 @@ def page(
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta http-equiv="Content-Security-Policy" content="{content_policy()}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta name="referrer" content="no-referrer">
 <meta name="generator" content="tdcollect">
 <title>{escape(title)}</title>
-<style>{style}</style>
+<style>{style_sheet()}</style>
 </head>
 <body>
 <main>
@@ -81,11 +77,20 @@ def page(
 </header>
 {body}
 {below}</main>
-<script>{script}</script>
+<script>{package_text("page.js")}</script>
 </body>
 </html>
 """
     return text.encode()
+
+
+@functools.cache
+def content_policy() -> str:
+    """Return the Content-Security-Policy of every page."""
+    return (
+        f"default-src 'none'; style-src {_hash(style_sheet())}; "
+        f"script-src {_hash(package_text('page.js'))}; base-uri 'none'; form-action 'none'"
+    )
 
 
 def section(heading: str, *parts: str) -> str:

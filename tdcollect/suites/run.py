@@ -21,7 +21,7 @@ from tdcollect.evaluation.workers.job import Job
 from tdcollect.evaluation.workers.local import as_workers
 from tdcollect.evaluation.workers.protocol import Workers
 from tdcollect.evaluation.workers.work import Work
-from tdcollect.files import remove
+from tdcollect.files import check_no_links, remove
 from tdcollect.progress import line_above, progress_bar
 from tdcollect.suites.cells import Cell, exits_refused
 from tdcollect.suites.folder import (
@@ -67,6 +67,7 @@ def run_suite(
         if not is_finished(directory / cell.path)
         or (retry_lost and any(e.lost for e in read_directory(directory / cell.path)[1]))
     ]
+    check_no_links(directory, *(cell.path for cell in left))
     crew = as_workers(workers)
     claim_folder(directory, described)
     how = {

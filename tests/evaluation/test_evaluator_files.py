@@ -250,3 +250,13 @@ def test_a_best_that_is_none_is_refused(tmp_path: Path) -> None:
         (tmp_path / "best.json").write_text(text)
         with pytest.raises(ValueError, match=r"best.json to be as tdcollect.Evaluator writes it"):
             evaluator(tmp_path)
+
+
+def test_the_directory_of_a_step_is_no_link(tmp_path: Path, caplog) -> None:
+    """A folder that somebody sent may hold links to anywhere."""
+    (mine := tmp_path / "mine").mkdir()
+    (sent := tmp_path / "sent").mkdir()
+    (sent / "step-000001000").symlink_to(mine)
+    run(sent, [1000])
+    assert "step-000001000 to be no link" in caplog.text
+    assert not [*mine.iterdir()]

@@ -231,6 +231,48 @@ def test_going_on_in_it_runs_nothing_of_it(sent, mark, typed) -> None:
     assert Request.read(sent).policy == "random"
 
 
+@pytest.mark.parametrize("name", ["episodes.jsonl", "trajectories", "figures", "report.html"])
+def test_going_on_in_it_writes_through_no_link(sent, here, typed, name: str) -> None:
+    """It is refused, or a file replaces the link."""
+    (sent / "results.json").unlink()
+    shutil.rmtree(sent / "trajectories" / "000000")
+    mine = here / "mine"
+    (sent / name).rename(mine)
+    (sent / name).symlink_to(mine)
+    lines = (sent / "episodes.jsonl").read_text().splitlines(keepends=True)
+    (sent / "episodes.jsonl").write_text("".join(lines[1:]))
+    before = [(path, path.read_bytes()) for path in (mine, *mine.rglob("*")) if path.is_file()]
+    status, _, err = typed(
+        "evaluate CartPole-v1 --policy random --episodes 4 --output-dir sent --keep-trajectories "
+        "--quiet"
+    )
+    if name == "report.html":
+        assert (status, (sent / name).is_symlink()) == (0, False)
+    else:
+        assert status == 1
+        assert f"sent/{name} to be no link, as what is written there would end up else" in err
+    after = [(path, path.read_bytes()) for path in (mine, *mine.rglob("*")) if path.is_file()]
+    assert after == before
+
+
+def test_what_is_made_of_it_is_written_through_no_link(finished, sent, here, typed) -> None:
+    shutil.copytree(finished, "two")
+    (here / "mine").mkdir()
+    (here / "mine.mp4").write_text("mine")
+    (sent / "figures").rename(here / "figures")
+    (sent / "figures").symlink_to(here / "mine")
+    (sent / "film.mp4").symlink_to(here / "mine.mp4")
+    for command in (
+        "compare sent two --output-dir sent",
+        "replay sent 1 --env CartPole-v1 --policy random --video sent/film.mp4",
+    ):
+        status, _, err = typed(command)
+        assert status == 1
+        assert "to be no link" in err
+    assert not [*(here / "mine").iterdir()]
+    assert (here / "mine.mp4").read_text() == "mine"
+
+
 def test_a_checkpoint_holds_weights_and_nothing_else(sent, mark, typed) -> None:
     named = "--env CartPole-v1 --policy @:net --checkpoint sent/policy.pt"
     status, _, err = typed(f"replay sent 1 {named}")

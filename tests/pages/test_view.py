@@ -18,6 +18,7 @@ from tdcollect.cli import main
 from tdcollect.cli.view import server_of
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.beside.curve import point_of, to_csv
+from tdcollect.pages.html import content_policy
 from tdcollect.view import view
 
 from ..evaluation.ledgers import unfinished
@@ -122,8 +123,79 @@ def test_a_folder_without_evaluations_is_refused(runs: Path, tmp_path: Path) -> 
 def test_pages_below_the_folder_itself_are_not_viewed(runs: Path, tmp_path: Path) -> None:
     here = shutil.copytree(runs / "b", tmp_path / "a" / "whole").parent
     for _ in range(2):
-        _, found = view(here, here / "out")
+        _, found = view(here, here / "out", overwrite=True)
         assert [one.path for one in found] == ["whole"]
+
+
+def test_pages_that_came_with_the_folder_are_replaced_only_if_asked(
+    runs: Path, out: Path, tmp_path: Path
+) -> None:
+    here = shutil.copytree(runs / "b", tmp_path / "their" / "b").parent
+    theirs = shutil.copytree(out, here / "pages")
+    (theirs / "script.html").write_text("<script>alert(1)</script>")
+    before = contents(theirs)
+    with pytest.raises(ValueError, match=r"may have come with the folder .*\(--overwrite\), or ch"):
+        view(here, theirs)
+    assert contents(theirs) == before
+    view(here, theirs, overwrite=True)
+    assert sorted(contents(theirs)) == ["index.html", "pages/b/report.html"]
+    assert [entry.name for entry in here.iterdir()] == ["b", "pages"]
+
+
+def test_nothing_is_written_through_a_link_that_came_with_the_folder(
+    runs: Path, out: Path, tmp_path: Path
+) -> None:
+    """To a file, to a folder, and to where the pages are to go."""
+    here = shutil.copytree(runs / "b", tmp_path / "their" / "b").parent
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "report.html").write_text("mine")
+    shutil.copytree(out, here / "files")
+    shutil.rmtree(here / "files" / "pages" / "b")
+    shutil.copytree(here / "files", here / "folders")
+    (here / "files" / "pages" / "b").mkdir()
+    (here / "files" / "pages" / "b" / "report.html").symlink_to(mine / "report.html")
+    (here / "folders" / "pages" / "b").symlink_to(mine)
+    (here / "link").symlink_to(mine)
+    for name in ("files", "folders"):
+        index, _ = view(here, here / name, overwrite=True)
+        assert not [path for path in index.parent.rglob("*") if path.is_symlink()]
+    for behind in ("link", "link/pages"):
+        with pytest.raises(ValueError, match="which is a link, or lies behind one; choose another"):
+            view(here, here / behind, overwrite=True)
+    assert contents(mine) == {"report.html": b"mine"}
+
+
+def test_a_folder_with_other_files_is_kept(runs: Path, out: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(out, tmp_path / "mine")
+    (mine / "CNAME").write_text("my.site")
+    with pytest.raises(ValueError, match="holds other files, too"):
+        view(runs, mine)
+    with pytest.raises(ValueError, match="which holds the folder to view; choose another"):
+        view(mine / "pages", mine, overwrite=True)
+    assert (mine / "CNAME").exists()
+
+
+def test_an_error_leaves_the_pages_as_they_were(runs: Path, out: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(out, tmp_path / "mine")
+    with pytest.raises(FileNotFoundError, match="expected evaluations below"):
+        view(runs / "other", mine)
+    assert contents(mine) == contents(out)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
+
+
+def test_comparisons_are_named(runs: Path, tmp_path: Path) -> None:
+    here = shutil.copytree(runs / "b", tmp_path / "runs" / "b").parent
+    (here / "compared").mkdir()
+    (here / "compared" / "comparison.html").write_text("<script>alert(1)</script>")
+    index, found = view(here, tmp_path / "out")
+    assert [(one.kind, one.path) for one in found] == [
+        ("evaluation", "b"),
+        ("comparison", "compared"),
+    ]
+    assert "left out, as its numbers are in no file: tdcollect compare" in index.read_text()
+    with pytest.raises(FileNotFoundError, match="expected evaluations below"):
+        view(here / "compared", tmp_path / "out")
 
 
 def test_commands_are_typed_in_the_folder(runs: Path, out: Path, monkeypatch, capsys) -> None:
@@ -153,11 +225,13 @@ def test_the_command_prints_what_it_found(runs: Path, monkeypatch, capsys) -> No
     assert main(["view", "none"]) == 1
 
 
-def test_pages_are_served_to_this_machine_alone(tmp_path: Path) -> None:
+def test_pages_are_served_to_this_machine_alone(tmp_path: Path, capfd) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "index.html").write_text("the index")
     (tmp_path / "secret").write_text("secret")
+    (tmp_path / "out" / "notes.txt").write_text("no page")
     with server_of(tmp_path / "out", 0) as server:
+        (tmp_path / "out" / "later.html").write_text("no page of this run")
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         assert server.server_address[0] == "127.0.0.1"
@@ -166,12 +240,15 @@ def test_pages_are_served_to_this_machine_alone(tmp_path: Path) -> None:
             with closing(http.client.HTTPConnection("127.0.0.1", server.server_port)) as asked:
                 asked.request("GET", path, headers={"Host": host})
                 answer = asked.getresponse()
+                assert answer.getheader("Content-Security-Policy") == content_policy()
                 return answer.status, answer.read()
 
         port = server.server_port
         assert ask("/", f"127.0.0.1:{port}") == ask("/", "localhost") == (200, b"the index")
         assert ask("/", "evil.test")[0] == ask("/", f"evil.test:{port}")[0] == 403
-        for path in ("/../secret", "/%2e%2e/secret", "//secret"):
+        for path in ("/../secret", "/%2e%2e/secret", "//secret", "/notes.txt", "/later.html"):
             assert ask(path, "localhost")[0] == 404
+        assert ask("/%00", "localhost")[0] == ask("/index.html%00", "localhost")[0] == 404
+        assert capfd.readouterr() == ("", "")
         server.shutdown()
         thread.join()

@@ -53,6 +53,22 @@ def once(tmp_path_factory: pytest.TempPathFactory, small_reports: None) -> Path:
     return folder / "whole"
 
 
+def test_a_directory_that_somebody_sent_is_written_through_no_link(folder: Path) -> None:
+    """The directories of its evaluations are refused, and files replace links."""
+    (mine := folder / "mine").mkdir()
+    (sent := folder / "sent").mkdir()
+    (mine / "file").write_text("mine")
+    claim_folder(sent, described_cells(small(folder), small(folder).cells()))
+    for name in ("report.html", "results.json"):
+        (sent / name).symlink_to(mine / "file")
+    small(folder).report(sent)
+    assert not (sent / "report.html").is_symlink()
+    (sent / "evaluations").symlink_to(mine)
+    with pytest.raises(ValueError, match="sent/evaluations to be no link"):
+        quiet(small(folder), sent)
+    assert [(file.name, file.read_text()) for file in mine.iterdir()] == [("file", "mine")]
+
+
 @pytest.fixture
 def whole(once: Path, folder: Path) -> Path:
     """A copy of it."""

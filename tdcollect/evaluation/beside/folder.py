@@ -36,7 +36,7 @@ from tdcollect.evaluation.reports.comparable import SAME
 from tdcollect.evaluation.reports.report import REPORT
 from tdcollect.evaluation.reports.statistics import alike
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.files import is_leftover, locked, write_atomically
+from tdcollect.files import check_no_links, is_leftover, locked, write_atomically
 
 CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
 BEST, WEIGHTS = "best.json", "best.pt"
@@ -70,7 +70,8 @@ class Folder:
             self._opened = opened.pop_all()
 
     def step_path(self, step: int) -> Path:
-        """The directory of the evaluation at a step."""
+        """The directory of the evaluation at a step; refused if it is a link."""
+        check_no_links(self.path, step_name(step))
         return self.path / step_name(step)
 
     def check_same_episodes(self, manifest: Mapping[str, Any]) -> None:

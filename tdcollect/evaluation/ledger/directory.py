@@ -59,7 +59,7 @@ from tdcollect.evaluation.ledger.trajectory_files import (
     trajectory_digest,
     write_trajectory,
 )
-from tdcollect.files import is_leftover, locked, naming, remove, write_atomically
+from tdcollect.files import check_no_links, is_leftover, locked, naming, remove, write_atomically
 
 
 class Directory:
@@ -107,6 +107,7 @@ class Directory:
             self.manifest = there
             self.episodes = read_records(self.path, there)
             self._mark()
+            check_no_links(self.path, EPISODES, TRAJECTORIES)
             self.kept = kept_digests(self.path)
             self._was_finished = is_finished(self.path) or bool(self.kept)
             there = () if self._was_finished else kept_trajectories(self.path)

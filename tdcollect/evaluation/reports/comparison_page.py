@@ -21,7 +21,7 @@ from tdcollect.evaluation.reports.sentences import (
     spread,
     within,
 )
-from tdcollect.files import write_atomically
+from tdcollect.files import check_no_links, write_atomically
 from tdcollect.pages.drawing import short
 from tdcollect.pages.html import Figure, cards, figures, page, paragraphs, section
 from tdcollect.pages.plots import (
@@ -82,6 +82,7 @@ def write_comparison_report(
     )
     html = page(f"{comparison.env}: comparison", lead, sections, kicker="Comparison")
     root = Path(directory)
+    check_no_links(root, FIGURES)
     written = [write_atomically(root / FIGURES / f"{f.name}.svg", f.file()) for f in drawn]
     return [*written, write_atomically(root / COMPARISON_REPORT, html)]
 

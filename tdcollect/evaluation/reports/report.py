@@ -29,7 +29,7 @@ from tdcollect.evaluation.reports.sentences import (
     within,
 )
 from tdcollect.evaluation.reports.statistics import Summary, in_order, lost_words
-from tdcollect.files import write_atomically
+from tdcollect.files import check_no_links, write_atomically
 from tdcollect.pages.html import Figure, cards, command, figures, page, paragraphs, section
 from tdcollect.pages.plots import Bar, Line, bars, finite, histogram, lines
 from tdcollect.pages.tables import Column, Commands, table
@@ -88,6 +88,7 @@ def write_report(
     again = commands_of(request, root, root) if request is not None else calls_of(manifest)
     kept = {index: f"{TRAJECTORIES}/{trajectory_name(index)}/" for index in kept_trajectories(root)}
     html, drawn = report_page(manifest, episodes, summary, again, kept)
+    check_no_links(root, FIGURES)
     written = [write_atomically(root / FIGURES / f"{f.name}.svg", f.file()) for f in drawn]
     return [*written, write_atomically(root / REPORT, html)]
 

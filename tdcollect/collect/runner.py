@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs.utils import exploration_type, set_exploration_type
+from torchrl.modules import RandomPolicy
 
 from tdcollect import keys
 from tdcollect.collect import path
@@ -18,7 +20,7 @@ from tdcollect.collect.by_count import whole_episodes
 from tdcollect.collect.first_states import FirstStates
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.path import Plan, lowered
-from tdcollect.collect.policies import Policy, RandomActions, draws_from_spec
+from tdcollect.collect.policies import Policy, RandomActions, draws_from_spec, is_masked
 from tdcollect.collect.ready.by_arrival import ByArrival
 from tdcollect.collect.ready.frames import FrameLoop
 from tdcollect.collect.step_dict import (
@@ -73,6 +75,7 @@ class Runner(CollectorPart):
         self.owns_batch = False
         self.first_states: FirstStates  # set before the first reset
         self.env_state: Any = None
+        self._has_warned = False
 
     def check_open(self, to_go_on: bool = False) -> None:
         """Raise RuntimeError for a collector that is shut down, or has yielded all its frames."""
@@ -183,6 +186,9 @@ class Runner(CollectorPart):
             else:
                 given = flat(self._parent.carrier)
                 policy = self.lower(given, checked=plan.env is None)
+                if self._ignores_masks:
+                    ((what, how),) = policy.described
+                    policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
                 if plan.env is not None and self._parent.acts_randomly():
                     ((what, how),) = self.lower(given, policy=self._random).described
                     policy.described.insert(0, (f"{what}, until init_random_frames", how))
@@ -433,6 +439,12 @@ class Runner(CollectorPart):
         rand_action: Callable[..., Any] = env.rand_action
         return rand_action
 
+    @property
+    def _ignores_masks(self) -> bool:
+        """True if iteration draws from a copy of the action spec, and the env's has masks."""
+        collector = self._collector
+        return type(collector.policy) is RandomPolicy and is_masked(collector.env)
+
     def _lowering(self, random: bool, gradients: bool) -> Callable[[StepDict], Policy]:
         # Gradients are those of the distributions' own classes.
         policy = self._random if random else None
@@ -447,6 +459,13 @@ class Runner(CollectorPart):
     ) -> Policy:
         """The policy, or another in its place, on StepDicts."""
         collector, parent = self._collector, self._parent
+        if policy is None and self._ignores_masks and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "the random actions ignore the env's action masks, as those of TorchRL's collector "
+                "do; pass a policy that calls env.rand_action, or collect(..., random=True)",
+                stacklevel=2,
+            )
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
         if not self.stacked_lazily:

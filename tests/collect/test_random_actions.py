@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from tensordict import TensorDictBase
+from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.data import Bounded, Composite, LazyTensorStorage, ReplayBuffer
 from torchrl.envs import (
     ActionDiscretizer,
@@ -21,6 +23,7 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect import Collector, make_env
 
+from ..evaluation.test_actions import masked_walk
 from . import policies
 from .envs import ENVS
 from .oracle import UPSTREAM, batches, check_same
@@ -210,3 +213,43 @@ def test_the_draws_of_a_batch_cost_no_tensordict(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Composite, "rand", partial(calls.append))
     next(iter(collector))
     assert not calls
+
+
+def legal(batch: TensorDictBase) -> bool:
+    return bool((batch["action"].bool() & batch["action_mask"]).any(-1).all())
+
+
+def test_masks_are_ignored_where_torchrl_ignores_them_and_a_warning_says_so_once() -> None:
+    def two_batches(kind: Any) -> list[TensorDictBase]:
+        torch.manual_seed(0)
+        collector = kind(masked_walk(2), None, frames_per_batch=40, total_frames=80)
+        collector.set_seed(0)
+        found = list(collector)
+        collector.shutdown()
+        return found
+
+    with pytest.warns(UserWarning, match="random actions ignore the env's action masks") as warned:
+        batches = two_batches(Collector)
+    assert len([w for w in warned if "masks" in str(w.message)]) == 1
+    assert not all(map(legal, batches))
+    collector = Collector(masked_walk(2), None, frames_per_batch=40, total_frames=80)
+    with pytest.warns(UserWarning, match="action masks"):
+        lines = str(collector.explain())
+    assert "; action masks are ignored, as in TorchRL" in lines
+    assert legal(collector.collect(frames=40, random=True))  # as env.rand_action draws them
+    collector.shutdown()
+
+
+def test_the_advice_of_the_warning_gives_legal_actions() -> None:
+    env = masked_walk(2)
+    collector = Collector(env, env.rand_action, frames_per_batch=40, total_frames=40)
+    assert all(map(legal, collector))
+
+
+def test_init_random_frames_are_legal_as_in_torchrl() -> None:
+    for kind in (Collector, TorchRLCollector):
+        first = lambda td: td.set("action", (td["action_mask"].cumsum(-1) == 1).long())  # noqa: E731
+        collector = kind(
+            masked_walk(2), first, frames_per_batch=40, total_frames=40, init_random_frames=40
+        )
+        assert all(map(legal, collector))

@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch.nn import functional
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiOneHot, OneHot, Unbounded
+from torchrl.envs import EnvBase, TicTacToeEnv, TransformedEnv
 from torchrl.envs import transforms as T
+from torchrl.modules import RandomPolicy
 
 from tdcollect import Collector, make_env
+from tdcollect.collect.policies import RandomActions
+from tdcollect.evaluation.episodes.streams import DrawByRow, Streams, stream
 
 from .envs import Walk
-from .ledger import digest, records
+from .ledger import digest, episodes_of, records
+from .torchrl_envs import Masked
 
 
 def writing(make: Any, entry: str = "action") -> TensorDictModule:
@@ -138,3 +144,111 @@ def test_training_collects_as_torchrl_does() -> None:
     collector = Collector(env(DISCRETE), writing(lambda x: x[:, :2]), frames_per_batch=8)
     assert collector.rollout()["action"].is_floating_point()
     collector.shutdown()
+
+
+class _Made:
+    """Makes masked envs, and counts the illegal actions of all."""
+
+    def __init__(self, **kwargs: Any):
+        self.kwargs, self.envs = kwargs, []
+
+    def __call__(self) -> EnvBase:
+        self.envs.append(Masked(**self.kwargs))
+        if self.kwargs["keeps"]:
+            return self.envs[-1]
+        return TransformedEnv(self.envs[-1], T.ActionMask(mask_key=("masks", "legal")))
+
+
+@pytest.mark.parametrize("kind", [OneHot, Categorical])
+@pytest.mark.parametrize("keeps", [False, True], ids=["transform", "env"])
+def test_random_actions_are_legal(keeps: bool, kind: Any) -> None:
+    """Also with RandomPolicy, and the same for any number of slots."""
+    made = _Made(keeps=keeps, kind=kind)
+    ledgers = {
+        digest(made, policy, 10, num_envs=slots)
+        for policy, slots in [(None, 1), (None, 3), (RandomPolicy(), 16)]
+    }
+    assert len(ledgers) == 1
+    assert sum(env.taken for env in made.envs) > 200
+    assert sum(env.illegal for env in made.envs) == 0
+
+
+class MaskedWalk(Walk):
+    """The walk whose observations have a mask of one or two of three actions."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(3))
+        mask = spaces.MultiBinary(3)
+        self.observation_space = spaces.Dict(place=spaces.Box(-9, 9, (3,)), action_mask=mask)
+
+    def noise(self) -> Any:
+        return self.np_random.normal(size=3)
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self._seen(*super().reset(**kwargs))
+
+    def step(self, action: Any) -> Any:
+        return self._seen(*super().step(action))
+
+    def _seen(self, place: Any, *others: Any) -> Any:
+        mask = np.eye(3, dtype=np.int8)[self.np_random.integers(3, size=2)].max(0)
+        return {"place": place, "action_mask": mask}, *others
+
+
+def masked_walk(slots: int, kind: Any = MaskedWalk) -> EnvBase:
+    to_bool = T.DTypeCastTransform(torch.int8, torch.bool, in_keys=["action_mask"])
+    return TransformedEnv(make_env(kind, slots), T.Compose(to_bool, T.ActionMask()))
+
+
+def test_random_actions_of_slots_that_are_one_env_are_legal() -> None:
+    ledgers = set()
+    for slots in (1, 2, 5):
+        env = masked_walk(slots)
+        data = episodes_of(env, None, 12)
+        ledgers.add(digest(env, None, 12))
+        for episode in data.values():
+            assert (episode["action"].bool() & episode["action_mask"]).any(-1).all()
+        env.close()
+    assert len(ledgers) == 1
+
+
+def test_an_env_that_draws_its_own_actions_is_asked_for_them() -> None:
+    """As tic-tac-toe is, which has its mask in an entry of no transform."""
+    digests = {digest(TicTacToeEnv, None, 5, num_envs=slots) for slots in (1, 4)}
+    assert len(digests) == 1
+    for episode in episodes_of(TicTacToeEnv, None, 5).values():
+        assert episode["mask"].gather(-1, episode["action"][:, None]).all()
+
+
+SPECS = {
+    "one-hot": OneHot(5),
+    "categorical": Categorical(5),
+    "several categorical": Categorical(5, shape=(3,)),
+    "several one-hot": MultiOneHot([3, 4, 2]),
+    "bits": Binary(6),
+    "box": Bounded(-2, 1, (32,)),
+    "a number": Bounded(-1, 1, ()),
+    "integers": Bounded(0, 5, (3,), dtype=torch.int64),
+    "unbounded": Unbounded((20,)),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_actions_drawn_slot_by_slot_are_those_drawn_as_a_batch(name: str) -> None:
+    """So that an env may mask at some steps only."""
+    spec = Composite(action=SPECS[name], other=Categorical(3))
+    together, alone = Streams(16), Streams(1)
+    together.current = [stream(seed) for seed in range(16)]
+    with DrawByRow(together):
+        batches = [RandomActions(spec.expand(16))(TensorDict(batch_size=16)) for _ in range(3)]
+    alone.current = [stream(5)]
+    with DrawByRow(alone):
+        rows = [spec.rand() for _ in range(3)]
+    for batch, row in zip(batches, rows, strict=True):
+        for key in ("action", "other"):
+            assert torch.equal(batch[key][5], row[key])
+
+
+def test_random_choices_of_several_kinds_are_evaluated() -> None:
+    envs = [env(CHOICES, categorical=True, slots=slots) for slots in (1, 3)]
+    assert len({digest(one, None, 6) for one in envs}) == 1

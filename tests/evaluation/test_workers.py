@@ -106,6 +106,7 @@ ENVS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "a limit": (Walk, deterministic, {"max_episode_steps": 4}),
     "one episode": (Walk, deterministic, {"episodes": 1}),
     "no episode": (Walk, deterministic, {"episodes": 0}),
+    "legal actions": (partial(torchrl_envs.Masked, keeps=True), lambda: None, {"episodes": 9}),
     "restarts": (partial(Failing, (3, 9)), deterministic, {"env_seeds": range(40)}),
     "reset raises": (
         partial(Failing, (12, 18), at_reset=True),

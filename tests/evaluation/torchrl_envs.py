@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import EnvBase
 
 
@@ -146,3 +146,44 @@ class Teams(EnvBase):
 def teams() -> Teams:
     """The teams, with done flags of groups only; named on command lines."""
     return Teams(root=False)
+
+
+class Masked(Seeded):
+    """The walk where some of four actions are legal, other ones at each step; counts the others.
+
+    Args:
+        keeps: the mask is in the env's own action spec, as PettingZoo's wrapper has it, in a group
+            of two agents; else it is an entry for ``ActionMask``.
+        kind: of the action spec.
+    """
+
+    def __init__(self, keeps: bool = False, kind: Any = OneHot):
+        super().__init__()
+        self.keeps, self.kind, self.illegal, self.taken = keeps, kind, 0, 0
+        mask = Composite(legal=Binary(4, dtype=torch.bool))
+        self.observation_spec = Composite(observation=Unbounded((3,)), masks=mask)
+        self.action_spec = kind(4)
+        if keeps:
+            shape = (2,) if kind is Categorical else (2, 4)
+            group = Composite(action=kind(4, shape=shape), shape=(2,))
+            self.action_spec = Composite(group=group)
+
+    def _seen(self, entries: TensorDictBase) -> TensorDictBase:
+        count = 2 if self.keeps else 1
+        self.legal = torch.rand(count, 4, generator=self.generator) < 0.4
+        self.legal[:, self.steps % 4] = True
+        if self.keeps:
+            self.full_action_spec["group", "action"].update_mask(self.legal)
+        return entries.set(("masks", "legal"), self.legal[0])
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        return self._seen(super()._reset(tensordict))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        action = tensordict[("group", "action") if self.keeps else "action"]
+        if self.kind is Categorical:
+            action = torch.nn.functional.one_hot(action, 4)
+        action = action.reshape(-1, 4)
+        self.taken += len(action)
+        self.illegal += int((action.bool() & ~self.legal).any(-1).sum())
+        return self._seen(super()._step(TensorDict(action=action[0, 2:])))

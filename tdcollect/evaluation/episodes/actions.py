@@ -1,4 +1,4 @@
-"""Actions of a policy: masks of the valid ones, and checks of the ones it writes.
+"""Actions of a policy: masks of the valid ones, random ones, and checks of the ones it writes.
 
 An env takes the argmax of any tensor in the place of a one-hot action, logits for example: a
 policy that forgets to draw from its distribution would be evaluated as another one.
@@ -6,7 +6,7 @@ policy that forgets to draw from its distribution would be evaluated as another 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,67 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.step_dict import StepDict
+from tdcollect.collect.policies import draws_from_spec, is_masked
+from tdcollect.collect.step_dict import Key, StepDict, flat
+from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.transforms import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
+from tdcollect.evaluation.episodes.streams import DrawByRow, Streams
+
+
+class LegalActions:
+    """Random actions that the masks of an env's action specs allow, slot by slot.
+
+    A transform or the env itself keeps the masks, in the specs that its ``rand_action`` draws from.
+
+    Args:
+        env: the slots.
+    """
+
+    def __init__(self, env: SteppedEnv):
+        self._env = env
+        leaves = env.transformed.full_action_spec.values(True, True)
+        self._singly = not draws_from_spec(env.transformed) or any(
+            isinstance(leaf, MultiCategorical) for leaf in leaves
+        )
+        self._streams = Streams(1)
+        self._by_slot = DrawByRow(self._streams)
+
+    def apply(self, slots: Sequence[int]) -> bool:
+        """Tell whether actions must be drawn slot by slot.
+
+        So they are if there are masks now, if the env has a ``rand_action`` of its own, and for
+        ``MultiCategorical``, which draws batches choice by choice.
+        """
+        env = self._env
+        envs = [env.envs[s] for s in slots] if isinstance(env, SlotEnvs) else [env.transformed]
+        return self._singly or any(map(is_masked, envs))
+
+    def draw(
+        self, rows: StepDict, slots: Sequence[int], streams: Sequence[torch.Generator | None]
+    ) -> None:
+        """Add the actions of ``slots`` to the rows, each drawn from its own stream."""
+        env = self._env
+        for slot in slots:
+            self._streams.current = [streams[slot]]
+            with self._by_slot:
+                drawn = self._of(rows, slot)
+            for key in env.transformed.action_keys:
+                value = drawn[key]
+                if slot == slots[0]:
+                    rows[key] = value.new_zeros((*env.batch_size, *value.shape))
+                (rows[key][slot] if env.batch_size else rows[key]).copy_(value)
+
+    def _of(self, rows: StepDict, slot: int) -> Mapping[Key, torch.Tensor]:
+        """Return the actions of one slot."""
+        env = self._env
+        if isinstance(env, SlotEnvs):
+            given = env.given(StepDict((key, value[slot]) for key, value in rows.items()))
+            return env.entries(env.envs[slot].rand_action(given))
+        spec = env.transformed.full_action_spec
+        return flat((spec[slot] if env.batch_size else spec).rand())
 
 
 class ActionCheck:

@@ -17,13 +17,14 @@ from tdcollect.collect.construction import needs_state
 from tdcollect.collect.env_parts import exact_reward_of
 from tdcollect.collect.episodes import Start
 from tdcollect.collect.path import placement, stepped_env
+from tdcollect.collect.policies import RandomActions
 from tdcollect.collect.ready.episodes import episode_loop
 from tdcollect.collect.step_dict import Key, StepDict
 from tdcollect.collect.tensordict_env import SteppedEnv
 from tdcollect.display import one_line
 from tdcollect.envs.transforms import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.actions import ActionCheck, with_masks
+from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, with_masks
 from tdcollect.evaluation.episodes.data import Assembly, Finished
 from tdcollect.evaluation.episodes.feed import AllAtOnce, Feed
 from tdcollect.evaluation.episodes.inference import (
@@ -383,12 +384,17 @@ class EvaluationCollector:
         dims = len(env.batch_size)
         assembly = Assembly(self.env, dims, self.returns, self.episode_seeds, keep_trajectories)
         actions = ActionCheck(self.env, dims)
+        legal = LegalActions(env) if isinstance(self._policy, RandomActions) else None
         max_restarts = self.settings.restarts
         failures: list[Finished] = []
         remembered: list[Key] | None = None
 
         def act(rows: StepDict, active: list[int]) -> None:
             nonlocal remembered
+            if legal is not None and legal.apply(active):
+                legal.draw(rows, active, inference.streams)
+                feed.stepped()
+                return
             if remembered is None:
                 remembered = self._first_call(inference, rows, env, actions)
                 if keep_trajectories and inference.left_out:

@@ -91,6 +91,11 @@ class Inference:
         """Give the episode that starts in a slot a random stream of its own."""
         self._of_slot[slot] = stream(seed)
 
+    @property
+    def streams(self) -> Sequence[torch.Generator | None]:
+        """The random streams of the episodes in the slots."""
+        return self._of_slot
+
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Run the policy and add its outputs to the rows; only the slots ``active`` matter."""
         streams = self._of_slot
@@ -311,7 +316,11 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
         TypeError: if it can be called neither with one nor with the env's entries by name.
     """
     if policy is None or isinstance(policy, RandomPolicy):
-        return RandomActions(env.full_action_spec_unbatched.expand(size))
+        spec = env.full_action_spec_unbatched.clone()
+        for leaf in spec.values(True, True):
+            if getattr(leaf, "mask", None) is not None:  # of the env's state until now
+                leaf.update_mask(None)
+        return RandomActions(spec.expand(size))
     check_instance(policy)
     try:
         made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)

@@ -260,12 +260,14 @@ class SlotEnvs(SteppedEnv):
             stream = self._streams[slot] = GlobalStream(0, self.device)
         return stream
 
+    def entries(self, tensordict: TensorDictBase) -> StepDict:
+        """The entries of one slot's TensorDict, without its batch dimensions."""
+        dims, row = self._dims, flat(tensordict)
+        return StepDict((k, v.reshape(v.shape[dims:])) for k, v in row.items()) if dims else row
+
     def _row(self, tensordict: TensorDictBase) -> StepDict:
-        """The entries of one slot without the batch dimensions, with flags of its own."""
-        dims = self._dims
-        row = flat(tensordict)
-        if dims:
-            row = StepDict((k, v.reshape(v.shape[dims:])) for k, v in row.items())
+        """The entries of one slot, with flags of its own."""
+        row = self.entries(tensordict)
         if keys.DONE not in row:
             flags = {name: list(_of_groups(row, name)) for name in keys.FLAGS}
             row[keys.DONE] = _all(flags[keys.DONE])

@@ -117,9 +117,8 @@ class DrawByRow(TorchDispatchMode):
                 asked[name].copy_(sent(given[name], home))
             return asked[written[0]]
         if isinstance(results[0], tuple):
-            joined = (torch.cat(parts) for parts in zip(*results, strict=True))
-            return tuple(sent(part, home) for part in joined)
-        return sent(torch.cat(results), home)
+            return tuple(sent(_joined(parts), home) for parts in zip(*results, strict=True))
+        return sent(_joined(results), home)
 
     def _split(self, func: Any, given: dict[str, Any]) -> dict[str, list[Any]]:
         """Split the arguments that have the batch as their first dimension into rows.
@@ -127,6 +126,8 @@ class DrawByRow(TorchDispatchMode):
         A multiple of the batch size is a batch that was flattened, several elements per row.
         """
         rows = self._streams.rows
+        if rows == 1:  # all is of this row
+            return {}
         tensors = {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}
         most = max((value.ndim for value in tensors.values()), default=0)
         split: dict[str, list[Any]] = {
@@ -146,6 +147,11 @@ class DrawByRow(TorchDispatchMode):
                 "Draw for each row of the observations, or evaluate a policy without this draw"
             )
         return split
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join the rows; a single one may have no dimensions."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Generator | None) -> Any:

@@ -17,7 +17,7 @@ from tdcollect.suites.definition import RANDOM
 from tdcollect.suites.folder import read_folder
 from tdcollect.suites.reading import read_results
 from tdcollect.suites.report import FILES, RESULTS
-from tdcollect.suites.results import FAILED, SuiteResults
+from tdcollect.suites.results import SuiteResults
 from tdcollect.suites.suite import Suite
 
 
@@ -44,14 +44,13 @@ def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
         cells = {f"{cell['task']}/{cell['policy']}/{cell['run']}": cell for cell in given["cells"]}
         if lost := decided["files"].keys() - cells.keys():
             raise ValueError(f"it lacks {min(lost)}")
-        failures = {name: "failed" for name, cell in cells.items() if cell["status"] == FAILED}
         states = [(cell["status"], cell["episodes"]) for cell in cells.values()]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(
             f"expected {file} as `tdcollect suite report` writes it, got something else "
             f"({type(error).__name__}: {error}); write the report again"
         ) from error
-    found = read_results(suite, directory, failures)
+    found = read_results(suite, directory)
     if may_be_stale and states != [(cell.status, cell.episodes) for cell in found.cells]:
         return found
     for name, value in json.loads(json.dumps(found.to_dict())).items():

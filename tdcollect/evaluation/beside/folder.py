@@ -122,8 +122,8 @@ class Folder:
             }
             text = json.dumps(entries, indent=1, sort_keys=True) + "\n"
             write_atomically(self.path / BEST, text.encode())
-        for file, data in _written(self.curve, self.best, name, self._by).items():
-            write_atomically(self.path / file, data)
+        for written, data in _written(self.curve, self.best, name, self._by).items():
+            write_atomically(self.path / written, data)
 
     def close(self) -> None:
         """Release the directory."""

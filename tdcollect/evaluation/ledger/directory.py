@@ -110,9 +110,9 @@ class Directory:
             check_no_links(self.path, EPISODES, TRAJECTORIES)
             self.kept = kept_digests(self.path)
             self._was_finished = is_finished(self.path) or bool(self.kept)
-            there = () if self._was_finished else kept_trajectories(self.path)
+            unlisted = () if self._was_finished else kept_trajectories(self.path)
             for episode in self.episodes:
-                if episode.index in there:  # of a run that was interrupted: a digest is to come
+                if episode.index in unlisted:  # of a run that was interrupted: a digest is to come
                     read_data(self.path, episode, self.manifest, {})
             if retry_lost and any(episode.lost for episode in self.episodes):
                 self._forget_lost()

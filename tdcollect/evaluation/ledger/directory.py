@@ -311,7 +311,8 @@ class Directory:
                 (self.path / name).unlink()
             with suppress(OSError):  # it was there before, and may hold what is not ours
                 (self.path / TRAJECTORIES).rmdir()
-            self.close()  # which removes the lock
+            with suppress(OSError):  # of a journal on a full disk
+                self.close()  # which removes the lock, too
             with suppress(OSError):
                 if self._made:
                     self.path.rmdir()

@@ -23,6 +23,9 @@ class Watched(Protocol):
     def check(self) -> None:
         """Raise for a worker that has died, or put another in its place."""
 
+    def delivered(self, worker: int) -> None:
+        """A worker has given a batch."""
+
     def deaths(self) -> list[Any]:
         """Objects that can be waited for, each ready once its process has ended."""
 
@@ -183,6 +186,7 @@ class WorkerQueue:
         batch, worker = what if isinstance(what, tuple) else (None, what)
         worker = worker if only is None else only
         self._pipes[worker].delivered()
+        self._guard.delivered(worker)
         if isinstance(what, tuple):
             self._batches[worker] = batch
         elif worker in self._begun:

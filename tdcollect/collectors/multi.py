@@ -68,7 +68,8 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         policy: as TorchRL has it.
         on_worker_lost: what to do when a worker dies. ``"raise"`` ends the others and raises
             :class:`WorkerLostError`; ``"restart"`` has another take its place, with the newest
-            weights, new trajectory ids, and seeds that follow from :meth:`set_seed`.
+            weights, new trajectory ids, and seeds that follow from :meth:`set_seed`; a worker
+            that is lost four times in a row, each within a minute and without a batch, raises.
         collector_class: of the collectors in the workers; None or ``"single"`` for
             :class:`tdcollect.Collector`.
         **kwargs: as TorchRL has them.
@@ -168,7 +169,9 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
             WorkerLostError: where one has died, for ``on_worker_lost="raise"``.
         """
         self._look()
-        return self._procs
+        if self._guard is None or self._guard.closed:
+            return self._procs
+        return self._guard.watched()
 
     @procs.setter
     def procs(self, procs: list[Any]) -> None:

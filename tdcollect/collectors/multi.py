@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import signal
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import torchrl.collectors as upstream
 
 from tdcollect._upstream.multi import MultiCollectorMeta, WorkersState
 from tdcollect.collect import Collector
+from tdcollect.collect.construction import extends
 from tdcollect.collect.path import Explanation
 from tdcollect.collectors.arguments import (
     check_restartable,
@@ -38,6 +40,12 @@ _REPLACEMENTS = "replacements"
 
 class _BySync(MultiCollectorMeta):
     """``MultiCollector(sync=...)`` makes a collector of the class that it names."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)
+        kind = [inspect.signature(_BySync.__call__).parameters["sync"]] * (cls is MultiCollector)
+        return signature.replace(parameters=[*signature.parameters.values()][1:] + kind)
 
     def __call__(cls, *args: Any, sync: bool | None = None, **kwargs: Any) -> Any:
         if cls is not MultiCollector:
@@ -80,6 +88,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         lost: the workers that were lost, and how many frames at most with them.
     """
 
+    @extends(upstream.MultiCollector.__init__)
     def __init__(
         self,
         create_env_fn: Any,

@@ -153,7 +153,8 @@ def extends(parent: Callable[..., Any]) -> Callable[[Function], Function]:
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         ]
         signature = inspect.signature(parent)
-        theirs = list(signature.parameters.values())
+        names = {parameter.name for parameter in own}
+        theirs = [p for p in signature.parameters.values() if p.name not in names]
         # Before **kwargs, where the parent's ends with one.
         last = len(theirs) - (theirs[-1].kind is inspect.Parameter.VAR_KEYWORD)
         function.__signature__ = signature.replace(  # type: ignore[attr-defined]

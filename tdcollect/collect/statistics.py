@@ -193,9 +193,6 @@ class Lifetime:
         return "\n".join(_lines(self))
 
 
-_NO_GROUPS: Mapping[str, Floats] = {}
-
-
 class Window:
     """The latest K episodes that ended, or fewer where fewer have.
 
@@ -207,26 +204,17 @@ class Window:
         self.size = size
         self._returns: deque[float] = deque(maxlen=size)
         self._lengths: deque[int] = deque(maxlen=size)
-        self._groups: dict[str, deque[float]] = {}
 
-    def add(
-        self, returns: Floats, lengths: Ints, group_returns: Mapping[str, Floats] = _NO_GROUPS
-    ) -> None:
+    def add(self, returns: Floats, lengths: Ints) -> None:
         """Take in episodes, in order."""
         self._returns.extend(returns.tolist())
         self._lengths.extend(lengths.tolist())
-        for name, values in group_returns.items():
-            self._groups.setdefault(name, deque(maxlen=self.size)).extend(values.tolist())
 
-    def save_state(self) -> tuple[Any, ...]:
-        """What :meth:`add` takes."""
-        groups = self.group_returns
-        return (self.returns, self.lengths, groups) if groups else (self.returns, self.lengths)
-
-    def load_state(self, state: Sequence[Any]) -> None:
-        """Hold the episodes of :meth:`save_state` instead."""
-        self.__init__(self.size)  # type: ignore[misc]
-        self.add(*state)
+    def load(self, returns: Floats, lengths: Ints) -> None:
+        """Hold these episodes instead."""
+        self._returns.clear()
+        self._lengths.clear()
+        self.add(returns, lengths)
 
     @property
     def episodes(self) -> int:
@@ -242,11 +230,6 @@ class Window:
     def lengths(self) -> Ints:
         """``[episodes]`` int64, oldest first."""
         return np.array(self._lengths, np.int64)
-
-    @property
-    def group_returns(self) -> dict[str, Floats]:
-        """``[episodes]`` float64 of each reward entry, as in :class:`Collection`."""
-        return {name: np.array(values, np.float64) for name, values in self._groups.items()}
 
     @property
     def return_stats(self) -> Spread | None:
@@ -306,7 +289,7 @@ class Statistics:
         self._latest = collection
         self._lifetime.add(collection)
         if collection.episodes:
-            self._window.add(collection.returns, collection.lengths, collection.group_returns)
+            self._window.add(collection.returns, collection.lengths)
 
     def add_shaped(self, returns: Floats) -> None:
         """Take in the shaped returns of the latest collection."""
@@ -327,10 +310,11 @@ class Statistics:
             name: vars(value).copy() if isinstance(value, _Moments) else value
             for name, value in vars(self._lifetime).items()
         }
+        window = self._window.returns, self._window.lengths
         latest = None if self._latest is None else vars(self._latest).copy()
         if latest is not None and not latest["group_returns"]:
             del latest["group_returns"]
-        return {"lifetime": lifetime, "window": self._window.save_state(), "latest": latest}
+        return {"lifetime": lifetime, "window": window, "latest": latest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
@@ -339,7 +323,7 @@ class Statistics:
                 vars(getattr(self._lifetime, name)).update(value)
             else:
                 setattr(self._lifetime, name, value)
-        self._window.load_state(state["window"])
+        self._window.load(*state["window"])
         self._latest = None if state["latest"] is None else Collection(**state["latest"])
 
     def __call__(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torchrl.collectors as upstream
 
 from tdcollect.collect.arguments import check_arguments
+from tdcollect.collect.construction import extends
 from tdcollect.display import count_text, one_line
 
 
@@ -24,6 +25,7 @@ class AsyncBatchedCollector(upstream.AsyncBatchedCollector):
         **kwargs: as :class:`torchrl.collectors.AsyncBatchedCollector` has them.
     """
 
+    @extends(upstream.AsyncBatchedCollector.__init__)
     def __init__(self, create_env_fn: Any, **kwargs: Any):
         check_arguments((create_env_fn,), kwargs)
         if isinstance(create_env_fn, Sequence) and create_env_fn:

@@ -6,25 +6,16 @@ import time
 from collections.abc import Callable
 from multiprocessing import connection
 from queue import Empty
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tdcollect._upstream.multi import readers
+
+if TYPE_CHECKING:
+    from tdcollect.collectors.guard import Guard
 
 COLLECT = ("continue", "continue_random")
 _PATIENCE = 2.0  # seconds
 _RUN_FREE, _PAUSE, _RESTART = "run_free", "pause", "restart"
-
-
-class Watched(Protocol):
-    """The part of :class:`tdcollect.collectors.guard.Guard` that is used here."""
-
-    closed: bool
-
-    def check(self) -> None:
-        """Raise for a worker that has died, or put another in its place."""
-
-    def deaths(self) -> list[Any]:
-        """Objects that can be waited for, each ready once its process has ended."""
 
 
 class WorkerPipe:
@@ -43,7 +34,7 @@ class WorkerPipe:
         holds: do not tell the worker to go on.
     """
 
-    def __init__(self, pipe: connection.Connection, guard: Watched):
+    def __init__(self, pipe: connection.Connection, guard: Guard):
         self.pipe = pipe
         self.holds = False
         self._guard = guard
@@ -136,7 +127,7 @@ class WorkerQueue:
         guard: of all workers.
     """
 
-    def __init__(self, queue: Any, pipes: list[WorkerPipe], guard: Watched):
+    def __init__(self, queue: Any, pipes: list[WorkerPipe], guard: Guard):
         self._queues: list[tuple[Any, int | None]] = [(queue, None)]
         self._pipes = pipes
         self._guard = guard
@@ -183,6 +174,7 @@ class WorkerQueue:
         batch, worker = what if isinstance(what, tuple) else (None, what)
         worker = worker if only is None else only
         self._pipes[worker].delivered()
+        self._guard.delivered(worker)
         if isinstance(what, tuple):
             self._batches[worker] = batch
         elif worker in self._begun:
@@ -220,7 +212,7 @@ def _before(timeout: float | None, attempt: Callable[[float | None], Any]) -> An
                 raise
 
 
-def _found_dead(guard: Watched) -> None:
+def _found_dead(guard: Guard) -> None:
     """Something is broken because a process ends: wait for that, and have the guard look."""
     connection.wait(guard.deaths(), _PATIENCE)
     guard.check()

@@ -103,17 +103,6 @@ class DistributedCollector(LinkedWorkers, TorchRLDistributedCollector):
         self._seedings += 1
         return following
 
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Stop the workers. A second call does nothing."""
-        if self._ended or not self._torchrl.started:
-            self._close_links()
-            return
-        self._ended = True
-        if not self._torchrl.shut_down and self._any_failed():
-            self._end()
-        super().shutdown(timeout)
-        self._close_links()
-
 
 class DistributedSyncCollector(LinkedWorkers, TorchRLDistributedSyncCollector):
     """TorchRL's ``DistributedSyncCollector`` with tdcollect's collector in its workers.
@@ -182,11 +171,5 @@ class DistributedSyncCollector(LinkedWorkers, TorchRLDistributedSyncCollector):
             )
         return self._seed(seed, static_seed)
 
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Stop the workers. A second call does nothing."""
-        if self._ended or not self._torchrl.started:
-            self._close_links()
-            return
-        self._ended = True
-        self._end()  # workers have no message for it: they would send all their batches
-        super().shutdown(timeout)
+    def _any_failed(self) -> bool:
+        return True  # workers have no message for the end: they would send all their batches

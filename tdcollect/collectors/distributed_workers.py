@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from tdcollect.collect import Collector
 from tdcollect.collect.path import Explanation
 from tdcollect.collectors import on_worker
 from tdcollect.collectors.inner import WorkerFacts, WorkerReport
-from tdcollect.collectors.link import LinkedCollector, Links
+from tdcollect.collectors.link import LinkedCollector, Links, own_address
 from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, slots_of
 from tdcollect.collectors.merged import MergedStatistics, merged_explanation
 from tdcollect.collectors.seeds import following_seed, seedings
@@ -35,7 +34,6 @@ class DistributedWorkers:
     launcher: str
     num_workers: int
     postproc: Any
-    shutdown: Callable[..., None]
     split_trajs: bool
     total_frames: float
 
@@ -176,6 +174,18 @@ class DistributedWorkers:
         """The workers whose connection has ended."""
         return []
 
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Stop the workers. A second call does nothing."""
+        if not self._ended and self._torchrl.started:
+            self._ended = True
+            if not self._torchrl.shut_down and self._any_failed():
+                self._end()
+            super().shutdown(timeout)  # type: ignore[misc]
+        self._close_links()
+
+    def _close_links(self) -> None:
+        """End the connections beside TorchRL's."""
+
     def _end(self) -> None:
         """End all that is left, without a word to the workers: one of them would not answer."""
         self._torchrl.shut_down = True
@@ -202,7 +212,7 @@ class LinkedWorkers(DistributedWorkers):
         envs = self._prepare(envs, options, LinkedCollector)
         if issubclass(options["collector_class"], LinkedCollector):
             local = options.get("launcher") == "mp"
-            host = "localhost" if local else socket.gethostbyname(socket.gethostname())
+            host = "localhost" if local else own_address()
             self._links = Links(host, len(envs), begins_when_told)
             for own, address in zip(
                 options["collector_kwargs"], self._links.addresses, strict=True

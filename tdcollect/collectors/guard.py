@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
@@ -20,6 +21,25 @@ from tdcollect.workers.child import ending
 
 _log = logging.getLogger("tdcollect.collectors")
 _SIGNAL = getattr(signal, "SIGCHLD", None)
+_MAX_LOST = 3
+"""A worker that is lost so often is not replaced again, unless a batch came, or time passed."""
+_LONG = 60.0
+"""Seconds after which a worker has proved itself, as one that gives a batch."""
+
+
+class _Watched:
+    """A process as TorchRL looks at it. If it finds one dead, it ends the others and gives up."""
+
+    def __init__(self, proc: Any, guard: Guard):
+        self._proc, self._guard = proc, guard
+
+    def is_alive(self) -> bool:
+        if not self._proc.is_alive():
+            self._guard.check()
+        return not self._guard.closed  # another has taken its place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proc, name)
 
 
 class Guard:
@@ -61,6 +81,8 @@ class Guard:
         self._frames = frames
         self._replace = replace
         self._cause = cause
+        self._since = [time.monotonic()] * len(procs)
+        self._in_a_row = [0] * len(procs)
         self._error: WorkerLostError | None = None
         self._raises_in_main = False
         self._previous: Any = None
@@ -81,11 +103,20 @@ class Guard:
         """The number of workers that have taken this place after the first."""
         return sum(lost.worker == worker for lost in self.lost if lost.replaced)
 
+    def watched(self) -> list[Any]:
+        """The processes; a dead one is found by whoever looks whether it is alive."""
+        return [_Watched(proc, self) for proc in self.procs]
+
+    def delivered(self, worker: int) -> None:
+        """A worker has given a batch."""
+        self._in_a_row[worker] = 0
+
     def check(self) -> None:
         """Raise for a worker that has died, or put another in its place.
 
         Raises:
-            WorkerLostError: for ``on_worker_lost="raise"``; the other workers are ended.
+            WorkerLostError: for ``on_worker_lost="raise"``, and for a worker that is lost again and
+                again; the other workers are ended.
         """
         if self.closed:
             return
@@ -112,28 +143,36 @@ class Guard:
     def _note(self, worker: int, proc: Any) -> None:
         proc.join(1.0)
         cause = self._cause(worker)
+        if time.monotonic() - self._since[worker] > _LONG:
+            self._in_a_row[worker] = 0
+        self._in_a_row[worker] += 1
         lost = LostWorker(
             worker,
             self.pids[worker],
             ending(proc.exitcode) + f" after {cause}" * bool(cause),
             slots_of(worker, self.slots),
             self._frames[worker],
-            replaced=self._replace is not None,
+            replaced=self._replace is not None and self._in_a_row[worker] <= _MAX_LOST,
         )
         self.lost = LostWorkers((*self.lost, lost))
         collector = self._collector()
         if collector is not None:
             WorkersState(collector).release_update(worker)
-        if self._replace is None:
-            _log.error("%s; the other workers are ended", lost)
-            self._error = WorkerLostError(lost)
-            for other in self.procs:
-                if other is not proc:
-                    other.terminate()
-            return
-        _log.warning("%s; another takes its place", lost)
-        self.procs[worker] = self._replace(worker, self.replacements(worker))
-        self.pids[worker] = self.procs[worker].pid
+        why = f"as {_MAX_LOST + 1} in a row ended so without a batch; mend what ends them"
+        if self._replace is not None and lost.replaced:
+            _log.warning("%s; another takes its place", lost)
+            try:
+                self.procs[worker] = self._replace(worker, self.replacements(worker))
+                self.pids[worker], self._since[worker] = self.procs[worker].pid, time.monotonic()
+                return
+            except Exception as error:
+                _log.exception("no worker could take the place of the lost one")
+                why = f"as no other could take its place ({error})"
+        _log.error("%s; the other workers are ended", lost)
+        self._error = WorkerLostError(lost, *([why] if self._replace else []))
+        for other in self.procs:
+            if other is not proc:
+                other.terminate()
 
     # ------------------------------------------------------------------------- while it runs free
 
@@ -164,11 +203,7 @@ class Guard:
         with self.lock:
             if self.closed:
                 return False
-            try:
-                self._look()
-            except Exception:
-                _log.exception("no worker could take the place of the lost one")
-                self._error = WorkerLostError(self.lost[-1])
+            self._look()
             if self._error is not None and self._raises_in_main and _SIGNAL is not None:
                 signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             return self._error is None

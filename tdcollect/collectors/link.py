@@ -6,8 +6,10 @@ died. The end of a connection does, on other machines too.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import struct
 import threading
 import time
 import traceback
@@ -25,9 +27,28 @@ from typing import Any, NamedTuple
 from tensordict import TensorDictBase
 
 from tdcollect.collect import Collector
+from tdcollect.collect.construction import extends
 
 _PATIENCE = 600.0
 """Seconds for all workers to connect, once TorchRL has made them."""
+
+
+_GREETING = 5
+"""Seconds in which whoever connects must say the key."""
+
+_READ_WITHIN = socket.SOL_SOCKET, socket.SO_RCVTIMEO
+
+
+def own_address() -> str:
+    """The address of this machine, as others reach it."""
+    with suppress(OSError):
+        found = socket.gethostbyname(socket.gethostname())
+        if not found.startswith("127."):  # as /etc/hosts has it on Debian
+            return found
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way_out:
+        way_out.connect(("192.0.2.1", 9))  # sends nothing
+        return str(way_out.getsockname()[0])
+    return "localhost"
 
 
 class Address(NamedTuple):
@@ -49,6 +70,7 @@ class LinkedCollector(Collector):
         **kwargs: as :class:`tdcollect.Collector` has them.
     """
 
+    @extends(Collector.__init__)
     def __init__(self, *args: Any, link: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._between_batches = threading.Lock()
@@ -105,7 +127,7 @@ class Links:
     """
 
     def __init__(self, host: str, workers: int, begins_when_told: bool = False):
-        self._server = socket.create_server((host, 0), backlog=workers)
+        self._server = socket.create_server((host, 0), backlog=workers + 64)
         port, self._key = self._server.getsockname()[1], secrets.token_bytes(16)
         self.addresses = [
             Address(host, port, self._key, worker, begins_when_told) for worker in range(workers)
@@ -118,23 +140,37 @@ class Links:
 
         Args:
             lost: is called now and then; raises if a worker has died.
+
+        Raises:
+            TimeoutError: if not all of them do within ten minutes.
         """
         self._server.settimeout(0.2)
         end = time.monotonic() + _PATIENCE
         while len(self._connections) < len(self.addresses):
             lost()
-            try:
-                client, _ = self._server.accept()
-            except TimeoutError:
-                if time.monotonic() > end:
-                    raise
-                continue
-            client.setblocking(True)
-            connection: Connection[Any, Any] = Connection(client.detach())
-            deliver_challenge(connection, self._key)
-            answer_challenge(connection, self._key)
-            self._connections[connection.recv()] = connection
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"expected {len(self.addresses)} workers to connect to {self.addresses[0][:2]} "
+                    f"within {_PATIENCE:g} s, got {len(self._connections)}; see whether their "
+                    "machines can reach this address"
+                )
+            with suppress(TimeoutError):
+                self._greet(self._server.accept()[0])
         self._server.close()
+
+    def _greet(self, client: socket.socket) -> None:
+        """Take the connection of a worker; drop that of anybody else."""
+        with client:
+            client.setblocking(True)
+            client.setsockopt(*_READ_WITHIN, struct.pack("ll", _GREETING, 0))
+            connection: Connection[Any, Any] = Connection(os.dup(client.fileno()))
+            try:
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
+                self._connections[connection.recv()] = connection
+                client.setsockopt(*_READ_WITHIN, struct.pack("ll", 0, 0))
+            except Exception:  # whatever a port scan sends, or its silence
+                connection.close()
 
     def call(self, function: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
         """Call ``function(collector, argument, ...)`` in all workers; return its results.

@@ -143,16 +143,13 @@ def _merged_moments(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _merged_windows(windows: Sequence[Sequence[Any]], size: int) -> tuple[Any, ...]:
+def _merged_windows(windows: Sequence[tuple[Any, Any]], size: int) -> tuple[Any, Any]:
     """The latest episodes of each worker in turn, the newest last."""
-    columns = [(one[0], one[1], *(one[2].values() if one[2:] else ())) for one in windows]
-    newest = [zip(*(values[::-1] for values in one), strict=True) for one in columns]
+    newest = [zip(returns[::-1], lengths[::-1], strict=True) for returns, lengths in windows]
     episodes = [one for group in zip_longest(*newest) for one in group if one is not None]
-    kept = list(zip(*episodes[:size][::-1], strict=True)) or [(), ()]
-    names = next((one[2] for one in windows if one[2:]), ())
-    groups = {name: np.array(values) for name, values in zip(names, kept[2:], strict=True)}
-    merged = np.array(kept[0], np.float64), np.array(kept[1], np.int64)
-    return (*merged, groups) if groups else merged
+    kept = episodes[:size][::-1]
+    returns = np.array([episode[0] for episode in kept], np.float64)
+    return returns, np.array([episode[1] for episode in kept], np.int64)
 
 
 def _merged_collections(

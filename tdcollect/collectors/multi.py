@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import signal
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import torchrl.collectors as upstream
 
 from tdcollect._upstream.multi import MultiCollectorMeta, WorkersState
 from tdcollect.collect import Collector
+from tdcollect.collect.construction import extends
 from tdcollect.collect.path import Explanation
 from tdcollect.collectors.arguments import (
     check_restartable,
@@ -39,6 +41,12 @@ _REPLACEMENTS = "replacements"
 
 class _BySync(MultiCollectorMeta):
     """``MultiCollector(sync=...)`` makes a collector of the class that it names."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)
+        kind = [inspect.signature(_BySync.__call__).parameters["sync"]] * (cls is MultiCollector)
+        return signature.replace(parameters=[*signature.parameters.values()][1:] + kind)
 
     def __call__(cls, *args: Any, sync: bool | None = None, **kwargs: Any) -> Any:
         if cls is not MultiCollector:
@@ -69,7 +77,8 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         policy: as TorchRL has it.
         on_worker_lost: what to do when a worker dies. ``"raise"`` ends the others and raises
             :class:`WorkerLostError`; ``"restart"`` has another take its place, with the newest
-            weights, new trajectory ids, and seeds that follow from :meth:`set_seed`.
+            weights, new trajectory ids, and seeds that follow from :meth:`set_seed`; a worker
+            that is lost four times in a row, each within a minute and without a batch, raises.
         collector_class: of the collectors in the workers; None or ``"single"`` for
             :class:`tdcollect.Collector`.
         **kwargs: as TorchRL has them.
@@ -80,6 +89,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         lost: the workers that were lost, and how many frames at most with them.
     """
 
+    @extends(upstream.MultiCollector.__init__)
     def __init__(
         self,
         create_env_fn: Any,
@@ -169,7 +179,9 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
             WorkerLostError: where one has died, for ``on_worker_lost="raise"``.
         """
         self._look()
-        return self._procs
+        if self._guard is None or self._guard.closed:
+            return self._procs
+        return self._guard.watched()
 
     @procs.setter
     def procs(self, procs: list[Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayActorError
+from ray import exceptions
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
@@ -35,7 +35,15 @@ from tdcollect.collectors.trajectory_ids import TrajectoryIds
 from tdcollect.display import one_line
 
 _log = logging.getLogger("tdcollect.collectors")
-_GONE = (RayActorError, ObjectLostError)
+_GONE = (
+    exceptions.ActorUnschedulableError,
+    exceptions.NodeDiedError,
+    exceptions.ObjectLostError,
+    exceptions.OutOfMemoryError,
+    exceptions.RayActorError,
+    exceptions.RuntimeEnvSetupError,
+    exceptions.WorkerCrashedError,
+)
 _PATIENCE = 60.0
 """Seconds until a warning that the cluster has no room for a worker."""
 _MAX_LOST = 3

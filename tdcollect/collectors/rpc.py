@@ -88,15 +88,6 @@ class RPCCollector(DistributedWorkers, TorchRLRPCCollector):
             rpc.shutdown(graceful=False)
         super()._end()
 
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Stop the workers. A second call does nothing."""
-        if self._ended or not self._torchrl.started:
-            return
-        self._ended = True
-        if not self._torchrl.shut_down and self._any_failed():
-            self._end()
-        super().shutdown(timeout)
-
 
 def _with_local(function: Callable[..., Any], collector: Any, *arguments: Any) -> Any:
     """Call a function with the collector that a reference of RPC stands for, where it is."""

@@ -37,7 +37,9 @@ class _Meta(GymEnvMeta):
         if num_workers > 1:
             from tdcollect.envs.parallel import ParallelEnv
 
-            return ParallelEnv(num_workers, partial(cls, *args, **kwargs))
+            env = ParallelEnv(num_workers, partial(cls, *args, **kwargs))
+            env.start()  # as TorchRL's has
+            return env
         num_envs = kwargs.pop("num_envs", 0)
         if num_envs:
             from tdcollect.envs.parallel_slots import vector_env

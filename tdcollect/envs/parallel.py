@@ -220,7 +220,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
 
     def _ours(self) -> EnvBase | None:
         """The env that runs the slots, started; None where TorchRL's workers do."""
-        if self.is_closed:
+        if self.is_closed and not upstream.is_view(self):  # TorchRL says that a view is closed
             self._create_td()
             self._start_workers()
         return self.inner

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias, overload
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, unravel_key
 
 from tdcollect import keys
 from tdcollect.trajectories.entries import Values, from_rows, map_entries, place, take, to_rows
@@ -28,6 +29,8 @@ def split_trajectories(
     trajectory_key: Key | None = None,
     done_key: Key | None = None,
     index: TrajectoryIndex | None = None,
+    prefix: Key | None = None,
+    as_nested: bool | torch.layout = False,
 ) -> TensorDict: ...
 @overload
 def split_trajectories(
@@ -45,6 +48,8 @@ def split_trajectories(
     trajectory_key: Key | None = None,
     done_key: Key | None = None,
     index: TrajectoryIndex | None = None,
+    prefix: Key | None = None,
+    as_nested: bool | torch.layout = False,
 ) -> TensorDict | list[TensorDict]:
     """The trajectories of a batch ``[*N, T]``, in the order of their slots and then of time.
 
@@ -71,18 +76,36 @@ def split_trajectories(
         done_key: flags, bool ``[*N, T, 1]``, for a batch without ids. By default
             ``("next", "done")``. If it is given alone, it takes precedence over ids.
         index: of the batch, to compute it once for several calls; instead of the two keys.
+        prefix: as TorchRL has it: where ids and mask stand, instead of ``"collector"``.
+        as_nested: as TorchRL has it: nested tensors (``torch.strided``) ``[B, -1]`` instead of
+            padded ones; those of ``layout="jagged"`` can do more.
 
     Raises:
-        ValueError: for an unknown layout, an index of another batch size, and as
-            :meth:`TrajectoryIndex.of` does.
+        ValueError: for an unknown layout, one beside ``as_nested``, an index of another batch
+            size, and as :meth:`TrajectoryIndex.of` does.
         TypeError, KeyError: as :meth:`TrajectoryIndex.of` does.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"expected layout to be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    if as_nested and layout != "padded":
+        raise ValueError(f"expected as_nested or layout, got both ({layout!r}); leave one out")
+    if prefix is not None and trajectory_key is None:
+        ids = unravel_key((prefix, keys.TRAJ_IDS[-1]))
+        if ids in batch.keys(include_nested=True):
+            trajectory_key = ids
+        else:
+            found = index_of(batch, index, None, keys.NEXT_DONE if done_key is None else done_key)
+            index, done_key = replace(found, trajectory_key=ids, has_ids=False), None
     index = index_of(batch, index, trajectory_key, done_key)
     flat = rows_of(batch, index)
     if not index.has_ids:
         flat.set(index.trajectory_key, take(index.ids, index.trajectory))
+    if as_nested and not _whole_slots(index):
+        lengths = index.lengths.tolist()
+        return flat.apply(
+            lambda values: torch.nested.as_nested_tensor(list(values.split(lengths))),
+            batch_size=torch.Size([len(index), -1]),
+        )
     if layout == "padded":
         return _padded(flat, index)
     if layout == "jagged":
@@ -149,11 +172,14 @@ def _spread(values: Values, rows: torch.Tensor, size: int, longest: int) -> Valu
 
 def _padded_names(index: TrajectoryIndex) -> list[str | None]:
     """TorchRL's: those of the batch where every slot is one trajectory, none elsewhere."""
-    whole_slots = index.dense and bool((index.lengths == index.shape[index.time_dim]).all())
-    if not whole_slots:
+    if not _whole_slots(index):
         return [None, None]
     slots = [name for dim, name in enumerate(index.names) if dim != index.time_dim]
     return [slots[0] if len(slots) == 1 else None, index.names[index.time_dim]]
+
+
+def _whole_slots(index: TrajectoryIndex) -> bool:
+    return index.dense and bool((index.lengths == index.shape[index.time_dim]).all())
 
 
 def _jagged(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite
 
 SUITE = "suite.json"
-ERRORS = "errors"
-"""The folder of the errors of evaluations that could not run, a file for each."""
 FORMAT = 1
 
 _HALF_WRITTEN = re.compile(rf"\.{re.escape(SUITE)}\.\d+\.part")
@@ -151,8 +149,8 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def error_file(path: Path, cell: Cell) -> Path:
-    """Return the file with the error of a cell that could not run."""
-    return path / ERRORS / cell.task.name / cell.policy.name / f"{cell.run}.json"
+    """Return the file with the error of a cell that could not run, beside its directory."""
+    return (path / cell.path).with_name(f"{cell.run}.error.json")
 
 
 def write_error(path: Path, cell: Cell, reason: str) -> None:

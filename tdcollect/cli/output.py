@@ -76,8 +76,8 @@ def status_of(failed: bool | int, lost: int) -> int:
     """Return the exit status, given what failed; tell of lost episodes."""
     if not lost:
         return 1 if failed else 0
-    again = f"--retry-lost runs {'it' if lost == 1 else 'them'} again"
-    say(f"tdcollect: {count_text(lost, 'episode')} lost with their workers; {again}", err=True)
+    counted = count_text(lost, "lost episode")
+    say(f"tdcollect: {counted}, whose workers ended; run again with --retry-lost", err=True)
     return LOST
 
 

@@ -18,8 +18,6 @@ from tdcollect.suites.cells import Cell
 if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite
 
-ERRORS = "errors"
-"""The folder of the errors of evaluations that could not run, a file for each."""
 FORMAT = 1
 
 WAIT = math.inf  # for as long as other processes write the files of a suite
@@ -181,8 +179,8 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def error_file(path: Path, cell: Cell) -> Path:
-    """Return the file with the error of a cell that could not run."""
-    return path / ERRORS / cell.task.name / cell.policy.name / f"{cell.run}.json"
+    """Return the file with the error of a cell that could not run, beside its directory."""
+    return (path / cell.path).with_name(f"{cell.run}.error.json")
 
 
 def write_error(path: Path, cell: Cell, reason: str) -> None:

@@ -107,7 +107,7 @@ def _read_cell(
     except FileNotFoundError:
         return CellResult(*names, FAILED if reason else MISSING, reason)
     if (refused := refusal_of(root)) is not None:
-        return CellResult(*names, FAILED, reason or refused)
+        return CellResult(*names, FAILED, refused)
     try:
         episodes = read_records(root, manifest)
     except ValueError:

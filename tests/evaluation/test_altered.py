@@ -608,7 +608,8 @@ def test_a_disk_that_is_full_at_the_first_data_keeps_nobody_out(tmp_path: Path) 
 def test_a_torn_first_line_is_no_episode(tmp_path: Path) -> None:
     out = tmp_path / "run"
     again(out)
-    (out / "results.json").unlink()
+    for name in ("results.json", "run.json"):
+        (out / name).unlink()
     (out / "episodes.jsonl").write_text('{"index": 0')
 
     def interrupted(*given: Any) -> None:

@@ -24,9 +24,12 @@ from tdcollect.cli import _line, main
 from tdcollect.cli.commands import program
 from tdcollect.cli.output import distinct_names
 from tdcollect.evaluation.imports import is_named
+from tdcollect.evaluation.ledger.records import LOST, Episode
+from tdcollect.evaluation.runner import Recording
 from tdcollect.files import write_atomically
 
 from .ledgers import unfinished
+from .test_interrupted import contents
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,6 +128,30 @@ def test_the_same_command_again_changes_nothing(typed, here) -> None:
     before = state()
     assert typed(command)[:2] == first[:2]
     assert state() == before
+
+
+def test_lost_episodes_have_a_status_of_their_own(typed, monkeypatch) -> None:
+    """The same command goes on to have it, until it is told to run them again."""
+    command = "evaluate CartPole-v1 --policy @:lean --episodes 4 --quiet --output-dir"
+    add = Recording.add
+
+    def losing(self: Recording, record: Episode, data: Any) -> None:
+        if record.index == 2:
+            record = Episode(record.index, record.env_seed, record.policy_seed, LOST)
+        add(self, record, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recording, "add", losing)
+        assert typed(f"{command} run")[0] == 3
+    status, _, err = typed(f"{command} run")
+    assert status == 3
+    assert err.endswith("1 lost episode, whose workers ended; run again with --retry-lost\n")
+    assert typed(f"{command} run --retry-lost")[0] == 0
+    assert typed(f"{command} whole")[0] == 0
+    assert contents(Path("run")) == contents(Path("whole"))
+    status, _, err = typed("evaluate CartPole-v1 --policy random --retry-lost")
+    assert status == 2
+    assert "--retry-lost needs the directory of the evaluation" in err
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import tdcollect
 from tdcollect import Evaluator
 from tdcollect.evaluation.beside.curve import Best, Point, read_csv, to_csv
 from tdcollect.evaluation.beside.curve_page import curve_page
+from tdcollect.evaluation.ledger.records import LOST, Episode
 
 from .envs import Walk
 from .evaluators import shape_of
@@ -137,7 +138,8 @@ def test_steps_in_any_order_make_the_same_files(whole: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "lost", [("curve.csv",), ("curve.csv", "curve.html", "curve.svg"), ("episodes",)]
+    "lost",
+    [("curve.csv",), ("curve.csv", "curve.html", "curve.svg"), ("episodes",), ("workers",)],
 )
 def test_files_lost_to_a_crash_come_back(copied: Path, whole: Path, lost: Any) -> None:
     for name in lost:
@@ -146,6 +148,13 @@ def test_files_lost_to_a_crash_come_back(copied: Path, whole: Path, lost: Any) -
             (step / "results.json").unlink()
             lines = (step / "episodes.jsonl").read_text().splitlines(keepends=True)
             (step / "episodes.jsonl").write_text("".join(lines[:2]))
+        elif name == "workers":
+            step = copied / "step-000003000"
+            (step / "results.json").unlink()
+            first, *rest = (step / "episodes.jsonl").read_text().splitlines(keepends=True)
+            record = Episode.from_json(first)
+            lost_one = Episode(record.index, record.env_seed, record.policy_seed, LOST)
+            (step / "episodes.jsonl").write_text("".join([lost_one.to_json() + "\n", *rest]))
         else:
             (copied / name).unlink()
     run(copied, STEPS[2:])

@@ -26,6 +26,7 @@ import tdcollect
 from tdcollect import RayWorkers, evaluate, ray_cluster
 from tdcollect._upstream.ray import bounded, started_here
 from tdcollect.cli import main
+from tdcollect.evaluation.ledger.directory import Directory
 from tdcollect.evaluation.workers import ray_actors
 
 from .. import forkserver
@@ -33,6 +34,7 @@ from ..test_docs import blocks_of
 from ..test_process_exit import gone
 from . import envs, policies
 from .test_interrupted import contents
+from .test_workers import Slow
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
@@ -196,6 +198,55 @@ def test_a_lost_actor_is_replaced(workers: RayWorkers, tmp_path: Path) -> None:
         found = quiet(env, drawn(), 40, workers=workers)
     assert found.digest == quiet(env, drawn(), 40).digest
     assert len(workers.crew) == 2
+
+
+def on_a_machine_that_dies(out: str) -> None:
+    """Evaluate on a machine of its own, as far as Ray knows, which dies after some episodes."""
+    from ray.cluster_utils import Cluster
+
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    little = {"object_store_memory": 80 * 2**20}
+    cluster = Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False, **little})
+    machine = cluster.add_node(num_cpus=1, **little)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    add = Directory.add
+
+    def adds(self: Directory, *given: Any) -> None:
+        add(self, *given)
+        if len(cluster.list_all_nodes()) == 2:
+            cluster.remove_node(machine, allow_graceful=False)
+            died.append(time.monotonic())
+
+    died: list[float] = []
+    with RayWorkers(1) as workers, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Directory, "add", adds)
+        patch.setattr(ray_actors, "_ALONE", 5.0)
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError) as error:
+            slow(output_dir=out, workers=workers)
+    print(error.value)
+    assert time.monotonic() - died[0] < 45
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def slow(**more: Any) -> tdcollect.EvaluationResult:
+    return quiet(partial(Slow, 0.01), policies.deterministic(), 40, num_envs=1, **more)
+
+
+@pytest.mark.slow
+def test_a_cluster_without_machines_ends_the_evaluation_and_it_goes_on(tmp_path: Path) -> None:
+    done = forkserver.run(on_a_machine_that_dies, str(tmp_path / "cut"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        "expected a machine of the Ray cluster that can take a worker of 1 CPU, got none for 5 s: "
+        "those that ran workers have gone. Once there are others, the same call goes on with the "
+        "episodes that have not ended"
+    )
+    assert 0 < len((tmp_path / "cut/episodes.jsonl").read_text().splitlines()) < 40
+    for name in ("cut", "whole"):
+        slow(output_dir=tmp_path / name)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("then", [None, 2], ids=["one process", "local"])
@@ -511,6 +562,23 @@ def reasons() -> dict[str, BaseException]:
 @pytest.mark.parametrize("said", reasons())
 def test_reasons_are_plain_words(said: str) -> None:
     assert ray_actors._reason(reasons()[said]) == said
+
+
+def test_what_ray_tells_of_causes_outside_of_env_and_policy() -> None:
+    import ray.exceptions as told
+
+    users = "Memory was low. Top 10 memory users: PID\tMEM(GB)\tCOMMAND\n{}\t9.1\tpython\n7\t1"
+    of_others = (
+        told.OutOfMemoryError(users.format(12)),
+        told.ActorDiedError(),
+        told.NodeDiedError(""),
+    )
+    own = told.OutOfMemoryError(users.format(34)), told.OutOfMemoryError("..."), StopIteration()
+    where = "process 34 on host"
+    assert [ray_actors._is_outside(error, where) for error in of_others] == [True] * 3
+    assert [ray_actors._is_outside(error, where) for error in own] == [False] * 3
+    failed = [error for said, error in reasons().items() if said.startswith("ended with")]
+    assert [ray_actors._is_outside(error, where) for error in failed] == [False] * 2
 
 
 class Streaming:

@@ -196,6 +196,14 @@ def test_failed_and_restarted_episodes_are_named(whole) -> None:
     assert "Failed or restarted: episodes 3 and 7." in whole[1].words
 
 
+def test_lost_episodes_are_counted_apart(tmp_path: Path) -> None:
+    episodes = [e if e.completed else replace(e, status="lost") for e in records()]
+    _, page = report(tmp_path, episodes)
+    assert "0 failed, 1 lost, 2 restarted" in page.words
+    assert "38 episodes terminated, 1 truncated, 1 lost." in page.words
+    assert "Failed, lost or restarted: episodes 3 and 7." in page.words
+
+
 def test_data_that_are_kept_are_linked(tmp_path: Path) -> None:
     for name in ("000002", "000039", "12", "x", ".000001.part"):
         (tmp_path / "trajectories" / name).mkdir(parents=True)

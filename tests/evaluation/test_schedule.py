@@ -53,6 +53,7 @@ class Simulation:
         workers: the slots of each worker, and its seconds per step.
         max_lost: of the schedule.
         deaths: the moments at which a worker ends for another reason, and which.
+        outside: this reason is known.
         evaluations: how many share the workers; index i is of number i modulo this.
     """
 
@@ -64,9 +65,10 @@ class Simulation:
         max_lost: int,
         deaths: list[tuple[float, int]] = (),  # type: ignore[assignment]
         evaluations: int = 1,
+        outside: bool = False,
     ):
         self.lengths, self.poisoned, self.max_lost = lengths, poisoned, max_lost
-        self.evaluations = evaluations
+        self.evaluations, self.outside = evaluations, outside
         self.schedule = Schedule(len(workers), max_lost)
         for number in range(evaluations):
             self.schedule.add(number, None)
@@ -132,7 +134,7 @@ class Simulation:
         worker.ready = self.now + worker.speed
         if self.deaths and self.deaths[-1][0] <= self.now:
             victim = self.deaths.pop()[1] % len(self.workers)
-            self.die(victim)
+            self.die(victim, self.outside)
             if victim == rank:
                 return
         for index in list(worker.running):
@@ -149,9 +151,9 @@ class Simulation:
             self.ended[index] += 1
         worker.begin(self.lengths)
 
-    def die(self, rank: int) -> None:
+    def die(self, rank: int, outside: bool = False) -> None:
         self.workers[rank] = Worker(self.workers[rank].slots, self.workers[rank].speed)
-        self.failed += self.schedule.lose(rank)
+        self.failed += self.schedule.lose(rank, outside)
 
 
 @pytest.fixture(autouse=True)
@@ -219,6 +221,42 @@ def test_workers_that_end_for_other_reasons_fail_no_episode(
     """But one that was lost beside a poisoned one counts that too, at most four times here."""
     lengths = {index: 1 + index % 10 for index in range(episodes)}
     check(simulated(lengths, {3} & set(lengths), workers, len(deaths) + 6, deaths))
+
+
+@given(
+    st.integers(1, 120),
+    workers,
+    st.integers(1, 3),
+    st.lists(st.tuples(st.floats(0, 2), st.integers(0, 6)), max_size=9),
+)
+@hypothesis_settings(max_examples=100)
+def test_workers_that_end_from_outside_fail_no_episode_however_few_it_may_cost(
+    episodes: int,
+    workers: list[tuple[int, float]],
+    max_lost: int,
+    deaths: list[tuple[float, int]],
+) -> None:
+    lengths = {index: 1 + index % 10 for index in range(episodes)}
+    check(simulated(lengths, {3} & set(lengths), workers, max_lost, deaths, 1, True))
+
+
+def test_losses_from_outside_have_a_bound_and_spare_the_other_episodes() -> None:
+    """An episode that always ends its worker from outside: the machine, say."""
+    schedule = Schedule(1, 2)
+    schedule.add(0, range(20))
+    CLOCK[:] = [SimpleNamespace(now=0.0)]  # type: ignore[list-item]
+    given_up: list[int] = []
+    losses = 0
+    while schedule.left(0):
+        assert schedule.place(0) == 0
+        handed = schedule.hand_out(0, 8)
+        if 5 in handed:
+            losses += 1
+            given_up += schedule.lose(0, True)
+            continue
+        for index in handed:
+            assert schedule.take_in(0, 0, "worker 0", record(index))
+    assert (given_up, losses) == ([5], 30)
 
 
 @pytest.mark.parametrize("speeds", [(1, 1), (1, 1, 1, 1), (1, 2, 3), (1, 10)])

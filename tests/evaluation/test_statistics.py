@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -143,6 +144,19 @@ def test_failed_episodes_are_counted_and_have_no_return() -> None:
     assert "4 episodes: 3 completed, 1 failed, 1 restarted" in str(summary)
     assert "mean over 3 completed of 4" in str(summary)
     assert "1 of 4 episodes failed and have no return" in str(summary)
+
+
+def test_lost_episodes_are_counted_apart() -> None:
+    episodes = ledger([1.0, 1000.0, 2.0, 3.0], failed=[1, 2], success={0: True, 3: True})
+    assert "lost" not in summarize(episodes).to_dict()
+    episodes[2] = replace(episodes[2], status="lost")
+    summary = summarize(episodes)
+    assert (summary.completed, summary.failed, summary.lost) == (2, 1, 1)
+    assert summary.to_dict()["lost"] == 1
+    assert "2 completed, 1 failed, 1 lost, 2 restarted" in str(summary)
+    assert "1 of 4 episodes were lost with their workers and have no return" in str(summary)
+    assert "with --retry-lost (retry_lost=True) runs those again" in str(summary)
+    assert "2 of 4 episodes, failed and lost ones counted as no success" in str(summary)
 
 
 def test_failed_episodes_are_no_successes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import random
 import re
@@ -22,13 +23,15 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from tdcollect import LocalWorkers, evaluate
+from tdcollect import LocalWorkers, evaluate, merge
+from tdcollect.evaluation.ledger.directory import Directory
 from tdcollect.evaluation.ledger.records import LOST, Episode
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.evaluation.workers import channel, dispatcher, local
+from tdcollect.evaluation.workers import channel, dispatcher, local, template
 from tdcollect.evaluation.workers.driver import Driver
 from tdcollect.evaluation.workers.job import Job
+from tdcollect.evaluation.workers.template import Template
 
 from ..test_process_exit import gone, runs
 from .crews import pids, seven, some
@@ -94,6 +97,19 @@ class Deadly(Walk):
 
     def exit(self) -> None:
         raise SystemExit("no more")
+
+    def close_all(self) -> None:
+        """Close what others have opened, and go on."""
+        os.closerange(3, 64)
+        time.sleep(60)
+
+    def terminate(self) -> None:
+        """End as by a scheduler, four times."""
+        assert self.marker is not None
+        times = len(self.marker.read_text())
+        self.marker.write_text("x" * (times + 1))
+        if times < 4:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def segfault(self) -> None:
         ctypes.string_at(0)
@@ -204,6 +220,37 @@ def test_torchs_lack_of_memory_ends_the_worker_too(
     assert told(set_up(1), env, hungry(error)).episodes == expected(tame, 2)
 
 
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [("exit", "ended with exit code 1"), ("close_all", "closed its connection, and was ended")],
+)
+def test_the_end_of_a_worker_is_not_taken_for_a_kill_of_ours(
+    set_up: Any, tame: EvaluationResult, what: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection closes before it ends, if it ends at all."""
+    monkeypatch.setattr(local, "_EXIT_SECONDS", 5.0 if what == "exit" else 0.1)
+    result = told(set_up(1, max_lost=1), partial(Deadly, what, (17,)), hungry(), episodes=[7])
+    assert result.errors == {7: f"its worker {how}, the last of 1 that it cost"}
+
+
+def test_losses_from_outside_are_not_held_against_episodes(
+    set_up: Any, tame: EvaluationResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many workers are terminated as would cost an episode otherwise, and more."""
+    (marker := tmp_path / "marker").touch()
+
+    class Terminated(Deadly):
+        def act(self) -> bool:
+            if self.seed in self.seeds:
+                self.terminate()
+            return False
+
+    env = partial(Terminated, "terminate", (17,), marker)
+    result = told(set_up(2, max_lost=1), env, hungry())
+    assert result.episodes == tame.episodes
+    assert capsys.readouterr().err.count("was killed by SIGTERM") == 4
+
+
 def test_any_number_of_workers_writes_the_same_files(
     set_up: Any, tame: EvaluationResult, tmp_path: Path
 ) -> None:
@@ -232,6 +279,84 @@ def test_an_episode_that_ends_its_worker_once_completes(
     assert (tmp_path / "marker").exists()
     assert result.episodes == tame.episodes
     assert result.errors == {}
+
+
+class Preempted(Deadly):
+    """Ends its process at episodes with some seeds, while there is a file."""
+
+    def __init__(self, seeds: tuple[int, ...], file: Path):
+        super().__init__("leave", seeds)
+        self.file = file
+        file.touch()
+
+    def act(self) -> bool:
+        return self.file.exists() and super().act()
+
+
+def test_lost_episodes_of_shards_run_again_and_nothing_else_does(
+    set_up: Any, tmp_path: Path
+) -> None:
+    """The files are then those of a run in which no worker was lost, merged ones too."""
+    env = partial(Preempted, (12, 25), tmp_path / "lethal")
+    workers = set_up(2, max_lost=1)
+
+    def run(to: str, **more: Any) -> EvaluationResult:
+        paths = [tmp_path / f"{to}-{shard}" for shard in range(2)]
+        for shard, path in enumerate(paths):
+            given = {"shard": (shard, 2), "output_dir": path, "env_seeds": SEEDS, **more}
+            quiet(env, hungry(), 20, keep_trajectories=True, **given)
+        return merge(paths, tmp_path / f"{to}-all")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lost = run("one", workers=workers).summary()
+    assert (lost.lost, lost.failed, lost.to_dict()["lost"]) == (2, 0, 2)
+    assert "18 completed, 0 failed, 2 lost, 0 restarted" in str(lost)
+    env = partial(Deadly, "leave")
+    assert "lost" not in run("one", retry_lost=True).summary().to_dict()
+    run("whole")
+    for path in tmp_path.glob("one-*"):
+        assert contents(path) == contents(tmp_path / path.name.replace("one", "whole"))
+        runs = json.loads((path / "run.json").read_text())
+        assert path.name == "one-all" or [run["episodes"] for run in runs] == [10, 1]
+
+
+def test_a_retry_that_is_interrupted_goes_on(set_up: Any, tmp_path: Path) -> None:
+    """Nothing had ended by then: all episodes were lost."""
+    env = partial(Preempted, (12,), tmp_path / "lethal")
+    run = partial(quiet, env, hungry(), [2], env_seeds=SEEDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(workers=set_up(1, max_lost=1), output_dir=tmp_path / "one")
+    assert run(output_dir=tmp_path / "one").episodes[0].lost  # it is done
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Preempted, "act", lambda self: False)
+        with pytest.MonkeyPatch.context() as stopping:
+            stopping.setattr(Directory, "add", interrupted)
+            for _ in range(2):
+                with pytest.raises(KeyboardInterrupt) as stop:
+                    run(output_dir=tmp_path / "one", retry_lost=True)
+        (note,) = stop.value.__notes__
+        assert note == f"the same call goes on with the episodes that {tmp_path / 'one'} lacks"
+        run(output_dir=tmp_path / "one")
+        run(output_dir=tmp_path / "two")
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def interrupted(*given: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_losses_are_told_at_the_users_call(set_up: Any) -> None:
+    with pytest.warns(UserWarning, match="given up as lost") as said:
+        quiet(
+            partial(Deadly, "leave", (17,)),
+            hungry(),
+            [7],
+            env_seeds=SEEDS,
+            workers=set_up(1, max_lost=1),
+        )
+    assert {one.filename for one in said} == {__file__}
 
 
 @contextlib.contextmanager
@@ -314,6 +439,33 @@ def test_many_that_are_hit_at_once(set_up: Any, whom: str) -> None:
     workers.timeout = None
     again = quiet(Walk, deterministic(), 40, env_seeds=SEEDS, workers=workers)
     assert again.digest == result.digest
+
+
+@pytest.mark.parametrize("when", ["stopped", "killed as it starts"])
+def test_a_template_that_does_not_answer_is_replaced(
+    quick_children: None, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "_SECONDS", dict.fromkeys(template._SECONDS, 2.0))
+    with LocalWorkers(2) as workers:
+        workers.start(0)
+        (own,) = workers._templates
+        if when == "stopped":
+            os.kill(own._child.pid, signal.SIGSTOP)
+        else:
+            own.close()
+            made, hit = Template.__init__, []
+
+            def killed(self: Template, as_fork: bool = False) -> None:
+                made(self, as_fork)
+                if len(hit) < 2:
+                    hit.append(self)
+                    os.kill(self._child.pid, signal.SIGKILL)
+
+            monkeypatch.setattr(Template, "__init__", killed)
+        again = quiet(Walk, deterministic(), 9, workers=workers)
+        assert again.digest == quiet(Walk, deterministic(), 9).digest
+        assert workers._templates != [own]
+    assert gone([own._child.pid])
 
 
 # --- trajectories on their way -----------------------------------------------------------------
@@ -432,6 +584,22 @@ def test_an_env_that_is_never_made_ends_the_evaluation(
     assert gone([*named])
     assert not {rank for rank in (0, 1) if rank in workers.crew}
     assert quiet(Walk, None, 5, workers=workers).digest == quiet(Walk, None, 5).digest
+
+
+def test_a_probe_that_ends_workers_takes_other_seeds(
+    set_up: Any, tame: EvaluationResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It costs the workers that an episode costs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = told(set_up(1, max_lost=2), partial(Deadly, "leave", (2,)), hungry())
+    assert result.episodes == tame.episodes
+    with (
+        pytest.warns(UserWarning, match="exit code 7") as lost,
+        pytest.raises(RuntimeError, match="as it ran the env to check that a seed decides what"),
+    ):
+        quiet(partial(Deadly, "leave", (2, 6)), hungry(), 5, workers=set_up(1, max_lost=2))
+    assert len(lost) == 3
 
 
 # --- unlike workers ----------------------------------------------------------------------------

@@ -29,8 +29,10 @@ from tdcollect.suites.reading import state_of
 from tdcollect.view import view
 
 from ..evaluation.crews import seven, some
+from ..evaluation.envs import Walk
 from ..evaluation.test_interrupted import contents
 from ..forkserver import start
+from . import parts
 from .parts import HERE, folder, net, save_runs, small, small_reports, tables
 
 __all__ = ["folder", "seven", "small_reports"]  # fixtures
@@ -411,7 +413,11 @@ def test_settings_that_cannot_be_honoured_are_refused_before_anything_runs(folde
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_cell_that_cannot_run_keeps_no_other_from_running(
-    workers: int, seven: LocalWorkers, folder: Path, whole: Path
+    workers: int,
+    seven: LocalWorkers,
+    folder: Path,
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = tables()
     given["policies"] += [
@@ -439,6 +445,13 @@ def test_a_cell_that_cannot_run_keeps_no_other_from_running(
     assert any("Could not run: " in remark for remark in results.remarks)
     text = (out / "report.html").read_text()
     assert "this policy is broken" in text
+    # Another process knows of it, and writes the same report; until the evaluation has run.
+    assert Suite.of(given, folder).report(out).failures == results.failures
+    assert (out / "report.html").read_text() == text
+    monkeypatch.setattr(parts, "broken", parts.net)
+    healed = quiet(Suite.of(given, folder), out, tasks=["walk"], policies=["broken"])
+    assert results.failures.keys() - healed.failures.keys() == {"walk/broken/0"}
+    assert not (out / "evaluations/walk/broken/0.error.json").exists()
 
 
 def test_a_cell_that_was_refused_keeps_no_other_from_the_report(
@@ -456,9 +469,10 @@ def test_a_cell_that_was_refused_keeps_no_other_from_the_report(
     monkeypatch.setattr(Recording, "add", refusing)
     out = folder / "out"
     results = quiet(small(folder), out)
-    assert results.failures == {"walk/net/1": "NotReproducibleError: two digests"}
+    assert results.failures.keys() == {"walk/net/1"}
     assert sum(cell.status == "finished" for cell in results.cells) == 5
     again = small(folder).report(out)
+    assert again == results
     assert "two digests; remove the directory" in again.failures["walk/net/1"]
     assert state_of(small(folder).cells()[2], out) == ("failed", 0)
     assert "two digests; remove" in quiet(small(folder), out).failures["walk/net/1"]
@@ -473,24 +487,32 @@ def test_a_cell_that_was_refused_keeps_no_other_from_the_report(
 
 
 def test_workers_that_die_cost_their_episode_and_no_other_cell(
-    seven: LocalWorkers, folder: Path
+    seven: LocalWorkers, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = tables()
     deadly = {"deadly": tdcollect.env_seed(3, 4)}
     given["tasks"][1] |= {"env": f"{HERE}:Deadly", "env_kwargs": deadly}
+    suite, out = Suite.of(given, folder), folder / "out"
     with pytest.warns(UserWarning, match="worker . .* ended with exit code 3"):
-        results = quiet(Suite.of(given, folder), folder / "out", workers=some(seven, 2))
+        results = quiet(suite, out, workers=some(seven, 2))
     assert not results.failures
-    failed = {cell.name: cell.episodes - cell.completed for cell in results.cells}
-    assert failed == {
+    assert {cell.name: cell.lost for cell in results.cells} == {
         name: int(name.startswith("short/"))
         for name in ("walk/random/0", "walk/net/0", "walk/net/1")
         + ("short/random/0", "short/net/0", "short/net/1")
     }
-    assert results.failed_episodes == 3
-    assert any("short/net/0: 1 of 6 episodes failed (16.7%)" in text for text in results.remarks)
+    assert (results.failed_episodes, results.lost_episodes) == (0, 3)
+    told = "short/net/0: 1 of 6 episodes were lost with their workers (16.7%), and are in no mean."
+    assert told in results.remarks
     for cell in results.cells:
         assert tdcollect.verify(results.directory / cell.path).passed
+    assert quiet(suite, out) == results
+    monkeypatch.setattr(parts.Deadly, "reset", Walk.reset)
+    again = quiet(suite, out, tasks=["short"], policies=["net"], retry_lost=True)
+    assert {cell.name for cell in again.cells if cell.lost} == {"short/random/0"}
+    quiet(suite, out, retry_lost=True)
+    quiet(suite, folder / "whole")
+    assert contents(out) == contents(folder / "whole")
 
 
 def test_a_crew_is_free_and_whole_after_a_suite(seven: LocalWorkers, folder: Path) -> None:

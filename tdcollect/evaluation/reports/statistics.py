@@ -152,10 +152,6 @@ class Summary:
             f"{self.failed} failed, {lost_words(self.lost)}{self.restarted} restarted"
         )
 
-    def _without(self) -> str:
-        counts = {"failed": self.failed, "lost": self.lost}
-        return " and ".join(name for name, count in counts.items() if count)
-
     def rows(self) -> list[list[str]]:
         """Return the table's rows: a label, then a cell for returns and one for lengths."""
         over = f"mean over {self.completed} completed of {self.episodes}"
@@ -180,10 +176,10 @@ class Summary:
         notes = []
         if self.success is not None:
             s = self.success
+            none = " and ".join(["failed"] * bool(self.failed) + ["lost"] * bool(self.lost))
             notes.append(
                 f"Success rate {number_text(s.rate)} {s.interval}: {s.successes} of {s.count} "
-                "episodes"
-                + (f", {none} ones counted as no success." if (none := self._without()) else ".")
+                "episodes" + (f", {none} ones counted as no success." if none else ".")
             )
             if s.unknown:
                 notes.append(f"Of {s.unknown} completed episodes the env did not say.")

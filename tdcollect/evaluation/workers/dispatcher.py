@@ -348,7 +348,7 @@ class Dispatcher:
             return None
         key = None if probing else worker.rank
         work.died[key] += 1 if outside else WEIGHT
-        if work.died[key] < WEIGHT * self.workers.max_lost:
+        if work.died[key] < WEIGHT * (self.workers.max_lost + outside):
             return None
         if probing and work.skipped < GROUPS - 1:
             work.skipped += 1

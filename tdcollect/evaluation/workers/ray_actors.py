@@ -267,7 +267,7 @@ class _Actors:
         import ray
 
         now = time.monotonic()
-        if not self._placed or now < self._look_at:
+        if not self._placed or now < self._look_at or not self.connected:
             return
         self._look_at = now + 1.0
         placed, waiting = ray.wait(

@@ -176,14 +176,14 @@ class Schedule:
             return []
         for index in held:
             queue.lost[index] += 1 if outside else WEIGHT
-        most = max(queue.lost[index] for index in held) // WEIGHT
-        if len(held) == 1 and most >= self._max_lost:
+        most = max(queue.lost[index] for index in held)
+        if len(held) == 1 and most >= WEIGHT * (self._max_lost + outside):
             return held
-        if not most:
+        if most < WEIGHT:
             assert queue.waiting is not None
             queue.waiting.extendleft(reversed(held))
             return []
-        size = 1 if most >= self._max_lost - 1 else -(-len(held) // 4)
+        size = 1 if most >= WEIGHT * (self._max_lost - 1) else -(-len(held) // 4)
         for at in range(0, len(held), size):
             queue.suspects.append(held[at : at + size])
         return []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tdcollect.evaluation.ledger.reading import sha256
+from tdcollect.evaluation.ledger.reading import SUITE, sha256
 from tdcollect.evaluation.reports.report import REPORT
 from tdcollect.files import remove, write_atomically
 from tdcollect.suites.exports import (
@@ -16,7 +16,7 @@ from tdcollect.suites.exports import (
     write_scores_npz,
     write_suite_marl_eval,
 )
-from tdcollect.suites.folder import SUITE, locked, note_report
+from tdcollect.suites.folder import locked, note_report
 from tdcollect.suites.page import suite_page
 from tdcollect.suites.reading import read_results
 from tdcollect.suites.results import SuiteResults

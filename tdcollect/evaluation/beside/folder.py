@@ -139,8 +139,8 @@ class Folder:
             }
             text = json.dumps(entries, indent=1, sort_keys=True) + "\n"
             write_atomically(self.path / BEST, text.encode())
-        for file, data in _written(self.curve, self.best, name, self._by).items():
-            write_atomically(self.path / file, data)
+        for written, data in _written(self.curve, self.best, name, self._by).items():
+            write_atomically(self.path / written, data)
 
     def close(self) -> None:
         """Release the directory."""
@@ -237,8 +237,7 @@ def check_curve(path: Path) -> Iterator[Problem]:
 def _written(curve: Sequence[Point], best: Best | None, name: str, by: str) -> dict[str, bytes]:
     """Return the files of a curve that nothing reads to go on, by their names."""
     html, drawn = curve_page(curve, best, name, by, lambda step: f"{step_name(step)}/{REPORT}")
-    figure = {} if drawn is None else {FIGURE: drawn.file()}
-    return {CURVE: to_csv(curve), **figure, PAGE: html}
+    return {CURVE: to_csv(curve), **({FIGURE: drawn.file()} if drawn else {}), PAGE: html}
 
 
 def check_folder(path: Path) -> None:

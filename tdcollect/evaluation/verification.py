@@ -75,7 +75,7 @@ class Verification:
         if self.problems:
             found = f"failed, {count_text(len(self.problems), 'problem')}"
         of = "" if self.shard is None else f"{Shard(*self.shard)}, "
-        if not self.covered:
+        if self.passed and not self.covered:
             checked += " (data without digests, as of an older tdcollect: as far as records go)"
         lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {found}"]
         return "\n".join(map(visible, lines))
@@ -227,15 +227,13 @@ def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> 
         there: the names that it must list.
     """
     root = file.parent
-    for name in there:
-        if name not in listed:
-            yield Problem(file, f"it lists no digest of {name}")
+    lost = [name for name in there if name not in listed]
+    yield from (Problem(file, f"it lists no digest of {name}") for name in lost)
     for name, digest in listed.items():
         of = root / name
         try:
-            inside, now = of.resolve().is_relative_to(root.resolve()), None
-            if inside and of.is_file():
-                now = sha256(of)
+            inside = of.resolve().is_relative_to(root.resolve())
+            now = sha256(of) if inside and of.is_file() else None
         except (ValueError, OSError):  # a NUL, or too long a name
             inside = False
         if not inside:
@@ -258,10 +256,8 @@ def _kept(
         problems.append(Problem(root / TRAJECTORIES, str(error)))
     records = {trajectory_path(root, e.index).name: e for e in episodes if e.completed}
     folder, kept = root / TRAJECTORIES, 0
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    for name in sorted(listed.keys() - {path.name for path in paths}):
-        problems.append(Problem(folder / name, "it is missing, and its digest is listed"))
-    for path in paths:
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    for path in (folder / name for name in sorted(there | listed.keys())):
         record = records.get(path.name)
         if record is None:
             if not path.name.endswith(".part") and not path.name.startswith("."):

@@ -59,12 +59,8 @@ def claim_folder(path: Path, described: Mapping[str, Any]) -> None:
             name: {**there.get(name, {}), **described[name]}
             for name in ("tasks", "policies", "files")
         }
-        _write(path, {**there, **described, **every})
-
-
-def _write(path: Path, decided: Mapping[str, Any]) -> None:
-    text = json.dumps(decided, indent=1, sort_keys=True) + "\n"
-    write_atomically(path / SUITE, text.encode())
+        text = json.dumps({**there, **described, **every}, indent=1, sort_keys=True) + "\n"
+        write_atomically(path / SUITE, text.encode())
 
 
 def is_suite(path: Path) -> bool:
@@ -115,21 +111,14 @@ def described_cells(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
 
 def described_report(suite: Suite) -> dict[str, Any]:
     """Return what decides the report and no episode, as far as it is not the default."""
-    plain = {entry.name: entry.default for entry in fields(suite)}
     tasks = {
         task.name: _some({"score": task.score and asdict(task.score), "group": task.group})
         for task in suite.tasks
     }
-    found: dict[str, Any] = {
-        "tasks": _some(tasks),
-        "settings": {
-            name: getattr(suite, name)
-            for name in ("metrics", "groups", "confidence", "drawn_runs")
-            if getattr(suite, name) != plain[name]
-        },
-        "whole": suite.whole,
-    }
-    return _some({"report": _some(found)})
+    plain = {entry.name: entry.default for entry in fields(suite)}
+    names = ("metrics", "groups", "confidence", "drawn_runs", "whole")
+    own = {name: getattr(suite, name) for name in names if getattr(suite, name) != plain[name]}
+    return _some({"report": _some({"tasks": _some(tasks), "settings": own})})
 
 
 def _some(table: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +128,8 @@ def _some(table: dict[str, Any]) -> dict[str, Any]:
 def note_report(path: Path, suite: Suite) -> None:
     """Write into the directory what decides the report, in place of what did before."""
     found = {name: value for name, value in read_folder(path).items() if name != "report"}
-    _write(path, {**found, **described_report(suite)})
+    text = json.dumps({**found, **described_report(suite)}, indent=1, sort_keys=True) + "\n"
+    write_atomically(path / SUITE, text.encode())
 
 
 def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:

@@ -220,8 +220,7 @@ def check_curve(path: Path) -> Iterator[Problem]:
 def _written(curve: Sequence[Point], best: Best | None, name: str, by: str) -> dict[str, bytes]:
     """Return the files of a curve that nothing reads to go on, by their names."""
     html, drawn = curve_page(curve, best, name, by, lambda step: f"{step_name(step)}/{REPORT}")
-    figure = {} if drawn is None else {FIGURE: drawn.file()}
-    return {CURVE: to_csv(curve), **figure, PAGE: html}
+    return {CURVE: to_csv(curve), **({FIGURE: drawn.file()} if drawn else {}), PAGE: html}
 
 
 def check_folder(path: Path) -> None:

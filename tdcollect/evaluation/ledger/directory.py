@@ -49,7 +49,6 @@ from tdcollect.evaluation.ledger.reading import (
     read_records,
     read_shard,
     sha256,
-    trajectory_name,
     trajectory_path,
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
@@ -110,9 +109,9 @@ class Directory:
             check_no_links(self.path, EPISODES, TRAJECTORIES)
             self.kept = kept_digests(self.path)
             self._was_finished = is_finished(self.path) or bool(self.kept)
-            unlisted = () if self._was_finished else kept_trajectories(self.path)
+            data = frozenset() if self._was_finished else kept_trajectories(self.path)
             for episode in self.episodes:
-                if episode.index in unlisted:  # of a run that was interrupted: a digest is to come
+                if episode.index in data:  # of a run that was interrupted: a digest is to come
                     read_data(self.path, episode, self.manifest, {})
             if retry_lost and any(episode.lost for episode in self.episodes):
                 self._forget_lost()
@@ -279,13 +278,10 @@ class Directory:
         What a finished ledger lists stays, and what it does not list stays out: else a run that
         finds it done would take data that were altered for its own.
         """
-        found = dict(self.kept)
-        before = {trajectory_name(episode.index) for episode in self.episodes}
-        for name in map(trajectory_name, sorted(kept_trajectories(self.path))):
-            if name in found or (name in before and self._was_finished):
-                continue
-            found[name] = trajectory_digest(self.path / TRAJECTORIES / name)
-        return found
+        before = self.episodes if self._was_finished else []
+        new = kept_trajectories(self.path) - {episode.index for episode in before}
+        paths = [trajectory_path(self.path, index) for index in sorted(new)]
+        return self.kept | {path.name: trajectory_digest(path) for path in paths}
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""

@@ -239,11 +239,8 @@ def kept_digests(root: Path) -> dict[str, str]:
 
 def sha256(file: Path) -> str:
     """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
     with file.open("rb") as opened:
-        while part := opened.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -289,12 +286,7 @@ def read_ledger(
 ) -> list[Episode]:
     """Read the valid records, in the order of their lines; report all problems."""
     file = root / EPISODES
-    for name in (
-        EPISODES,
-        RESULTS,
-        REFUSED,
-        SHARD,
-    ):  # a pipe has no end, nor has a link to /dev/zero
+    for name in (EPISODES, RESULTS, REFUSED, SHARD):  # a pipe has no end, nor has /dev/zero
         if (root / name).exists() and not (root / name).is_file():
             report(Problem(root / name, "it is not a file; ask for the directory as it was"))
             return []

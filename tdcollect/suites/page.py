@@ -112,7 +112,9 @@ def _metrics(found: Aggregates) -> list[Figure]:
         rows, said, left = _estimates(found, of)
         drawing = intervals(rows, "score", unit=True, narrow=True)
         note = "Lower is better. " * (metric in LOWER_IS_BETTER) + left
-        drawn.append(Figure(f"metric_{metric}", LABELS[metric].capitalize(), drawing, said, note))
+        drawn.append(
+            Figure(f"metric_{metric}", LABELS[metric].capitalize(), drawing, said, note.strip())
+        )
     return drawn
 
 

@@ -224,7 +224,7 @@ def test_returns_that_equal_the_lengths_are_shown_once_and_said(tmp_path: Path) 
     [
         ({}, "Actor · 40 test episodes · deterministic actions"),
         ({"exploration": "random"}, "Actor · 40 test episodes · sampled actions"),
-        ({"exploration": "random", "class": RANDOM}, "RandomActions · 40 test episodes"),
+        ({"exploration": "random", "class": RANDOM}, "random actions · 40 test episodes"),
     ],
     ids=["deterministic", "sampled", "no policy"],
 )

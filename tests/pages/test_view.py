@@ -134,9 +134,7 @@ def test_pages_that_came_with_the_folder_are_replaced_only_if_asked(
     theirs = shutil.copytree(out, here / "pages")
     (theirs / "script.html").write_text("<script>alert(1)</script>")
     before = contents(theirs)
-    with pytest.raises(
-        ValueError, match=r"lies in the folder to view, .* \(--overwrite\), or"
-    ):
+    with pytest.raises(ValueError, match=r"lies in the folder to view, .* \(--overwrite\), or"):
         view(here, theirs)
     assert contents(theirs) == before
     view(here, theirs, overwrite=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -87,6 +88,51 @@ def number_text(value: float | None) -> str:
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.5g}"
 
 
+def number_texts(values: Sequence[float | None]) -> list[str]:
+    """Return numbers with the same decimals, as a column or an interval has them.
+
+    One that is larger than three quarters of them has four or five significant digits; decimals
+    that none needs are left out. One that would be rounded by more than 5% keeps two digits of its
+    own. NaN, infinities and numbers from 1e9 on are as :func:`number_text` has them.
+    """
+    usual = [value for value in values if value is not None and abs(value) < 1e9]
+    sizes = sorted(filter(None, map(abs, usual)))
+    large = sizes[3 * len(sizes) // 4] if sizes else 1.0
+    whole = math.floor(math.log10(large)) + 1  # digits before the point
+    most = min(6, max(0, 4 - whole + (whole > 2)))
+    exact = (n for n in range(most) if all(math.isclose(round(v, n), v) for v in usual))
+    count = next(exact, most)
+
+    def text(value: float | None) -> str:
+        if value is None or not abs(value) < 1e9:
+            return number_text(value)
+        shown = round(value, count) + 0.0  # no -0
+        return f"{value:.2g}" if abs(shown - value) > 0.05 * abs(value) else f"{shown:.{count}f}"
+
+    return [*map(text, values)]
+
+
+def number_columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    """Return rows with their numbers as text, each column with decimals of its own.
+
+    Args:
+        rows: cells, of which floats, pairs of floats and None become text; others stay.
+    """
+    found = [["-" if cell is None else cell for cell in row] for row in rows]
+    for column in range(max(map(len, found), default=0)):
+        cells = [
+            (row, row[column]) for row in found if isinstance(row[column], (int, float, tuple))
+        ]
+        numbers: list[Any] = []
+        for _, cell in cells:
+            numbers += cell if isinstance(cell, tuple) else [cell]
+        texts = iter(number_texts(numbers))
+        for row, cell in cells:
+            pair = isinstance(cell, tuple)
+            row[column] = f"[{next(texts)}, {next(texts)}]" if pair else next(texts)
+    return found
+
+
 def count_text(count: int, thing: str) -> str:
     """Return a count with its noun: ``1 episode``, ``2 episodes``."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
@@ -107,7 +153,7 @@ def without_process_ids(text: str) -> str:
 
 def interval_text(low: float, high: float) -> str:
     """Return an interval as ``[low, high]``."""
-    return f"[{number_text(low)}, {number_text(high)}]"
+    return "[{}, {}]".format(*number_texts([low, high]))
 
 
 def percent_text(share: float) -> str:

@@ -115,18 +115,17 @@ def check_no_links(root: Path, *names: str | Path) -> None:
 
     Args:
         root: the folder; it may be a link itself, as the user has named it.
-        names: files or folders, relative to it; each part of them is looked at.
+        names: files or folders, relative to it, which may be missing; each part is looked at.
 
     Raises:
         ValueError: naming the link.
     """
-    for name in map(Path, names):
-        for part in (*reversed(name.parents), name)[1:]:
-            if (root / part).is_symlink():
-                raise ValueError(
-                    f"expected {root / part} to be no link, as what is written there would end up "
-                    f"elsewhere, got one to {os.readlink(root / part)}; remove the link"
-                )
+    for path in (root / name for name in names):
+        if (leads := path.resolve()) != root.resolve() / path.relative_to(root):
+            raise ValueError(
+                f"expected {path} to be no link, and behind none, as what is written there would "
+                f"end up elsewhere, got {leads}; remove the link"
+            )
 
 
 def _sweep(path: Path) -> None:

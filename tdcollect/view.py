@@ -42,14 +42,11 @@ from tdcollect.view_index import COMPARISON, FINISHED, LEFT_OUT, Viewed, index_p
 INDEX = "index.html"
 PAGES = "pages"
 _MARK = b'<meta name="generator" content="tdcollect">'
+Where = str | os.PathLike[str]
 _STEP = re.compile("step-[0-9]{9,}")
 
 
-def view(
-    directory: str | os.PathLike[str],
-    output_dir: str | os.PathLike[str],
-    overwrite: bool = False,
-) -> tuple[Path, list[Viewed]]:
+def view(directory: Where, output_dir: Where, overwrite: bool = False) -> tuple[Path, list[Viewed]]:
     """Write the pages of all evaluations, curves and suites below a folder, and an index of them.
 
     Nothing that the folder names is run, and nothing in it tells who wrote it: the pages are a new
@@ -86,30 +83,22 @@ def view(
 
 def _check(root: Path, out: Path, overwrite: bool) -> None:
     """Refuse a folder that is not to be replaced, and one that a link leads to."""
-    viewed, real = root.resolve(), out.resolve()
+    viewed, real, index = root.resolve(), out.resolve(), out / INDEX
     inside, typed = real.is_relative_to(viewed), out.is_relative_to(os.path.abspath(root))
     there = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
-    index = out / INDEX
-    foreign = bool(there) and not (index.is_file() and _MARK in index.read_bytes()[:2000])
-    for wrong, why in [
-        (out.is_symlink() or (typed and not inside), "is a link, or lies behind one"),
-        (out.exists() and not out.is_dir(), "is a file"),
-        (viewed.is_relative_to(real), "holds the folder to view"),
-        (Path.cwd().is_relative_to(real), "holds the current folder"),
-        (foreign, "holds something else"),
-        (
-            bool(there) and inside and not overwrite,
-            "may have come with the folder that it lies in: replace it (--overwrite), or",
-        ),
-        (
-            bool(there - {INDEX, PAGES}) and not overwrite,
-            "holds other files, too: replace all of them (--overwrite), or",
-        ),
+    marked = not there or (index.is_file() and _MARK in index.read_bytes()[:2000])
+    own = overwrite or not there or (there <= {INDEX, PAGES} and not inside)
+    for right, why in [
+        (not out.is_symlink() and inside >= typed, "is a link, or lies behind one;"),
+        (out.is_dir() or not out.exists(), "is a file;"),
+        (not viewed.is_relative_to(real), "holds the folder to view;"),
+        (marked, "holds something else;"),
+        (own, "lies in the folder to view, or holds more: replace all of it (--overwrite), or"),
     ]:
-        if wrong:
+        if not right:
             raise ValueError(
                 "expected output_dir to be empty, or to hold pages of `tdcollect view`, got "
-                f"{out}, which {why}{'' if why.endswith('or') else ';'} choose another"
+                f"{out}, which {why} choose another"
             )
 
 

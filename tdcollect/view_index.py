@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-from tdcollect.display import count_text, number_text, percent_text
+from tdcollect.display import count_text, percent_text
 from tdcollect.evaluation.beside.curve import Best, Point
 from tdcollect.evaluation.beside.curve_page import step_text
-from tdcollect.evaluation.reports.sentences import ends, within
+from tdcollect.evaluation.reports.intervals import ends
+from tdcollect.evaluation.reports.sentences import with_interval
 from tdcollect.evaluation.reports.statistics import Summary
-from tdcollect.pages.html import Figure, figures, page, section
+from tdcollect.pages.html import Figure, figures, page, paragraphs, section
 from tdcollect.pages.plots import Estimate, intervals
-from tdcollect.pages.tables import Cell, Column, table
+from tdcollect.pages.tables import Cell, Column, Value, table
 from tdcollect.suites.results import SuiteResults
 
 FINISHED, COMPARISON = "finished", "comparison"
 LEFT_OUT = "left out, as its numbers are in no file: tdcollect compare makes it anew"
+_KINDS = {name.split()[-1]: name for name in ("suite", "evaluation", "learning curve", COMPARISON)}
 _FIGURES, _ROWS = 6, 20  # figures, and rows of each
 
 
@@ -65,10 +68,8 @@ class Viewed:
 
 def index_page(name: str, found: Sequence[Viewed]) -> bytes:
     """Return the index of what was found in a folder of a name."""
-    evaluations, curves, suites, comparisons = (
-        [one for one in found if one.kind == kind]
-        for kind in ("evaluation", "curve", "suite", COMPARISON)
-    )
+    groups = {kind: [one for one in found if one.kind == kind] for kind in _KINDS}
+    suites, evaluations, curves, comparisons = groups.values()
     parts = []
     if suites:
         parts.append(section("Suites", _suites(suites)))
@@ -79,19 +80,9 @@ def index_page(name: str, found: Sequence[Viewed]) -> bytes:
     if curves:
         parts.append(section("Learning curves", _curves(curves)))
     if comparisons:
-        columns = [Column(COMPARISON), Column("status", text=True)]
-        left = [[one.path, one.status] for one in comparisons]
-        parts.append(section("Comparisons", table(columns, left, name="Comparisons")))
-    lead = [
-        count_text(len(some), name)
-        for some, name in [
-            (suites, "suite"),
-            (evaluations, "evaluation"),
-            (curves, "learning curve"),
-            (comparisons, COMPARISON),
-        ]
-        if some
-    ]
+        left = [f"{one.path}: {one.status}." for one in comparisons]
+        parts.append(section("Comparisons", paragraphs(left)))
+    lead = [count_text(len(some), _KINDS[kind]) for kind, some in groups.items() if some]
     without = sum(one.page is None for one in found)
     lead += [f"{without} without a page"] if without else []
     return page(name, " · ".join(lead), parts, kicker="Evaluations")
@@ -99,18 +90,20 @@ def index_page(name: str, found: Sequence[Viewed]) -> bytes:
 
 def _figures(evaluations: Sequence[Viewed]) -> list[Figure]:
     """Return a figure per env with several evaluations: their mean returns."""
-    by_env: dict[str, list[Viewed]] = {}
+    by_env: dict[str, list[tuple[float, Viewed, Summary]]] = {}
     for one in evaluations:
-        if one.summary is not None and one.summary.returns.mean is not None:
-            by_env.setdefault(one.env, []).append(one)
+        if one.summary is not None and (mean := one.summary.returns.mean) is not None:
+            by_env.setdefault(one.env, []).append((mean, one, one.summary))
     drawn: list[Figure] = []
     for place, (env, ones) in enumerate(sorted(by_env.items())):
         if len(ones) < 2 or len(drawn) == _FIGURES:
             continue
-        ones = sorted(ones, key=_mean, reverse=True)
-        shown = ones[:_ROWS]
-        rows = [Estimate(_name(one), _mean(one), _interval(one)) for one in shown]
-        said = [f"{_name(one)}: {_mean_text(one)}." for one in shown[:5]]
+        shown = sorted(ones, key=itemgetter(0), reverse=True)[:_ROWS]
+        rows = [Estimate(_name(one), mean, ends(s.returns.mean_interval)) for mean, one, s in shown]
+        said = [
+            f"{_name(one)}: {with_interval(mean, s.returns.mean_interval, s.confidence)}."
+            for mean, one, s in shown[:5]
+        ]
         left = len(ones) - len(shown)
         note = f"The {len(shown)} highest are drawn; {left} more are in the table." if left else ""
         drawn.append(
@@ -121,22 +114,6 @@ def _figures(evaluations: Sequence[Viewed]) -> list[Figure]:
 
 def _name(one: Viewed) -> str:
     return one.path if one.path != "." else one.policy
-
-
-def _mean(one: Viewed) -> float:
-    assert one.summary is not None
-    assert one.summary.returns.mean is not None
-    return one.summary.returns.mean
-
-
-def _interval(one: Viewed) -> tuple[float, float] | None:
-    return None if one.summary is None else ends(one.summary.returns.mean_interval)
-
-
-def _mean_text(one: Viewed) -> str:
-    assert one.summary is not None
-    interval = one.summary.returns.mean_interval
-    return number_text(_mean(one)) + within(interval, one.summary.confidence)
 
 
 def _evaluations(evaluations: Sequence[Viewed]) -> str:
@@ -154,17 +131,17 @@ def _evaluations(evaluations: Sequence[Viewed]) -> str:
         Column("failed or lost" if lost else "failed", number=True),
         Column("status", text=True),
     ]
-    rows: list[list[str | Cell]] = []
+    rows: list[list[Value]] = []
     for one in evaluations:
-        row: list[str | Cell] = [Cell(one.path, one.page), one.env, one.policy]
+        row: list[Value] = [Cell(one.path, one.page), one.env, one.policy]
         s = one.summary
         if s is None:
             rows.append([*row, *["-"] * (6 if success else 5), _status(one)])
             continue
-        row += [str(s.episodes), number_text(s.returns.mean), str(s.returns.mean_interval or "-")]
+        row += [str(s.episodes), s.returns.mean, ends(s.returns.mean_interval)]
         if success:
             row.append("-" if s.success is None else percent_text(round(s.success.rate, 3)))
-        row += [number_text(s.lengths.mean), str(s.failed + s.lost), one.status]
+        row += [s.lengths.mean, str(s.failed + s.lost), one.status]
         rows.append(row)
     return table(columns, rows, hint="words, or mean>100", name="Evaluations")
 
@@ -208,7 +185,7 @@ def _curves(curves: Sequence[Viewed]) -> str:
         Column("last mean return", number=True),
         Column("status", text=True),
     ]
-    rows: list[list[str | Cell]] = []
+    rows: list[list[Value]] = []
     for one in curves:
         best = one.best
         rows.append(
@@ -217,9 +194,9 @@ def _curves(curves: Sequence[Viewed]) -> str:
                 one.env,
                 one.policy,
                 str(len(one.curve)),
-                "-" if best is None else number_text(best.value),
+                None if best is None else best.value,
                 "-" if best is None else step_text(best.step),
-                number_text(one.curve[-1].mean) if one.curve else "-",
+                one.curve[-1].mean if one.curve else None,
                 _status(one),
             ]
         )

@@ -77,23 +77,21 @@ def view(
 def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
     """Return a server of the pages that a folder holds now, for this machine alone."""
     pages = {f"/{file.relative_to(folder).as_posix()}" for file in folder.rglob("*.html")}
-    handler = partial(_Handler, pages | {"/"}, directory=str(folder))
-    return ThreadingHTTPServer((HOST, port), handler)
+    handler = type("Handler", (_Handler,), {"pages": pages | {"/"}})
+    return ThreadingHTTPServer((HOST, port), partial(handler, directory=str(folder)))
 
 
 class _Handler(SimpleHTTPRequestHandler):
     """Answers requests to this machine by its own names, quietly, with pages that it knows."""
 
-    def __init__(self, pages: Set[str], *args: Any, **options: Any):
-        self._pages = pages
-        super().__init__(*args, **options)
+    pages: Set[str]
 
     def send_head(self) -> Any:
         """Refuse other names: a page of somebody else may have resolved its own name to here."""
         host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
         if host not in (HOST, "localhost"):
             self.send_error(403, "only for this machine")
-        elif unquote(self.path.partition("?")[0]) not in self._pages:
+        elif unquote(self.path.partition("?")[0]) not in self.pages:
             self.send_error(404)
         else:
             return super().send_head()

@@ -82,13 +82,16 @@ class Canvas:
 
 
 @contextmanager
-def canvas(x_label: str, y_label: str = "", *, height: float = HEIGHT) -> Iterator[Canvas]:
+def canvas(
+    x_label: str, y_label: str = "", *, height: float = HEIGHT, width: float = WIDTH
+) -> Iterator[Canvas]:
     """Draw a plot with settings of our own and without pyplot's global figures.
 
     Args:
         x_label: below the plot.
         y_label: above the plot, at its left.
-        height: in inches; the width is always the same.
+        height: in inches.
+        width: in inches.
     """
     matplotlib = extra_module("matplotlib", "a figure")
     backend = extra_module("matplotlib.backends.backend_svg", "a figure")
@@ -96,7 +99,7 @@ def canvas(x_label: str, y_label: str = "", *, height: float = HEIGHT) -> Iterat
     kept = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
     with matplotlib.rc_context(kept | _settings()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's fonts draw it
-        figure = figures.Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = figures.Figure(figsize=(width, height), layout="constrained")
         backend.FigureCanvasSVG(figure)
         drawn = Canvas(figure.add_subplot())
         for patch in (figure.patch, drawn.axes.patch):

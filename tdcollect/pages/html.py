@@ -108,13 +108,14 @@ def cards(entries: Sequence[tuple[str, str, str]]) -> str:
     return f'<dl class="cards">\n{items}\n</dl>'
 
 
-def figures(shown: Sequence[Figure]) -> str:
-    """Return figures side by side where there is room."""
-    return "\n".join(['<div class="figures">', *map(_figure, shown), "</div>"])
+def figures(shown: Sequence[Figure], row: bool = False) -> str:
+    """Return figures side by side where there is room; a row of narrow ones shows notes alone."""
+    drawn = "\n".join(_figure(figure, "" if row else figure.shows) for figure in shown)
+    return f'<div class="figures{" row" if row else ""}">\n{drawn}\n</div>'
 
 
-def _figure(figure: Figure) -> str:
-    caption = " ".join(filter(None, [figure.shows, figure.note]))
+def _figure(figure: Figure, shows: str) -> str:
+    caption = " ".join(filter(None, [shows, figure.note]))
     return (
         f"<figure>\n<h3>{escape(figure.title)}</h3>\n"
         f"{figure.drawing.inline(figure.name, f'{figure.title}. {figure.shows}')}\n"

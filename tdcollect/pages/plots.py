@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tdcollect.display import number_text
+from tdcollect.display import number_texts
 from tdcollect.pages.drawing import HEIGHT, WIDTH, Canvas, Drawing, canvas, plain_text, short
 from tdcollect.pages.palette import SERIES, light, series
 
@@ -21,6 +21,7 @@ MOST_POINTS = 600  # of a line: more than a drawing this wide can show
 MOST_PAIRS = 1000  # of a cloud
 LARGEST = 1e150
 _STYLES = ("-", "--", ":")  # of series whose colours begin anew
+_DASH = 6  # points, of lines that are the same
 _ROW = 0.34  # inches per row of a plot with names at its left
 _MARGIN = 0.78
 
@@ -102,7 +103,7 @@ def histogram(
                 *interval, color=light("series1"), alpha=0.2, lw=0, label=plain_text(interval_name)
             )
         if mean is not None and _drawable(mean):
-            name = f"mean {number_text(mean)}"
+            name = f"mean {number_texts([mean])[0]}"
             axes.axvline(mean, color=light("series1"), linewidth=1.6, label=name)
         axes.yaxis.get_major_locator().set_params(integer=True, nbins=4)
         axes.xaxis.get_major_locator().set_params(nbins=6)
@@ -137,14 +138,22 @@ def lines(
     """
     with canvas(x_label, y_label, height=height) as drawn:
         axes = drawn.axes
-        for line in drawn_lines:
+        dashes: dict[int, Any] = {}  # of lines that are the same: by turns, so that each is seen
+        for equal in equal_lines(drawn_lines):
+            gap = _DASH * (len(equal) - 1)
+            dashes |= {place: (-_DASH * turn, (_DASH, gap)) for turn, place in enumerate(equal)}
+        for place, line in enumerate(drawn_lines):
             points = some_points(len(line.x))
             colour = series(line.series)
             x, y = line.x[points], line.y[points]
             y = np.where(_drawable(y), y, np.nan)
             style: dict[str, Any] = {"marker": "o", "markersize": 3.5} if marks else {}
+            style |= {"color": colour, "linewidth": 1.6, "label": short(line.name)}
             style["linestyle"] = _STYLES[line.series // len(SERIES) % len(_STYLES)]
-            axes.plot(x, y, color=colour, linewidth=1.6, label=short(line.name), **style)
+            (drawn_line,) = axes.plot(x, y, **style)
+            if place in dashes:
+                drawn_line.set(linestyle=dashes[place], label="")
+                axes.plot([], [], **style)  # for the legend, which would show a gap
             if line.low is not None and line.high is not None:
                 low, high = line.low[points], line.high[points]
                 there = _drawable(low) & _drawable(high)
@@ -170,22 +179,30 @@ def lines(
     return drawn.drawing
 
 
-def bars(rows: Sequence[Bar], x_label: str) -> Drawing:
-    """Draw a horizontal bar per row, with a text at its end."""
+def equal_lines(drawn_lines: Sequence[Line]) -> list[list[int]]:
+    """Return the places of lines that are the same, of two or more each."""
+    groups: dict[tuple[bytes, bytes], list[int]] = {}
+    for place, line in enumerate(drawn_lines):
+        groups.setdefault((line.x.tobytes(), line.y.tobytes()), []).append(place)
+    return [places for places in groups.values() if len(places) > 1]
+
+
+def bars(rows: Sequence[Bar], x_label: str, most: float) -> Drawing:
+    """Draw a horizontal bar per row, with a text at the right; ``most`` is a whole bar."""
     with canvas(x_label, height=_MARGIN + _ROW * len(rows)) as drawn:
         axes = drawn.axes
         for place, row in enumerate(rows):
             axes.barh(place, row.value, 0.62, color=light(row.role))
             axes.annotate(
                 plain_text(row.text),
-                (row.value, place),
-                (4, 0),
+                (1, place),
+                (8, 0),
+                xycoords=("axes fraction", "data"),
                 textcoords="offset points",
                 va="center",
             )
         _named_rows(axes, [row.name for row in rows])
-        most = max((row.value for row in rows), default=1) or 1
-        axes.set_xlim(0, most * 1.25)
+        axes.set_xlim(0, most or 1)
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
     return drawn.drawing
 
@@ -248,9 +265,26 @@ def ridges(rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Drawing
     return drawn.drawing
 
 
-def intervals(rows: Sequence[Estimate], x_label: str, *, line_at: float | None = None) -> Drawing:
-    """Draw an estimate with its interval per row, in the order given; a dashed line at a value."""
-    with canvas(x_label, height=_MARGIN + _ROW * max(len(rows), 2)) as drawn:
+def intervals(
+    rows: Sequence[Estimate],
+    x_label: str,
+    *,
+    line_at: float | None = None,
+    unit: bool = False,
+    narrow: bool = False,
+) -> Drawing:
+    """Draw an estimate with its interval per row, in the order given.
+
+    Args:
+        rows: the estimates.
+        x_label: their name.
+        line_at: where a dashed line is.
+        unit: have the axis reach from 0 to 1 at least, so that no small difference looks large.
+        narrow: half as wide, with the names above the rows.
+    """
+    width = WIDTH * (0.55 if narrow else 1)
+    row_height = _ROW * (1.4 if narrow else 1)
+    with canvas(x_label, height=_MARGIN + row_height * max(len(rows), 2), width=width) as drawn:
         axes = drawn.axes
         if line_at is not None:
             _dashed_line(axes, line_at)
@@ -260,8 +294,11 @@ def intervals(rows: Sequence[Estimate], x_label: str, *, line_at: float | None =
                 axes.plot(row.interval, [place] * 2, color=colour, linewidth=3.2, alpha=0.45)
             if row.value is not None and _drawable(row.value):
                 axes.plot([row.value], [place], "o", color=colour, markersize=6)
-        _named_rows(axes, [row.name for row in rows])
-        axes.xaxis.get_major_locator().set_params(nbins=6)
+        _named_rows(axes, [row.name for row in rows], inside=narrow)
+        axes.xaxis.get_major_locator().set_params(nbins=4 if narrow else 6)
+        if unit:
+            low, high = axes.get_xlim()
+            axes.set_xlim(low if low < -0.04 else -0.02, max(high, 1.02))
     return drawn.drawing
 
 
@@ -296,9 +333,12 @@ def bin_edges(values: Values) -> Values:
     return np.linspace(low, high, count + 1)
 
 
-def _named_rows(axes: Any, names: Sequence[str], above: float = 0.5) -> None:
-    """Name the rows at the left, the first at the top; grid lines go up."""
-    axes.set_yticks(range(len(names)), [short(name) for name in names])
+def _named_rows(axes: Any, names: Sequence[str], above: float = 0.5, inside: bool = False) -> None:
+    """Name the rows at the left, or in the plot above them; the first is at the top."""
+    axes.set_yticks(range(len(names)), ["" if inside else short(name) for name in names])
+    for place, name in enumerate(names if inside else ()):
+        at = ("axes fraction", "data")
+        axes.annotate(short(name), (0, place), (0, 6), xycoords=at, textcoords="offset points")
     axes.tick_params(axis="y", labelcolor=light("ink"))
     axes.set_ylim(len(names) - 0.5, -above)
     axes.grid(False, axis="y")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tdcollect.display import html_escaped as escape
+from tdcollect.display import number_columns
 from tdcollect.pages.html import address
 
 FILTERED = 8  # rows from which a table has a filter field
@@ -38,6 +39,10 @@ class Cell:
     more: tuple[tuple[str, str | None], ...] = ()
 
 
+Value = str | float | tuple[float, float] | Cell | None
+"""What a row of a table holds; None is shown as a dash."""
+
+
 @dataclass(frozen=True)
 class Commands:
     """The commands of the rows of a table: the text of a row's first cell between two halves."""
@@ -58,7 +63,7 @@ class Commands:
 
 def table(
     columns: Sequence[Column],
-    rows: Sequence[Sequence[str | Cell]],
+    rows: Sequence[Sequence[Value]],
     caption: str = "",
     *,
     sort: bool = True,
@@ -72,6 +77,7 @@ def table(
     Args:
         columns: the columns.
         rows: their cells, of plain text or with a link; those that start with spaces are indented.
+            Numbers and pairs of them, the ends of intervals, get the decimals of their column.
         caption: above the table.
         sort: let it sort; else its order says something.
         commands: a command per row, to be copied.
@@ -90,7 +96,7 @@ def table(
     if commands is not None:
         data += f' data-before="{escape(commands.before)}" data-after="{escape(commands.after)}"'
     heads = "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in columns)
-    body = "\n".join(f"<tr>{''.join(_cells(row))}</tr>" for row in rows)
+    body = "\n".join(f"<tr>{''.join(_cells(row))}</tr>" for row in number_columns(rows))
     above = f'<p class="caption">{escape(caption)}</p>\n' if caption else ""
     named = escape(name or caption or "table")
     tall = " tall" if len(rows) > TALL else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tdcollect.display import count_text, number_text, percent_text
+from tdcollect.display import count_text, listed_text, number_text, percent_text
+from tdcollect.evaluation.reports.intervals import ends
 from tdcollect.evaluation.reports.report import REPORT
-from tdcollect.evaluation.reports.sentences import ends
 from tdcollect.pages.drawing import HEIGHT
 from tdcollect.pages.html import (
     Figure,
@@ -21,8 +21,8 @@ from tdcollect.pages.html import (
 )
 from tdcollect.pages.palette import heat
 from tdcollect.pages.plots import Estimate as Row
-from tdcollect.pages.plots import Line, intervals, lines
-from tdcollect.pages.tables import Cell, Column, table
+from tdcollect.pages.plots import Line, equal_lines, intervals, lines
+from tdcollect.pages.tables import Cell, Column, Value, table
 from tdcollect.suites.definition import Task
 from tdcollect.suites.estimates import LABELS, LOWER_IS_BETTER, Aggregates, Estimate, Profile
 from tdcollect.suites.results import FINISHED, CellResult, SuiteResults
@@ -42,7 +42,7 @@ def suite_page(results: SuiteResults, back: str = "") -> bytes:
     sections = [*([back] if back else []), cards([*_headline(results)])]
     if found is not None:
         sections += [
-            section("Leaderboard", _leaderboard(found), figures(_metrics(found))),
+            section("Leaderboard", _leaderboard(found), figures(_metrics(found), row=True)),
             section("Profiles and improvement", figures(_profiles(found))),
         ]
         if found.groups:
@@ -76,11 +76,8 @@ def _headline(results: SuiteResults) -> Iterator[tuple[str, str, str]]:
         label = LABELS[metric]
         also = f" and {len(others)} more" if others else ""
         end = "Lowest" if metric in LOWER_IS_BETTER else "Highest"
-        words = ""
-        if best.interval is not None:
-            low, high = _score(best.interval.low), _score(best.interval.high)
-            words = f", {percent_text(found.confidence)} interval {low} to {high}"
-        yield f"{end} {label}", _score(best.value), f"{first}{also}{words}"
+        words = ", ".join([f"{first}{also}", *_words(best, found.confidence)])
+        yield f"{end} {label}", _score(best.value), words
     done = sum(cell.status == FINISHED for cell in results.cells)
     yield (
         "Evaluations finished",
@@ -109,40 +106,44 @@ def _leaderboard(found: Aggregates) -> str:
 
 
 def _metrics(found: Aggregates) -> list[Figure]:
-    """Return a figure per metric: the policies by rank, with intervals."""
-    colours = {policy: place for place, policy in enumerate(found.policies)}
+    """Return a narrow figure per metric: the policies in one order, with intervals."""
     drawn = []
     for metric in found.metrics:
-        order = [policy for _, policy in found.ranking(metric)]
-        rows = [
-            Row(
-                policy,
-                found.estimates[policy][metric].value,
-                ends(found.estimates[policy][metric].interval),
-                colours[policy],
-            )
-            for policy in order[:MOST_ROWS]
-        ]
-        said = " ".join(
-            f"{policy}: {_with_interval(found.estimates[policy][metric], found.confidence)}."
-            for policy in order[:5]
+        of = {(p, p): found.estimates[p][metric] for _, p in found.ranking()}
+        rows, said, left = _estimates(found, of)
+        drawing = intervals(rows, "score", unit=True, narrow=True)
+        note = "Lower is better. " * (metric in LOWER_IS_BETTER) + left
+        drawn.append(
+            Figure(f"metric_{metric}", LABELS[metric].capitalize(), drawing, said, note.strip())
         )
-        note = "Lower is better." if metric in LOWER_IS_BETTER else ""
-        if len(order) > MOST_ROWS:
-            note += f" The {MOST_ROWS} best of {len(order)} are drawn."
-        name = LABELS[metric]
-        title = name.capitalize()
-        drawing = intervals(rows, f"{name} of scores")
-        drawn.append(Figure(f"metric_{metric}", title, drawing, said, note.strip()))
     return drawn
+
+
+def _estimates(
+    found: Aggregates, of: Mapping[tuple[str, str], Estimate]
+) -> tuple[list[Row], str, str]:
+    """Return the rows of a figure, and what to say of those drawn, and of those left out.
+
+    Args:
+        found: the aggregates.
+        of: the estimates, by policy and name.
+    """
+    rows = [
+        Row(name, estimate.value, ends(estimate.interval), found.policies.index(policy))
+        for (policy, name), estimate in of.items()
+    ]
+    said = [f"{name}: {_with_interval(one, found.confidence)}." for (_, name), one in of.items()]
+    left = f"The {MOST_ROWS} best of {len(rows)} are drawn." if len(rows) > MOST_ROWS else ""
+    return rows[:MOST_ROWS], " ".join(said[:5]), left
 
 
 def _profiles(found: Aggregates) -> list[Figure]:
     """Return the figures of profiles, and of the improvement of the best policy."""
     x = np.array(found.thresholds)
     order = [policy for _, policy in found.ranking()][:MOST_LINES]
+    drawn_lines = [_line(policy, x, found.profiles[policy], found) for policy in order]
     drawing = lines(
-        [_line(policy, x, found.profiles[policy], found) for policy in order],
+        drawn_lines,
         "score",
         "share of runs and tasks above",
         y_limits=(-0.02, 1.02),
@@ -156,8 +157,11 @@ def _profiles(found: Aggregates) -> list[Figure]:
     ]
     shows = f"Share of runs and tasks with a score above {x[half]:.2f}: {'; '.join(shares)}."
     left = len(found.policies) - len(order)
-    note = f"The {len(order)} best policies are drawn; {left} more are not." if left else ""
-    drawn = [Figure("profiles", "Performance profiles", drawing, shows, note)]
+    notes = [f"The {len(order)} best policies are drawn; {left} more are not."] if left else []
+    for places in equal_lines(drawn_lines):
+        names = listed_text([order[place] for place in places], len(places))
+        notes.append(f"The lines of {names} are equal: their dashes alternate.")
+    drawn = [Figure("profiles", "Performance profiles", drawing, shows, " ".join(notes))]
     return [*drawn, _improvement(found)] if len(order) > 1 else drawn
 
 
@@ -168,24 +172,13 @@ def _line(policy: str, x: np.ndarray, profile: Profile, found: Aggregates) -> Li
 
 def _improvement(found: Aggregates) -> Figure:
     best, *others = (policy for _, policy in found.ranking())
-    rows = [
-        Row(
-            f"over {other}",
-            found.improvement[best][other].value,
-            ends(found.improvement[best][other].interval),
-            found.policies.index(other),
-        )
-        for other in others[:MOST_ROWS]
-    ]
-    said = " ".join(
-        f"Over {other}: {_with_interval(found.improvement[best][other], found.confidence)}."
-        for other in others[:5]
-    )
+    of = {(other, f"Over {other}"): found.improvement[best][other] for other in others}
+    rows, said, _ = _estimates(found, of)
     note = (
         f"The chance that a training run of {best} scores above a run of the other on the same "
         "task, averaged over tasks; a tie counts half. The dashed line is an even chance."
     )
-    drawing = intervals(rows, "probability of improvement", line_at=0.5)
+    drawing = intervals(rows, "probability of improvement", line_at=0.5, unit=True)
     return Figure("improvement", f"Probability of improvement of {best}", drawing, said, note)
 
 
@@ -193,13 +186,10 @@ def _groups(found: Aggregates) -> str:
     """Return a table of the first metric by policy and group."""
     metric = found.metrics[0]
     columns = [Column("policy"), *(Column(name, number=True) for name in found.groups)]
-    rows = []
-    for _, policy in found.ranking():
-        row = [policy]
-        for group in found.groups.values():
-            estimate = group.estimates[policy][metric]
-            row.append(_text(estimate))
-        rows.append(row)
+    rows = [
+        [policy, *(_text(group.estimates[policy][metric]) for group in found.groups.values())]
+        for _, policy in found.ranking()
+    ]
     members = [f"{name}: {', '.join(group.tasks)}." for name, group in found.groups.items()]
     caption = f"{LABELS[metric].capitalize()} of the scores of each group, with intervals."
     return table(columns, rows, caption) + paragraphs(members)
@@ -207,12 +197,10 @@ def _groups(found: Aggregates) -> str:
 
 def _heat_map(results: SuiteResults) -> str:
     columns = [Column("task"), *(Column(policy.name) for policy in results.policies)]
-    rows: list[list[str | Cell]] = []
-    for task in results.tasks:
-        row: list[str | Cell] = [task.name]
-        for policy in results.policies:
-            row.append(_heat_cell(task, results.of(task.name, policy.name)))
-        rows.append(row)
+    rows = [
+        [task.name, *(_heat_cell(task, results.of(task.name, p.name)) for p in results.policies)]
+        for task in results.tasks
+    ]
     several = any(len(policy.runs) > 1 for policy in results.policies)
     unscored = any(task.score is None for task in results.tasks)
     caption = "Scores" + (", and mean returns of tasks without a score" if unscored else "")
@@ -257,12 +245,12 @@ def _report_of(cell: CellResult) -> str | None:
 
 def _evaluations(results: SuiteResults) -> str:
     """Return the table of all evaluations that have episodes."""
-    rows: list[list[str | Cell]] = [
+    rows: list[list[Value]] = [
         [
             Cell(cell.name, _report_of(cell)),
-            "-" if cell.score is None else _score(cell.score),
-            number_text(cell.mean),
-            "-" if cell.interval is None else str(cell.interval),
+            None if cell.score is None else _score(cell.score),
+            cell.mean,
+            ends(cell.interval),
             "-" if cell.success is None else percent_text(round(cell.success, 4)),
             f"{cell.completed} of {cell.episodes}",
         ]
@@ -327,7 +315,13 @@ def _text(estimate: Estimate) -> str:
 
 
 def _with_interval(estimate: Estimate, confidence: float) -> str:
+    words = "".join(f" ({words})" for words in _words(estimate, confidence))
+    return _score(estimate.value) + words
+
+
+def _words(estimate: Estimate, confidence: float) -> list[str]:
+    """Return the interval in words, if there is one."""
     if estimate.interval is None:
-        return _score(estimate.value)
+        return []
     low, high = _score(estimate.interval.low), _score(estimate.interval.high)
-    return f"{_score(estimate.value)} ({percent_text(confidence)} interval {low} to {high})"
+    return [f"{percent_text(confidence)} interval {low} to {high}"]

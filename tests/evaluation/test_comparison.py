@@ -338,8 +338,8 @@ def test_the_table_reads_like_this() -> None:
     assert str(compare(first, second, names=["random", "ppo"])).splitlines()[:6] == [
         "CartPole-v1: ppo minus random on the same 4 episodes",
         "",
-        "                                   ppo",
-        "episodes compared                    4",
-        "mean return                       27.5",
-        "mean return of random               25",
+        "                                     ppo",
+        "episodes compared                      4",
+        "mean return                        27.50",
+        "mean return of random              25.00",
     ]

@@ -21,6 +21,7 @@ from tdcollect.evaluation import (
     write_comparison_report,
     write_report,
 )
+from tdcollect.evaluation.ledger.manifest import RANDOM
 from tdcollect.evaluation.reports import comparison_page, episode_rows
 from tdcollect.evaluation.reports.running import mean_and_deviation
 from tdcollect.pages.plots import bin_edges
@@ -137,16 +138,16 @@ def test_the_page_holds_the_figures_that_are_beside_it(whole) -> None:
 def test_each_figure_says_what_it_shows(whole) -> None:
     _, page = whole
     completed = np.delete(RETURNS, FAILED)
-    low, first, third, high = (f"{end:.5g}" for end in np.quantile(completed, [0, 0.25, 0.75, 1]))
+    low, first, third, high = np.quantile(completed, [0, 0.25, 0.75, 1])
     described = page.values("svg", "aria-label")
     assert len(described) == 4
     assert described[0].startswith(
-        f"Returns. Half of the 39 returns lie between {first} and {third}, all between {low} and "
-        f"{high}. The mean is {completed.mean():.5g} (95% interval "
+        f"Returns. Half of the 39 returns lie between {first:.1f} and {third:.1f}, all between "
+        f"{low:.0f} and {high:.0f}. The mean is {completed.mean():.2f} (95% interval "
     )
     assert described[-1].startswith(
         "How episodes ended. 38 episodes terminated, 1 truncated, 1 failed. 20 of 40 episodes were "
-        "a success: rate 0.5 (95% interval "
+        "a success: 50% (95% interval "
     )
     for path, words in zip(whole[0], described, strict=False):
         assert ElementTree.fromstring(path.read_bytes()).findtext(f"{SVG}desc") in words
@@ -156,7 +157,7 @@ def test_the_headline_has_the_mean_with_its_interval_and_what_completed(whole) -
     _, page = whole
     summary = summarize(records())
     interval = summary.returns.mean_interval
-    assert f"95% interval {interval.low:.5g} to {interval.high:.5g}" in page.words
+    assert f"95% interval {interval.low:.2f} to {interval.high:.2f}" in page.words
     assert "39 of 40" in page.words
     assert "1 failed, 2 restarted" in page.words
 
@@ -190,6 +191,51 @@ def test_the_lowest_returns_are_named_and_the_call_that_runs_one_again(whole) ->
         [before],
         [")"],
     )
+
+
+@pytest.mark.parametrize(
+    ("returns", "said"),
+    [
+        ([3.5, 1.0, 2.0, 4.0, 5.0], ["Lowest return: 1 in episode 1."]),
+        ([3.5, 1.0, 2.25, 4.0, 5.0, 6.0, 7.0, 8.0], ["1.00 in episode 1 and 2.25 in episode 2."]),
+        ([3.0, 1.0, 2.0], []),
+        ([500.0] * 20, []),
+    ],
+    ids=["five", "eight", "three", "equal"],
+)
+def test_of_few_episodes_few_are_the_lowest(tmp_path: Path, returns, said: list[str]) -> None:
+    _, page = report(tmp_path, ledger(returns))
+    assert all(text in page.words for text in said)
+    assert ("Lowest" in page.words) == bool(said)
+
+
+def test_returns_that_equal_the_lengths_are_shown_once_and_said(tmp_path: Path) -> None:
+    written, page = report(tmp_path, ledger(range(10, 50)))  # as lengths are
+    assert [path.stem for path in written] == ["returns", "cumulative", "endings", "report"]
+    assert "The length of each episode, in steps, is the same as its return." in page.words
+    assert page.tables[0][0] == ["", "return and length (steps)"]
+    assert page.tables[0][1][1] == "29.50"
+    assert "Mean return and length" in page.words
+    assert "Mean length" not in page.words
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "Actor · 40 test episodes · deterministic actions"),
+        ({"exploration": "random"}, "Actor · 40 test episodes · sampled actions"),
+        ({"exploration": "random", "class": RANDOM}, "random actions · 40 test episodes"),
+    ],
+    ids=["deterministic", "sampled", "no policy"],
+)
+def test_the_actions_of_a_policy_that_draws_are_sampled(
+    tmp_path: Path, changed: dict[str, str], said: str
+) -> None:
+    described = manifest()
+    described["policy"].update(changed)
+    write_report(tmp_path, described, records(), summarize(records(), resamples=9))
+    text = (tmp_path / "report.html").read_text()
+    assert f'<p class="lead">{said}</p>' in text
 
 
 def test_failed_and_restarted_episodes_are_named(whole) -> None:
@@ -373,7 +419,7 @@ def test_a_comparison_of_many_has_its_table_and_figures(tmp_path: Path) -> None:
     assert [path.name for path in written] == names
     assert page.tables[0] == [["", "<ppo>", "broken"], *stripped(found.rows())]
     described = page.values("svg", "aria-label")
-    low, high = (f"{end:.5g}" for end in np.quantile(RETURNS, [0.25, 0.75]))
+    low, high = (f"{end:.1f}" for end in np.quantile(RETURNS, [0.25, 0.75]))
     assert f"Half of the returns lie: random between {low} and {high}; <ppo>" in described[0]
     assert "<ppo>: 5 (95% interval 5 to 5)." in described[1]
     assert "<ppo> has the higher return in 40 of 40 episodes" in described[3]

@@ -36,10 +36,11 @@ def drawings(values: list[float], name: str) -> list[Drawing]:
     return [
         plots.histogram(values, name, mean=mean, interval=ends, zero=True),
         plots.lines([line, line._replace(series=8)], name, name, marks=True),
-        plots.bars([plots.Bar(name, 3, name), plots.Bar(name, 0, "")], name),
+        plots.bars([plots.Bar(name, 3, name), plots.Bar(name, 0, "")], name, 3),
         plots.cloud(array, array[::-1], name, name),
         plots.ridges([(name, values), (name, [1.0])], name),
         plots.intervals([plots.Estimate(name, mean, ends)], name, line_at=0.0),
+        plots.intervals([plots.Estimate(name, mean, ends)], name, unit=True, narrow=True),
     ]
 
 
@@ -83,6 +84,53 @@ def test_colours_are_roles_and_ids_are_distinct_in_a_page() -> None:
 def test_the_same_numbers_give_the_same_drawing() -> None:
     assert drawings([1.0, 2.0], "x") == drawings([1.0, 2.0], "x")
     assert drawings([1.0, 2.0], "x")[0] != drawings([1.0, 3.0], "x")[0]
+
+
+def ticks(drawing: Drawing) -> list[float]:
+    """The numbers at the axes."""
+    found = re.findall(">([\u22120-9.]+)</text>", drawing.content)
+    return [float(text.replace("\u2212", "-")) for text in found]
+
+
+@pytest.mark.parametrize("counts", [(100, 0), (98, 2), (3, 3), (0, 0)])
+def test_the_axis_of_bars_ends_at_the_whole(counts: tuple[int, int]) -> None:
+    rows = [plots.Bar("x", count, f"({count})") for count in counts]
+    assert max(ticks(plots.bars(rows, "episodes", 100))) == 100
+    assert max(ticks(plots.bars(rows, "episodes", 7))) <= 7
+
+
+@pytest.mark.parametrize(
+    ("scores", "shown"),
+    [((0.0150, 0.0165), (0, 1)), ((0.2, 3.7), (0, 3)), ((-0.8, 0.1), (-0.5, 1))],
+    ids=["alike", "above one", "below zero"],
+)
+def test_scores_are_on_an_axis_from_zero_to_one_or_wider(
+    scores: tuple[float, float], shown: tuple[float, float]
+) -> None:
+    rows = [plots.Estimate("x", score, (score, score)) for score in scores]
+    found = ticks(plots.intervals(rows, "score", unit=True, narrow=True))
+    assert (min(found), max(found)) == shown
+    zoomed = ticks(plots.intervals(rows, "score"))
+    assert shown != (0, 1) or max(zoomed) < 0.02
+
+
+def test_equal_lines_are_both_seen() -> None:
+    """Their dashes fill each other's gaps; the legend has both in full."""
+    x, y = np.arange(5.0), np.arange(5.0)
+    equal = [plots.Line(name, x, y, series=place) for place, name in enumerate("abc")]
+    other = plots.Line("d", x, y + 1, series=3)
+    assert plots.equal_lines([*equal, other]) == [[0, 1, 2]]
+    assert plots.equal_lines([equal[0], other]) == []
+    drawn = plots.lines([*equal, other], "x", "y").content
+    dashed = re.findall('<path[^>]*stroke-dasharray="(.*?)"[^>]*dashoffset="(.*?)"', drawn)
+    turns = [(float(offset), *map(float, pattern.split(","))) for pattern, offset in dashed]
+    on, off = turns[0][1:]
+    assert off == pytest.approx(2 * on)
+    assert turns == [(pytest.approx(-turn * on % (on + off)), on, off) for turn in range(3)]
+    for place in range(4):
+        strokes = re.findall(f'<path[^>]*class="s-series{place + 1}"[^>]*>', drawn)
+        assert len(strokes) == 2
+        assert sum("dash" in stroke for stroke in strokes) == (place < 3)
 
 
 def test_the_halves_of_a_command_are_those_around_the_index() -> None:

@@ -134,7 +134,7 @@ def test_pages_that_came_with_the_folder_are_replaced_only_if_asked(
     theirs = shutil.copytree(out, here / "pages")
     (theirs / "script.html").write_text("<script>alert(1)</script>")
     before = contents(theirs)
-    with pytest.raises(ValueError, match=r"may have come with the folder .*\(--overwrite\), or ch"):
+    with pytest.raises(ValueError, match=r"lies in the folder to view, .* \(--overwrite\), or"):
         view(here, theirs)
     assert contents(theirs) == before
     view(here, theirs, overwrite=True)
@@ -169,7 +169,7 @@ def test_nothing_is_written_through_a_link_that_came_with_the_folder(
 def test_a_folder_with_other_files_is_kept(runs: Path, out: Path, tmp_path: Path) -> None:
     mine = shutil.copytree(out, tmp_path / "mine")
     (mine / "CNAME").write_text("my.site")
-    with pytest.raises(ValueError, match="holds other files, too"):
+    with pytest.raises(ValueError, match="or holds more: replace all of it"):
         view(runs, mine)
     with pytest.raises(ValueError, match="which holds the folder to view; choose another"):
         view(mine / "pages", mine, overwrite=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from tdcollect.pages.palette import heat
+from tdcollect.suites.aggregates import aggregate
 from tdcollect.suites.definition import Policy, Score, Task
 from tdcollect.suites.page import suite_page
 
@@ -103,6 +106,24 @@ def test_figures_say_what_they_show() -> None:
     assert f"random: {iqm:.2f}." in page.shown[0]
     assert page.shown[-2].startswith("Performance profiles. Share of runs and tasks with a score")
     assert page.shown[-1].startswith("Probability of improvement of ppo. Over random: 1.00")
+
+
+def test_metrics_stand_in_one_row_with_the_policies_in_one_order() -> None:
+    page = suite_page(results(TASKS, POLICIES)).decode()
+    row = page.partition('<div class="figures row">')[2].partition("</section>")[0]
+    assert row.count("<figure>") == 4
+    assert re.findall(">(random|ppo|[01][.]0)</text>", row) == ["0.0", "1.0", "ppo", "random"] * 4
+    captions = re.findall("<figcaption>(.*?)</figcaption>", row)
+    assert captions == ["", "", "", "Lower is better."]  # numbers are in the table above
+
+
+def test_profiles_that_are_equal_are_named() -> None:
+    found = results(TASKS, POLICIES)
+    scores = {name: [[0.1, 0.5]] for name in ("random", "ppo", "last")} | {"other": [[0.2, 0.5]]}
+    equal = replace(found, aggregates=aggregate(scores, resamples=9))
+    said = "The lines of last, ppo and random are equal: their dashes alternate."
+    assert said in Page(suite_page(equal)).words
+    assert "are equal" not in Page(suite_page(found)).words
 
 
 @pytest.mark.parametrize("policies", [POLICIES[:1], POLICIES], ids=["one policy", "two"])

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tdcollect.display import count_text, interval_text, number_text, percent_text
+from tdcollect.display import count_text, number_text, number_texts, percent_text
 from tdcollect.evaluation.beside.curve import Best, Point
 from tdcollect.pages.html import Figure, cards, figures, page, paragraphs, section
 from tdcollect.pages.plots import Line, lines
-from tdcollect.pages.tables import Cell, Column, table
+from tdcollect.pages.tables import Cell, Column, Value, table
 
 CONFIDENCE = 0.95  # of the intervals of points
 NAMES = {"mean": "mean return", "iqm": "interquartile mean"}
@@ -61,10 +61,10 @@ def _headline(curve: Sequence[Point], best: Best | None, by: str) -> list[tuple[
     if curve:
         last = curve[-1]
         remark = f"at step {step_text(last.step)}"
+        mean, low, high = number_texts([last.mean, last.low, last.high])
         if last.low is not None and last.high is not None:
-            low, high = number_text(last.low), number_text(last.high)
             remark += f", {percent_text(CONFIDENCE)} interval {low} to {high}"
-        entries.append(("Last mean return", number_text(last.mean), remark))
+        entries.append(("Last mean return", mean, remark))
     episodes, failed = (sum(getattr(p, key) for p in curve) for key in ("episodes", "failed"))
     entries.append(("Test episodes", str(episodes), f"{failed} failed"))
     return entries
@@ -89,25 +89,27 @@ def _figures(curve: Sequence[Point], best: Best | None, by: str) -> list[Figure 
         marks=marks,
         best=None if at is None else (float(x[at]), float(mean[at])),
     )
+    first, last = number_texts([float(mean[0]), float(mean[-1])])
     shows = (
-        f"The mean return is {number_text(float(mean[0]))} at step {step_text(int(x[0]))} and "
-        f"{number_text(float(mean[-1]))} at step {step_text(int(x[-1]))}."
+        f"The mean return is {first} at step {step_text(int(x[0]))} and {last} at step "
+        f"{step_text(int(x[-1]))}."
     )
     if at is not None and best is not None:
         shows += (
             f" The best {NAMES[by]}, {number_text(best.value)}, is that of step "
             f"{step_text(best.step)}."
         )
+    if (mean == length).all():
+        note = "The mean length, in steps, is the same at each step, and not drawn by itself."
+        return [Figure("curve", "Return of test episodes", returns, shows, note)]
     lengths = lines(
         [Line("mean length", x, length, series=2)],
         "training steps",
         "length (steps)",
         marks=marks,
     )
-    said = (
-        f"The mean length is {number_text(float(length[0]))} steps at first and "
-        f"{number_text(float(length[-1]))} at the end."
-    )
+    first, last = number_texts([float(length[0]), float(length[-1])])
+    said = f"The mean length is {first} steps at first and {last} at the end."
     return [
         Figure("curve", "Return of test episodes", returns, shows),
         Figure("lengths", "Length of test episodes", lengths, said),
@@ -127,15 +129,15 @@ def _points(curve: Sequence[Point], best: Best | None, path_of: Callable[[int], 
         Column(""),
         Column("ledger"),
     ]
-    rows = []
+    rows: list[list[Value]] = []
     for point in curve:
         found = None if point.low is None or point.high is None else (point.low, point.high)
         rows.append(
             [
                 Cell(step_text(point.step), path_of(point.step)),
-                number_text(point.mean),
-                "-" if found is None else interval_text(*found),
-                *map(number_text, (point.std, point.iqm, point.length)),
+                point.mean,
+                found,
+                *(point.std, point.iqm, point.length),
                 str(point.episodes),
                 str(point.failed),
                 Cell("best", kind="good") if best and point.step == best.step else "",

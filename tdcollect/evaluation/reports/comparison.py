@@ -12,6 +12,7 @@ import numpy as np
 from tdcollect.display import (
     count_text,
     html_table,
+    number_columns,
     number_text,
     one_line,
     percent_text,
@@ -27,6 +28,7 @@ from tdcollect.evaluation.reports.comparable import (
 )
 from tdcollect.evaluation.reports.intervals import (
     check_settings,
+    ends,
     exact_mean,
     flips_are_exact,
     generator,
@@ -191,21 +193,21 @@ class Comparison:
 
         rows = [
             row("episodes compared", lambda d: str(len(d.values))),
-            row("mean return", lambda d: number_text(d.mean)),
-            row(f"mean return of {self.names[0]}", lambda d: number_text(d.baseline_mean)),
-            row("mean difference", lambda d: number_text(d.difference.mean)),
-            row(f"  {percent} interval", lambda d: str(d.difference.mean_interval or "-")),
-            row("standard deviation", lambda d: number_text(d.difference.std)),
+            row("mean return", lambda d: d.mean),
+            row(f"mean return of {self.names[0]}", lambda d: d.baseline_mean),
+            row("mean difference", lambda d: d.difference.mean),
+            row(f"  {percent} interval", lambda d: ends(d.difference.mean_interval)),
+            row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
             row("probability of improvement", lambda d: number_text(d.improvement)),
             row("p-value", lambda d: _p_text(d.p_value)),
         ]
         if len(self.differences) > 1:
             rows.append(row("  Holm's correction", lambda d: _p_text(d.adjusted_p_value)))
-        rows.append(row("detectable difference", lambda d: number_text(d.detectable())))
+        rows.append(row("detectable difference", lambda d: d.detectable()))
         if any(d.failed or d.baseline_failed or d.both_failed for d in self.differences):
             rows.append(row("failed, no difference", _failed_text))
-        return rows
+        return number_columns(rows)
 
     def notes(self) -> list[str]:
         """Return the notes to the table, one sentence each."""

@@ -11,17 +11,16 @@ import numpy as np
 
 from tdcollect.display import count_text, number_text, percent_text
 from tdcollect.evaluation.reports.comparison import Comparison, Difference
-from tdcollect.evaluation.reports.report import FIGURES
+from tdcollect.evaluation.reports.intervals import ends
+from tdcollect.evaluation.reports.report import write_page
 from tdcollect.evaluation.reports.sentences import (
-    ends,
     interval_name,
-    interval_words,
     mean_sentence,
     middle_halves,
+    number_and_interval,
     spread,
-    within,
+    with_interval,
 )
-from tdcollect.files import check_no_links, write_atomically
 from tdcollect.pages.drawing import short
 from tdcollect.pages.html import Figure, cards, figures, page, paragraphs, section
 from tdcollect.pages.plots import (
@@ -81,17 +80,14 @@ def write_comparison_report(
         f"{count_text(comparison.episodes, 'test episode')}"
     )
     html = page(f"{comparison.env}: comparison", lead, sections, kicker="Comparison")
-    root = Path(directory)
-    check_no_links(root, FIGURES)
-    written = [write_atomically(root / FIGURES / f"{f.name}.svg", f.file()) for f in drawn]
-    return [*written, write_atomically(root / COMPARISON_REPORT, html)]
+    return write_page(Path(directory, COMPARISON_REPORT), html, drawn)
 
 
 def _headline(d: Difference) -> list[tuple[str, str, str]]:
-    remark = interval_words(d.difference.mean_interval, d.confidence)
+    mean = number_and_interval(d.difference.mean, d.difference.mean_interval, d.confidence)
     p_value = "-" if d.p_value is None else f"{d.p_value:.2g}"
     return [
-        ("Mean difference", number_text(d.difference.mean), remark),
+        ("Mean difference", *mean),
         (
             "Probability of improvement",
             number_text(d.improvement),
@@ -123,8 +119,7 @@ def _together(comparison: Comparison) -> list[Figure]:
         for place, d in enumerate(comparison.differences, 1)
     ]
     said = " ".join(
-        f"{d.name}: {number_text(d.difference.mean)}"
-        f"{within(d.difference.mean_interval, d.confidence)}."
+        f"{d.name}: {with_interval(d.difference.mean, d.difference.mean_interval, d.confidence)}."
         for d in measured
     )
     drawing = intervals(estimates, f"mean difference to {short(baseline)}", line_at=0.0)
@@ -146,7 +141,7 @@ def _outcomes(d: Difference) -> Figure:
         f"Of {count_text(count, 'episode')}, {d.name} has a higher return than {d.baseline} in "
         f"{d.won}, an equal one in {d.tied}, and a lower one in {d.lost}."
     )
-    return Figure("outcomes", "Episodes won, tied and lost", bars(rows, "episodes"), shows)
+    return Figure("outcomes", "Episodes won, tied and lost", bars(rows, "episodes", count), shows)
 
 
 def _figures(d: Difference, place: int) -> Iterator[Figure]:
@@ -184,7 +179,12 @@ def _figures(d: Difference, place: int) -> Iterator[Figure]:
 def _episodes(comparison: Comparison) -> Iterator[str]:
     """Yield the table of episodes with the returns of all policies, or of those that matter."""
     differences = comparison.differences
-    places = [{index: at for at, index in enumerate(d.episodes)} for d in differences]
+    returns: list[dict[int, tuple[float | None, ...]]] = [
+        dict(
+            zip(d.episodes, zip(d.baseline_returns, d.returns, d.values, strict=True), strict=True)
+        )
+        for d in differences
+    ]
     indices = sorted({index for d in differences for index in d.episodes})
     if len(indices) > MOST:
         chosen = set()
@@ -206,13 +206,7 @@ def _episodes(comparison: Comparison) -> Iterator[str]:
         columns += [Column(d.name, number=True), Column("difference", number=True)]
     rows = []
     for index in indices:
-        row = [str(index), "-"]
-        for d, place in zip(differences, places, strict=True):
-            at = place.get(index)
-            if at is None:
-                row += ["-", "-"]
-                continue
-            row[1] = number_text(d.baseline_returns[at])
-            row += [number_text(d.returns[at]), number_text(d.values[at])]
-        rows.append(row)
+        found = [of.get(index, (None, None, None)) for of in returns]
+        baseline = next((first for first, *_ in found if first is not None), None)
+        rows.append([str(index), baseline, *(value for _, *own in found for value in own)])
     yield table(columns, rows, "Returns of each episode.", hint="words, or difference<0")

@@ -7,10 +7,9 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from tdcollect.display import number_text
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.pages.html import paragraphs
-from tdcollect.pages.tables import Cell, Column, Commands, table
+from tdcollect.pages.tables import Cell, Column, Commands, Value, table
 
 MOST = 10_000  # rows of the table
 EXTREMES = 200  # of more episodes: those of the lowest returns, and those of the highest
@@ -44,7 +43,7 @@ def episode_table(
     ]
     rows = []
     for e in listed:
-        row: list[str | Cell] = [str(e.index), number_text(e.episode_return)]
+        row: list[Value] = [str(e.index), e.episode_return]
         row += ["-" if e.length is None else str(e.length), _ended(e)]
         row += [_success(e)] if success else []
         row += [str(e.restarts)] if restarts else []

@@ -146,6 +146,11 @@ class Interval:
         return interval_text(self.low, self.high)
 
 
+def ends(value: Any) -> Any:
+    """Return the ends of an interval as a pair; anything else as it is."""
+    return (value.low, value.high) if isinstance(value, Interval) else value
+
+
 def check_settings(confidence: float, resamples: int | None, seed: int, episodes: int) -> int:
     """Return the number of resamples, given or by default; refuse settings without an interval."""
     if not 0 < confidence < 1:

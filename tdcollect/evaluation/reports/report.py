@@ -13,22 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tdcollect.display import count_text, listed_text, number_text, percent_text
+from tdcollect.display import count_text, listed_text, number_texts, percent_text
 from tdcollect.evaluation.ledger.manifest import RANDOM, manifest_entry, mixed_values
 from tdcollect.evaluation.ledger.reading import TRAJECTORIES, kept_trajectories, trajectory_name
 from tdcollect.evaluation.ledger.records import Episode, ledger_digest
 from tdcollect.evaluation.reports.episode_rows import episode_table
+from tdcollect.evaluation.reports.intervals import ends
 from tdcollect.evaluation.reports.running import running_mean
 from tdcollect.evaluation.reports.sentences import (
-    ends,
     interval_name,
-    interval_words,
     mean_sentence,
+    number_and_interval,
     parts,
     spread,
-    within,
 )
-from tdcollect.evaluation.reports.statistics import Summary, in_order, lost_words
+from tdcollect.evaluation.reports.statistics import Success, Summary, in_order, lost_words
 from tdcollect.files import check_no_links, write_atomically
 from tdcollect.pages.html import Figure, cards, command, figures, page, paragraphs, section
 from tdcollect.pages.plots import Bar, Line, bars, finite, histogram, lines
@@ -87,10 +86,15 @@ def write_report(
     root = Path(directory)
     again = commands_of(request, root, root) if request is not None else calls_of(manifest)
     kept = {index: f"{TRAJECTORIES}/{trajectory_name(index)}/" for index in kept_trajectories(root)}
-    html, drawn = report_page(manifest, episodes, summary, again, kept)
-    check_no_links(root, FIGURES)
-    written = [write_atomically(root / FIGURES / f"{f.name}.svg", f.file()) for f in drawn]
-    return [*written, write_atomically(root / REPORT, html)]
+    return write_page(root / REPORT, *report_page(manifest, episodes, summary, again, kept))
+
+
+def write_page(path: Path, html: bytes, drawn: Sequence[Figure]) -> list[Path]:
+    """Write a page, and its figures beside it; return the files, the page last."""
+    check_no_links(path.parent, FIGURES)
+    folder = path.with_name(FIGURES)
+    written = [write_atomically(folder / f"{f.name}.svg", f.file()) for f in drawn]
+    return [*written, write_atomically(path, html)]
 
 
 def report_page(
@@ -116,15 +120,18 @@ def report_page(
     completed = [episode for episode in records if episode.completed]
     env = str(manifest_entry(manifest, "env.id") or "env")
     policy = str(manifest_entry(manifest, "policy.class") or "policy")
-    drawn = _figures(records, completed, summary) if completed else []
-    columns = [Column(""), Column("return", number=True), Column("length (steps)", number=True)]
+    same = bool(completed) and all(e.episode_return == e.length for e in completed)
+    drawn = _figures(records, completed, summary, same) if completed else []
+    names = ["return and length (steps)"] if same else ["return", "length (steps)"]
+    columns = [Column(""), *(Column(name, number=True) for name in names)]
+    rows = [row[: len(columns)] for row in summary.rows()]
     sections = [
         *([back] if back else []),
-        cards(_headline(summary)),
+        cards(_headline(summary, same)),
         section("Figures", figures(drawn) if drawn else paragraphs(["No episode completed."])),
         section(
             "Statistics",
-            table(columns, summary.rows(), sort=False, name="Statistics"),
+            table(columns, rows, sort=False, name="Statistics"),
             paragraphs(summary.notes()),
         ),
         section("Episodes", *_episodes(records, completed, again, kept)),
@@ -132,7 +139,8 @@ def report_page(
     ]
     exploration = manifest_entry(manifest, "policy.exploration")
     said = [policy.rpartition(".")[2], count_text(summary.episodes, "test episode")]
-    said += [f"{exploration} actions"] if exploration and policy != RANDOM else []
+    if exploration and policy != RANDOM:
+        said.append(f"{'sampled' if exploration == 'random' else exploration} actions")
     digest = ledger_digest(records, int(manifest.get("format", 2)))
     footer = f"Ledger {digest}. Equal digests mean equal episodes, to the bit. Made by tdcollect."
     return page(env, " · ".join(said), sections, kicker="Evaluation", footer=footer), drawn
@@ -179,25 +187,21 @@ def calls_of(manifest: Mapping[str, Any], path: str = ".", where: str = "") -> A
     )
 
 
-def _headline(summary: Summary) -> list[tuple[str, str, str]]:
+def _headline(summary: Summary, same: bool) -> list[tuple[str, str, str]]:
     entries = []
     returns, lengths = summary.returns, summary.lengths
     for name, value, interval in [
-        ("Mean return", returns.mean, returns.mean_interval),
+        (f"Mean return{' and length' * same}", returns.mean, returns.mean_interval),
         (
             "Interquartile mean",
             returns.interquartile_mean,
             returns.interquartile_mean_interval,
         ),
         ("Mean length", lengths.mean, lengths.mean_interval),
-    ]:
-        entries.append((name, number_text(value), interval_words(interval, summary.confidence)))
+    ][: 2 if same else 3]:
+        entries.append((name, *number_and_interval(value, interval, summary.confidence)))
     if summary.success is not None:
-        rate = percent_text(round(summary.success.rate, 4))
-        interval = summary.success.interval
-        low, high = (percent_text(round(end, 3)) for end in (interval.low, interval.high))
-        remark = f"{interval_name(summary.confidence)} {low} to {high}"
-        entries.insert(2, ("Success rate", rate, remark))
+        entries.insert(2, ("Success rate", *_rate(summary.success, summary.confidence)))
     count = f"{summary.completed} of {summary.episodes}"
     remark = f"{summary.failed} failed, {lost_words(summary.lost)}{summary.restarted} restarted"
     if summary.distinct < summary.completed:
@@ -206,7 +210,7 @@ def _headline(summary: Summary) -> list[tuple[str, str, str]]:
 
 
 def _figures(
-    records: Sequence[Episode], completed: Sequence[Episode], summary: Summary
+    records: Sequence[Episode], completed: Sequence[Episode], summary: Summary, same: bool
 ) -> list[Figure]:
     returns = [episode.episode_return or 0.0 for episode in completed]
     lengths = [float(episode.length or 0) for episode in completed]
@@ -214,7 +218,7 @@ def _figures(
     for name, title, x_label, things, values, quantity in [
         ("returns", "Returns", "return", "returns", returns, summary.returns),
         ("lengths", "Lengths", "length (steps)", "lengths", lengths, summary.lengths),
-    ]:
+    ][: 1 if same else 2]:
         drawing = histogram(
             values,
             x_label,
@@ -223,8 +227,9 @@ def _figures(
             interval_name=interval_name(summary.confidence),
         )
         said = [spread(values, things), mean_sentence(quantity, summary.confidence)]
-        shown.append(Figure(name, title, drawing, " ".join(filter(None, said))))
-    return [shown[0], *_running_figure(returns, summary), shown[1], _endings(records, summary)]
+        note = "The length of each episode, in steps, is the same as its return." * same
+        shown.append(Figure(name, title, drawing, " ".join(filter(None, said)), note))
+    return [shown[0], *_running_figure(returns, summary), *shown[1:], _endings(records, summary)]
 
 
 def _running_figure(returns: Sequence[float], summary: Summary) -> list[Figure]:
@@ -241,10 +246,10 @@ def _running_figure(returns: Sequence[float], summary: Summary) -> list[Figure]:
         y_limits=running.limits(),
     )
     half = len(values) // 2
+    first, last = number_texts([float(running.mean[half - 1]), float(running.mean[-1])])
     shows = (
-        f"The mean return is {number_text(float(running.mean[half - 1]))} over the first "
-        f"{count_text(half, 'episode')}, and {number_text(float(running.mean[-1]))} over all "
-        f"{len(values)}."
+        f"The mean return is {first} over the first {count_text(half, 'episode')}, and {last} over "
+        f"all {len(values)}."
     )
     note = "Each interval is that of its own number of episodes."
     return [Figure("cumulative", "How the mean settles", drawing, shows, note)]
@@ -268,15 +273,22 @@ def _endings(records: Sequence[Episode], summary: Summary) -> Figure:
     said = [parts([(count, text) for (_, count, _), text in zip(counts, words, strict=True)]) + "."]
     success = summary.success
     if success is not None:
-        rate = _share(success.successes, success.count)
-        rows.append(Bar("success", success.successes, rate, "good"))
-        interval = within(success.interval, summary.confidence)
+        share = _share(success.successes, success.count)
+        rows.append(Bar("success", success.successes, share, "good"))
+        rate, interval = _rate(success, summary.confidence)
         said.append(
-            f"{success.successes} of {count_text(success.count, 'episode')} were a success: rate "
-            f"{number_text(success.rate)}{interval}."
+            f"{success.successes} of {count_text(success.count, 'episode')} were a success: {rate} "
+            f"({interval})."
         )
-    drawing = bars(rows, "episodes")
+    drawing = bars(rows, "episodes", len(records))
     return Figure("endings", "How episodes ended", drawing, " ".join(said))
+
+
+def _rate(success: Success, confidence: float) -> tuple[str, str]:
+    """Return a success rate and its interval in percent."""
+    ends = (success.rate, success.interval.low, success.interval.high)
+    rate, low, high = (percent_text(round(end, 3)) for end in ends)
+    return rate, f"{interval_name(confidence)} {low} to {high}"
 
 
 def _share(count: int, of: int) -> str:
@@ -289,20 +301,19 @@ def _episodes(
     again: Again,
     kept: Mapping[int, str | None],
 ) -> Iterator[str]:
-    if completed:
-        lowest = heapq.nsmallest(LOWEST, completed, lambda e: (_order(e.episode_return), e.index))
-        named = listed_text(
-            [f"{number_text(e.episode_return)} in episode {e.index}" for e in lowest], LOWEST
-        )
-        yield paragraphs([f"Lowest returns: {named}."])
+    lowest = heapq.nsmallest(LOWEST, completed, lambda e: (_order(e.episode_return), e.index))
+    few = lowest[: len(completed) // 4]  # of five episodes, five would be all
+    if few and len({e.episode_return for e in completed}) > 1:
+        texts = number_texts([e.episode_return for e in few])
+        named = [f"{text} in episode {e.index}" for text, e in zip(texts, few, strict=True)]
+        yield paragraphs([f"Lowest return{'s' * (len(few) > 1)}: {listed_text(named, LOWEST)}."])
     troubled = [e.index for e in records if e.restarts or not e.completed]
     if troubled:
         what = "Failed, lost" if any(e.lost for e in records) else "Failed"
         yield paragraphs([f"{what} or restarted: {_counted(troubled)}."], "warn")
     if records:
         yield paragraphs([again.how])
-        first = lowest[0].index if completed else records[0].index
-        yield command(again.commands.of_row(str(first)))
+        yield command(again.commands.of_row(str((lowest or records)[0].index)))
         yield episode_table(records, kept, again.commands)
 
 

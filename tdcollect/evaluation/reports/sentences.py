@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tdcollect.display import count_text, number_text, percent_text
+from tdcollect.display import count_text, number_text, number_texts, percent_text
 from tdcollect.evaluation.reports.intervals import Interval
 from tdcollect.evaluation.reports.statistics import Quantity
-from tdcollect.pages.plots import LARGEST, finite
+from tdcollect.pages.plots import LARGEST, Values, finite
 
 
 def spread(values: Sequence[float], things: str) -> str:
@@ -22,11 +22,8 @@ def spread(values: Sequence[float], things: str) -> str:
     elif len(found) and found.min() == found.max():
         said.append(f"All {len(found)} {things} are {number_text(float(found[0]))}.")
     elif len(found):
-        low, first, third, high = map(float, np.quantile(found, [0, 0.25, 0.75, 1]))
-        said.append(
-            f"Half of the {len(found)} {things} lie between {number_text(first)} and "
-            f"{number_text(third)}, all between {number_text(low)} and {number_text(high)}."
-        )
+        middle, all_of_them = _quantiles(found, [0.25, 0.75]), _quantiles(found, [0, 1])
+        said.append(f"Half of the {len(found)} {things} lie {middle}, all {all_of_them}.")
     if left:
         said.append(f"{left} of {len(values)} are NaN or beyond {LARGEST:g}, and are not drawn.")
     return " ".join(said)
@@ -38,8 +35,7 @@ def middle_halves(rows: Sequence[tuple[str, Sequence[float]]], things: str) -> s
     for name, values in rows:
         found = finite(values)
         if len(found):
-            first, third = (number_text(float(end)) for end in np.quantile(found, [0.25, 0.75]))
-            texts.append(f"{name} between {first} and {third}")
+            texts.append(f"{name} {_quantiles(found, [0.25, 0.75])}")
     return f"Half of the {things} lie: {'; '.join(texts)}."
 
 
@@ -47,15 +43,13 @@ def mean_sentence(quantity: Quantity, confidence: float) -> str:
     """Return the mean with its interval as a sentence; empty if there is none."""
     if quantity.mean is None:
         return ""
-    interval = within(quantity.mean_interval, confidence)
-    return f"The mean is {number_text(quantity.mean)}{interval}."
+    return f"The mean is {with_interval(quantity.mean, quantity.mean_interval, confidence)}."
 
 
-def within(interval: Interval | None, confidence: float) -> str:
-    """Return an interval in brackets, as the end of a number; empty if there is none."""
-    if interval is None:
-        return ""
-    return f" ({interval_words(interval, confidence)})"
+def with_interval(value: float | None, interval: Interval | None, confidence: float) -> str:
+    """Return a number, with its interval in brackets if there is one."""
+    number, words = number_and_interval(value, interval, confidence)
+    return number if interval is None else f"{number} ({words})"
 
 
 def interval_name(confidence: float) -> str:
@@ -63,17 +57,18 @@ def interval_name(confidence: float) -> str:
     return f"{percent_text(confidence)} interval"
 
 
-def interval_words(interval: Interval | None, confidence: float) -> str:
-    """Return an interval as a remark: ``95% interval 3 to 4``."""
+def number_and_interval(
+    value: float | None, interval: Interval | None, confidence: float
+) -> tuple[str, str]:
+    """Return a number and its interval alike: ``3.5``, ``95% interval 3.1 to 4.0``."""
     if interval is None:
-        return "no interval"
-    low, high = number_text(interval.low), number_text(interval.high)
-    return f"{interval_name(confidence)} {low} to {high}"
+        return number_texts([value])[0], "no interval"
+    number, low, high = number_texts([value, interval.low, interval.high])
+    return number, f"{interval_name(confidence)} {low} to {high}"
 
 
-def ends(interval: Interval | None) -> tuple[float, float] | None:
-    """Return the ends of an interval as plots take them."""
-    return None if interval is None else (interval.low, interval.high)
+def _quantiles(values: Values, shares: Sequence[float]) -> str:
+    return "between {} and {}".format(*number_texts(np.quantile(values, shares).tolist()))
 
 
 def parts(counts: Sequence[tuple[int, str]]) -> str:

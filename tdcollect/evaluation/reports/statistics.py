@@ -13,6 +13,7 @@ import numpy as np
 from tdcollect.display import (
     count_text,
     html_table,
+    number_columns,
     number_text,
     one_line,
     percent_text,
@@ -23,6 +24,7 @@ from tdcollect.evaluation.reports.intervals import (
     Interval,
     Values,
     check_settings,
+    ends,
     exact_mean,
     generator,
     interquartile_mean_interval,
@@ -153,23 +155,28 @@ class Summary:
         )
 
     def rows(self) -> list[list[str]]:
-        """Return the table's rows: a label, then a cell for returns and one for lengths."""
+        """Return the table's rows: a label, then a cell for returns and one for lengths.
+
+        The numbers of a column have the same decimals.
+        """
         over = f"mean over {self.completed} completed of {self.episodes}"
         percent = percent_text(self.confidence)
         quantities = (self.returns, self.lengths)
-        rows: list[list[str]] = [[over, *(number_text(q.mean) for q in quantities)]]
-        rows.append([f"  {percent} interval", *(_or_dash(q.mean_interval) for q in quantities)])
-        for label, name in [("standard deviation", "std"), ("standard error", "standard_error")]:
-            rows.append([label, *(number_text(getattr(q, name)) for q in quantities)])
-        rows.append(["median", *(number_text(q.median) for q in quantities)])
-        rows.append(
-            ["interquartile mean", *(number_text(q.interquartile_mean) for q in quantities)]
+        rows = [
+            (over, "mean"),
+            (f"  {percent} interval", "mean_interval"),
+            ("standard deviation", "std"),
+            ("standard error", "standard_error"),
+            ("median", "median"),
+            ("interquartile mean", "interquartile_mean"),
+            (f"  {percent} interval", "interquartile_mean_interval"),
+            ("minimum", "min"),
+            ("maximum", "max"),
+        ]
+        return number_columns(
+            [label, *(ends(getattr(quantity, name)) for quantity in quantities)]
+            for label, name in rows
         )
-        intervals = [q.interquartile_mean_interval for q in quantities]
-        rows.append([f"  {percent} interval", *(_or_dash(interval) for interval in intervals)])
-        rows.append(["minimum", *(number_text(q.min) for q in quantities)])
-        rows.append(["maximum", *(number_text(q.max) for q in quantities)])
-        return rows
 
     def notes(self) -> list[str]:
         """Return the notes to the table, one sentence each."""
@@ -346,7 +353,3 @@ def mean_text(quantity: Quantity) -> str:
     """Return the mean with its interval as text."""
     interval = quantity.mean_interval
     return f"mean {number_text(quantity.mean)}" + ("" if interval is None else f" {interval}")
-
-
-def _or_dash(interval: Interval | None) -> str:
-    return "-" if interval is None else str(interval)

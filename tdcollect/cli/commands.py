@@ -88,6 +88,7 @@ from tdcollect.cli.program import program, resumable
     help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them.",
 )
 @options.allow_mixed
+@options.no_recheck
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
 @click.option(
     "--on-env-error",
@@ -123,6 +124,7 @@ def evaluate(
     keep_trajectories: bool,
     shard: Any,
     allow_mixed: bool,
+    no_recheck: bool,
     quiet: bool,
     as_json: bool,
     workers: int | None,
@@ -187,6 +189,7 @@ def evaluate(
             workers=crew,
             shard=shard,
             allow_mixed=allow_mixed,
+            recheck=not no_recheck,
             **settings,
         )
     return say_result(result, as_json=as_json, quiet=quiet, shard=shard)

@@ -99,6 +99,12 @@ allow_mixed = click.option(
     help="Resume under other versions, platform or device; the manifest tells.",
 )
 
+no_recheck = click.option(
+    "--no-recheck",
+    is_flag=True,
+    help="Do not run the shortest episode once more at the end; results.json tells.",
+)
+
 
 def crew_of(
     stack: ExitStack, workers: int | None, ray_workers: int | None, ray_address: str | None

@@ -56,6 +56,7 @@ def suite() -> None:
 )
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data.")
 @options.allow_mixed
+@options.no_recheck
 @click.option("--quiet", is_flag=True, help="Show no progress and no table.")
 @options.as_json
 def run(
@@ -71,6 +72,7 @@ def run(
     shard: Any,
     keep_trajectories: bool,
     allow_mixed: bool,
+    no_recheck: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -88,6 +90,7 @@ def run(
             shard=shard,
             keep_trajectories=keep_trajectories,
             allow_mixed=allow_mixed,
+            recheck=not no_recheck,
             progress=not quiet,
         )
     return _say(found, output_dir, as_json, quiet)

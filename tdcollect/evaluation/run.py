@@ -46,6 +46,7 @@ def evaluate(
     workers: Workers | int | None = None,
     shard: tuple[int, int] | None = None,
     allow_mixed: bool = False,
+    recheck: bool = True,
     **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
     """Run test episodes by index, the same to the bit however they are run.
@@ -75,6 +76,8 @@ def evaluate(
         allow_mixed: take workers, and resume an evaluation, whose ``versions``, ``platform`` or
             ``device`` are others, which may change episodes. The manifest then has the values in
             its entry ``mixed``.
+        recheck: run the shortest episode once more at the end, alone, and end with an error unless
+            it is the same to the bit. False leaves this out, and ``results.json`` says so.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
@@ -124,4 +127,5 @@ def evaluate(
             request=request,
             shard=part,
             allow_mixed=allow_mixed,
+            recheck=recheck,
         )

@@ -14,7 +14,7 @@ from tdcollect.evaluation.ledger.reading import TRAJECTORIES, is_finished
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.runner import InThisProcess, Recording, warn
+from tdcollect.evaluation.runner import InThisProcess, Recording, episodes_of, warn
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Event
 from tdcollect.evaluation.workers.job import Job
@@ -40,6 +40,7 @@ def run_suite(
     shard: tuple[int, int] | None,
     keep_trajectories: bool,
     allow_mixed: bool,
+    recheck: bool,
     progress: bool,
 ) -> SuiteResults:
     """Run the cells that are not finished, and write the report; see :meth:`Suite.run`."""
@@ -55,7 +56,8 @@ def run_suite(
     left = [cell for cell in chosen if not is_finished(directory / cell.path)]
     crew = as_workers(workers)
     claim_folder(directory, described)
-    running = _Running(directory, left, suite.episodes, keep_trajectories, allow_mixed, progress)
+    how = {"keep_trajectories": keep_trajectories, "allow_mixed": allow_mixed, "recheck": recheck}
+    running = _Running(directory, left, suite.episodes, how, progress)
     with ExitStack() as stack:
         stack.enter_context(running)
         if crew is None:
@@ -89,9 +91,8 @@ class _Running:
         directory: of the suite.
         cells: to run.
         episodes: of each.
-        keep_trajectories: as for :func:`tdcollect.evaluate`, and so all that follow.
-        allow_mixed: likewise.
-        progress: likewise.
+        how: further arguments of :class:`Recording`.
+        progress: as for :func:`tdcollect.evaluate`.
 
     Attributes:
         failures: the errors of those that could not run, by name.
@@ -102,12 +103,12 @@ class _Running:
         directory: Path,
         cells: Sequence[Cell],
         episodes: int,
-        keep_trajectories: bool,
-        allow_mixed: bool,
+        how: dict[str, bool],
         progress: bool,
     ):
         self._directory, self._cells = directory, cells
-        self._keep, self._allow_mixed = keep_trajectories, allow_mixed
+        self._how, self._keep = how, how["keep_trajectories"]
+        self._rounds: dict[Work, Iterator[Sequence[int]]] = {}
         self._episodes = episodes
         self._recordings: dict[str, Recording] = {}
         self._ended = 0
@@ -145,7 +146,7 @@ class _Running:
         runner.note = self.note
         try:
             recording = self.begin(cell, runner.manifest)
-            for record, data in runner.run(recording.left, self._keep):
+            for record, data in episodes_of(runner, recording, self._keep):
                 self.add(cell, record, data)
             self.finish(cell, runner.errors, runner.about)
         finally:
@@ -153,7 +154,7 @@ class _Running:
 
     def on(self, crew: Workers, settings: Mapping[str, EvaluationSettings]) -> None:
         """Run all evaluations on workers that they share."""
-        dispatcher = Dispatcher(crew, self._allow_mixed)
+        dispatcher = Dispatcher(crew, self._how["allow_mixed"])
         dispatcher.note = self.note
         sharing = max(1, crew.num_workers // len(self._cells))
         works: dict[Work, Cell] = {}
@@ -190,9 +191,12 @@ class _Running:
                 if what is None:
                     recording = self.begin(cell, work.manifest)
                     work.let_in = recording.let_in
-                    dispatcher.begin(work, recording.left)
+                    self._rounds[work] = recording.rounds()
+                    dispatcher.begin(work, next(self._rounds[work]))
                 else:
                     self.add(cell, *what)
+                if not dispatcher.left(work) and (more := next(self._rounds[work], None)):
+                    dispatcher.begin(work, more)
             except Exception as error:
                 self.fail(cell, error)
                 if not isinstance(what, Exception):
@@ -214,9 +218,8 @@ class _Running:
         recording = Recording(
             manifest,
             range(self._episodes),
-            keep_trajectories=self._keep,
             output_dir=self._directory / cell.path,
-            allow_mixed=self._allow_mixed,
+            **self._how,
         )
         self._recordings[cell.name] = recording
         self._step(self._episodes - len(recording.left))
@@ -224,8 +227,8 @@ class _Running:
 
     def add(self, cell: Cell, record: Episode, data: Any) -> None:
         """Take an episode that has ended."""
-        self._recordings[cell.name].add(record, data)
-        self._step(1)
+        again = self._recordings[cell.name].add(record, data)
+        self._step(0 if again else 1)
 
     def finish(self, cell: Cell, errors: Mapping[int, str], about: Mapping[str, Any]) -> None:
         """Write the last files of an evaluation."""

@@ -196,6 +196,7 @@ class Suite:
         shard: tuple[int, int] | None = None,
         keep_trajectories: bool = False,
         allow_mixed: bool = False,
+        recheck: bool = True,
         progress: bool = True,
     ) -> SuiteResults:
         """Run the evaluations that ``output_dir`` lacks, and write the report.
@@ -212,6 +213,7 @@ class Suite:
                 may share ``output_dir``; the last one to end writes the whole report.
             keep_trajectories: as for :func:`tdcollect.evaluate`, and so the others.
             allow_mixed: likewise.
+            recheck: likewise.
             progress: likewise.
 
         Raises:
@@ -229,6 +231,7 @@ class Suite:
             shard=shard,
             keep_trajectories=keep_trajectories,
             allow_mixed=allow_mixed,
+            recheck=recheck,
             progress=progress,
         )
 

@@ -61,10 +61,9 @@ class LikeRows(TorchDispatchMode):
 def example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:
     """Return values for an entry, of the given shape and dtype; the same in every evaluation."""
     generator = torch.Generator().manual_seed(seed)
-    name = key if isinstance(key, str) else key[-1]
     if like.dtype == torch.bool:
         # In the middle of an episode, with nothing masked.
-        drawn = torch.full(like.shape, float(name not in (*keys.FLAGS, keys.IS_INIT)))
+        drawn = torch.full(like.shape, float(_name(key) not in (*keys.FLAGS, keys.IS_INIT)))
     elif like.is_floating_point():
         drawn = torch.randn(like.shape, generator=generator)
     else:
@@ -94,13 +93,22 @@ def unchanged_buffers(policy: Any) -> Iterator[None]:
         )
 
 
-def unlike(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that differs in every element, with values that a policy may find there."""
+def unlike(key: Key, value: torch.Tensor) -> torch.Tensor:
+    """Return an entry that differs in every element, with values that a policy may find there.
+
+    The flags stay: a policy sees no row whose episode has ended.
+    """
+    if _name(key) in keys.FLAGS:
+        return value.clone()
     if value.dtype == torch.bool:
         return ~value
     if value.is_floating_point():
         return value * 0.5 + 0.25
     return torch.where(value > 0, value - 1, value + 1)
+
+
+def _name(key: Key) -> str:
+    return key if isinstance(key, str) else key[-1]
 
 
 def check_same(

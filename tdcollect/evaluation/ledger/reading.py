@@ -31,6 +31,8 @@ MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.j
 REFUSED = "refused.json"
 SHARD = "shard.json"
 TRAJECTORIES = "trajectories"
+RECHECK = "recheck"
+"""The entry of the last file, false, of a run that ran no episode once more; else it is absent."""
 
 _MOST_EPISODES = 10**9
 _EXPLORATIONS = [name.lower() for name in ExplorationType.__members__]
@@ -135,6 +137,13 @@ def read_manifest(root: Path) -> dict[str, Any]:
 def is_finished(root: Path) -> bool:
     """Tell whether an evaluation is finished, so that its ledger has a digest."""
     return (root / RESULTS).exists()
+
+
+def was_rechecked(root: Path) -> bool | None:
+    """Tell whether a finished evaluation or shard ran an episode once more; None if unfinished."""
+    file = root / (RESULTS if is_finished(root) else SHARD)
+    found = read_object(file) if file.exists() else {}
+    return found.get(RECHECK) is not False if "ledger" in found else None
 
 
 def refusal_of(root: Path) -> str | None:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.display import count_text, listed_text, one_line
+from tdcollect.display import count_text, listed_text, names_checked, one_line
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.suites.cells import Cell
 from tdcollect.suites.definition import (
@@ -93,7 +93,7 @@ class Suite:
             raise FileNotFoundError(f"expected the TOML file of a suite, got {path}")
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"expected {path} to be TOML: {error}") from error
         try:
             return cls.of(tables, path.resolve().parent)
@@ -186,6 +186,7 @@ class Suite:
                 for run in policy.runs:
                     yield Cell(task, policy, run, self.episodes, self.seed, self.directory)
 
+    @names_checked
     def run(
         self,
         output_dir: str | os.PathLike[str],

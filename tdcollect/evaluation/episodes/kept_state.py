@@ -7,7 +7,7 @@ are not compared: they may well be records of calls, which change nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from types import FunctionType, GeneratorType, ModuleType
@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.episodes.row_checks import bits_of
 
 _MOST = 20_000  # values that are compared, those nearest to the policy first
-_LARGE = 2**20  # bytes; larger tensors are compared by torch's count of their changes
+_LARGE = 2**20  # bytes; of larger arrays, only the shape and torch's count of changes are compared
 _PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
-_OF_MODULES = {*vars(nn.Module()), "_is_full_backward_hook"}  # and hooks, which observe
 _LIBRARIES = ("torch", "tensordict", "torchrl")
 
 State = dict[str, Any]
@@ -30,9 +30,10 @@ State = dict[str, Any]
 
 
 def state_of(policy: Any) -> State:
-    """Return all that can be reached from a policy, by value, up to a bound.
+    """Return the attributes that can be reached from a policy, by value, up to a bound.
 
-    Counts that modules of torch and TorchRL keep are left out: their outputs do not depend on them.
+    Left out are parameters and buffers, which have a check of their own; hooks, which observe; and
+    the counts that modules of torch and TorchRL keep, as their outputs do not depend on them.
     """
     found: State = {}
     reached: dict[int, Any] = {}  # alive, so that nothing else takes over an id
@@ -40,18 +41,16 @@ def state_of(policy: Any) -> State:
     while waiting and len(found) < _MOST:
         path, value = waiting.popleft()
         if isinstance(value, _PLAIN):
-            found[path] = value if type(value) is str else repr(value)
+            found[path] = repr(value)
         elif id(value) not in reached:
             reached[id(value)] = value
             with suppress(Exception):  # of values that do not let themselves be looked at
-                if isinstance(value, torch.Tensor) or (
-                    isinstance(value, np.ndarray) and value.dtype != object
-                ):
-                    found[path] = _bits(value)
-                else:
-                    parts = list(islice(_parts(value), _MOST))
-                    found[path] = len(parts)
-                    waiting.extend((path + name, part) for name, part in parts)
+                if isinstance(value, (torch.Tensor, np.ndarray)):
+                    found[path] = _array(value)
+                    continue
+                parts = _parts(value)
+                found[path] = len(parts)
+                waiting.extend((path + name, part) for name, part in islice(parts.items(), _MOST))
     return found
 
 
@@ -71,38 +70,38 @@ def check_kept(before: State, after: State) -> None:
         )
 
 
-def _bits(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        if value.nbytes > _LARGE:
-            return value.data_ptr(), None if value.is_inference() else value._version
-        value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return value.shape, value.dtype.str, value.tobytes()
+def _array(value: Any) -> Any:
+    if value.nbytes > _LARGE:
+        return tuple(value.shape), getattr(value, "_version", None)
+    return bits_of(value) if isinstance(value, torch.Tensor) else repr(value.tolist())
 
 
-def _parts(value: Any) -> Iterable[tuple[str, Any]]:
-    """Return what a value consists of, each with the end of its path."""
-    if isinstance(value, Mapping):
-        return ((f"[{key!r}]", part) for key, part in value.items())
-    if isinstance(value, (list, tuple)):
-        return ((f"[{place}]", part) for place, part in enumerate(value))
+def _parts(value: Any) -> dict[str, Any]:
+    """Return what a value consists of, by the end of its path."""
+    if isinstance(value, (Mapping, list, tuple)):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        return {f"[{key!r}]": part for key, part in items}
     own: dict[str, Any] = {}
     library, _, inside = type(value).__module__.partition(".")
     if isinstance(value, FunctionType):
         library = value.__module__.partition(".")[0]
-        named = {name: value.__globals__.get(name) for name in value.__code__.co_names}
+        own = {name: value.__globals__.get(name) for name in value.__code__.co_names}
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            named[name] = cell.cell_contents
-        if library not in _LIBRARIES:
-            own = {name: part for name, part in named.items() if hasattr(part, "__dict__")}
+            own[name] = cell.cell_contents
+        own = {name: own[name] for name in own if hasattr(own[name], "__dict__")}
+        own = {} if library in _LIBRARIES else own
     elif isinstance(value, GeneratorType):
         own = {"gi_frame": value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_locals)}
     elif isinstance(value, nn.Module):
         own = {name: part for name, part in vars(value).items() if name not in _OF_MODULES}
-        own |= {**value._parameters, **value._buffers, **value._modules}
+        own |= value.named_children()
     elif not isinstance(value, (type, ModuleType)) and not inside.startswith("_dynamo"):
         for place, part in enumerate(value.__reduce_ex__(4)[1:]):  # as pickle takes it apart
             parts = list(part) if isinstance(part, Iterator) else part
-            own |= parts if isinstance(parts, dict) else {f"[{place}]": parts}
+            own |= parts if isinstance(parts, dict) else {str(place): parts}
     if library in _LIBRARIES:
         own = {name: part for name, part in own.items() if not isinstance(part, _PLAIN)}
-    return ((name if name[0] == "[" else f".{name}", part) for name, part in own.items())
+    return {f".{name}": part for name, part in own.items()}
+
+
+_OF_MODULES = vars(nn.Module()).keys()

@@ -89,6 +89,7 @@ from tdcollect.cli.program import program, resumable
 )
 @options.allow_mixed
 @options.retry_lost
+@options.no_recheck
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
 @click.option(
     "--on-env-error",
@@ -125,6 +126,7 @@ def evaluate(
     shard: Any,
     allow_mixed: bool,
     retry_lost: bool,
+    no_recheck: bool,
     quiet: bool,
     as_json: bool,
     workers: int | None,
@@ -194,6 +196,7 @@ def evaluate(
             shard=shard,
             allow_mixed=allow_mixed,
             retry_lost=retry_lost,
+            recheck=not no_recheck,
             **settings,
         )
     return say_result(result, as_json=as_json, quiet=quiet, shard=shard)

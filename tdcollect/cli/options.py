@@ -105,6 +105,12 @@ retry_lost = click.option(
     help="Run the episodes again that were lost with their workers, and nothing else.",
 )
 
+no_recheck = click.option(
+    "--no-recheck",
+    is_flag=True,
+    help="Do not run the shortest episode once more at the end; results.json tells.",
+)
+
 
 def crew_of(
     stack: ExitStack, workers: int | None, ray_workers: int | None, ray_address: str | None

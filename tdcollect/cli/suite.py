@@ -57,6 +57,7 @@ def suite() -> None:
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data.")
 @options.allow_mixed
 @options.retry_lost
+@options.no_recheck
 @click.option("--quiet", is_flag=True, help="Show no progress and no table.")
 @options.as_json
 def run(
@@ -73,6 +74,7 @@ def run(
     keep_trajectories: bool,
     allow_mixed: bool,
     retry_lost: bool,
+    no_recheck: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -91,6 +93,7 @@ def run(
             keep_trajectories=keep_trajectories,
             allow_mixed=allow_mixed,
             retry_lost=retry_lost,
+            recheck=not no_recheck,
             progress=not quiet,
         )
     return _say(found, output_dir, as_json, quiet)

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
-from torchrl.data import ImmutableDatasetWriter, RoundRobinWriter, SliceSampler
+from torchrl.data import ImmutableDatasetWriter, OneHot, RoundRobinWriter, SliceSampler
 from torchrl.envs import EnvBase
 
 from tdcollect._upstream.collector import CollectorState
@@ -218,9 +218,40 @@ def explain_wrapping_error(policy: Any, env: EnvBase, error: Exception) -> None:
 def explain_first_call(collector: Any, error: Exception) -> None:
     """Raise from ``error`` for a collector's policy whose first call failed for a known reason."""
     parent = CollectorState(collector)
+    unfit = unfit_observations(dict(parent.carrier.items(True, True)), collector.env, error)
+    if unfit is not None:
+        raise unfit from error
     known = failed_call(collector.policy, parent.uncompiled_policy, parent.carrier, collector.env)
     if known is not None:
         raise known from error
+
+
+def unfit_observations(
+    entries: Mapping[Any, Any], env: EnvBase, error: Exception
+) -> ValueError | None:
+    """The error for a policy that fails on NaN, or on the shapes of observations; None if neither.
+
+    Args:
+        entries: that the policy was called with.
+        env: the env, with its transforms.
+        error: of the policy, or of a check of its actions.
+    """
+    spec = env.full_observation_spec_unbatched
+    seen = {key: entries[key] for key in spec.keys(True, True) if key in entries}
+    odd = [key for key, value in seen.items() if value.isnan().any()]
+    if odd:
+        return ValueError(
+            f"expected observations that are numbers, got NaN from the env in {odd}, on which the "
+            "policy fails; correct the env, or its transforms: make_env(..., check_finite=True) "
+            "tells at which step they begin"
+        )
+    if type(error) is not RuntimeError or not any(word in str(error) for word in ("shape", "size")):
+        return None
+    shapes = ", ".join(f"{key!r} {list(spec[key].shape)}" for key in seen)
+    return ValueError(
+        f"expected a policy for observations {shapes}, as the env gives them, got one that fails "
+        f"on them: {error}; make its network for these shapes, or pass the env that it is for"
+    )
 
 
 def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
@@ -231,6 +262,8 @@ def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
     observed = list(env.observation_keys)
     if not callable(policy):
         advice = "leave it out for random actions"
+        if callable(getattr(policy, "act", None)):
+            advice = f"wrap its act, for one NumPy observation: {_row_by_row('policy.act', env)}"
         if hasattr(policy, "predict"):
             advice = (
                 "pass tdcollect.evaluation.sb3.load_policy(model, env) for a model of "
@@ -243,12 +276,36 @@ def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
     names = _arguments(policy)
     if names is not None and set(names) <= set(observed):
         return None
-    takes = "what it takes is not known" if names is None else f"takes ({', '.join(names)})"
     made = f"in_keys={observed}, out_keys={list(env.action_keys)}"
+    if isinstance(policy, nn.Module) and type(policy).forward is nn.Module.forward:
+        methods = [name for name in vars(type(policy)) if name[0] != "_" and "act" in name]
+        call = f"policy.{(methods or ['METHOD'])[0]}(x)" + "[0]" * ("_and_" in "".join(methods[:1]))
+        spec = env.full_action_spec_unbatched[env.action_keys[0]]
+        if type(spec) is OneHot:
+            call = f"torch.nn.functional.one_hot({call}, {spec.space.n})"
+        return (
+            f"expected a policy with a forward(), got {_described(policy)} without; wrap the "
+            f"method that acts: TensorDictModule(lambda x: {call}, {made})"
+        )
+    takes = "what it takes is not known" if names is None else f"takes ({', '.join(names)})"
+    alone = ""
+    if not isinstance(policy, nn.Module) and len(observed) == 1:
+        alone = f"; if it takes one NumPy observation: {_row_by_row('policy', env)}"
     return (
         "expected a policy that takes a TensorDict, or whose arguments are named like the env's "
         f"entries {observed}, got {_described(policy)}, which {takes}; wrap it: "
-        f"TensorDictModule(policy, {made})"
+        f"TensorDictModule(policy, {made}){alone}"
+    )
+
+
+def _row_by_row(call: str, env: EnvBase) -> str:
+    """A policy on TensorDicts, as code, that calls a function of one NumPy observation."""
+    observed, action = env.observation_keys[0], env.action_keys[0]
+    shape = list(env.full_observation_spec_unbatched[observed].shape)
+    return (
+        f"lambda td: td.set({action!r}, torch.stack([spec.encode({call}(x.numpy())) for x in "
+        f"td[{observed!r}].reshape(-1, *{shape})]).reshape(*td.shape, *spec.shape)), with spec = "
+        "env.action_spec_unbatched"
     )
 
 

@@ -82,7 +82,8 @@ class EpisodeCounters:
         for slot in slots:
             episode = int(self._episodes[slot]) - (verb != "reset")
             step = "" if verb == "reset" else f", step {int(self._clock - self._begun[slot])}"
-            words[slot] = f", episode {episode}{step}{self._seed(slot, episode, seeds)}"
+            place = f", episode {episode}{step}" if episode >= 0 else ", in a check, of no episode"
+            words[slot] = f"{place}{self._seed(slot, episode, seeds)}"
         return words
 
     def _seed(self, slot: int, episode: int, asked: Mapping[int, int]) -> str:

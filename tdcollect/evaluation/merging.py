@@ -28,6 +28,7 @@ from tdcollect.evaluation.ledger.reading import (
     read_records,
     read_shard,
     trajectory_path,
+    was_rechecked,
 )
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
 from tdcollect.evaluation.ledger.shards import Shard
@@ -104,7 +105,7 @@ def merge(
             if index not in there:
                 directory.take_data(index, source)
         result = EvaluationResult(directory.manifest, merged.episodes, directory.path)
-        finish(directory, result, request)
+        finish(directory, result, request, all(was_rechecked(part.path) for part in parts))
         if not read_runs(output):
             runs = [run for part in parts for run in read_runs(part.path)]
             directory.write_runs(sorted(runs, key=lambda run: json.dumps(run, sort_keys=True)))

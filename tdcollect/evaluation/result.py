@@ -27,7 +27,7 @@ from tdcollect.evaluation.ledger.reading import (
     trajectory_name,
     trajectory_path,
 )
-from tdcollect.evaluation.ledger.records import FORMAT, Episode, ledger_digest
+from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_count, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, unequal
 from tdcollect.evaluation.reports.statistics import Summary, summarize
 
@@ -173,7 +173,10 @@ class EvaluationResult:
 
         Raises:
             KeyError: if the ledger has no such episode.
+            TypeError: for an index that is no int.
         """
+        if not is_count(index):
+            raise TypeError(f"expected the index of an episode, an int from 0, got {index!r}")
         at = bisect_left(self.episodes, index, key=lambda episode: episode.index)
         if at == len(self.episodes) or self.episodes[at].index != index:
             raise KeyError(f"episode {index} is not among the {len(self.episodes)} of this ledger")

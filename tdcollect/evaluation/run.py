@@ -47,6 +47,7 @@ def evaluate(
     shard: tuple[int, int] | None = None,
     allow_mixed: bool = False,
     retry_lost: bool = False,
+    recheck: bool = True,
     **settings: Unpack[SettingsArguments],
 ) -> EvaluationResult:
     """Run test episodes by index, the same to the bit however they are run.
@@ -78,6 +79,8 @@ def evaluate(
             its entry ``mixed``.
         retry_lost: run the episodes again that ``output_dir`` has as lost: they were given up
             because their workers ended. Nothing else runs again.
+        recheck: run the shortest episode once more at the end, alone, and end with an error unless
+            it is the same to the bit. False leaves this out, and ``results.json`` says so.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
@@ -135,4 +138,5 @@ def evaluate(
             shard=part,
             allow_mixed=allow_mixed,
             retry_lost=retry_lost,
+            recheck=recheck,
         )

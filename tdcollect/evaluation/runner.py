@@ -15,9 +15,11 @@ from tensordict import TensorDict
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.finishing import finish
 from tdcollect.evaluation.ledger.directory import Directory
-from tdcollect.evaluation.ledger.manifest import describe
+from tdcollect.evaluation.ledger.manifest import MIXED, describe
+from tdcollect.evaluation.ledger.reading import was_rechecked
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.replay import Replay
@@ -65,6 +67,7 @@ class InThisProcess:
     num_workers = 0
 
     def __init__(self, env: Any, policy: Any, settings: EvaluationSettings):
+        self.errors: dict[int, str] = {}
         self.note: Callable[[str], None] = warn
         self.let_in: Callable[[Mapping[str, Any]], None] = lambda manifest: None
         self._collector = EvaluationCollector.from_settings(env, policy, settings)
@@ -75,16 +78,13 @@ class InThisProcess:
             raise
 
     @property
-    def errors(self) -> dict[int, str]:
-        return self._collector.errors
-
-    @property
     def about(self) -> dict[str, Any]:
         return {"env": repr(self._collector.base), "threads": torch.get_num_threads()}
 
     def run(self, indices: Sequence[int], keep: bool) -> Generator[Finished, None, None]:
         self._collector.episode_indices = indices
-        return self._collector.run(keep)
+        yield from self._collector.run(keep)
+        self.errors |= self._collector.errors
 
     def close(self) -> None:
         self._collector.close()
@@ -103,6 +103,7 @@ class Recording:
         shard: likewise.
         allow_mixed: likewise.
         retry_lost: likewise.
+        recheck: likewise.
 
     Attributes:
         left: the indices of the episodes to run.
@@ -119,8 +120,11 @@ class Recording:
         shard: Shard | None = None,
         allow_mixed: bool = False,
         retry_lost: bool = False,
+        recheck: bool = True,
     ):
-        self._manifest, self._shard = manifest, shard
+        self._manifest, self._shard, self._recheck = manifest, shard, recheck
+        self._again: Episode | None = None  # that runs once more
+        self._was_finished = False
         self._ended: list[Episode] = []
         self._trajectories: dict[int, TensorDict] = {}
         self.directory: Directory | None = None
@@ -134,6 +138,10 @@ class Recording:
             own = indices if shard is None else shard.select(indices)
             self.left = [index for index in own if index not in there]
             self._started = time.time()
+            if self.directory is not None and not self.left:
+                found = was_rechecked(self.directory.path)
+                self._was_finished = found is not None
+                self._recheck = recheck if found is None else found
             if self.directory is not None and self.left:
                 self.directory.note_mixed(manifest)
         except BaseException:
@@ -145,13 +153,44 @@ class Recording:
         if self.directory is not None:
             self.directory.note_mixed(manifest)
 
-    def add(self, record: Episode, data: TensorDict | None) -> None:
-        """Take an episode that has ended."""
+    def rounds(self) -> Iterator[Sequence[int]]:
+        """Yield the indices to run: those left, then the shortest episode that ended, once more.
+
+        Where workers may differ (``mixed`` in the manifest), so may an episode: none runs again.
+        """
+        yield self.left
+        completed = [episode for episode in self._ended if episode.completed]
+        mixed = MIXED in (self._manifest if self.directory is None else self.directory.manifest)
+        if completed and self._recheck and not (self._was_finished or mixed):
+            self._again = min(completed, key=lambda episode: (episode.length, episode.index))
+            yield [self._again.index]
+
+    def add(self, record: Episode, data: TensorDict | None) -> bool:
+        """Take an episode that has ended; True if it ran once more, which leaves no trace.
+
+        Raises:
+            NotReproducibleError: if it is another one then.
+        """
+        before = self._again
+        if before is not None:
+            # One that fails now tells nothing; another episode comes late, from a lost worker.
+            same = record.digest == before.digest
+            if record.completed and record.index == before.index and not same:
+                raise NotReproducibleError(
+                    f"episode {record.index}, the shortest, is another one when it runs once more, "
+                    f"alone (digest {str(record.digest)[:16]}, and {str(before.digest)[:16]} "
+                    "before): env or policy keep something from one episode to the next, or draw "
+                    "random numbers that no seed reaches. Keep what the policy remembers in "
+                    "entries of the TensorDict, which begin anew with each episode; tdcollect "
+                    "doctor looks at the env"
+                )
+            return True
         self._ended.append(record)
         if self.directory is not None:
             self.directory.add(record, data)
         elif data is not None:
             self._trajectories[record.index] = data
+        return False
 
     def finish(
         self,
@@ -171,11 +210,13 @@ class Recording:
         directory = self.directory
         manifest = self._manifest if directory is None else directory.manifest
         output_dir = None if directory is None else directory.path
+        completed = {episode.index for episode in self._ended if episode.completed}
+        errors = {index: text for index, text in errors.items() if index not in completed}
         result = EvaluationResult(
             manifest, self._ended, output_dir, self._trajectories, replay, errors
         )
         if directory is not None:
-            finish(directory, result, request)
+            finish(directory, result, request, self._recheck)
             if self.left:
                 part = {} if self._shard is None else {"shard": self._shard}
                 directory.note_run(self._started, len(self.left), {**about, **part})
@@ -190,6 +231,14 @@ class Recording:
         """Release the directory."""
         if self.directory is not None:
             self.directory.close()
+
+
+def episodes_of(
+    runner: Runner, recording: Recording, keep: bool
+) -> Generator[Finished, None, None]:
+    """Run the episodes that a recording asks for; yields them as they end."""
+    for indices in recording.rounds():
+        yield from runner.run(indices, keep)
 
 
 def run_to_result(
@@ -214,7 +263,7 @@ def run_to_result(
     with closing(Recording(runner.manifest, indices, **where)) as recording:
         left = recording.left
         runner.let_in = recording.let_in
-        run = runner.run(left, where.get("keep_trajectories", False))
+        run = episodes_of(runner, recording, where.get("keep_trajectories", False))
         try:
             for record, data in _shown(run, runner, len(left)) if progress and left else run:
                 recording.add(record, data)
@@ -230,8 +279,8 @@ def _shown(run: Generator[Finished, None, None], runner: Runner, total: int) -> 
         runner.note = lambda line: line_above(bar, line)
         if runner.num_workers:
             bar.set_postfix({"workers": str(runner.num_workers)})
-        for finished in run:
-            bar.update(1)
+        for number, finished in enumerate(run):
+            bar.update(int(number < total))
             yield finished
             del finished  # else its data would stay in memory beside the next one's
 

@@ -7,20 +7,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import torch
 from tensordict import NestedKey
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.display import count_text, one_line
+from tdcollect.display import Function, count_text, names_checked, one_line
 from tdcollect.envs.make import BACKENDS
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.seeding import env_seed, policy_seed
 
 Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SettingsArguments(TypedDict, total=False):
@@ -185,7 +184,7 @@ def takes_settings(function: Function) -> Function:
     leading = [p for p in own if p.kind is not p.KEYWORD_ONLY]
     shown = [*leading, *settings, *own[len(leading) :]]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    return function
+    return names_checked(function)
 
 
 def _device(given: Any) -> torch.device:

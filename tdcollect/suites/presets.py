@@ -140,7 +140,7 @@ def parse(text: str, name: str) -> Preset:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"expected the preset {name} to be TOML: {error}") from error
     _check(
         not (unknown := sorted(data.keys() - _ENTRIES)), name, f"no {unknown}, which no preset has"

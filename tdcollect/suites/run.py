@@ -14,7 +14,7 @@ from tdcollect.evaluation.ledger.reading import TRAJECTORIES, is_finished, read_
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.runner import InThisProcess, Recording, resumable, warn
+from tdcollect.evaluation.runner import InThisProcess, Recording, episodes_of, resumable, warn
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Event
 from tdcollect.evaluation.workers.job import Job
@@ -49,6 +49,7 @@ def run_suite(
     keep_trajectories: bool,
     allow_mixed: bool,
     retry_lost: bool,
+    recheck: bool,
     progress: bool,
 ) -> SuiteResults:
     """Run the cells that are not finished, and write the report; see :meth:`Suite.run`."""
@@ -74,6 +75,7 @@ def run_suite(
         "keep_trajectories": keep_trajectories,
         "allow_mixed": allow_mixed,
         "retry_lost": retry_lost,
+        "recheck": recheck,
     }
     running = _Running(directory, left, suite.episodes, how, progress)
     with resumable(directory), ExitStack() as stack:
@@ -121,8 +123,9 @@ class _Running:
         how: Mapping[str, Any],
         progress: bool,
     ):
-        self._directory, self._cells, self._how = directory, cells, how
-        self._keep = how["keep_trajectories"]
+        self._directory, self._cells = directory, cells
+        self._how, self._keep = how, how["keep_trajectories"]
+        self._rounds: dict[Work, Iterator[Sequence[int]]] = {}
         self._episodes = episodes
         self._recordings: dict[str, Recording] = {}
         self._ended = 0
@@ -159,7 +162,7 @@ class _Running:
         runner.note = self.note
         try:
             recording = self.begin(cell, runner.manifest)
-            for record, data in runner.run(recording.left, self._keep):
+            for record, data in episodes_of(runner, recording, self._keep):
                 self.add(cell, record, data)
             self.finish(cell, runner.errors, runner.about)
         finally:
@@ -204,9 +207,12 @@ class _Running:
                 if what is None:
                     recording = self.begin(cell, work.manifest)
                     work.let_in = recording.let_in
-                    dispatcher.begin(work, recording.left)
+                    self._rounds[work] = recording.rounds()
+                    dispatcher.begin(work, next(self._rounds[work]))
                 else:
                     self.add(cell, *what)
+                if not dispatcher.left(work) and (more := next(self._rounds[work], None)):
+                    dispatcher.begin(work, more)
             except Exception as error:
                 self.fail(cell, error)
                 if not isinstance(what, Exception):
@@ -238,8 +244,8 @@ class _Running:
 
     def add(self, cell: Cell, record: Episode, data: Any) -> None:
         """Take an episode that has ended."""
-        self._recordings[cell.name].add(record, data)
-        self._step(1)
+        again = self._recordings[cell.name].add(record, data)
+        self._step(0 if again else 1)
 
     def finish(self, cell: Cell, errors: Mapping[int, str], about: Mapping[str, Any]) -> None:
         """Write the last files of an evaluation."""

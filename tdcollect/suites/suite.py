@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.display import count_text, listed_text, one_line
+from tdcollect.display import count_text, listed_text, names_checked, one_line
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.suites.cells import Cell
 from tdcollect.suites.definition import (
@@ -96,7 +96,7 @@ class Suite:
             raise FileNotFoundError(f"expected the TOML file of a suite, got {path}")
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"expected {path} to be TOML: {error}") from error
         try:
             return cls.of(tables, path.resolve().parent)
@@ -189,6 +189,7 @@ class Suite:
                 for run in policy.runs:
                     yield Cell(task, policy, run, self.episodes, self.seed, self.directory)
 
+    @names_checked
     def run(
         self,
         output_dir: str | os.PathLike[str],
@@ -200,6 +201,7 @@ class Suite:
         keep_trajectories: bool = False,
         allow_mixed: bool = False,
         retry_lost: bool = False,
+        recheck: bool = True,
         progress: bool = True,
     ) -> SuiteResults:
         """Run the evaluations that ``output_dir`` lacks, and write the report.
@@ -218,6 +220,7 @@ class Suite:
             keep_trajectories: as for :func:`tdcollect.evaluate`, and so the others.
             allow_mixed: likewise.
             retry_lost: likewise, for the evaluations that are selected.
+            recheck: likewise.
             progress: likewise.
 
         Raises:
@@ -236,6 +239,7 @@ class Suite:
             keep_trajectories=keep_trajectories,
             allow_mixed=allow_mixed,
             retry_lost=retry_lost,
+            recheck=recheck,
             progress=progress,
         )
 

@@ -52,12 +52,8 @@ WRONG: dict[str, tuple[spaces.Space[Any], bool, Any, str]] = {
         r"the env's action spec says, got float32 of shape \(2,\): .*; draw from the logits with "
         "ProbabilisticActor",
     ),
-    "one-hot floats": (
-        DISCRETE,
-        False,
-        rows(0.0, 1.0),
-        r"got float32 .*\[0.0, 1.*write integers: torchrl",
-    ),
+    "probabilities": (DISCRETE, False, rows(0.1, 0.9), r"got float32 .*\[0.1.*draw from the"),
+    "a nearly one-hot row": (DISCRETE, False, rows(0.0, 1 - 1e-7), r"got float32 .*\[0.0, 0.99"),
     "two hot": (DISCRETE, False, rows(1, 1), r"expected one-hot rows.*\[1, 1\]"),
     "none hot": (DISCRETE, False, rows(0, 0), r"expected one-hot rows.*\[0, 0\]"),
     "counts": (DISCRETE, False, rows(3, -2), r"expected one-hot rows.*\[3, -2\]"),
@@ -252,3 +248,28 @@ def test_actions_drawn_slot_by_slot_are_those_drawn_as_a_batch(name: str) -> Non
 def test_random_choices_of_several_kinds_are_evaluated() -> None:
     envs = [env(CHOICES, categorical=True, slots=slots) for slots in (1, 3)]
     assert len({digest(one, None, 6) for one in envs}) == 1
+
+
+@pytest.mark.parametrize("space", [DISCRETE, CHOICES])
+def test_exact_one_hot_floats_are_taken(space: spaces.Space[Any]) -> None:
+    """As torch's own OneHotCategorical draws them; nothing is lost when they are cast."""
+    spec = env(space).full_action_spec_unbatched["action"]
+
+    def act(as_floats: bool) -> TensorDictModule:
+        def draw(x: torch.Tensor) -> torch.Tensor:
+            parts = (
+                x[:, : spec.shape[-1]]
+                .repeat(1, 2)[:, : spec.shape[-1]]
+                .split([box.n for box in spec.space] if space is CHOICES else spec.shape[-1], -1)
+            )
+            drawn = [torch.distributions.OneHotCategorical(logits=p).sample() for p in parts]
+            joined = torch.cat(drawn, -1)
+            return joined if as_floats else joined.long()
+
+        return writing(draw)
+
+    floats, integers = (episodes_of(env(space, slots=3), act(kind), 8) for kind in (True, False))
+    for index, episode in floats.items():
+        assert episode["action"].dtype == torch.float32
+        assert torch.equal(episode["action"].long(), integers[index]["action"])
+        assert torch.equal(episode["next", "reward"], integers[index]["next", "reward"])

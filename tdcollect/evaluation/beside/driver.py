@@ -64,7 +64,7 @@ class Answering:
         try:
             self._applied = True
             runner.note = lambda line: None  # the training process says it
-            runner.keeps = self._metrics_fn is not None
+            runner.keeps, runner.data = self._metrics_fn is not None, {}
             return self._run(request, runner)
         finally:
             runner.close()
@@ -83,6 +83,7 @@ class Answering:
             output_dir=path,
             progress=False,
             retry_lost=True,
+            recheck=self._setup.recheck,
         )
         pace = runner.steps / runner.seconds if runner.steps else 0.0
         point = point_of(request.step, result.summary(), result.digest)
@@ -114,16 +115,16 @@ class _Watched(Driver):
 
     keeps = False
     steps, seconds = 0, 0.0
+    data: dict[int, TensorDict]
 
     def run(self, indices: Iterable[int], keep: bool) -> Generator[Finished, None, None]:
-        self.data: dict[int, TensorDict] = {}
         start = time.perf_counter()
         for record, data in super().run(indices, keep or self.keeps):
             self.steps += record.length or 0
             if data is not None:
                 self.data[record.index] = data
             yield Finished(record, data if keep else None)
-        self.seconds = time.perf_counter() - start
+        self.seconds += time.perf_counter() - start
 
     def run_again(self, result: EvaluationResult) -> None:
         """Run episodes that a ledger had already for their data, which no file keeps."""

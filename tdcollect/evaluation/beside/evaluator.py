@@ -19,7 +19,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.display import count_text, one_line
+from tdcollect.display import count_text, names_checked, one_line
 from tdcollect.evaluation.beside import arguments
 from tdcollect.evaluation.beside.courier import Courier, Kind
 from tdcollect.evaluation.beside.curve import BEST_BY, Best, Point
@@ -89,6 +89,7 @@ class Evaluator:
         workers: the workers that run the episodes, as for :func:`tdcollect.evaluate`: None for one
             process. They are started by the process that evaluates, and stay.
         best: choose the best evaluation by ``"mean"`` or by ``"iqm"``, the interquartile mean.
+        recheck: as for :func:`tdcollect.evaluate`, in each evaluation.
         num_envs, inference_batch_size, env_kwargs, on_env_error, max_restarts: see
             :class:`tdcollect.evaluation.EvaluationSettings`.
 
@@ -103,6 +104,7 @@ class Evaluator:
         ...         evaluator.trigger_eval(step=step)
     """
 
+    @names_checked
     def __init__(
         self,
         env: str | EnvBase | Callable[..., Any],
@@ -133,6 +135,7 @@ class Evaluator:
         queue_size: int = 2,
         workers: Any = None,
         best: str = "mean",
+        recheck: bool = True,
         num_envs: int | None = None,
         inference_batch_size: int = 16,
         env_kwargs: dict[str, Any] | None = None,
@@ -176,8 +179,10 @@ class Evaluator:
         self._outcomes = Outcomes(job, directory, best, on_result)
         where = None if directory is None else str(directory)
         functions = pickled_part("metrics_fn", metrics_fn)
-        setup = pickle.dumps(Setup(job, pickle.dumps(crew), functions, where, best, log_prefix))
-        self._courier = Courier(partial(DriverProcess, setup), self._outcomes.of, queue_size)
+        crew_bytes = pickle.dumps(crew)
+        setup = Setup(job, crew_bytes, functions, where, best, log_prefix, recheck)
+        process = partial(DriverProcess, pickle.dumps(setup))
+        self._courier = Courier(process, self._outcomes.of, queue_size)
         self._end = weakref.finalize(self, _close, self._courier)
 
     # --- evaluations ---

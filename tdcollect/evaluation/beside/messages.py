@@ -22,6 +22,7 @@ class Setup(NamedTuple):
         output_dir: the directory of the curve; None for none.
         best_by: ``"mean"`` or ``"iqm"``, the value that the best evaluation is chosen by.
         log_prefix: the first part of the metrics' names.
+        recheck: as for :func:`tdcollect.evaluate`.
     """
 
     job: bytes
@@ -30,6 +31,7 @@ class Setup(NamedTuple):
     output_dir: str | None
     best_by: str
     log_prefix: str
+    recheck: bool
 
 
 class Request(NamedTuple):

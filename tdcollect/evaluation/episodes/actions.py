@@ -92,8 +92,8 @@ class LegalActions:
 class ActionCheck:
     """Checks the action entries: their shapes and dtypes, and the values of discrete ones.
 
-    Floats are refused unless the spec has them. Bounds of continuous actions are not checked:
-    TorchRL and gymnasium let envs clip them.
+    Floats are refused unless the spec has them, or they are exact one-hot rows. Bounds of
+    continuous actions are not checked: TorchRL and gymnasium let envs clip them.
 
     Args:
         env: the env with its transforms.
@@ -116,6 +116,7 @@ class ActionCheck:
             if values is None:
                 continue  # the env raises for it
             floats = values.is_floating_point() and not spec.dtype.is_floating_point
+            floats = floats and not isinstance(spec, _ONE_HOT)
             if values.shape[1:] != spec.shape or floats or values.is_complex():
                 raise ValueError(_message(key, spec, values[0]))
             _check_values(key, spec, values)
@@ -137,6 +138,7 @@ class ActionCheck:
         return torch.cat([entry[p.slot, p.begin : p.stop] for p in pieces] or [entry[0, :0]])
 
 
+_ONE_HOT = (OneHot, MultiOneHot)
 _LISTED = (OneHot, MultiOneHot, Categorical, MultiCategorical, Binary)
 
 
@@ -173,17 +175,12 @@ def _message(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:
     """Return the message for an action that does not fit the spec."""
     what = "actions"
     advice = "write what env.action_spec.rand() gives"
-    if isinstance(spec, (OneHot, MultiOneHot)):
+    if isinstance(spec, _ONE_HOT):
         what = "one-hot rows"
         advice = (
             "draw from the logits with ProbabilisticActor(distribution_class=OneHotCategorical), "
             "or write torch.nn.functional.one_hot(logits.argmax(-1), n)"
         )
-        if row.shape == spec.shape and bool(_fitting(spec, row[None]).all()):  # type: ignore[union-attr]
-            advice = (
-                "write integers: torchrl.modules.OneHotCategorical draws them, and action.long() "
-                "makes them of floats"
-            )
     elif isinstance(spec, Binary):
         what = "bits"
         advice = "write integers or bools that are 0 or 1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect._upstream.torchrl import append_policy_transforms
+from tdcollect.collect.arguments import unfit_observations
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.env_parts import exact_reward_of
 from tdcollect.collect.episodes import Start
@@ -389,6 +390,18 @@ class EvaluationCollector:
         failures: list[Finished] = []
         remembered: list[Key] | None = None
 
+        @contextmanager
+        def refusing_observations(entries: Mapping[Key, torch.Tensor]) -> Iterator[None]:
+            try:
+                yield
+            except NotReproducibleError:
+                raise
+            except (RuntimeError, ValueError) as error:
+                unfit = unfit_observations(entries, self.env, error)
+                if unfit is None:
+                    raise
+                raise unfit from error
+
         def act(rows: StepDict, active: list[int]) -> None:
             nonlocal remembered
             if legal is not None and legal.apply(active):
@@ -396,14 +409,16 @@ class EvaluationCollector:
                 feed.stepped()
                 return
             if remembered is None:
-                remembered = self._first_call(inference, rows, env, actions)
+                with refusing_observations(rows):
+                    remembered = self._first_call(inference, rows, env, actions)
                 if keep_trajectories and inference.left_out:
                     warnings.warn(
                         f"the policy's entries {inference.left_out} are no dense tensors, and are "
                         "not kept with the data of episodes; encode them as numbers to keep them",
                         stacklevel=2,
                     )
-            inference(rows, active)
+            with refusing_observations(rows):
+                inference(rows, active)
             feed.stepped()
 
         def start(slot: int, start: Start) -> None:
@@ -435,8 +450,9 @@ class EvaluationCollector:
         )
         while True:
             for block in loop:
-                inference.check()
-                actions.check_block(block)
+                with refusing_observations(block.entries):
+                    inference.check()
+                    actions.check_block(block)
                 yield [*assembly.feed(block), *failures]
                 failures.clear()
             yield [*failures]

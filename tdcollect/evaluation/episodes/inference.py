@@ -31,6 +31,7 @@ from tdcollect.collect.step_dict import (
     with_index,
 )
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.episodes.kept_state import check_kept, state_of
 from tdcollect.evaluation.episodes.row_checks import (
     LikeRows,
     check_same,
@@ -259,7 +260,9 @@ class Inference:
         batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
         with unchanged_buffers(self._policy):
             first = self._run(batch, [stream(row) for row in range(size)])
+            before = state_of(self._policy)
             again = self._run(batch, [stream(row) for row in range(size)])
+            after = state_of(self._policy)
         check_same(
             first,
             again,
@@ -268,11 +271,12 @@ class Inference:
             "gives other outputs {} for the same rows and random streams: it keeps a state that is "
             "no entry of the TensorDict, or draws random numbers that torch does not know of",
         )
+        check_kept(before, after)
         with unchanged_buffers(self._policy):
             alike = size == 1 or self._rows_are_alike(batch)
         self._group = size if alike else 1
         for place in {0, self._group - 1} if size > 1 else ():
-            others = StepDict((key, unlike(value)) for key, value in batch.items())
+            others = StepDict((key, unlike(key, value)) for key, value in batch.items())
             for key, value in one.items():
                 others[key][place] = value[0]
             streams = [stream(0 if row == place else size + row) for row in range(size)]

@@ -61,10 +61,9 @@ class LikeRows(TorchDispatchMode):
 def example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:
     """Return values for an entry, of the given shape and dtype; the same in every evaluation."""
     generator = torch.Generator().manual_seed(seed)
-    name = key if isinstance(key, str) else key[-1]
     if like.dtype == torch.bool:
         # In the middle of an episode, with nothing masked.
-        drawn = torch.full(like.shape, float(name not in (*keys.FLAGS, keys.IS_INIT)))
+        drawn = torch.full(like.shape, float(_name(key) not in (*keys.FLAGS, keys.IS_INIT)))
     elif like.is_floating_point():
         drawn = torch.randn(like.shape, generator=generator)
     else:
@@ -83,7 +82,7 @@ def unchanged_buffers(policy: Any) -> Iterator[None]:
         yield
     finally:
         for name, value in buffers.items():
-            if _bits(value) != _bits(before[name]):
+            if bits_of(value) != bits_of(before[name]):
                 changed.append(name)
                 value.copy_(before[name])
     if changed:
@@ -94,13 +93,22 @@ def unchanged_buffers(policy: Any) -> Iterator[None]:
         )
 
 
-def unlike(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that differs in every element, with values that a policy may find there."""
+def unlike(key: Key, value: torch.Tensor) -> torch.Tensor:
+    """Return an entry that differs in every element, with values that a policy may find there.
+
+    The flags stay: a policy sees no row whose episode has ended.
+    """
+    if _name(key) in keys.FLAGS:
+        return value.clone()
     if value.dtype == torch.bool:
         return ~value
     if value.is_floating_point():
         return value * 0.5 + 0.25
     return torch.where(value > 0, value - 1, value + 1)
+
+
+def _name(key: Key) -> str:
+    return key if isinstance(key, str) else key[-1]
 
 
 def check_same(
@@ -110,7 +118,9 @@ def check_same(
     differing = []
     for key in first:
         value, compared = first[key].cpu(), other[key].cpu()  # once, rather than row by row
-        if any(_bits(value[i]) != _bits(compared[j]) for i, j in zip(rows, others, strict=True)):
+        if any(
+            bits_of(value[i]) != bits_of(compared[j]) for i, j in zip(rows, others, strict=True)
+        ):
             differing.append(key)
     if differing:
         raise NotReproducibleError("the policy " + why.format(differing))
@@ -134,5 +144,5 @@ def _storage(value: torch.Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-def _bits(value: torch.Tensor) -> bytes:
+def bits_of(value: torch.Tensor) -> bytes:
     return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

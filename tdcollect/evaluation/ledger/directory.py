@@ -263,9 +263,9 @@ class Directory:
         }
         write_atomically(self.path / RESULTS, _json({**digests, **results}))
 
-    def finish_shard(self) -> None:
-        """Write the digests of ledger and manifest, which finishes the shard."""
-        write_atomically(self.path / SHARD, _json({**self._digests(), "shard": self.shard}))
+    def finish_shard(self, **note: Any) -> None:
+        """Write the digests of ledger and manifest, which finishes the shard, and a note."""
+        write_atomically(self.path / SHARD, _json({**note, **self._digests(), "shard": self.shard}))
 
     def _digests(self) -> dict[str, Any]:
         found = {"ledger": sha256(self.path / EPISODES), "manifest": sha256(self.path / MANIFEST)}

@@ -32,6 +32,8 @@ REFUSED = "refused.json"
 SHARD = "shard.json"
 SUITE = "suite.json"
 TRAJECTORIES = "trajectories"
+RECHECK = "recheck"
+"""The entry of the last file, false, of a run that ran no episode once more; else it is absent."""
 
 _KEPT = re.compile("[0-9]{6}|[1-9][0-9]{6,17}")  # as trajectory_name() names a folder
 _MOST_EPISODES = 10**9
@@ -137,6 +139,13 @@ def read_manifest(root: Path) -> dict[str, Any]:
 def is_finished(root: Path) -> bool:
     """Tell whether an evaluation is finished, so that its ledger has a digest."""
     return (root / RESULTS).exists()
+
+
+def was_rechecked(root: Path) -> bool | None:
+    """Tell whether a finished evaluation or shard ran an episode once more; None if unfinished."""
+    file = root / (RESULTS if is_finished(root) else SHARD)
+    found = read_object(file) if file.exists() else {}
+    return found.get(RECHECK) is not False if "ledger" in found else None
 
 
 def refusal_of(root: Path) -> str | None:

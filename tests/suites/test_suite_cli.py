@@ -222,7 +222,7 @@ def test_a_selection_is_validated_alone(folder: Path) -> None:
 
 def test_the_first_suite_of_the_page_runs_as_it_is_copied(typed: Typed) -> None:
     files = re.findall(r"^```\w+\n(# (\S+)\n.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert [name for _, name in files] == ["first.toml", "lean.py"]
+    assert [name for _, name in files] == ["first.toml", "policies.py"]
     for text, name in files:
         Path(name).write_text(text)
     command, shown = re.findall(r"^```console\n\$ tdcollect (.*?)\n(.*?)^```", PAGE, re.S | re.M)[1]

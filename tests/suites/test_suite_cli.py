@@ -108,7 +108,8 @@ def test_flags_override_the_file(typed: Typed, folder: Path) -> None:
 
 def test_what_cannot_be_done_is_one_line(typed: Typed, folder: Path) -> None:
     status, _, err = typed("suite run nothing.toml --output-dir out")
-    assert (status, err) == (1, "tdcollect: expected the TOML file of a suite, got nothing.toml\n")
+    said = "tdcollect: expected the TOML file of a suite, got nothing.toml, which is no file\n"
+    assert (status, err) == (1, said)
     status, _, err = typed("suite run suite.toml --output-dir out --task cartpole")
     assert status == 1
     assert "expected tasks of the suite, which are walk and short, got 'cartpole'" in err

@@ -10,6 +10,7 @@ import ast
 import asyncio
 import inspect
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import torch
 from torch.testing import assert_close
 
 import tdcollect
+from tdcollect.cli import main
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -64,6 +66,17 @@ def run_blocks(page: str, blocks: list[str]) -> dict[str, Any]:
         if inspect.iscoroutine(running):
             asyncio.run(running)
     return space
+
+
+def test_statistics_that_are_saved_on_a_page_fit_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # where examples/ is
+    page = (ROOT / "docs" / "evaluating.md").read_text().replace("norm.pt", f"{tmp_path}/norm.pt")
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "torch.save(tr" in b)
+    exec(block, {"torch": torch, "tdcollect": tdcollect})
+    (typed,) = re.findall(r"^tdcollect (evaluate [^`]*--env-state[^`]*)```", page, re.M)
+    assert main([*shlex.split(typed.replace("\\\n", "")), "--episodes", "2", "--quiet"]) == 0
 
 
 @pytest.mark.usefixtures("quick_children")

@@ -22,7 +22,7 @@ from tdcollect.cli.program import program, resumable
 
 @program.command()
 @click.argument("env")
-@click.option("--policy", required=True, help=options.POLICY)
+@click.option("--policy", required=True, type=options.PolicyName(), help=options.POLICY)
 @click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @click.option(

@@ -132,6 +132,15 @@ POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
     "or 'random'; or 'sb3' for a model file of Stable-Baselines3."
 )
+
+
+class PolicyName(click.types.StringParamType):
+    """The name of a policy; what it may be is said where it is missing."""
+
+    def get_missing_message(self, param: click.Parameter, ctx: Any = None) -> str:
+        return "Name a function that makes it, FILE.py:FUNCTION, or pass --policy random"
+
+
 VECNORMALIZE = "VecNormalize statistics that an SB3 model was saved with."
 WRAPPER = (
     "MODULE:CALLABLE or FILE.py:CALLABLE, called with the gymnasium env; or JSON, "

@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
-from tdcollect.display import one_line
+from tdcollect.display import listed_text, one_line
 from tdcollect.evaluation.ledger.manifest import differences, settings_of
 from tdcollect.evaluation.ledger.reading import (
     kept_digests,
@@ -179,7 +179,10 @@ class EvaluationResult:
             raise TypeError(f"expected the index of an episode, an int from 0, got {index!r}")
         at = bisect_left(self.episodes, index, key=lambda episode: episode.index)
         if at == len(self.episodes) or self.episodes[at].index != index:
-            raise KeyError(f"episode {index} is not among the {len(self.episodes)} of this ledger")
+            there = listed_text([episode.index for episode in self.episodes]) or "none"
+            raise KeyError(
+                f"episode {index} is not among the {len(self.episodes)} of this ledger: {there}"
+            )
         return self.episodes[at]
 
     def trajectory(self, index: int) -> TensorDict:

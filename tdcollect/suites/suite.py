@@ -93,7 +93,8 @@ class Suite:
         """
         path = Path(file)
         if not path.is_file():
-            raise FileNotFoundError(f"expected the TOML file of a suite, got {path}")
+            said = f"expected the TOML file of a suite, got {path}, which is no file"
+            raise FileNotFoundError(said)
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

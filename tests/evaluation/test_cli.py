@@ -248,7 +248,10 @@ def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
             "evaluate CartPole-v1 --policy random --output-dir .",
             "to be empty, or the directory of an",
         ),
-        ("compare one two", "expected the directory of an evaluation, got one"),
+        (
+            "compare one two",
+            "expected the directory of an evaluation, got one, which is no directory; name",
+        ),
         ("replay one 3", "expected the directory of an evaluation, got one"),
         ("replay @.py 3", "expected the directory of an evaluation, got policies"),
         ("compare @.py one", "expected the directory of an evaluation, got policies"),
@@ -273,7 +276,7 @@ def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("evaluate CartPole-v1", "Missing option '--policy'"),
+        ("evaluate CartPole-v1", "'--policy'. Name a function that makes it, FILE"),
         ("evaluate CartPole-v1 --policy random --episodes many", "'many' is not a valid integer"),
         ("evaluate CartPole-v1 --policy random --env-kwargs [1]", "expected a JSON object, got"),
         ("evaluate CartPole-v1 --policy random --env-kwargs {", "expected a JSON object, got '{'"),
@@ -486,7 +489,7 @@ def test_replay_refuses_an_episode_that_is_not_there(typed) -> None:
     typed("evaluate CartPole-v1 --policy random --episodes 2 --output-dir run --quiet")
     status, _, err = typed("replay run 2")
     assert status == 1
-    assert "episode 2 is not among the 2 of this ledger" in err
+    assert "episode 2 is not among the 2 of this ledger: 0 and 1" in err
 
 
 # The program

@@ -108,7 +108,8 @@ def test_flags_override_the_file(typed: Typed, folder: Path) -> None:
 
 def test_what_cannot_be_done_is_one_line(typed: Typed, folder: Path) -> None:
     status, _, err = typed("suite run nothing.toml --output-dir out")
-    assert (status, err) == (1, "tdcollect: expected the TOML file of a suite, got nothing.toml\n")
+    said = "tdcollect: expected the TOML file of a suite, got nothing.toml, which is no file\n"
+    assert (status, err) == (1, said)
     status, _, err = typed("suite run suite.toml --output-dir out --task cartpole")
     assert status == 1
     assert "expected tasks of the suite, which are walk and short, got 'cartpole'" in err
@@ -222,7 +223,7 @@ def test_a_selection_is_validated_alone(folder: Path) -> None:
 
 def test_the_first_suite_of_the_page_runs_as_it_is_copied(typed: Typed) -> None:
     files = re.findall(r"^```\w+\n(# (\S+)\n.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert [name for _, name in files] == ["first.toml", "lean.py"]
+    assert [name for _, name in files] == ["first.toml", "policies.py"]
     for text, name in files:
         Path(name).write_text(text)
     command, shown = re.findall(r"^```console\n\$ tdcollect (.*?)\n(.*?)^```", PAGE, re.S | re.M)[1]

@@ -98,7 +98,11 @@ def read_manifest(root: Path) -> dict[str, Any]:
     """
     file = root / MANIFEST
     if not file.is_file():
-        raise FileNotFoundError(f"expected the directory of an evaluation, got {root}")
+        what = f"has no {MANIFEST}" if root.is_dir() else "is no directory"
+        raise FileNotFoundError(
+            f"expected the directory of an evaluation, got {root}, which {what}; name the one that "
+            "the evaluation was written to"
+        )
     found = read_object(file)
     if not isinstance(found.get("protocol"), int) or "episodes" not in found:
         raise ValueError(

@@ -172,7 +172,7 @@ def seeds(*indices: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_episodes_that_cost_their_worker_each_time_fail(workers: RayWorkers) -> None:
+def test_episodes_that_cost_their_worker_each_time_are_lost(workers: RayWorkers) -> None:
     exits, hangs = seeds(7, 23)
     env = partial(Dangerous, {exits: "exit", hangs: "hang"})
     with warnings.catch_warnings(record=True) as said:
@@ -181,7 +181,7 @@ def test_episodes_that_cost_their_worker_each_time_fail(workers: RayWorkers) -> 
     sound = quiet(partial(Dangerous, {}), drawn(), 40)
     for record, other in zip(found.episodes, sound.episodes, strict=True):
         if record.index in (7, 23):
-            assert (record.status, record.restarts, record.digest) == ("failed", 0, None)
+            assert (record.status, record.restarts, record.digest) == ("lost", 0, None)
         else:
             assert record == other
     assert "ended with exit code 7" in found.errors[7]
@@ -225,7 +225,7 @@ def on_a_machine_that_dies(out: str) -> None:
         with pytest.raises(RuntimeError) as error:
             slow(output_dir=out, workers=workers)
     print(error.value)
-    assert time.monotonic() - died[0] < 45
+    assert time.monotonic() - died[0] < 60
     ray.shutdown()
     cluster.shutdown()
 

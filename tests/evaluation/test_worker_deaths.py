@@ -24,6 +24,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from tdcollect import LocalWorkers, evaluate, merge
+from tdcollect.display import without_process_ids
 from tdcollect.evaluation.ledger.directory import Directory
 from tdcollect.evaluation.ledger.records import LOST, Episode
 from tdcollect.evaluation.result import EvaluationResult
@@ -600,6 +601,11 @@ def test_a_probe_that_ends_workers_takes_other_seeds(
     ):
         quiet(partial(Deadly, "leave", (2, 6)), hungry(), 5, workers=set_up(1, max_lost=2))
     assert len(lost) == 3
+
+
+def test_reports_hold_no_process_ids() -> None:
+    text = "worker 1 (process 12) differs from worker 2 (process 34 on here), pid 5"
+    assert without_process_ids(text) == "worker 1 differs from worker 2 (on here), pid 5"
 
 
 # --- unlike workers ----------------------------------------------------------------------------

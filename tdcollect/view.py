@@ -128,7 +128,7 @@ def _found(root: Path, out: Path, new: Path) -> Iterator[Viewed]:
         elif is_suite(here):
             folders.clear()
             yield _suite(root, here, new)
-        elif CURVE in files:
+        elif (here / CURVE).is_file():  # a pipe has no end
             steps = [name for name in folders if _STEP.fullmatch(name)]
             folders[:] = [name for name in folders if name not in steps]
             yield _curve(root, here, new, steps)

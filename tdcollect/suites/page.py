@@ -112,10 +112,8 @@ def _metrics(found: Aggregates) -> list[Figure]:
         of = {(p, p): found.estimates[p][metric] for _, p in found.ranking()}
         rows, said, left = _estimates(found, of)
         drawing = intervals(rows, "score", unit=True, narrow=True)
-        note = "Lower is better. " * (metric in LOWER_IS_BETTER) + left
-        drawn.append(
-            Figure(f"metric_{metric}", LABELS[metric].capitalize(), drawing, said, note.strip())
-        )
+        note = f"{'Lower is better. ' * (metric in LOWER_IS_BETTER)}{left}".strip()
+        drawn.append(Figure(f"metric_{metric}", LABELS[metric].capitalize(), drawing, said, note))
     return drawn
 
 

@@ -12,6 +12,7 @@ import torch
 
 import tdcollect
 from tdcollect import Evaluator
+from tdcollect.display import number_texts
 from tdcollect.evaluation.beside.curve import Best, Point, read_csv, to_csv
 from tdcollect.evaluation.beside.curve_page import curve_page
 from tdcollect.evaluation.ledger.records import LOST, Episode
@@ -88,9 +89,10 @@ def test_the_curve_has_a_line_per_step(whole: Path) -> None:
 
 def test_the_page_has_each_point_and_leads_to_its_report(whole: Path) -> None:
     page = (whole / "curve.html").read_text()
-    for point in read_csv(whole / "curve.csv"):
+    points = read_csv(whole / "curve.csv")
+    for point, mean in zip(points, number_texts([p.mean for p in points]), strict=True):
         link = f'<a href="./step-{point.step:09d}/report.html">{point.step:,}</a>'
-        assert f'<tr><th scope="row">{link}</th><td>{point.mean:.5g}</td>' in page
+        assert f'<tr><th scope="row">{link}</th><td>{mean}</td>' in page
         assert (whole / f"step-{point.step:09d}" / "report.html").is_file()
     best = json.loads((whole / "best.json").read_text())
     assert f"The best mean return, {best['value']:.5g}, is that of step {best['step']:,}." in page
@@ -105,6 +107,15 @@ def test_a_page_of_no_finite_return_has_no_figure() -> None:
     assert b"<h1>&lt;Walk&gt;: learning curve</h1>" in page
     page, drawn = curve_page([point, POINT], Best(10, 0.1, None), "W", "mean", lambda step: None)
     assert drawn is not None
+
+
+@pytest.mark.parametrize("length", [0.1, 7.0])
+def test_mean_lengths_that_equal_the_mean_returns_are_not_drawn(length: float) -> None:
+    curve = [POINT, POINT._replace(step=20)]
+    curve = [point._replace(length=length) for point in curve]
+    page, _ = curve_page(curve, None, "Walk", "mean", lambda step: None)
+    assert page.count(b"<svg") == (1 if length == POINT.mean else 2)
+    assert (b"The mean length, in steps, is the same" in page) == (length == POINT.mean)
 
 
 def test_the_best_weights_load_into_the_policy(whole: Path) -> None:

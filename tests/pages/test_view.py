@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shutil
 import threading
@@ -182,6 +183,14 @@ def test_an_error_leaves_the_pages_as_they_were(runs: Path, out: Path, tmp_path:
         view(runs / "other", mine)
     assert contents(mine) == contents(out)
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_read(runs: Path, tmp_path: Path) -> None:
+    here = shutil.copytree(runs / "b", tmp_path / "runs" / "b").parent
+    for name in ("manifest.json", "suite.json", "curve.csv"):
+        (here / name).mkdir()
+        os.mkfifo(here / name / name)
+    assert [one.path for one in view(here, tmp_path / "out")[1]] == ["b"]
 
 
 def test_comparisons_are_named(runs: Path, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def evaluate(
             allow_mixed=allow_mixed,
             **settings,
         )
-    return say_result(result, as_json=as_json, quiet=quiet, shard=shard)
+    return say_result(result, output_dir, as_json=as_json, quiet=quiet, shard=shard)
 
 
 @program.command()
@@ -216,7 +216,7 @@ def merge(
         import tdcollect
 
         result = tdcollect.merge(directories, output_dir, allow_mixed=allow_mixed)
-    return say_result(result, as_json=as_json, quiet=quiet)
+    return say_result(result, output_dir, as_json=as_json, quiet=quiet)
 
 
 @program.command()

@@ -464,9 +464,7 @@ def test_data_are_listed_with_their_shard_and_merged_with_it(runs: Path) -> None
         lambda: tdcollect.merge(both(runs), runs / "other"),
         lambda: tdcollect.EvaluationResult.load(runs / "shard-1").trajectory(3),
     ):
-        with pytest.raises(
-            ValueError, match=r"data kept of episode 3 .* the digest of their files"
-        ):
+        with pytest.raises(ValueError, match=r"data kept of episode 3 .* the digest of their"):
             reader()
     assert not tdcollect.verify(runs / "shard-1").passed
     assert tdcollect.verify(runs / "merged").passed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import time
@@ -28,6 +29,41 @@ pytestmark = pytest.mark.behaviour(29)
 def save_for_ever(path: Path, number: int) -> None:
     for i in itertools.count(number):
         save_checkpoint(path, number=i, tensor=torch.full((2_000_000,), float(i)))
+
+
+@pytest.mark.parametrize("content", [b"some text", b"", b"PK\x03\x04 cut off"])
+def test_a_file_that_is_no_checkpoint_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "notes.txt").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"expected .*notes\.txt to be as save_checkpoint\(\) writ"
+    ):
+        load_checkpoint(tmp_path / "notes.txt")
+    with pytest.raises(FileNotFoundError):
+        load_checkpoint(tmp_path / "none.pt")
+
+
+def test_a_full_disk_names_the_checkpoint(tmp_path: Path, monkeypatch) -> None:
+    """Torch has an error of its own for it, without a path."""
+    path = save_checkpoint(tmp_path / "run.pt", number=1)
+
+    def full(states: Any, file: Any) -> None:
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            raise RuntimeError("[enforce fail at inline_container.cc:672]")  # noqa: B904
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="free some space: the same command goes on") as error:
+        save_checkpoint(path, number=2)
+    assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(path))
+    assert load_checkpoint(path) == {"number": 1}
+
+
+def test_the_path_of_a_checkpoint_holds_wherever_the_process_goes(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = save_checkpoint("run.pt", number=1)
+    monkeypatch.chdir("/")
+    assert load_checkpoint(path) == {"number": 1}
 
 
 def test_killed_while_saving_the_previous_checkpoint_is_whole(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def _line(error: Exception) -> str:
         said = str(error.args[0])
     else:
         said = str(error)
-    text = " ".join(said.split())
+    text = " ".join(said.replace(f"{os.getcwd()}{os.sep}", "").split())  # as it was typed
     if not text:
         text = type(error).__name__
     elif not _is_ours(error):

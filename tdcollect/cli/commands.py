@@ -199,7 +199,7 @@ def evaluate(
             recheck=not no_recheck,
             **settings,
         )
-    return say_result(result, as_json=as_json, quiet=quiet, shard=shard)
+    return say_result(result, output_dir, as_json=as_json, quiet=quiet, shard=shard)
 
 
 @program.command()
@@ -226,7 +226,7 @@ def merge(
         import tdcollect
 
         result = tdcollect.merge(directories, output_dir, allow_mixed=allow_mixed)
-    return say_result(result, as_json=as_json, quiet=quiet)
+    return say_result(result, output_dir, as_json=as_json, quiet=quiet)
 
 
 @program.command()

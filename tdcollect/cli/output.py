@@ -15,22 +15,34 @@ from tdcollect.cli import LOST, PIPE_CLOSED, drop_output
 from tdcollect.display import count_text, visible
 
 if TYPE_CHECKING:
-    from tdcollect.evaluation.ledger.shards import Shard
     from tdcollect.evaluation.result import EvaluationResult
 
 _MOST_ERRORS = 10  # printed of the errors of failed episodes
 
 
 def say_result(
-    result: EvaluationResult, *, as_json: bool, quiet: bool = False, shard: Shard | None = None
+    result: EvaluationResult,
+    directory: Path | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+    shard: Any = None,
 ) -> int:
-    """Print the result of an evaluation, or of a shard; return the command's exit status."""
+    """Print the result of an evaluation, or of a shard; return the command's exit status.
+
+    Args:
+        result: the result.
+        directory: its directory as it was typed.
+        as_json: print JSON.
+        quiet: print nothing of the statistics.
+        shard: the shard that ran.
+    """
     summary = result.summary()
     report = None
-    if result.directory is not None and shard is None:
+    if directory is not None and shard is None:
         from tdcollect.evaluation.reports.report import REPORT
 
-        report = result.directory / REPORT
+        report = directory / REPORT
     if as_json:
         print_json(
             env=result.manifest["env"]["id"],
@@ -47,7 +59,7 @@ def say_result(
             say(
                 f"{shard}: {ended} ended, {len(result.missing)} are in other shards; when those "
                 f"have ended, merge all:\n"
-                f"tdcollect merge {shlex.quote(str(result.directory))} DIR... --output-dir DIR"
+                f"tdcollect merge {shlex.quote(str(directory))} DIR... --output-dir DIR"
             )
         else:
             say(summary)

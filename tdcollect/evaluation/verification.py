@@ -137,8 +137,7 @@ def _of_parts(
     except (ValueError, OSError) as error:
         problems.append(Problem(root, str(error)))
     episodes, kept = (sum(getattr(one, name) for one in found) for name in ("episodes", "kept"))
-    covered = all(one.covered for one in found)
-    return Verification(root, episodes, kept, tuple(problems), None, covered)
+    return Verification(root, episodes, kept, tuple(problems), None, all(o.covered for o in found))
 
 
 def _of_evaluation(root: Path) -> Verification:

@@ -84,8 +84,7 @@ def _suite(given: Mapping[str, Any], decided: Mapping[str, Any]) -> Suite:
     if not isinstance(given.get("files"), dict):
         raise TypeError("it has no digests of files, as those of an older tdcollect")
     cells, tasks, told = given["cells"], decided["tasks"], decided.get("report", {})
-    settings = dict(told.get("settings", {}))
-    whole = settings.pop("whole", None)
+    settings = told.get("settings", {})
     runs: dict[str, list[str]] = {}
     for cell in cells:  # tasks in their order, and the runs of policies in theirs
         of = runs.setdefault(cell["policy"], [])
@@ -104,8 +103,8 @@ def _suite(given: Mapping[str, Any], decided: Mapping[str, Any]) -> Suite:
             | ({"factory": RANDOM} if name in by_chance else other)
             for name, of in runs.items()
         ],
-        "report": settings,
+        "report": {name: value for name, value in settings.items() if name != "whole"},
     }
     suite = Suite.of(table)
     own = [replace(task, presets=dict(tasks[task.name]["presets"])) for task in suite.tasks]
-    return replace(suite, tasks=tuple(own), whole=whole)
+    return replace(suite, tasks=tuple(own), whole=settings.get("whole"))

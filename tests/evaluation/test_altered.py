@@ -283,7 +283,10 @@ def test_data_that_were_altered_are_refused(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["observation", "next/observation", "action", "next/reward", "next/terminated"],
+    [
+        *("observation", "next/observation", "action", "next/reward", "next/terminated"),
+        *("done", "terminated", "truncated", "next/done", "next/truncated", "collector/traj_ids"),
+    ],
 )
 def test_each_bit_of_an_episode_is_checked(run: Path, name: str) -> None:
     file = run / "trajectories" / "000000" / f"{name}.memmap"
@@ -292,6 +295,85 @@ def test_each_bit_of_an_episode_is_checked(run: Path, name: str) -> None:
     file.write_bytes(whole)
     with pytest.raises(ValueError, match="data kept of episode 0 are not those of its record"):
         load(run).trajectory(0)
+
+
+def test_data_that_are_missing_are_told(run: Path, tmp_path: Path) -> None:
+    shutil.rmtree(run / "trajectories" / "000002")
+    with pytest.warns(UserWarning, match="1 folders of data .* are missing, 000002 first"):
+        result = load(run)
+    with pytest.raises(ValueError, match=r"trajectories/000002 does not hold the data"):
+        result.trajectory(2)
+    again(run)  # which finds the evaluation done, and what is missing is still missing
+    assert not tdcollect.verify(run).passed
+
+
+def test_a_run_that_finds_the_evaluation_done_takes_no_altered_data_for_its_own(run: Path) -> None:
+    file = run / "trajectories" / "000001" / "next" / "done.memmap"
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    again(run, keep_trajectories=True)
+    assert [str(problem.file)[-6:] for problem in tdcollect.verify(run).problems] == ["000001"]
+
+
+def test_data_that_were_altered_before_their_digest_are_refused(run: Path, written: Path) -> None:
+    unfinished(run, 2)
+    file = run / "trajectories" / "000001" / "action.memmap"
+    data = file.read_bytes()
+    file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(ValueError, match="data kept of episode 1 are not those of its record"):
+        again(run, keep_trajectories=True)
+    file.write_bytes(data)
+    assert (run / "trajectories" / "000002").exists()  # and its line was never written
+    again(run, keep_trajectories=True)
+    names = contents(written).keys() - {"run.json"}
+    assert {name: contents(run)[name] for name in names} == {
+        name: contents(written)[name] for name in names
+    }
+
+
+def test_a_run_that_keeps_no_data_leaves_none_of_an_episode_without_a_line(run: Path) -> None:
+    unfinished(run, 2)
+    again(run)
+    assert sorted(path.name for path in (run / "trajectories").iterdir()) == ["000000", "000001"]
+    assert tdcollect.verify(run).passed
+
+
+def test_data_without_digests_are_read_and_told(run: Path, capsys) -> None:
+    """As those of an older tdcollect; a run that finds them done gives them none."""
+    results = json.loads((run / "results.json").read_text())
+    del results["trajectories"]
+    text = json.dumps(results, indent=1, sort_keys=True) + "\n"
+    (run / "results.json").write_text(text)
+    again(run)
+    assert (run / "results.json").read_text() == text
+    assert len(load(run).trajectory(1)) > 0
+    found = tdcollect.verify(run)
+    assert (found.passed, found.covered) == (True, False)
+    assert main(["verify", str(run)]) == 0
+    assert "the data of 4 checked (data without digests, as of an older" in capsys.readouterr().out
+    assert found.to_dict()["covered"] is False
+
+
+def test_an_evaluation_that_keeps_no_data_lists_none(tmp_path: Path) -> None:
+    again(tmp_path / "run")
+    assert "trajectories" not in json.loads((tmp_path / "run" / "results.json").read_text())
+
+
+def test_a_relative_directory_holds_wherever_the_process_goes(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def restless(**kwargs: Any) -> Walk:
+        os.chdir(tmp_path / "elsewhere")
+        return Walk(**kwargs)
+
+    result = tdcollect.evaluate(
+        restless, None, 2, output_dir="run", keep_trajectories=True, progress=False
+    )
+    os.chdir(tmp_path)
+    loaded = load(Path("run"))
+    os.chdir(tmp_path / "elsewhere")
+    assert len(result.trajectory(0)) == len(loaded.trajectory(0)) == result.episodes[0].length
+    assert [path.name for path in tmp_path.iterdir() if any(path.iterdir())] == ["run"]
 
 
 def test_a_digest_is_what_the_docs_say(run: Path) -> None:
@@ -337,6 +419,11 @@ def higher(run: Path) -> Any:
     return json.loads((run / "results.json").read_text())["returns"] | {"mean": 999.0}
 
 
+def without(run: Path, entry: str, name: str) -> dict[str, str]:
+    listed = json.loads((run / "results.json").read_text())[entry]
+    return {key: value for key, value in listed.items() if key != name}
+
+
 def shrink(run: Path) -> None:
     file = run / "trajectories" / "000003" / "action.memmap"
     file.write_bytes(file.read_bytes()[:8])
@@ -371,6 +458,46 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "report": (
         lambda run: (run / "report.html").write_text("<b>Mean return 999</b>"),
         r"report\.html: it is missing, or is not the file that was written with the others",
+    ),
+    "an entry of files that was removed": (
+        lambda run: rewrite(run / "results.json", files=without(run, "files", "report.html")),
+        r"results\.json: it lists no digest of report\.html",
+    ),
+    "a figure that was removed from files": (
+        lambda run: rewrite(
+            run / "results.json", files=without(run, "files", "figures/returns.svg")
+        ),
+        r"results\.json: it lists no digest of figures/returns\.svg",
+    ),
+    "a name with a NUL": (
+        lambda run: rewrite(run / "results.json", files={"a\0b": "ab"}),
+        r"names the file .*a.*b', which is not in the directory",
+    ),
+    "a name that is too long": (
+        lambda run: rewrite(run / "results.json", files={"a" * 5000: "ab"}),
+        r"which is not in the directory",
+    ),
+    "a mark of a shard": (
+        lambda run: (run / "shard.json").write_text('{"shard": [0, 2]}'),
+        r"shard\.json: it marks a shard, and results\.json the whole evaluation: one was added",
+    ),
+    "no folder of data": (
+        lambda run: shutil.rmtree(run / "trajectories" / "000002"),
+        r"trajectories/000002: .*No such file",
+    ),
+    "no data at all": (
+        lambda run: shutil.rmtree(run / "trajectories"),
+        r"trajectories/000000: .*No such file",
+    ),
+    "an entry of the data that was removed": (
+        lambda run: rewrite(
+            run / "results.json", trajectories=without(run, "trajectories", "000001")
+        ),
+        r"trajectories/000001: .* in results\.json or shard\.json none",
+    ),
+    "digests of data that are none": (
+        lambda run: rewrite(run / "results.json", trajectories={"../x": "ab"}),
+        r"trajectories: expected .*results\.json to have a digest for each folder",
     ),
     "files": (
         lambda run: rewrite(run / "results.json", files={"../run.json": "ab"}),
@@ -601,8 +728,41 @@ def test_a_disk_that_is_full_at_the_first_data_keeps_nobody_out(tmp_path: Path) 
         with pytest.raises(OSError, match="No space left"):
             again(out, keep_trajectories=True)
     assert not out.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        usage = shutil.disk_usage(tmp_path)._replace(free=100)
+        patch.setattr(shutil, "disk_usage", lambda path: usage)
+        told = r"No space left on device; free some space: the same command goes on: '.*\.part'"
+        with pytest.raises(OSError, match=told):
+            again(out, keep_trajectories=True)
     again(out, keep_trajectories=True)
     assert tdcollect.verify(out).passed
+
+
+def test_a_disk_that_is_full_at_a_line_names_the_ledger(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    class Full:
+        def __init__(self, file: Any):
+            self.file = file
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    make = files.Directory.__init__
+
+    def made(self: Any, *given: Any) -> None:
+        make(self, *given)
+        self._journal = Full(self._journal)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files.Directory, "__init__", made)
+        with pytest.raises(OSError, match="the same command goes on") as error:
+            again(out)
+        assert error.value.filename == str(out / "episodes.jsonl")
+    assert again(out).missing == []
 
 
 def test_a_torn_first_line_is_no_episode(tmp_path: Path) -> None:

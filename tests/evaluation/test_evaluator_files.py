@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import torch
 
 import tdcollect
 from tdcollect import Evaluator
+from tdcollect.cli import main
 from tdcollect.display import number_texts
 from tdcollect.evaluation.beside.curve import Best, Point, read_csv, to_csv
 from tdcollect.evaluation.beside.curve_page import curve_page
+from tdcollect.evaluation.beside.folder import Folder, read_folder
+from tdcollect.evaluation.ledger.reading import sha256
 from tdcollect.evaluation.ledger.records import LOST, Episode
+from tdcollect.view import view
 
 from .envs import Walk
 from .evaluators import shape_of
@@ -122,7 +127,13 @@ def test_the_best_weights_load_into_the_policy(whole: Path) -> None:
     kept = json.loads((whole / "best.json").read_text())
     curve = read_csv(whole / "curve.csv")
     best = max(curve, key=lambda point: point.mean)
-    assert kept == {"step": best.step, "by": "mean", "value": best.mean, "weights": "best.pt"}
+    assert kept == {
+        "step": best.step,
+        "by": "mean",
+        "value": best.mean,
+        "weights": "best.pt",
+        "digest": sha256(whole / "best.pt"),
+    }
     policy = categorical()
     policy.load_state_dict(torch.load(whole / "best.pt", weights_only=True))
     result = tdcollect.evaluate(Walk, policy, 5, progress=False)
@@ -263,6 +274,103 @@ def test_a_curve_that_is_none_is_refused(text: bytes, tmp_path: Path) -> None:
         read_csv(file)
     with pytest.raises(ValueError, match=r"to hold a curve as tdcollect.Evaluator writes it"):
         evaluator(tmp_path)
+
+
+def in_csv(column: str, value: Any) -> Callable[[Path], Any]:
+    """Alter a row of the curve."""
+
+    def change(path: Path) -> None:
+        points = read_csv(path / "curve.csv")
+        points[1] = points[1]._replace(**{column: value})
+        (path / "curve.csv").write_bytes(to_csv(points))
+
+    return change
+
+
+def in_best(**changed: Any) -> Callable[[Path], Any]:
+    return lambda path: (path / "best.json").write_text(
+        json.dumps(json.loads((path / "best.json").read_text()) | changed)
+    )
+
+
+ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "mean": (in_csv("mean", 500.0), r"curve\.csv has Point\(step=2000, .*mean=500\.0"),
+    "not a number": (in_csv("mean", float("nan")), r"curve\.csv has Point\(step=2000, .*mean=nan"),
+    "interval": (in_csv("low", -5.0), r"curve\.csv has Point\(step=2000, .*low=-5\.0"),
+    "a negative count": (in_csv("episodes", -5), r"curve\.csv has Point\(.*episodes=-5"),
+    "no evaluation": (in_csv("step", 2500), r"Point\(step=2500, .*, and its evaluation None; rem"),
+    "digest": (in_csv("digest", "ab" * 32), r"curve\.csv has Point\(step=2000, .*, and its eval"),
+    "best step": (in_best(step=2999), r"best\.json has .* of step 2999, and its evaluation None"),
+    "best value": (
+        in_best(value=500.0),
+        r"best\.json has 500\.0 of step .*, and its evaluation -?\d",
+    ),
+    "best by": (in_best(by="luck"), r"best\.json to be as tdcollect\.Evaluator writes it, .*luck"),
+    "a ledger": (
+        lambda path: (path / "step-000002000" / "episodes.jsonl").write_bytes(
+            (path / "step-000001000" / "episodes.jsonl").read_bytes()
+        ),
+        "was altered",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_a_curve_that_was_altered_is_not_gone_on_with(copied: Path, name: str) -> None:
+    change, told = ALTERED[name]
+    change(copied)
+    before = contents(copied)
+    with pytest.raises(ValueError, match=told):
+        evaluator(copied)
+    with pytest.raises(ValueError, match=told):
+        Folder(copied, "mean")
+    assert not tdcollect.verify(copied).passed
+    assert contents(copied) == before
+
+
+def test_weights_that_are_not_those_of_the_best_are_told(copied: Path, caplog) -> None:
+    """As after a process was killed between the two files."""
+    (copied / "best.pt").write_bytes(b"other")
+    curve, best, _ = read_folder(copied, "mean")
+    assert best is not None
+    assert best.path is None
+    told: list[str] = []
+    assert read_folder(copied, "mean", told.append)[0] == curve
+    assert "best.pt has the digest" in told[0]
+    folder = Folder(copied, "mean")
+    point = next(point for point in curve if point.step == best.step)
+    folder.note(point, "Walk", POLICIES[best.step].state_dict)  # the same step once more
+    folder.close()
+    assert read_folder(copied, "mean")[1] == (best.step, best.value, copied / "best.pt")
+    assert tdcollect.verify(copied).passed
+
+
+def test_a_best_without_a_digest_is_read(copied: Path) -> None:
+    kept = json.loads((copied / "best.json").read_text())
+    del kept["digest"]
+    (copied / "best.json").write_text(json.dumps(kept))
+    _, best, by = read_folder(copied)
+    assert (best, by) == ((kept["step"], kept["value"], copied / "best.pt"), "mean")
+
+
+def test_verify_takes_a_curve(whole: Path, copied: Path, capsys) -> None:
+    assert main(["verify", str(whole)]) == 0
+    assert f"{whole}: 15 records and the data of 0 checked: passed" in capsys.readouterr().out
+    (copied / "curve.csv").unlink()
+    (copied / "step-000003000" / "results.json").unlink()
+    found = str(tdcollect.verify(copied))
+    assert "results.json: the evaluation is unfinished" in found
+
+
+def test_a_curve_is_viewed_from_its_ledgers(copied: Path, tmp_path: Path) -> None:
+    lines = (copied / "curve.csv").read_text().splitlines(keepends=True)
+    (copied / "curve.csv").write_text("".join(lines[:-1]))  # its process was killed
+    (one,) = view(copied, tmp_path / "pages")[1]
+    assert [point.step for point in one.curve] == [*STEPS]
+    ALTERED["mean"][0](copied)
+    (one,) = view(copied, tmp_path / "pages")[1]
+    assert one.page is None
+    assert "curve.csv has Point(step=2000" in one.status
 
 
 def test_a_best_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -452,6 +452,24 @@ def test_an_evaluation_that_never_finished_is_named(runs: Path) -> None:
     )
 
 
+def test_data_are_listed_with_their_shard_and_merged_with_it(runs: Path) -> None:
+    listed = [json.loads((path / "shard.json").read_text())["trajectories"] for path in both(runs)]
+    tdcollect.merge(both(runs), runs / "merged")
+    merged = json.loads((runs / "merged" / "results.json").read_text())["trajectories"]
+    assert merged == {**listed[0], **listed[1]}
+    file = runs / "shard-1" / "trajectories" / "000003" / "next" / "done.memmap"
+    file.unlink()  # links share their file
+    file.write_bytes(bytes(len((runs / "whole" / file.relative_to(runs / "shard-1")).read_bytes())))
+    for reader in (
+        lambda: tdcollect.merge(both(runs), runs / "other"),
+        lambda: tdcollect.EvaluationResult.load(runs / "shard-1").trajectory(3),
+    ):
+        with pytest.raises(ValueError, match=r"data kept of episode 3 .* the digest of their"):
+            reader()
+    assert not tdcollect.verify(runs / "shard-1").passed
+    assert tdcollect.verify(runs / "merged").passed
+
+
 # Twins
 
 

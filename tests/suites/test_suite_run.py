@@ -744,7 +744,15 @@ def test_a_suite_that_lacks_an_evaluation_is_viewed(
     ("file", "change", "told"),
     [
         ("results.json", {"cells": [{"task": "../..", "policy": "net", "run": "0"}]}, "KeyError"),
-        ("results.json", {"episodes": 7}, "expected 7 episodes of root seed 3"),
+        ("results.json", {"episodes": 7}, "its episodes are not what suite.json and the eval"),
+        (
+            "results.json",
+            {"files": []},
+            "as `tdcollect suite report` writes it, got something else",
+        ),
+        ("results.json", {"remarks": ["All is well."]}, "its remarks are not what suite.json"),
+        ("suite.json", {"episodes": 7}, "expected 7 episodes of root seed 3"),
+        ("suite.json", {"report": {}}, "its tasks are not what suite.json and the evaluations"),
         ("suite.json", {"format": 9}, "as `tdcollect suite run` of this version writes it"),
         ("suite.json", {"seed": -1}, "as `tdcollect suite report` writes it"),
     ],
@@ -758,6 +766,89 @@ def test_a_suite_of_other_files_is_listed_with_the_reason(
     assert one.page is None
     assert one.status.startswith("unreadable: ")
     assert told in one.status
+
+
+def altered_range(results: dict[str, Any]) -> None:
+    results["tasks"]["short"]["range"] = [-3.0, 500.0]
+
+
+def altered_source(results: dict[str, Any]) -> None:
+    results["tasks"]["walk"]["source"] = "a paper"
+
+
+def altered_score(results: dict[str, Any]) -> None:
+    results["cells"][0]["score"] = 0.98
+
+
+def altered_confidence(results: dict[str, Any]) -> None:
+    results["aggregates"]["confidence"] = 0.5
+
+
+@pytest.mark.parametrize(
+    "alter", [altered_range, altered_source, altered_score, altered_confidence]
+)
+def test_no_number_of_a_report_changes_the_page_without_a_word(
+    whole: Path, tmp_path: Path, viewed: Any, alter: Callable[[dict[str, Any]], None]
+) -> None:
+    found = json.loads((whole / "results.json").read_text())
+    alter(found)
+    (whole / "results.json").write_text(json.dumps(found))
+    told = "are not what suite.json and the evaluations give: one of them was altered"
+    assert told in viewed(tmp_path, tmp_path / "out").status
+    assert told in str(tdcollect.verify(whole))
+
+
+def test_suite_json_holds_what_decides_the_report(whole: Path, folder: Path, viewed: Any) -> None:
+    decided = json.loads((whole / "suite.json").read_text())
+    assert decided["report"] == {
+        "tasks": {
+            "walk": {
+                "score": {"low": "random", "high": 20.0, "source": "made up"},
+                "group": "long",
+            },
+            "short": {"score": {"low": -3.0, "high": 5.0, "source": ""}},
+        }
+    }
+    other = replace(small(folder), confidence=0.5, metrics=("mean",))
+    other.report(whole)  # which need not be the one that ran
+    assert json.loads((whole / "suite.json").read_text())["report"]["settings"] == {
+        "confidence": 0.5,
+        "metrics": ["mean"],
+    }
+    one = viewed(folder, folder / "out")
+    assert one.suite.aggregates.confidence == 0.5
+    assert tdcollect.verify(whole).passed
+    small(folder).report(whole)
+    assert json.loads((whole / "suite.json").read_text()) == decided
+
+
+def test_a_suite_without_scores_has_no_more_in_its_file(folder: Path) -> None:
+    given = tables()
+    for task in given["tasks"]:
+        task.pop("score"), task.pop("group", None)
+    quiet(Suite.of(given, folder), folder / "out", policies=["random"])
+    assert "report" not in json.loads((folder / "out" / "suite.json").read_text())
+
+
+def test_verify_takes_a_suite(whole: Path) -> None:
+    found = tdcollect.verify(whole)
+    assert (found.passed, found.episodes) == (True, 36)
+    (whole / "leaderboard.csv").write_text("rank,policy\n1,mine\n")
+    assert "leaderboard.csv: it is missing, or is not the file" in str(tdcollect.verify(whole))
+    shutil.rmtree(whole / "evaluations" / "walk" / "net")
+    assert "expected the directory of an evaluation, got" in str(tdcollect.verify(whole))
+
+
+def test_a_relative_directory_of_a_suite_holds_wherever_the_process_goes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    suite = Suite.of(tables())
+    results = quiet(suite, Path("out"), policies=["random"])
+    monkeypatch.chdir("/")
+    assert len(results.records()) == 2
+    quiet(suite, folder / "out", tasks=["short"])
+    assert len(suite.results(folder / "out").records()) == 4
 
 
 def test_a_suite_without_a_report_is_listed(whole: Path, tmp_path: Path, viewed: Any) -> None:

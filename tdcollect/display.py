@@ -38,16 +38,16 @@ def _written(character: str, lines: bool) -> str:
 
 def names_checked(function: Function) -> Function:
     """Have calls with an argument of an unknown name raise a TypeError that suggests another."""
-    known = list(signature(function).parameters)
+    known = signature(function).parameters.keys()
     title = function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in known:
-                close = get_close_matches(name, known, 1)
-                meant = f"did you mean {close[0]}?" if close else f"see help({title})"
-                raise TypeError(f"expected arguments of {title}(), got {name}=; {meant}")
+        for name in kwargs.keys() - known:
+            close = get_close_matches(name, known, 1) or [f"one of those in help({title})"]
+            raise TypeError(
+                f"expected arguments of {title}(), got {name}; did you mean {close[0]}?"
+            )
         return function(*args, **kwargs)
 
     return cast("Function", call)

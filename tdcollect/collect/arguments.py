@@ -218,18 +218,14 @@ def explain_wrapping_error(policy: Any, env: EnvBase, error: Exception) -> None:
 def explain_first_call(collector: Any, error: Exception) -> None:
     """Raise from ``error`` for a collector's policy whose first call failed for a known reason."""
     parent = CollectorState(collector)
-    unfit = unfit_observations(dict(parent.carrier.items(True, True)), collector.env, error)
-    if unfit is not None:
-        raise unfit from error
+    explain_unfit_observations(dict(parent.carrier.items(True, True)), collector.env, error)
     known = failed_call(collector.policy, parent.uncompiled_policy, parent.carrier, collector.env)
     if known is not None:
         raise known from error
 
 
-def unfit_observations(
-    entries: Mapping[Any, Any], env: EnvBase, error: Exception
-) -> ValueError | None:
-    """The error for a policy that fails on NaN, or on the shapes of observations; None if neither.
+def explain_unfit_observations(entries: Mapping[Any, Any], env: EnvBase, error: Exception) -> None:
+    """Raise from ``error`` for a policy that fails on NaN, or on the shapes of observations.
 
     Args:
         entries: that the policy was called with.
@@ -239,19 +235,18 @@ def unfit_observations(
     spec = env.full_observation_spec_unbatched
     seen = {key: entries[key] for key in spec.keys(True, True) if key in entries}
     odd = [key for key, value in seen.items() if value.isnan().any()]
-    if odd:
-        return ValueError(
+    if odd and type(error) in (RuntimeError, ValueError):
+        raise ValueError(
             f"expected observations that are numbers, got NaN from the env in {odd}, on which the "
             "policy fails; correct the env, or its transforms: make_env(..., check_finite=True) "
             "tells at which step they begin"
-        )
-    if type(error) is not RuntimeError or not any(word in str(error) for word in ("shape", "size")):
-        return None
-    shapes = ", ".join(f"{key!r} {list(spec[key].shape)}" for key in seen)
-    return ValueError(
-        f"expected a policy for observations {shapes}, as the env gives them, got one that fails "
-        f"on them: {error}; make its network for these shapes, or pass the env that it is for"
-    )
+        ) from error
+    if type(error) is RuntimeError and ("shape" in str(error) or "size" in str(error)):
+        shapes = ", ".join(f"{key!r} {list(spec[key].shape)}" for key in seen)
+        raise ValueError(
+            f"expected a policy for observations {shapes}, as the env gives them, got one that "
+            f"fails on them: {error}; make its network for them, or pass the env that it is for"
+        ) from error
 
 
 def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
@@ -304,7 +299,7 @@ def _row_by_row(call: str, env: EnvBase) -> str:
     shape = list(env.full_observation_spec_unbatched[observed].shape)
     return (
         f"lambda td: td.set({action!r}, torch.stack([spec.encode({call}(x.numpy())) for x in "
-        f"td[{observed!r}].reshape(-1, *{shape})]).reshape(*td.shape, *spec.shape)), with spec = "
+        f"td[{observed!r}].reshape(-1, *{shape})]).reshape([*td.shape, *spec.shape])), with spec = "
         "env.action_spec_unbatched"
     )
 

@@ -82,10 +82,9 @@ def draws_from_spec(env: EnvBase) -> bool:
     return all(type(env).rand_action in known and "rand_action" not in env.__dict__ for env in envs)
 
 
-def is_masked(env: EnvBase) -> bool:
-    """Tell whether an action spec of the env has a mask of the legal actions now."""
-    leaves = env.full_action_spec.values(True, True)
-    return any(getattr(leaf, "mask", None) is not None for leaf in leaves)
+def is_masked(spec: Composite) -> bool:
+    """Tell whether an action spec has a mask of the legal actions now."""
+    return any(getattr(leaf, "mask", None) is not None for leaf in spec.values(True, True))
 
 
 class Policy(Protocol):

@@ -443,7 +443,7 @@ class Runner(CollectorPart):
     def _ignores_masks(self) -> bool:
         """True if iteration draws from a copy of the action spec, and the env's has masks."""
         collector = self._collector
-        return type(collector.policy) is RandomPolicy and is_masked(collector.env)
+        return type(collector.policy) is RandomPolicy and is_masked(collector.env.full_action_spec)
 
     def _lowering(self, random: bool, gradients: bool) -> Callable[[StepDict], Policy]:
         # Gradients are those of the distributions' own classes.
@@ -462,8 +462,8 @@ class Runner(CollectorPart):
         if policy is None and self._ignores_masks and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                "the random actions ignore the env's action masks, as those of TorchRL's collector "
-                "do; pass a policy that calls env.rand_action, or collect(..., random=True)",
+                "random actions ignore the env's action masks, as in TorchRL's collector; pass "
+                "env.rand_action as the policy for legal ones",
                 stacklevel=2,
             )
         compiled = collector.compiled_policy or collector.cudagraphed_policy

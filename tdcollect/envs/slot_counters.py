@@ -82,7 +82,7 @@ class EpisodeCounters:
         for slot in slots:
             episode = int(self._episodes[slot]) - (verb != "reset")
             step = "" if verb == "reset" else f", step {int(self._clock - self._begun[slot])}"
-            place = f", episode {episode}{step}" if episode >= 0 else ", in a check, of no episode"
+            place = f", episode {episode}{step}" if episode >= 0 else ", before its first reset"
             words[slot] = f"{place}{self._seed(slot, episode, seeds)}"
         return words
 

@@ -178,11 +178,9 @@ class Recording:
             if record.completed and record.index == before.index and not same:
                 raise NotReproducibleError(
                     f"episode {record.index}, the shortest, is another one when it runs once more, "
-                    f"alone (digest {str(record.digest)[:16]}, and {str(before.digest)[:16]} "
-                    "before): env or policy keep something from one episode to the next, or draw "
+                    "alone: env or policy keep something from one episode to the next, or draw "
                     "random numbers that no seed reaches. Keep what the policy remembers in "
-                    "entries of the TensorDict, which begin anew with each episode; tdcollect "
-                    "doctor looks at the env"
+                    "entries of the TensorDict; tdcollect doctor looks at the env"
                 )
             return True
         self._ended.append(record)

@@ -228,7 +228,7 @@ def test_masks_are_ignored_where_torchrl_ignores_them_and_a_warning_says_so_once
         collector.shutdown()
         return found
 
-    with pytest.warns(UserWarning, match="random actions ignore the env's action masks") as warned:
+    with pytest.warns(UserWarning, match="ignore the env's action masks, as in TorchRL") as warned:
         batches = two_batches(Collector)
     assert len([w for w in warned if "masks" in str(w.message)]) == 1
     assert not all(map(legal, batches))

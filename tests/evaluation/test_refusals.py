@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from torch import nn
 from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
 from torchrl.envs import transforms as T
 
-from tdcollect import make_env
+from tdcollect import Collector, make_env
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
@@ -34,7 +35,7 @@ from .envs import (
     Walk,
 )
 from .ledger import digest, records
-from .policies import UNFIT, deterministic, drawing, net, unfit
+from .policies import UNFIT, categorical, deterministic, drawing, net, unfit
 
 torch.set_num_threads(1)
 
@@ -423,3 +424,100 @@ def test_an_error_of_the_policy_when_it_is_wrapped_is_its_own(error: type[Except
 
     with pytest.raises(error, match=r"^the policy's own$"):
         records(Walk, policy)
+
+
+# --- advice that works as printed -------------------------------------------------------------
+
+
+def of_one_observation(obs: Any) -> int:
+    """As functions of gymnasium's users are."""
+    return int(obs[2] + obs[1] > 0)
+
+
+class Agent(nn.Module):
+    """Has no forward, as agents of CleanRL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = net(3, 2)
+
+    def get_value(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x).mean(-1)
+
+    def get_action(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x).argmax(-1)
+
+
+class AgentOfPPO(Agent):
+    def get_action_and_value(self, x: torch.Tensor) -> Any:
+        drawn = torch.distributions.Categorical(logits=self.network(x))
+        action = drawn.sample()
+        return action, drawn.log_prob(action), drawn.entropy(), self.get_value(x)
+
+
+def acting() -> Any:
+    return SimpleNamespace(act=of_one_observation)
+
+
+ADVICE = {
+    "a function of one observation": (lambda: of_one_observation, "NumPy observation: (.*), with"),
+    "an object that acts": (acting, "wrap its act, for one NumPy observation: (.*), with spec"),
+    "an agent": (Agent, r"wrap the method that acts: (.*)$"),
+    "an agent of PPO": (AgentOfPPO, r"wrap the method that acts: (.*)$"),
+}
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("name", ADVICE)
+def test_advice_on_how_to_wrap_a_policy_works_as_printed(name: str, encoded: bool) -> None:
+    make, pattern = ADVICE[name]
+    policy = make()
+    env = make_env(Walk, 2, categorical_action_encoding=encoded)
+    with pytest.raises(TypeError, match=f"expected .*{pattern}") as raised:
+        records(env, policy)
+    (line,) = re.findall(pattern, str(raised.value))
+    named = {"policy": policy, "env": env, "torch": torch, "TensorDictModule": TensorDictModule}
+    wrapped = eval(line, {**named, "spec": env.action_spec_unbatched})
+    assert len(records(env, wrapped, 5)) == 5
+    for slots in (None, 2):
+        made = make_env(Walk, slots, categorical_action_encoding=encoded)
+        (batch,) = Collector(made, wrapped, frames_per_batch=10, total_frames=10)
+        assert batch.numel() == 10
+
+
+def test_a_network_of_another_size_is_told_with_the_observations() -> None:
+    policy = TensorDictModule(nn.Linear(4, 2), ["observation"], ["action"])
+    text = r"expected a policy for observations 'observation' \[3\], .*mat1 and mat2.*make its netw"
+    with pytest.raises(ValueError, match=text) as raised:
+        records(Walk, policy)
+    assert type(raised.value.__cause__) is RuntimeError
+    with pytest.raises(ValueError, match=text):
+        Collector(make_env(Walk), policy, frames_per_batch=10, total_frames=10)
+
+
+class NaNs(Walk):
+    """Observations are no numbers from a step on."""
+
+    at = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.steps = 0
+        observation, info = super().reset(**kwargs)
+        return observation * (np.nan if self.at == 0 else 1), info
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation, *rest = super().step(action)
+        return observation * (np.nan if self.steps >= self.at else 1), *rest
+
+
+class LateNaNs(NaNs):
+    at = 3
+
+
+@pytest.mark.parametrize("env", [NaNs, LateNaNs])
+@pytest.mark.parametrize("how", [ExplorationType.DETERMINISTIC, ExplorationType.RANDOM])
+def test_the_env_is_blamed_for_its_nans(env: Any, how: ExplorationType) -> None:
+    text = r"got NaN from the env in \['observation'\], on which the policy fails; correct the env"
+    with pytest.raises(ValueError, match=text):
+        records(env, categorical(), 10, exploration_type=how)

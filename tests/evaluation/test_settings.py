@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torchrl.envs import ExplorationType
 
-from tdcollect import EvaluationCollector, EvaluationResult, evaluate
+from tdcollect import EvaluationCollector, EvaluationResult, Evaluator, evaluate, make_env
 from tdcollect.cli.commands import evaluate as command
 from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.ledger.manifest import describe, settings_of
@@ -96,3 +96,42 @@ def test_a_manifest_gives_back_the_settings_it_was_written_from() -> None:
     assert isinstance(EvaluationResult(manifest, [episode]).digest, str)
     again = settings_of(manifest, episode)
     assert asdict(again) == asdict(replace(settings, episodes=[episode.index]))
+
+
+MISSPELT: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
+    "evaluate": (evaluate, {"num_env": 3}, r"evaluate\(\), got num_env; did you mean num_envs\?"),
+    "collector": (
+        EvaluationCollector,
+        {"exploration": 1},
+        r"EvaluationCollector\(\), got exploration; did you mean exploration_type\?",
+    ),
+    "evaluator": (
+        Evaluator,
+        {"num_trajectory": 3},
+        r"Evaluator\(\), got num_trajectory; did you mean num_trajectories\?",
+    ),
+    "env": (
+        make_env,
+        {"max_steps": 3},
+        r"make_env\(\), got max_steps; did you mean max_ep",
+    ),
+    "nothing like it": (
+        evaluate,
+        {"xyz": 1},
+        r"got xyz; did you mean one of those in h",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_an_argument_that_is_misspelt_is_told_with_the_one_that_is_meant(name: str) -> None:
+    function, given, text = MISSPELT[name]
+    with pytest.raises(TypeError, match=f"^expected arguments of .*{text}"):
+        function("CartPole-v1", **given)
+
+
+def test_an_index_that_is_no_int_is_told() -> None:
+    result = evaluate("CartPole-v1", None, 2, progress=False)
+    for method in (result.replay, result.record, result.trajectory):
+        with pytest.raises(TypeError, match="the index of an episode, an int from 0, got '0'"):
+            method("0")  # type: ignore[arg-type]

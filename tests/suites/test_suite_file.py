@@ -214,3 +214,10 @@ def test_nothing_that_is_named_is_imported(tmp_path: Path) -> None:
     suite = small(tmp_path, tasks=[{"name": "t", "env": "never_imported.py:Env"}])
     assert len(suite.cells()) == 3
     assert "never_imported" not in sys.modules
+
+
+def test_tables_without_end_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text("deep = " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(ValueError, match=r"expected .*deep\.toml to be TOML: maximum recursion"):
+        Suite.read(file)

@@ -43,26 +43,25 @@ class LegalActions:
 
     Args:
         env: the slots.
+        spec: of the actions, as it was before the slots were reset.
     """
 
-    def __init__(self, env: SteppedEnv):
+    def __init__(self, env: SteppedEnv, spec: Composite):
         self._env = env
-        leaves = env.transformed.full_action_spec.values(True, True)
-        self._singly = not draws_from_spec(env.transformed) or any(
-            isinstance(leaf, MultiCategorical) for leaf in leaves
-        )
+        plain = not any(isinstance(leaf, MultiCategorical) for leaf in spec.values(True, True))
+        self._singly = not (plain and draws_from_spec(env.transformed)) or is_masked(spec)
         self._streams = Streams(1)
         self._by_slot = DrawByRow(self._streams)
 
     def apply(self, slots: Sequence[int]) -> bool:
         """Tell whether actions must be drawn slot by slot.
 
-        So they are if there are masks now, if the env has a ``rand_action`` of its own, and for
-        ``MultiCategorical``, which draws batches choice by choice.
+        So they are if there are masks, now or at first, if the env has a ``rand_action`` of its
+        own, and for ``MultiCategorical``, which draws batches choice by choice.
         """
         env = self._env
         envs = [env.envs[s] for s in slots] if isinstance(env, SlotEnvs) else [env.transformed]
-        return self._singly or any(map(is_masked, envs))
+        return self._singly or any(is_masked(one.full_action_spec) for one in envs)
 
     def draw(
         self, rows: StepDict, slots: Sequence[int], streams: Sequence[torch.Generator | None]

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect._upstream.torchrl import append_policy_transforms
-from tdcollect.collect.arguments import unfit_observations
+from tdcollect.collect.arguments import explain_unfit_observations
 from tdcollect.collect.construction import needs_state
 from tdcollect.collect.env_parts import exact_reward_of
 from tdcollect.collect.episodes import Start
@@ -385,22 +385,11 @@ class EvaluationCollector:
         dims = len(env.batch_size)
         assembly = Assembly(self.env, dims, self.returns, self.episode_seeds, keep_trajectories)
         actions = ActionCheck(self.env, dims)
-        legal = LegalActions(env) if isinstance(self._policy, RandomActions) else None
+        policy = self._policy
+        legal = LegalActions(env, policy.spec) if isinstance(policy, RandomActions) else None
         max_restarts = self.settings.restarts
         failures: list[Finished] = []
         remembered: list[Key] | None = None
-
-        @contextmanager
-        def refusing_observations(entries: Mapping[Key, torch.Tensor]) -> Iterator[None]:
-            try:
-                yield
-            except NotReproducibleError:
-                raise
-            except (RuntimeError, ValueError) as error:
-                unfit = unfit_observations(entries, self.env, error)
-                if unfit is None:
-                    raise
-                raise unfit from error
 
         def act(rows: StepDict, active: list[int]) -> None:
             nonlocal remembered
@@ -409,7 +398,7 @@ class EvaluationCollector:
                 feed.stepped()
                 return
             if remembered is None:
-                with refusing_observations(rows):
+                with self._refusing(rows):
                     remembered = self._first_call(inference, rows, env, actions)
                 if keep_trajectories and inference.left_out:
                     warnings.warn(
@@ -417,7 +406,7 @@ class EvaluationCollector:
                         "not kept with the data of episodes; encode them as numbers to keep them",
                         stacklevel=2,
                     )
-            with refusing_observations(rows):
+            with self._refusing(rows):
                 inference(rows, active)
             feed.stepped()
 
@@ -450,7 +439,7 @@ class EvaluationCollector:
         )
         while True:
             for block in loop:
-                with refusing_observations(block.entries):
+                with self._refusing(block.entries):
                     inference.check()
                     actions.check_block(block)
                 yield [*assembly.feed(block), *failures]
@@ -459,6 +448,15 @@ class EvaluationCollector:
             failures.clear()
             if not feed.goes_on():
                 return
+
+    @contextmanager
+    def _refusing(self, entries: Mapping[Key, torch.Tensor]) -> Iterator[None]:
+        """Refuse observations that the policy fails on."""
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            explain_unfit_observations(entries, self.env, error)
+            raise
 
     def _start(self, index: int) -> Start:
         return Start(index, self.episode_seeds(index)[0], index)

@@ -62,6 +62,7 @@ class Inference:
 
     Attributes:
         left_out: the entries of the last outputs that are no dense tensors.
+        streams: the random streams of the episodes in the slots.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Inference:
         self._device = device
         self._streams = Streams(size)
         self._mode = DrawByRow(self._streams)
-        self._of_slot: list[torch.Generator | None] = [None] * slots
+        self.streams: list[torch.Generator | None] = [None] * slots
         self._program: Policy | None = None
         self.left_out: list[Key] = []
         # Whether each operation outside samplers draws random numbers, once known.
@@ -90,16 +91,11 @@ class Inference:
 
     def start(self, slot: int, seed: int) -> None:
         """Give the episode that starts in a slot a random stream of its own."""
-        self._of_slot[slot] = stream(seed)
-
-    @property
-    def streams(self) -> Sequence[torch.Generator | None]:
-        """The random streams of the episodes in the slots."""
-        return self._of_slot
+        self.streams[slot] = stream(seed)
 
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Run the policy and add its outputs to the rows; only the slots ``active`` matter."""
-        streams = self._of_slot
+        streams = self.streams
         if len(active) < self._slots:  # slots that are in flight draw nothing
             acting = set(active)
             streams = [s if slot in acting else None for slot, s in enumerate(streams)]
@@ -320,11 +316,7 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
         TypeError: if it can be called neither with one nor with the env's entries by name.
     """
     if policy is None or isinstance(policy, RandomPolicy):
-        spec = env.full_action_spec_unbatched.clone()
-        for leaf in spec.values(True, True):
-            if getattr(leaf, "mask", None) is not None:  # of the env's state until now
-                leaf.update_mask(None)
-        return RandomActions(spec.expand(size))
+        return RandomActions(env.full_action_spec_unbatched.expand(size))
     check_instance(policy)
     try:
         made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from inspect import getclosurevars
 from itertools import islice
 from types import FunctionType, GeneratorType, ModuleType
 from typing import Any
@@ -63,10 +64,9 @@ def check_kept(before: State, after: State) -> None:
     changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
     if changed:
         raise NotReproducibleError(
-            f"the policy changes what it keeps, {', '.join(changed[:3])}, as it runs again on the "
-            "same rows and random streams, so that an episode may depend on those before it. Write "
-            "what it must remember as an entry of the TensorDict, which begins anew with each "
-            "episode, and take out what only counts or records its calls"
+            f"the policy changes what it keeps, {', '.join(changed[:3])}, as it runs, so that an "
+            "episode may depend on those before it. Write what it must remember as an entry of the "
+            "TensorDict, and take out what only counts or records its calls"
         )
 
 
@@ -85,11 +85,9 @@ def _parts(value: Any) -> dict[str, Any]:
     library, _, inside = type(value).__module__.partition(".")
     if isinstance(value, FunctionType):
         library = value.__module__.partition(".")[0]
-        own = {name: value.__globals__.get(name) for name in value.__code__.co_names}
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            own[name] = cell.cell_contents
-        own = {name: own[name] for name in own if hasattr(own[name], "__dict__")}
-        own = {} if library in _LIBRARIES else own
+        named = getclosurevars(value)
+        own = {} if library in _LIBRARIES else {**named.globals, **named.nonlocals}
+        own = {name: part for name, part in own.items() if hasattr(part, "__dict__")}
     elif isinstance(value, GeneratorType):
         own = {"gi_frame": value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_locals)}
     elif isinstance(value, nn.Module):

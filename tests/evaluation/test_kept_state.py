@@ -1,0 +1,377 @@
+"""Policies that keep something in plain Python are refused, and others are not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torch.nn import functional
+
+from tdcollect import EvaluationResult, Evaluator, LocalWorkers, Suite, evaluate, merge, verify
+from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.evaluation.episodes.kept_state import check_kept, state_of
+from tdcollect.evaluation.ledger.reading import REFUSED, RESULTS, SHARD
+
+from .crews import seven, some
+from .envs import Failing, Walk
+from .ledger import digest, records
+from .policies import deterministic, net
+from .test_interrupted import contents
+
+__all__ = ["seven"]  # a fixture
+
+quiet = partial(evaluate, progress=False)
+
+
+def writing(act: Callable[[torch.Tensor], torch.Tensor]) -> TensorDictModule:
+    return TensorDictModule(act, ["observation"], ["action"])
+
+
+class Schedule(nn.Module):
+    """One action for ``period`` calls, then the other, as macro actions are."""
+
+    def __init__(self, period: int):
+        super().__init__()
+        self.period, self.t = period, 0
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.t += 1
+        return functional.one_hot(torch.full((len(observation),), self.t // self.period % 2), 2)
+
+
+@pytest.mark.parametrize("period", range(1, 51))
+def test_a_schedule_of_any_period_is_refused(period: int) -> None:
+    for slots in (1, 2, 3, 8):
+        with pytest.raises(NotReproducibleError, match="the policy"):
+            records(Walk, writing(Schedule(period)), 6, num_envs=slots)
+
+
+def test_what_changes_is_named() -> None:
+    with pytest.raises(NotReproducibleError, match=r"changes what it keeps, policy\.module\.t, .*"):
+        records(Walk, writing(Schedule(50)))
+
+
+class Keeper:
+    """Holds something for a policy."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, kept: Any):
+        self.kept = kept
+
+
+def _counting() -> Iterator[int]:
+    calls = 0
+    while True:
+        calls += 1
+        yield calls
+
+
+def _counted(holder: Keeper) -> None:
+    holder.kept += 1
+
+
+KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "list": (list, lambda kept: kept.append(1)),
+    "nested": (lambda: {"a": [(1, [2])]}, lambda kept: kept["a"][0][1].append(1)),
+    "full deque": (lambda: deque([1, 2], maxlen=2), lambda kept: kept.append(3)),
+    "set": (lambda: {1}, lambda kept: kept.add(2)),
+    "array": (lambda: np.zeros(3), lambda kept: kept.fill(1)),
+    "array of objects": (lambda: np.array([[1], None], object), lambda kept: kept[0].append(1)),
+    "tensor": (lambda: torch.zeros(3), lambda kept: kept.add_(1)),
+    "large tensor": (lambda: torch.zeros(2**19), lambda kept: kept[5:].add_(1)),
+    "NumPy's generator": (lambda: np.random.default_rng(0), lambda kept: kept.normal()),
+    "NumPy's old generator": (lambda: np.random.RandomState(0), lambda kept: kept.normal()),
+    "Python's generator": (lambda: random.Random(0), lambda kept: kept.random()),
+    "torch's generator": (
+        lambda: torch.Generator().manual_seed(0),
+        lambda kept: torch.rand(1, generator=kept),
+    ),
+    "count": (itertools.count, next),
+    "iterator": (lambda: iter([1, 2, 3]), next),
+    "generator function": (_counting, next),
+    "object with slots": (lambda: Keeper(1), _counted),
+    "partial": (lambda: partial(print, [1]), lambda kept: kept.args[0].append(2)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_an_object_keeps_is_compared_by_value(name: str) -> None:
+    make, change = KEPT[name]
+    policy = writing(nn.Sequential(net(3, 2)))
+    policy.memory = Keeper([make()])
+    before = state_of(policy)
+    check_kept(before, state_of(policy))
+    change(policy.memory.kept[0])
+    with pytest.raises(NotReproducibleError, match=r"changes what it keeps, policy\.memory"):
+        check_kept(before, state_of(policy))
+
+
+def test_cycles_and_large_objects_have_an_end() -> None:
+    policy = Schedule(3)
+    policy.around = [policy]
+    policy.around.append(policy.around)
+    policy.much = list(range(10**6))
+    before = state_of(policy)
+    assert len(before) < 30_000
+    policy.t += 1
+    with pytest.raises(NotReproducibleError):
+        check_kept(before, state_of(policy))
+
+
+def test_an_object_that_a_function_names_is_looked_at() -> None:
+    agent = Schedule(50)
+    with pytest.raises(NotReproducibleError, match=r"agent\.t"):
+        records(Walk, writing(lambda x: agent(x)))
+
+
+# --- sound policies --------------------------------------------------------------------------
+
+
+class Lazy(nn.Module):
+    """Makes its layer at its first call, and remembers tables by size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[int, torch.Tensor] = {}
+        self.layer: nn.Module | None = None
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if self.layer is None:
+            self.layer = nn.utils.skip_init(nn.Linear, observation.shape[-1], 2)
+            for parameter in self.layer.parameters():
+                nn.init.constant_(parameter, 0.5)
+        self.tables.setdefault(len(observation), torch.arange(2.0))
+        self.latest = self.layer(observation)  # for a plot, say
+        self.drawn = torch.distributions.Categorical(logits=self.latest)
+        return functional.one_hot((self.latest + self.tables[len(observation)]).argmax(-1), 2)
+
+
+def _hooked() -> nn.Module:
+    policy = deterministic()
+    policy.register_forward_hook(lambda *_: policy.seen.append(1))
+    policy.module.register_forward_pre_hook(lambda *_: None)
+    policy.seen = _Unseen()
+    return policy
+
+
+class _Unseen:
+    def append(self, item: Any) -> None:
+        pass
+
+
+def _recording() -> nn.Module:
+    calls: list[int] = []
+    network = deterministic().module
+    return writing(lambda x: calls.append(len(x)) or network(x))
+
+
+def _memoised() -> nn.Module:
+    network = deterministic().module
+    table = lru_cache(lambda size: torch.zeros(size, 2, dtype=torch.int64))
+    return writing(lambda x: network(x) + table(len(x)))
+
+
+SOUND: dict[str, Callable[[], Any]] = {
+    "made late": lambda: writing(Lazy()),
+    "hooks": _hooked,
+    "a record of calls": _recording,
+    "a memo": _memoised,
+    "compiled": lambda: writing(torch.compile(deterministic().module, backend="eager")),
+    "its mode": lambda: deterministic().train(),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_policies_are_taken(name: str) -> None:
+    assert len({digest(Walk, SOUND[name](), 6, num_envs=slots) for slots in (1, 3)}) == 1
+
+
+# --- the shortest episode runs once more -------------------------------------------------------
+
+
+CALLS: Counter[str] = Counter()
+
+
+class Sly:
+    """Behaves until its fortieth call; it counts them where nothing looks."""
+
+    def __init__(self) -> None:
+        self.name = uuid4().hex
+
+    def __call__(self, observation: torch.Tensor) -> torch.Tensor:
+        CALLS[self.name] += 1
+        actions = torch.full((len(observation),), int(CALLS[self.name] > 40))
+        return functional.one_hot(actions, 2)
+
+
+def made_sly() -> Any:
+    return writing(Sly())
+
+
+@pytest.fixture
+def sly() -> Any:
+    return made_sly()
+
+
+ANOTHER = r"episode \d+, the shortest, is another one when it runs once more, alone"
+
+
+def test_an_episode_that_is_another_one_ends_the_evaluation(sly: Any, tmp_path: Path) -> None:
+    with pytest.raises(NotReproducibleError, match=ANOTHER):
+        quiet(Walk, made_sly(), 12, num_envs=2)
+    for error in (NotReproducibleError, ValueError):  # the same command does not pass silently
+        with pytest.raises(error, match=ANOTHER):
+            quiet(Walk, sly, 12, num_envs=2, output_dir=tmp_path / "out")
+    assert (tmp_path / "out" / REFUSED).exists()
+    assert not verify(tmp_path / "out").passed
+
+
+def test_without_it_results_say_so(sly: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    quiet(Walk, sly, 12, num_envs=2, output_dir=out, recheck=False)
+    assert json.loads((out / RESULTS).read_text())["recheck"] is False
+    before = contents(out)
+    quiet(Walk, sly, 12, num_envs=2, output_dir=out)  # it is finished: nothing runs
+    assert contents(out) == before
+    assert verify(out).passed
+
+
+def test_with_it_no_file_says_so(tmp_path: Path) -> None:
+    quiet(Walk, deterministic(), 5, output_dir=tmp_path / "with")
+    before = contents(tmp_path / "with")
+    quiet(Walk, deterministic(), 5, output_dir=tmp_path / "with", recheck=False)
+    assert contents(tmp_path / "with") == before
+    assert "recheck" not in json.loads((tmp_path / "with" / RESULTS).read_text())
+
+
+def test_a_shard_and_what_is_merged_of_it_say_so(tmp_path: Path) -> None:
+    parts = [tmp_path / "0", tmp_path / "1"]
+    for place, part in enumerate(parts):
+        shard = (place, 2)
+        quiet(Walk, deterministic(), 6, output_dir=part, shard=shard, recheck=bool(place))
+    told = [json.loads((part / SHARD).read_text()).get("recheck") for part in parts]
+    assert told == [False, None]
+    merge(parts, tmp_path / "all")
+    assert json.loads((tmp_path / "all" / RESULTS).read_text())["recheck"] is False
+    assert all(verify(path).passed for path in (*parts, tmp_path / "all"))
+
+
+def test_it_runs_the_shortest_episode_alone_and_once(tmp_path: Path) -> None:
+    class Watched(Walk):
+        seeds: list[int] = []  # noqa: RUF012
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            Watched.seeds.append(seed)
+            return super().reset(seed=seed)
+
+    how = {"num_envs": 3, "output_dir": tmp_path / "out", "keep_trajectories": True}
+    result = quiet(Watched, deterministic(), 9, **how)
+    shortest = min(result.episodes, key=lambda episode: (episode.length, episode.index))
+    counted = Counter(seed for seed in Watched.seeds if seed in _seeds(result))
+    assert counted.pop(shortest.env_seed) == 2 * max(counted.values())
+    assert [seed for seed in Watched.seeds if seed in _seeds(result)][-1] == shortest.env_seed
+    assert len(result.episodes) == 9
+    count = len(Watched.seeds)
+    quiet(Watched, deterministic(), 9, **how)
+    assert not {*Watched.seeds[count:]} & _seeds(result)
+
+
+def _seeds(result: EvaluationResult) -> set[int]:
+    return {episode.env_seed for episode in result.episodes}
+
+
+def test_what_was_stopped_before_it_runs_it(sly: Any, tmp_path: Path) -> None:
+    """All episodes have ended, and nothing has finished the evaluation."""
+    out = tmp_path / "out"
+    quiet(Walk, sly, 12, num_envs=2, output_dir=out, recheck=False)
+    (out / RESULTS).unlink()
+    with pytest.raises(NotReproducibleError, match=ANOTHER):
+        quiet(Walk, sly, 12, num_envs=2, output_dir=out)
+
+
+def test_the_env_is_not_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = []
+    monkeypatch.setattr(
+        "tdcollect.evaluation.episodes.collector.probe_env",
+        lambda *args: probes.append(1) or False,
+    )
+    quiet(Walk, deterministic(), 4)
+    assert len(probes) == 1
+
+
+def test_workers_run_it_too(seven: LocalWorkers, sly: Any, tmp_path: Path) -> None:
+    with pytest.raises(NotReproducibleError, match=ANOTHER):
+        quiet(Walk, sly, 40, workers=some(seven, 1), output_dir=tmp_path / "sly")
+    quiet(Walk, deterministic(), 9, workers=some(seven, 2), output_dir=tmp_path / "workers")
+    quiet(Walk, deterministic(), 9, output_dir=tmp_path / "here")
+    assert contents(tmp_path / "workers") == contents(tmp_path / "here")
+
+
+def test_errors_of_failed_episodes_outlive_it() -> None:
+    result = quiet(partial(Failing, (3,)), deterministic(), 8, env_seeds=range(8))
+    assert [*result.errors] == [3]
+
+
+SUITE = """
+[suite]
+name = "sly"
+version = 1
+episodes = 12
+[defaults]
+num_envs = 2
+[[tasks]]
+name = "walk"
+env = "tests.evaluation.envs:Walk"
+score = { low = 0.0, high = 20.0, source = "made up" }
+[[policies]]
+name = "sly"
+factory = "tests.evaluation.test_kept_state:made_sly"
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_suite_runs_it_for_each_evaluation(
+    workers: int, seven: LocalWorkers, tmp_path: Path
+) -> None:
+    (tmp_path / "sly.toml").write_text(SUITE)
+    suite = Suite.read(tmp_path / "sly.toml")
+    crew = some(seven, 1) if workers else None
+    found = suite.run(tmp_path / "out", workers=crew, progress=False)
+    assert "is another one when it runs once more" in str(found.failures)
+    found = suite.run(tmp_path / "all", workers=crew, progress=False, recheck=False)
+    assert found.finished
+    (results,) = (tmp_path / "all").glob("*/**/results.json")
+    assert json.loads(results.read_text())["recheck"] is False
+
+
+def test_the_evaluator_runs_it_too() -> None:
+    with (
+        Evaluator(Walk, made_sly(), num_trajectories=40, num_envs=2) as evaluator,
+        pytest.raises(NotReproducibleError, match=ANOTHER),
+    ):
+        evaluator.evaluate()
+    with Evaluator(Walk, made_sly(), num_trajectories=40, recheck=False) as evaluator:
+        assert evaluator.evaluate()["eval/num_episodes"] == 40
+
+
+def test_the_command_line_leaves_it_out(typed: Any, tmp_path: Path) -> None:
+    status, _, _ = typed(
+        "evaluate CartPole-v1 --policy random --episodes 2 --no-recheck --output-dir out --quiet"
+    )
+    assert status == 0
+    assert json.loads((tmp_path / "out" / RESULTS).read_text())["recheck"] is False
+    assert len(EvaluationResult.load(tmp_path / "out").episodes) == 2

@@ -101,7 +101,6 @@ EXPORTED = {
         "verify",
         "write_comparison_report",
         "write_evaluations_npz",
-        "write_marl_eval",
         "write_report",
     ],
     "tdcollect.evaluation.sb3": ["SB3Policy", "load_policy"],
@@ -136,7 +135,6 @@ EXPORTED = {
         "write_leaderboard_csv",
         "write_leaderboard_markdown",
         "write_scores_npz",
-        "write_suite_marl_eval",
     ],
     "tdcollect.trajectories": [
         "TrajectoryAssembler",

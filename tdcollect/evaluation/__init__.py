@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.reports.exports import (
         to_pandas,
         write_evaluations_npz,
-        write_marl_eval,
     )
     from tdcollect.evaluation.reports.report import write_report
     from tdcollect.evaluation.reports.statistics import Summary, summarize
@@ -42,7 +41,6 @@ __all__ = [
     "verify",
     "write_comparison_report",
     "write_evaluations_npz",
-    "write_marl_eval",
     "write_report",
 ]
 
@@ -63,7 +61,6 @@ _MODULES = {
     "verify": "verification",
     "write_comparison_report": "reports.comparison_page",
     "write_evaluations_npz": "reports.exports",
-    "write_marl_eval": "reports.exports",
     "write_report": "reports.report",
 }
 

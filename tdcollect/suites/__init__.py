@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         write_leaderboard_csv,
         write_leaderboard_markdown,
         write_scores_npz,
-        write_suite_marl_eval,
     )
     from tdcollect.suites.results import CellResult, SuiteResults
     from tdcollect.suites.suite import Suite
@@ -36,7 +35,6 @@ __all__ = [
     "write_leaderboard_csv",
     "write_leaderboard_markdown",
     "write_scores_npz",
-    "write_suite_marl_eval",
 ]
 
 # Imported when they are asked for: to read a suite takes no torch.
@@ -56,7 +54,6 @@ _MODULES = {
     "write_leaderboard_csv": "exports",
     "write_leaderboard_markdown": "exports",
     "write_scores_npz": "exports",
-    "write_suite_marl_eval": "exports",
 }
 
 

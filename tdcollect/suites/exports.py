@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tdcollect.display import number_text, visible
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.exports import marl_eval_run
 from tdcollect.files import write_atomically
 from tdcollect.suites.estimates import LABELS, Aggregates
 from tdcollect.suites.metrics import check_scores
@@ -79,42 +77,6 @@ def _key(policy: str) -> str:
         return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass"))
 
     return _UNSAFE.sub(encoded, policy)
-
-
-def write_suite_marl_eval(
-    path: str | os.PathLike[str],
-    cells: Mapping[Cell, Sequence[Episode]],
-    *,
-    suite: str,
-    drop_failed: bool = False,
-) -> Path:
-    """Write the raw returns of a suite as raw data of marl-eval.
-
-    The layout is that of :func:`~tdcollect.evaluation.write_marl_eval`, with the suite as the
-    environment, policies as algorithms, runs as seeds, and one evaluation at step 0 of each run.
-
-    Args:
-        path: the JSON file; it is written anew.
-        cells: the records of each evaluation, by task, policy and run.
-        suite: the name of the suite.
-        drop_failed: leave out failed episodes, which the format cannot hold.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        ValueError: no cell; a failed episode without ``drop_failed``.
-    """
-    if not cells:
-        raise ValueError("expected at least one evaluation, as {(task, policy, run): episodes}")
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for (task, policy, run), episodes in cells.items():
-        try:
-            data = marl_eval_run({0: episodes}, drop_failed=drop_failed)
-        except ValueError as error:
-            raise ValueError(f"{task}, {policy}, run {run}: {error}") from error
-        found.setdefault(task, {}).setdefault(policy, {})[f"seed_{run}"] = data
-    return write_atomically(Path(path), (json.dumps({suite: found}, indent=4) + "\n").encode())
 
 
 def write_leaderboard_csv(path: str | os.PathLike[str], aggregates: Aggregates) -> Path:

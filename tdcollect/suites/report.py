@@ -13,7 +13,6 @@ from tdcollect.suites.exports import (
     write_leaderboard_csv,
     write_leaderboard_markdown,
     write_scores_npz,
-    write_suite_marl_eval,
 )
 from tdcollect.suites.folder import WAIT, note_report
 from tdcollect.suites.page import suite_page
@@ -23,10 +22,10 @@ from tdcollect.suites.results import SuiteResults
 if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite
 
-RESULTS, MARL_EVAL = "results.json", "marl_eval.json"
+RESULTS = "results.json"
 SCORES, SCORE_NAMES = "scores.npz", "scores.json"
 LEADERBOARD = "leaderboard"
-FILES = (SCORES, SCORE_NAMES, MARL_EVAL, f"{LEADERBOARD}.csv", f"{LEADERBOARD}.md")
+FILES = (SCORES, SCORE_NAMES, f"{LEADERBOARD}.csv", f"{LEADERBOARD}.md")
 """The files that are there if there is something to write into them."""
 
 
@@ -55,9 +54,6 @@ def write_suite_report(directory: Path, results: SuiteResults) -> list[Path]:
         The files; the last one has the digests of the others.
     """
     written = []
-    if records := results.records():
-        file = directory / MARL_EVAL
-        written.append(write_suite_marl_eval(file, records, suite=results.name, drop_failed=True))
     if (found := results.aggregates) is not None:
         written += [
             write_scores_npz(directory / SCORES, results.scores(), tasks=results.scored_tasks),

@@ -1,4 +1,4 @@
-"""Exports: Stable-Baselines3's own files, marl-eval's format, a pandas DataFrame."""
+"""Exports: Stable-Baselines3's own files, a pandas DataFrame."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from tdcollect.evaluation import to_pandas, write_evaluations_npz, write_marl_eval
+from tdcollect.evaluation import to_pandas, write_evaluations_npz
 
 from .ledgers import ledger
 
@@ -95,83 +95,20 @@ def test_evaluations_of_different_length_are_refused(tmp_path: Path) -> None:
         write_evaluations_npz(tmp_path / "e.npz", {0: ledger([1.0]), 9: ledger([1.0, 2.0])})
 
 
-# Failed episodes, which neither format can hold
+# Failed episodes, which the format cannot hold
 
 
-def write_npz(path: Path, evaluations, **options):
-    return write_evaluations_npz(path, evaluations, **options)
-
-
-def write_json(path: Path, evaluations, **options):
-    names = {"environment": "gym", "task": "cartpole", "algorithm": "ppo", "seed": 0}
-    return write_marl_eval(path, evaluations, **names, **options)
-
-
-@pytest.mark.parametrize("write", [write_npz, write_json])
-def test_failed_episodes_are_refused_unless_they_are_to_be_dropped(tmp_path, write) -> None:
+def test_failed_episodes_are_refused_unless_they_are_to_be_dropped(tmp_path) -> None:
     records = ledger([1.0, 2.0, 3.0], failed=[1])
     with pytest.raises(ValueError, match=r"got 1 failed of 3 at step 5: pass drop_failed=True"):
-        write(tmp_path / "file", {5: records})
+        write_evaluations_npz(tmp_path / "file", {5: records})
     assert not (tmp_path / "file").exists()
-    assert write(tmp_path / "file", {5: records}, drop_failed=True).exists()
+    assert write_evaluations_npz(tmp_path / "file", {5: records}, drop_failed=True).exists()
 
 
-@pytest.mark.parametrize("write", [write_npz, write_json])
-def test_no_evaluation_is_refused(tmp_path, write) -> None:
+def test_no_evaluation_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"at least one evaluation, as \{0: episodes\}, got none"):
-        write(tmp_path / "file", {})
-
-
-# marl-eval
-
-
-def test_a_run_is_laid_out_as_marl_eval_asks(tmp_path: Path) -> None:
-    first = ledger([1.0, 2.0], success={0: True, 1: False})
-    last = ledger([3.0, 4.0], success={0: True, 1: True})
-    path = write_json(tmp_path / "raw.json", {0: first, 1000: last})
-    run = json.loads(path.read_text())["gym"]["cartpole"]["ppo"]["seed_0"]
-    assert list(run) == ["step_0", "step_1", "absolute_metrics"]
-    assert run["step_0"] == {
-        "step_count": 0,
-        "return": [1.0, 2.0],
-        "length": [10, 11],
-        "success": [1.0, 0.0],
-    }
-    absolute = {"return": [3.0, 4.0], "length": [10, 11], "success": [1.0, 1.0]}
-    assert run["step_1"] == {"step_count": 1000, **absolute}
-    assert run["absolute_metrics"] == absolute
-
-
-def test_runs_gather_in_one_file_and_a_run_written_again_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "raw.json"
-    names = {"environment": "gym", "task": "cartpole"}
-    for algorithm, seed, value in [("ppo", 0, 1.0), ("ppo", 1, 2.0), ("dqn", 0, 3.0)]:
-        write_marl_eval(path, {0: ledger([value])}, **names, algorithm=algorithm, seed=seed)
-    write_marl_eval(path, {0: ledger([9.0])}, **names, algorithm="ppo", seed=1)
-    task = json.loads(path.read_text())["gym"]["cartpole"]
-    found = {
-        (algorithm, run): entries["step_0"]["return"]
-        for algorithm, runs in task.items()
-        for run, entries in runs.items()
-    }
-    assert found == {("ppo", "seed_0"): [1.0], ("ppo", "seed_1"): [9.0], ("dqn", "seed_0"): [3.0]}
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ('{"gym": [1, 2]}', "to hold marl-eval's nested objects"),
-        ('{"gym": ', "to hold JSON, to which a run can be added, got something else"),
-    ],
-)
-def test_a_file_that_holds_something_else_is_refused_and_kept(
-    tmp_path: Path, text: str, reason: str
-) -> None:
-    path = tmp_path / "raw.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=reason):
-        write_json(path, {0: ledger([1.0])})
-    assert path.read_text() == text
+        write_evaluations_npz(tmp_path / "file", {})
 
 
 # pandas

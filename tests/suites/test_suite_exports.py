@@ -1,4 +1,4 @@
-"""A suite's exports: rliable's scores, marl-eval's JSON, the leaderboard as CSV and Markdown."""
+"""A suite's exports: rliable's scores, the leaderboard as CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tdcollect.evaluation import write_marl_eval
 from tdcollect.suites.aggregates import aggregate
 from tdcollect.suites.exports import (
     write_leaderboard_csv,
     write_leaderboard_markdown,
     write_scores_npz,
-    write_suite_marl_eval,
 )
-
-from ..evaluation.ledgers import ledger
 
 SCORES = {
     "ppo": np.array([[0.5, 1.0], [0.7, 0.9], [0.6, 0.8]]),
@@ -90,36 +86,6 @@ def test_scores_that_cannot_be_held_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected a path that ends in .npz, got '.*scores'"):
         write_scores_npz(tmp_path / "scores", SCORES)
     assert list(tmp_path.iterdir()) == []
-
-
-# marl-eval
-
-
-def test_a_suite_is_the_file_that_its_runs_written_singly_give(tmp_path: Path) -> None:
-    cells = {
-        (task, policy, run): ledger([float(run), 1.0], success={0: True, 1: False})
-        for task in ("x", "y")
-        for policy in ("ppo", "dqn")
-        for run in (0, 1)
-    }
-    whole = write_suite_marl_eval(tmp_path / "whole.json", cells, suite="classic")
-    for (task, policy, run), episodes in cells.items():
-        names = {"environment": "classic", "task": task, "algorithm": policy, "seed": run}
-        write_marl_eval(tmp_path / "single.json", {0: episodes}, **names)
-    assert whole.read_bytes() == (tmp_path / "single.json").read_bytes()
-
-
-def test_failed_episodes_are_refused_with_the_name_of_their_cell(tmp_path: Path) -> None:
-    cells = {("x", "ppo", 3): ledger([1.0, 2.0], failed=[1])}
-    with pytest.raises(ValueError, match=r"^x, ppo, run 3: expected completed.*drop_failed=True"):
-        write_suite_marl_eval(tmp_path / "raw.json", cells, suite="s")
-    path = write_suite_marl_eval(tmp_path / "raw.json", cells, suite="s", drop_failed=True)
-    assert json.loads(path.read_text())["s"]["x"]["ppo"]["seed_3"]["step_0"]["return"] == [1.0]
-
-
-def test_no_cell_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected at least one evaluation"):
-        write_suite_marl_eval(tmp_path / "raw.json", {}, suite="s")
 
 
 # The leaderboard

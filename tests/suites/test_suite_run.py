@@ -618,7 +618,7 @@ def test_the_report_can_be_written_again_and_does_not_depend_on_where(
     assert contents(folder / "moved") == before
     found = {name for name in before if "/" not in name}
     assert found == {
-        *("suite.json", "results.json", "report.html", "marl_eval.json"),
+        *("suite.json", "results.json", "report.html"),
         *("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md"),
     }
 
@@ -677,10 +677,6 @@ def test_tasks_without_scores_have_returns_alone(folder: Path) -> None:
     assert results.aggregates is None
     assert results.scores() == {}
     assert "(return)" in str(results)
-    assert json.loads((folder / "out" / "marl_eval.json").read_text())["small"].keys() == {
-        "walk",
-        "short",
-    }
 
 
 def test_progress_tells_of_each_cell(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +40,7 @@ def write_evaluations_npz(
         ValueError: no evaluation; a failed episode without ``drop_failed``; evaluations that are
             left with different numbers of episodes.
     """
-    kept = _kept(evaluations, drop_failed, "evaluations.npz")
+    kept = _kept(evaluations, drop_failed)
     ledgers = list(kept.values())
     arrays: dict[str, Any] = {
         "timesteps": np.array(list(kept), np.int64),
@@ -53,79 +52,6 @@ def write_evaluations_npz(
     file = io.BytesIO()
     np.savez(file, **arrays)
     return write_atomically(Path(path), file.getvalue())
-
-
-def write_marl_eval(
-    path: str | os.PathLike[str],
-    evaluations: Evaluations,
-    *,
-    environment: str,
-    task: str,
-    algorithm: str,
-    seed: int,
-    drop_failed: bool = False,
-) -> Path:
-    """Write a run as raw data of marl-eval, beside the other runs in the file.
-
-    ``{environment: {task: {algorithm: {"seed_0": {"step_0": {"step_count": ..., "return": [...],
-    "length": [...]}, ..., "absolute_metrics": {...}}}}}}``, with ``success`` if the env reports it
-    for every episode. The absolute metrics are those of the last evaluation: after training, with
-    the best policy and ten times the episodes, as Gorsane et al. (2022) ask.
-
-    Args:
-        path: the JSON file. A run of this name in it is replaced, all others are kept.
-        evaluations: the number of training steps before each evaluation, and its records, the
-            absolute one last.
-        environment: marl-eval's first level, a suite of tasks.
-        task: a task of the suite.
-        algorithm: the algorithm, plotted as one line.
-        seed: the seed of this training run of the algorithm.
-        drop_failed: leave out failed episodes, which the format cannot hold.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        ValueError: no evaluation; a failed episode without ``drop_failed``; a file that holds
-            anything but nested objects.
-    """
-    run = marl_eval_run(evaluations, drop_failed=drop_failed)
-    file = Path(path)
-    try:
-        data = json.loads(file.read_bytes()) if file.exists() else {}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"expected {file} to hold JSON, to which a run can be added, got something else "
-            f"({error}): name another file"
-        ) from error
-    level = data
-    for key in (environment, task, algorithm):
-        level = level.setdefault(key, {}) if isinstance(level, dict) else None
-    if not isinstance(level, dict):
-        raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
-            f"expected {file} to hold marl-eval's nested objects, environment, task, algorithm; "
-            "it holds something else: name another file"
-        )
-    level[f"seed_{seed}"] = run
-    return write_atomically(file, (json.dumps(data, indent=4) + "\n").encode())
-
-
-def marl_eval_run(evaluations: Evaluations, *, drop_failed: bool = False) -> dict[str, Any]:
-    """Return the data of one run as :func:`write_marl_eval` writes it: ``{"step_0": ...}``."""
-    kept = _kept(evaluations, drop_failed, "marl-eval", ragged=True)
-    with_success = _success_known(kept)
-    run: dict[str, Any] = {}
-    metrics: dict[str, Any] = {}
-    for position, (steps, ledger) in enumerate(kept.items()):
-        metrics = {
-            "return": [e.episode_return for e in ledger],
-            "length": [e.length for e in ledger],
-        }
-        if with_success:
-            metrics["success"] = [float(bool(e.success)) for e in ledger]
-        run[f"step_{position}"] = {"step_count": steps, **metrics}
-    run["absolute_metrics"] = metrics  # last: marl-eval reads the last entry as this one
-    return run
 
 
 def to_pandas(episodes: Sequence[Episode]) -> Any:
@@ -167,9 +93,7 @@ def _dtype(key: str, values: Sequence[Any]) -> str:
     return "object" if too_large else _DTYPES[key]
 
 
-def _kept(
-    evaluations: Evaluations, drop_failed: bool, format_name: str, ragged: bool = False
-) -> dict[int, list[Episode]]:
+def _kept(evaluations: Evaluations, drop_failed: bool) -> dict[int, list[Episode]]:
     """Return the completed episodes of each evaluation, in order of training steps."""
     if not evaluations:
         raise ValueError("expected at least one evaluation, as {0: episodes}, got none")
@@ -180,14 +104,14 @@ def _kept(
         failed = len(records) - len(kept[steps])
         if failed and not drop_failed:
             raise ValueError(
-                f"expected completed episodes, which is all that {format_name} can hold; got "
+                f"expected completed episodes, which is all that evaluations.npz can hold; got "
                 f"{failed} failed of {len(records)} at step {steps}: pass drop_failed=True to "
                 "leave them out, and say so where you show the numbers"
             )
     counts = {steps: len(ledger) for steps, ledger in kept.items()}
-    if not ragged and len(set(counts.values())) > 1:
+    if len(set(counts.values())) > 1:
         raise ValueError(
-            f"expected the same number of episodes in each evaluation, which {format_name} holds "
+            f"expected the same number of episodes in each evaluation, which evaluations.npz holds "
             f"as one array, got, by step, {counts}"
         )
     return kept

@@ -250,7 +250,7 @@ def test_going_on_in_it_writes_through_no_link(sent, here, typed, name: str) -> 
         assert (status, (sent / name).is_symlink()) == (0, False)
     else:
         assert status == 1
-        assert f"sent/{name} to be no link, as what is written there would end up else" in err
+        assert f"sent/{name} to be no link, and behind none, as what is wr" in err
     after = [(path, path.read_bytes()) for path in (mine, *mine.rglob("*")) if path.is_file()]
     assert after == before
 

@@ -115,11 +115,8 @@ class EvaluationResult:
         result = cls(manifest, episodes, directory)
         gone = result._listed.keys() - {*map(trajectory_name, kept_trajectories(Path(directory)))}
         if gone:
-            warnings.warn(
-                f"{len(gone)} folders of data that {directory} kept are missing, {min(gone)} "
-                "first: trajectory() cannot return them, and replay() runs their episodes again",
-                stacklevel=2,
-            )
+            text = f"folders of data of {directory} are missing, {min(gone)} first: use replay()"
+            warnings.warn(f"{len(gone)} {text}", stacklevel=2)
         if env is not None:
             how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
             result._replay = replayer(

@@ -146,13 +146,11 @@ class Lazy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tables: dict[int, torch.Tensor] = {}
-        self.layer: nn.Module | None = None
+        self.layer: Any = None
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         if self.layer is None:
-            self.layer = nn.utils.skip_init(nn.Linear, observation.shape[-1], 2)
-            for parameter in self.layer.parameters():
-                nn.init.constant_(parameter, 0.5)
+            self.layer = partial(torch.matmul, other=torch.linspace(-1, 1, 6).view(3, 2))
         self.tables.setdefault(len(observation), torch.arange(2.0))
         self.latest = self.layer(observation)  # for a plot, say
         self.drawn = torch.distributions.Categorical(logits=self.latest)
@@ -282,7 +280,8 @@ def test_it_runs_the_shortest_episode_alone_and_once(tmp_path: Path) -> None:
     result = quiet(Watched, deterministic(), 9, **how)
     shortest = min(result.episodes, key=lambda episode: (episode.length, episode.index))
     counted = Counter(seed for seed in Watched.seeds if seed in _seeds(result))
-    assert counted.pop(shortest.env_seed) == 2 * max(counted.values())
+    assert counted.pop(shortest.env_seed) > 1
+    assert {*counted.values()} == {1}
     assert [seed for seed in Watched.seeds if seed in _seeds(result)][-1] == shortest.env_seed
     assert len(result.episodes) == 9
     count = len(Watched.seeds)

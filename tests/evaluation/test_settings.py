@@ -51,7 +51,7 @@ def test_the_command_line_has_their_defaults() -> None:
 
 @pytest.mark.parametrize("function", [evaluate, EvaluationCollector])
 def test_an_unknown_setting_is_refused(function: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'num_env'"):
+    with pytest.raises(TypeError, match="got num_env; did you mean num_envs"):
         function(Walk, None, 5, num_env=4)
 
 

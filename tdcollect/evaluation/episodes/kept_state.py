@@ -19,15 +19,14 @@ import torch
 from torch import nn
 
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
-from tdcollect.evaluation.episodes.row_checks import bits_of
 
 _MOST = 20_000  # values that are compared, those nearest to the policy first
-_LARGE = 2**20  # bytes; of larger arrays, only the shape and torch's count of changes are compared
+_LARGE = 2**16  # bytes; of larger arrays, only the shape and torch's count of changes are compared
 _PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
 _LIBRARIES = ("torch", "tensordict", "torchrl")
 
 State = dict[str, Any]
-"""Plain values, and the bytes of arrays, by the path to them."""
+"""Plain values and arrays, as text, by the path to them."""
 
 
 def state_of(policy: Any) -> State:
@@ -47,7 +46,8 @@ def state_of(policy: Any) -> State:
             reached[id(value)] = value
             with suppress(Exception):  # of values that do not let themselves be looked at
                 if isinstance(value, (torch.Tensor, np.ndarray)):
-                    found[path] = _array(value)
+                    version = value.shape, getattr(value, "_version", None)
+                    found[path] = version if value.nbytes > _LARGE else repr(value.tolist())
                     continue
                 parts = _parts(value)
                 found[path] = len(parts)
@@ -68,12 +68,6 @@ def check_kept(before: State, after: State) -> None:
             "episode may depend on those before it. Write what it must remember as an entry of the "
             "TensorDict, and take out what only counts or records its calls"
         )
-
-
-def _array(value: Any) -> Any:
-    if value.nbytes > _LARGE:
-        return tuple(value.shape), getattr(value, "_version", None)
-    return bits_of(value) if isinstance(value, torch.Tensor) else repr(value.tolist())
 
 
 def _parts(value: Any) -> dict[str, Any]:

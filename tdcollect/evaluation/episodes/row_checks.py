@@ -82,7 +82,7 @@ def unchanged_buffers(policy: Any) -> Iterator[None]:
         yield
     finally:
         for name, value in buffers.items():
-            if bits_of(value) != bits_of(before[name]):
+            if _bits(value) != _bits(before[name]):
                 changed.append(name)
                 value.copy_(before[name])
     if changed:
@@ -118,9 +118,7 @@ def check_same(
     differing = []
     for key in first:
         value, compared = first[key].cpu(), other[key].cpu()  # once, rather than row by row
-        if any(
-            bits_of(value[i]) != bits_of(compared[j]) for i, j in zip(rows, others, strict=True)
-        ):
+        if any(_bits(value[i]) != _bits(compared[j]) for i, j in zip(rows, others, strict=True)):
             differing.append(key)
     if differing:
         raise NotReproducibleError("the policy " + why.format(differing))
@@ -144,5 +142,5 @@ def _storage(value: torch.Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-def bits_of(value: torch.Tensor) -> bytes:
+def _bits(value: torch.Tensor) -> bytes:
     return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

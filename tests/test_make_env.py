@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torchrl.envs import EnvBase, GymEnv
 
 from tdcollect import make_env
+from tdcollect.testing import diagnose
 
 
 class Plain(gym.Env):
@@ -473,3 +474,40 @@ def test_env_kwargs_that_are_no_dict(env_kwargs: Any) -> None:
         TypeError, match=r"expected env_kwargs to be a dict.* got .*; pass one dict"
     ):
         make_env("CartPole-v1", 2, env_kwargs=env_kwargs)
+
+
+class Gym21:
+    """An env of the package gym: its classes lie in gym's modules."""
+
+    __module__ = "gym.core"
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+
+class OldReset(Plain):
+    def reset(self) -> Any:  # type: ignore[override]
+        return np.zeros(2, np.float32)
+
+
+class OldStep(Plain):
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 0.0, False, {}
+
+
+@pytest.mark.parametrize("kind", [Gym21, OldReset, OldStep])
+def test_an_env_of_the_old_api_is_told(kind: Any) -> None:
+    make = kind if kind is Gym21 else partial(kind, [])
+    with pytest.raises(
+        (TypeError, RuntimeError), match=r"the API of gym before 0\.26: wrap the env"
+    ):
+        make_env(make, 2).rollout(2)
+    (finding, *_) = diagnose(make).findings
+    assert finding.status == "failed"
+    assert "the API of gym before 0.26" in finding.advice
+
+
+@pytest.mark.parametrize("use", [make_env, diagnose])
+def test_an_id_of_a_package_that_is_not_imported_is_told(use: Any) -> None:
+    text = r"If it is installed, import it, or name it in the id: 'package:Meta-World/MT1'"
+    with pytest.raises(gym.error.NamespaceNotFound, match=text):
+        use("Meta-World/MT1")

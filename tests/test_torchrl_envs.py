@@ -26,6 +26,7 @@ from torchrl.envs import (
 )
 from torchrl.envs import transforms as T
 from torchrl.envs.transforms import StepCounter
+from torchrl.testing.mocking_classes import CountingEnv
 
 import tdcollect
 from tdcollect.envs import GymEnv, GymnasiumEnv, ParallelEnv
@@ -321,6 +322,27 @@ def test_an_index_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="expected a whole ParallelEnv"):
         env[0]
     env.close()
+
+
+def test_a_closed_view_starts_nothing_and_says_what_torchrl_says() -> None:
+    env = ours(2, CountingEnv)
+    env.reset()
+    view = env[1:]
+    view.close()
+    before = multiprocessing.active_children()
+    for use in (view.reset, view.rand_step, lambda: view.set_seed(0)):
+        with pytest.raises(RuntimeError, match="Cannot use a closed indexed batched environment"):
+            use()
+    assert multiprocessing.active_children() == before
+    assert not env.is_closed
+    env.close()
+
+
+def test_a_gym_env_of_several_workers_has_started_and_closes() -> None:
+    env = GymEnv("CartPole-v1", num_workers=2)
+    assert not env.is_closed
+    env.close()
+    assert env.is_closed
 
 
 def test_an_error_of_an_env_names_its_slot() -> None:

@@ -18,6 +18,7 @@ from torchrl.envs import EnvBase
 from tdcollect import keys
 from tdcollect.checks.registry import Failed, Skipped
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.workers.slots import old_api
 from tdcollect.workers.values import Array
 
 Env: TypeAlias = gym.Env[Any, Any]
@@ -221,7 +222,8 @@ def _check_tuple(given: Any, count: int, call: str) -> None:
     advice = "make it as gymnasium.Env has it"
     if not isinstance(given, tuple) or len(given) != count:
         got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
-        raise Failed(f"{call} gave {got}, expected {expected}", advice=advice)
+        found = f"{call} gave {got}, expected {expected}"
+        raise Failed(found, advice=old_api(found) or advice)
     if not isinstance(given[-1], dict):
         got = type(given[-1]).__name__
         raise Failed(f"{call} gave an info that is {got}, expected a dict", advice=advice)

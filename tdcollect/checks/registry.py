@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from tdcollect.checks.report import FAILED, PASSED, SKIPPED, WARNED, Finding
+from tdcollect.workers.slots import old_api
 
 
 class Passed(NamedTuple):
@@ -189,4 +190,6 @@ def _raised(error: Exception) -> Failed:
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
     text = " ".join(str(error).split())[:300]
-    return Failed(f"{type(error).__name__}: {text} ({at})", advice="mend what raises")
+    return Failed(
+        f"{type(error).__name__}: {text} ({at})", advice=old_api(text) or "mend what raises"
+    )

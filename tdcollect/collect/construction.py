@@ -51,6 +51,11 @@ class Dispatch(CollectorMeta):
         sync: bool | None = None,
         **kwargs: Any,
     ) -> Any:
+        if len(args) > 2:
+            raise TypeError(
+                f"expected create_env_fn and policy as the only positional arguments, got "
+                f"{len(args)}; pass the others by name"
+            )
         check_arguments(args, kwargs)
         chosen = service_backend() if backend is None else backend_of_alias(backend)
         if chosen is None:

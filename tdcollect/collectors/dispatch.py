@@ -8,6 +8,7 @@ from typing import Any
 
 import torchrl.collectors as upstream
 
+from tdcollect._upstream.collector import service_backend
 from tdcollect._upstream.multi import drop_generic_defaults, one_env_each
 from tdcollect.collect.arguments import check_positive_int
 
@@ -56,7 +57,8 @@ def collector_of_workers(
             "of their own; pass them there alone"
         )
     if backend not in _CLASSES:  # TorchRL names those that there are
-        return upstream.Collector(*args, backend=backend, **kwargs)
+        given = None if backend == service_backend() else backend
+        return upstream.Collector(*args, backend=given, **kwargs)
     args, kwargs, count = one_env_each(args, {**kwargs, **options}, num_collectors)
     name, pool = _CLASSES[backend]
     drop_generic_defaults(getattr(import_module(pool), name), kwargs)

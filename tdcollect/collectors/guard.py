@@ -133,9 +133,8 @@ class Guard:
         """Take note of workers that have died."""
         if self.closed or self._error is not None:
             return
-        ready = connection.wait([proc.sentinel for proc in self.procs], 0)
         for worker, proc in enumerate(self.procs):
-            if proc.sentinel in ready:
+            if not proc.is_alive():  # a fork server's sentinel is ready only until somebody asks
                 self._note(worker, proc)
                 if self._error is not None:
                     return

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tdcollect.envs.backend import Backend, SlotBuffers
+from tdcollect.workers.slots import old_api
 from tdcollect.workers.values import Array
 
 
@@ -37,7 +38,8 @@ class SlotError(RuntimeError):
             f"slot {s}{self.where.get(s, '')}: {type(e).__name__}: {e}"
             for s, e in self.causes.items()
         )
-        super().__init__(f"the env failed in {verb}() of {slots}")
+        advice = old_api(slots)
+        super().__init__(f"the env failed in {verb}() of {slots}" + f"; {advice}" * bool(advice))
         self.__cause__ = next(iter(self.causes.values()))
 
     def __reduce__(self) -> Any:

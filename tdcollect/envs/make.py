@@ -26,6 +26,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 from tdcollect.workers.launch import START_METHODS
 from tdcollect.workers.resumable import Resumable
+from tdcollect.workers.slots import spec_of
 
 OnEnvError = Literal["raise", "restart"]
 
@@ -380,7 +381,7 @@ def _factories(
     factory: Callable[[], gym.Env[Any, Any]]
     if isinstance(env, str):
         # An unknown id raises before anything is made; gymnasium imports those of module:id.
-        spec = None if ":" in env else gym.spec(env)
+        spec = None if ":" in env else spec_of(env)
         factory = partial(gym.make, spec if elsewhere and spec else env, **kwargs)
     elif isinstance(env, gym.Env):
         made = env

@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
 
 from tdcollect import keys
+from tdcollect._upstream.torchrl import apply_unchecked
 from tdcollect.trajectories.entries import Values, from_rows, map_entries, place, take, to_rows
 from tdcollect.trajectories.index import Key, TrajectoryIndex, beside, time_dim_of
 
@@ -102,10 +103,8 @@ def split_trajectories(
         flat.set(index.trajectory_key, take(index.ids, index.trajectory))
     if as_nested and not _whole_slots(index):
         lengths = index.lengths.tolist()
-        return flat.apply(
-            lambda values: torch.nested.as_nested_tensor(list(values.split(lengths))),
-            batch_size=torch.Size([len(index), -1]),
-        )
+        nest = lambda values: torch.nested.as_nested_tensor(list(values.split(lengths)))  # noqa: E731
+        return apply_unchecked(flat, nest, [len(index), -1])
     if layout == "padded":
         return _padded(flat, index)
     if layout == "jagged":

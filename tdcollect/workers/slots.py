@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -13,6 +14,28 @@ import gymnasium as gym
 EnvFactory = Callable[[], "gym.Env[Any, Any]"]
 Spaces = tuple[Any, Any]
 """The observation space and the action space."""
+
+
+_OLD = re.compile(r"keyword argument 'seed'|expected 5, got 4|step gave 4 values|<class 'gym\.")
+_OLD_API = (
+    "this is the API of gym before 0.26: wrap the env in shimmy's GymV21CompatibilityV0, or have "
+    "it take reset(seed=, options=) and return five values from step()"
+)
+
+
+def old_api(message: str) -> str:
+    """The advice for an env of gym's old API, if an error's message shows it; else empty."""
+    return _OLD_API if _OLD.search(message) else ""
+
+
+def spec_of(name: str) -> Any:
+    """The spec of a gymnasium id."""
+    try:
+        return gym.spec(name)
+    except gym.error.NamespaceNotFound as error:
+        raise gym.error.NamespaceNotFound(
+            f"{error} If it is installed, import it, or name it in the id: 'package:{name}'"
+        ) from None
 
 
 class EnvSlots:
@@ -90,9 +113,10 @@ class EnvSlots:
                 f"vector env {env}; call it and pass the vector env itself"
             )
         if not isinstance(env, gym.Env):
+            advice = old_api(str(type(env).__mro__))
             raise TypeError(
                 "expected a callable that makes a gymnasium.Env, got one that returned "
-                f"{type(env).__name__}"
+                f"{type(env).__name__}" + f"; {advice}" * bool(advice)
             )
         for other, made in enumerate(self.envs, self.first):
             if env is made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tdcollect import make_env
-from tdcollect.collectors import LinkedCollector, on_worker
+from tdcollect.collectors import LinkedCollector, link, on_worker
 from tdcollect.collectors.link import Links
 
 from .noisy import noisy
@@ -85,3 +86,43 @@ def test_iteration_waits_to_begin() -> None:
     assert next(iter(collector)).shape == (2, 4)
     links.close()
     collector.shutdown()
+
+
+def speaks(address: Any, words: bytes | None) -> socket.socket:
+    """Connect as a port scan does: say something, or close at once (None)."""
+    stray = socket.create_connection((address.host, address.port))
+    if words is None:
+        stray.close()
+    else:
+        stray.sendall(words)
+    return stray
+
+
+@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\7#WEL", None])
+def test_strays_are_dropped(words: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_GREETING", 1)
+    links = Links("localhost", 1)
+    stray = speaks(links.addresses[0], words)
+    collector = linked(links, 0)
+    links.accept(lambda: None)
+    assert [facts.slots for facts in links.call(on_worker.facts)] == [2]
+    links.close()
+    stray.close()
+    collector.shutdown()
+
+
+def test_workers_that_never_connect_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_PATIENCE", 0.0)
+    links = Links("localhost", 2)
+    with pytest.raises(TimeoutError, match=r"expected 2 workers to connect to .* got 0; see"):
+        links.accept(lambda: None)
+    links.close()
+
+
+def test_a_name_that_means_this_machine_alone_is_no_address_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.2.3")
+    assert link.own_address() == "10.1.2.3"
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    assert link.own_address() != "127.0.1.1"

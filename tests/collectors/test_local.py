@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,9 +11,11 @@ import gymnasium as gym
 import pytest
 import torch
 import torchrl.collectors as upstream
+from torchrl import service_backend
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import GymEnv
 
+import tdcollect
 from tdcollect import Collector, make_env
 from tdcollect.collectors import (
     AsyncBatchedCollector,
@@ -310,3 +313,26 @@ def test_async_batched_collector_takes_single_envs() -> None:
 def test_async_batched_collector_refuses_slots() -> None:
     with pytest.raises(ValueError, match=r"got one of 2 slots; leave num_envs out of make_env"):
         AsyncBatchedCollector([two_slots] * 2, policy=Leaning(), frames_per_batch=16)
+
+
+@pytest.mark.parametrize("name", tdcollect.collectors.__all__)
+def test_signatures_show_the_arguments_by_name(name: str) -> None:
+    kind = getattr(tdcollect.collectors, name)
+    if not name.endswith("Collector"):
+        return
+    shown = inspect.signature(kind).parameters
+    assert {"create_env_fn", "frames_per_batch"} <= shown.keys()
+    assert ("on_worker_lost" in shown) == name.startswith(("Multi", "Ray", "AsyncCollector"))
+    if name.startswith("Multi"):
+        assert ("sync" in shown) == (name == "MultiCollector")
+
+
+def test_a_third_positional_argument_is_refused_for_every_backend() -> None:
+    for more in ({}, {"backend": "process"}, {"num_collectors": 2}):
+        with pytest.raises(TypeError, match="create_env_fn and policy as the only positional"):
+            tdcollect.Collector(two_slots, None, 3, frames_per_batch=8, **more)
+
+
+def test_a_backend_of_an_enclosing_context_is_said_to_be_of_it() -> None:
+    with service_backend("thread"), pytest.raises(ValueError, match="by an enclosing torchrl"):
+        tdcollect.Collector(two_slots, frames_per_batch=8)

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 from tensordict import TensorDictBase
+from torchrl._utils import _check_for_faulty_process
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
+from tdcollect import make_env
 from tdcollect.collectors import (
     MultiAsyncCollector,
     MultiSyncCollector,
@@ -125,6 +128,55 @@ def test_the_error_of_a_worker_is_in_the_message() -> None:
 
 
 # ---------------------------------------------------------------------------------------- restart
+
+
+class Crashes(gym.Wrapper[Any, Any, Any, Any]):
+    """Ends its process at the third step."""
+
+    steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps > 2:
+            os._exit(7)
+        return super().step(action)
+
+
+def crashing() -> Any:
+    return make_env(lambda: Crashes(gym.make("CartPole-v1")), 2)
+
+
+@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+def test_a_worker_that_is_lost_again_and_again_ends_the_collection(cls: Any) -> None:
+    collector = cls([crashing], drawing(), frames_per_batch=64, on_worker_lost="restart")
+    text = r"worker 0 \(pid \d+, slots 0 to 1\) ended with exit code 7; .* as 4 in a row ended so"
+    with pytest.raises(WorkerLostError, match=text):
+        list(collector)
+    assert [lost.replaced for lost in collector.lost] == [True, True, True, False]
+    assert not multiprocessing.active_children()
+
+
+def test_torchrls_own_look_at_processes_finds_the_death_as_ours_does() -> None:
+    with made(MultiSyncCollector) as collector:
+        procs = collector.procs  # taken before the death, as TorchRL does
+        kill(procs[1].pid)
+        procs[1].join()
+        with pytest.raises(WorkerLostError, match=r"worker 1 .* was killed by SIGKILL"):
+            _check_for_faulty_process(procs)
+
+
+def test_a_replacement_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with made(MultiSyncCollector, on_worker_lost="restart") as collector:
+
+        def fails(*args: Any) -> Any:
+            raise OSError("no memory")
+
+        monkeypatch.setattr(collector._guard, "_replace", fails)
+        kill(collector.procs[0].pid)
+        with pytest.raises(
+            WorkerLostError, match=r"as no other could take its place \(no memory\)"
+        ):
+            batches(collector, 2)
 
 
 def test_another_takes_the_place_in_a_sync_collection() -> None:

@@ -182,3 +182,27 @@ def test_the_error_can_be_pickled() -> None:
 def test_wrong_arguments_start_nothing() -> None:
     with pytest.raises(ValueError, match="on_worker_lost to be 'raise' or 'restart', got 'ignore'"):
         RayCollector([make], frames_per_batch=8, on_worker_lost="ignore")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["OutOfMemory", "NodeDied", "ActorUnschedulable", "WorkerCrashed", "RuntimeEnvSetup"],
+)
+def test_each_of_rays_errors_of_a_lost_worker_is_a_loss(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = getattr(ray.exceptions, f"{kind}Error")("the machine is gone")
+    answers: list[Any] = [error, "batch"]
+
+    def get(task: Any) -> Any:
+        if isinstance(found := answers.pop(0), Exception):
+            raise found
+        return found
+
+    collector = RayCollector.__new__(RayCollector)
+    lost: list[int] = []
+    monkeypatch.setattr(collector, "_replace", lambda worker, error: lost.append(worker))
+    monkeypatch.setattr(collector, "_call", lambda *call: None)
+    monkeypatch.setattr(ray, "get", get)
+    assert collector._result(1, None, print) == "batch"
+    assert lost == [1]

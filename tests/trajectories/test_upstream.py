@@ -36,6 +36,33 @@ def test_same_in_three_dims_where_slots_hold_several() -> None:
     check_same(split_trajectories(batch), upstream(batch, prefix=keys.COLLECTOR))
 
 
+@given(done_flags().filter(lambda done: done.ndim < 3), st.booleans())
+def test_a_prefix_says_where_ids_and_mask_stand(done: torch.Tensor, ids: bool) -> None:
+    batch = make(done, ids=ids)
+    if ids:
+        batch.set(("agents", "traj_ids"), batch["collector", "traj_ids"].clone())
+    batch = batch.exclude("collector", "shared")
+    check_same(split_trajectories(batch, prefix="agents"), upstream(batch, prefix="agents"))
+
+
+@given(done_flags().filter(lambda done: done.ndim < 3), st.booleans())
+def test_nested_tensors_are_upstreams(done: torch.Tensor, ids: bool) -> None:
+    batch = make(done, ids=ids).exclude("shared")
+    ours = split_trajectories(batch, as_nested=True)
+    theirs = upstream(batch, prefix=keys.COLLECTOR, as_nested=True)
+    assert ours.batch_size == theirs.batch_size
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key, value in theirs.items(True, True):
+        assert ours[key].layout == value.layout == torch.strided
+        pairs = zip(ours[key].unbind(), value.unbind(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), key
+
+
+def test_nested_tensors_have_no_other_layout() -> None:
+    with pytest.raises(ValueError, match="expected as_nested or layout, got both"):
+        split_trajectories(make(torch.tensor([True, False])), as_nested=True, layout="flat")
+
+
 # Where upstream is wrong: each test shows both sides.
 
 

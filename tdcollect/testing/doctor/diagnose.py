@@ -16,6 +16,7 @@ from tdcollect.envs.envpool_backend import check_task_id
 from tdcollect.testing import gymnasium_checks
 from tdcollect.testing.doctor import collecting, outputs, repeating
 from tdcollect.testing.doctor.examination import Examination
+from tdcollect.workers.slots import spec_of
 
 GROUPS = (repeating.GROUP, outputs.GROUP, collecting.GROUP)
 """The checks that follow ``"runs"``, in the order in which they run."""
@@ -108,7 +109,7 @@ def _check_id(env: str, backend: Any) -> None:
     module, _, name = env.rpartition(":")
     if module:
         importlib.import_module(module)
-    gym.spec(name)
+    spec_of(name)
 
 
 def _close(exam: Examination) -> None:

@@ -27,6 +27,7 @@ from tdcollect.checks.player import Env, GymnasiumPlayer, Row
 from tdcollect.checks.registry import Failed, Skipped
 from tdcollect.envs.envpool_backend import EnvPoolBackend
 from tdcollect.envs.spaces import SpaceCodec
+from tdcollect.workers.slots import old_api
 
 PLAY_SECONDS = 2.0
 """The time that one episode may take; slower envs are played for fewer steps."""
@@ -111,6 +112,7 @@ class Examination(GymnasiumPlayer):
         env = self.make()
         advice = "make it as gymnasium.Env has it"
         if not isinstance(env, gym.Env):
+            advice = old_api(str(type(env).__mro__)) or advice
             raise Failed(f"expected a gymnasium.Env, got {type(env).__name__}", advice=advice)
         self.env = env
         another = self.make()

@@ -38,8 +38,7 @@ SAMPLE = 25  # alterations of each kind in a quick run
 UNNOTICED = {
     "run.json": "times, and what ran the episodes",
     "request.json": "names of code: `replay` shows them, and checks the episodes that they give",
-    "results.json without distinct": "files of an older tdcollect lack it",
-    "best.json without digest": "likewise",
+    "best.json without digest": "files of an older tdcollect lack it",
 }
 
 

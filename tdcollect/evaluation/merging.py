@@ -30,7 +30,7 @@ from tdcollect.evaluation.ledger.reading import (
     trajectory_path,
     was_rechecked,
 )
-from tdcollect.evaluation.ledger.records import FORMAT, Episode
+from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
@@ -149,11 +149,6 @@ def _read(path: Path) -> _Part | None:
         manifest = read_manifest(path)
     except FileNotFoundError:
         return None
-    if manifest["format"] != FORMAT:
-        raise ValueError(
-            f"expected directories of format {FORMAT}, got {path} of format {manifest['format']}, "
-            "which an older tdcollect wrote; evaluate again"
-        )
     episodes = read_records(path, manifest)
     found = read_shard(path)
     finished = is_finished(path) or (found is not None and found.digests is not None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ import numpy as np
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
-from tdcollect import keys
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.ledger.manifest import describe
@@ -75,7 +73,7 @@ def replayer(
     return replay
 
 
-def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
+def unequal(recorded: Episode, again: Replayed) -> list[str]:
     """Compare a record with that of the same episode run again, key by key.
 
     Restarts are not compared: they belong to the run, not to the episode.
@@ -84,9 +82,6 @@ def unequal(recorded: Episode, again: Replayed, format: int) -> list[str]:
         The differences, one phrase each.
     """
     record = replace(again.record, restarts=recorded.restarts)
-    if format == 1:  # in which returns are sums of rewards in float32
-        rewards = again.data[keys.NEXT, keys.REWARD].flatten().tolist()
-        record = replace(record, episode_return=math.fsum(rewards))
     was, now = (json.loads(of.to_json()) for of in (recorded, record))
     return [
         f"{name} is {now.get(name)!r}, in the ledger {was[name]!r}"

@@ -27,7 +27,7 @@ from tdcollect.evaluation.ledger.reading import (
     trajectory_name,
     trajectory_path,
 )
-from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_count, ledger_digest
+from tdcollect.evaluation.ledger.records import Episode, is_count, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, unequal
 from tdcollect.evaluation.reports.statistics import Summary, summarize
 
@@ -142,7 +142,7 @@ class EvaluationResult:
     @property
     def digest(self) -> str:
         """SHA-256 of the ledger: equal for equal episodes, however they were run."""
-        return ledger_digest(self.episodes, self.manifest.get("format", FORMAT))
+        return ledger_digest(self.episodes)
 
     @property
     def returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -232,7 +232,7 @@ class EvaluationResult:
                 "EvaluationResult.load(directory, env, policy)"
             )
         again = self._replay(index, video)
-        unlike = unequal(recorded, again, self.manifest["format"])
+        unlike = unequal(recorded, again)
         if unlike and not recorded.lost:  # of which the record says nothing
             raise RuntimeError(self._unequal(unlike, recorded, again, filmed=video is not None))
         return again
@@ -247,8 +247,6 @@ class EvaluationResult:
         then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
         now = {key: again.manifest[key] for key in _MATTERS[filmed:]}
         changed = differences(then, json.loads(json.dumps(now)))
-        if self.manifest["format"] == 1:  # which does not hold all that is held now
-            changed = [entry for entry in changed if entry[1] is not None]
         why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
         return differs + f"What has changed: {why or 'something that the manifest does not hold'}"
 

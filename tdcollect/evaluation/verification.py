@@ -155,7 +155,7 @@ def _of_evaluation(root: Path) -> Verification:
     else:
         problems += _unfinished(root, number_of_episodes(manifest) - len(episodes), bool(problems))
     if not problems and mark is None:
-        problems += _derived(root, manifest, episodes)
+        problems += _derived(root, episodes)
     kept, found, covered = _kept(root, manifest, episodes)
     shard = None if mark is None else mark.shard
     return Verification(root, len(episodes), kept, (*problems, *found), shard, covered)
@@ -188,13 +188,9 @@ def _of_shard(
         yield Problem(root / SHARD, text)
 
 
-def _derived(
-    root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
-) -> Iterator[Problem]:
+def _derived(root: Path, episodes: Sequence[Episode]) -> Iterator[Problem]:
     """Check the statistics and files of a finished evaluation against its records."""
     file = root / RESULTS
-    if manifest["format"] == 1:
-        return
     results = read_object(file)
     files = results.get("files")
     if not isinstance(files, dict):
@@ -209,8 +205,6 @@ def _derived(
         yield Problem(file, f"its statistics cannot be computed again ({error})")
         return
     for name, value in expected.items():
-        if name == "distinct" and name not in results:
-            continue  # files written before it was there
         if not alike(value, results.get(name)):
             yield Problem(file, f"{name} is {results.get(name)!r}, and by the ledger {value!r}")
     drawn = [path.relative_to(root).as_posix() for path in sorted(root.glob(f"{FIGURES}/*.svg"))]
@@ -245,8 +239,6 @@ def _kept(
     root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
 ) -> tuple[int, list[Problem], bool]:
     """Check data that were kept; return their number, the problems, and if digests cover them."""
-    if manifest["format"] == 1:
-        return 0, [], True
     problems: list[Problem] = []
     listed: Mapping[str, str] = {}
     try:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +175,8 @@ def test_seeds_that_were_given_are_those_of_the_manifest(tmp_path: Path) -> None
         ("[]", "to hold a JSON object, got list"),
         ("{}", "expected the manifest of an evaluation, got"),
         ('{"name": "an app", "manifest_version": 3}', "which is something else's"),
-        ('{"protocol": 3, "episodes": 1, "format": 3}', "expected a format from 1 to 2, got 3"),
+        ('{"protocol": 3, "episodes": 1, "format": 3}', "expected format 2, got 3"),
+        ('{"protocol": 1, "episodes": 1}', "expected format 2, got None"),
         ('{"protocol": 2, "episodes": 1, "format": 2}', "as tdcollect writes it, got env None"),
     ],
 )
@@ -215,58 +214,9 @@ def test_an_entry_of_the_manifest_that_is_wrong_is_named(run: Path, changed, rea
         load(run)
 
 
-# Older formats
-
-
-def old(run: Path) -> None:
-    """Write an evaluation as format 1 had it: other names, returns of rewards in float32."""
-    now = load(run)
-    records = [
-        replace(record, episode_return=math.fsum(now.trajectory(i)["next", "reward"].flatten()))
-        for i, record in enumerate(now.episodes)
-    ]
-    there = json.loads((run / "manifest.json").read_text())
-    there["max_steps"] = there.pop("max_episode_steps")
-    for name in ("format", "entries", "inference_threads"):
-        del there[name]
-    (run / "manifest.json").write_text(json.dumps(there | {"protocol": 1}))
-    text = "".join(record.to_json(format=1) + "\n" for record in records)
-    (run / "episodes.jsonl").write_text(text)
-    assert '"retries": 0' in text
-    results = json.loads((run / "results.json").read_text())
-    del results["manifest"], results["files"]
-    (run / "results.json").write_text(json.dumps(results | {"ledger": ledger_digest(records, 1)}))
-
-
 def load_records(run: Path) -> list[Episode]:
     lines = (run / "episodes.jsonl").read_text().splitlines()
     return [Episode.from_json(line) for line in lines]
-
-
-def test_older_files_are_read_and_never_continued(run: Path) -> None:
-    now = load(run)
-    old(run)
-    then = load(run)
-    assert [e.digest for e in then.episodes] == [e.digest for e in now.episodes]
-    assert then.returns.tolist() == pytest.approx(now.returns.tolist(), rel=1e-6)
-    assert then.manifest["max_episode_steps"] is None
-    assert then.digest == json.loads((run / "results.json").read_text())["ledger"] != now.digest
-    assert tdcollect.verify(run).passed
-    assert len(then.trajectory(1)) == then.episodes[1].length
-    with pytest.raises(ValueError, match=r"holds an evaluation of format 1, which an older"):
-        again(run)
-    with pytest.raises(ValueError, match=r"differ: protocol is 1 in .* and 2 in"):
-        tdcollect.compare(then, now, names=["then", "now"])
-
-
-def test_an_older_record_is_replayed_with_returns_in_float32(run: Path) -> None:
-    old(run)
-    result = tdcollect.EvaluationResult.load(run, Walk, deterministic())
-    assert len(result.replay(2)) == result.episodes[2].length
-    other = tdcollect.EvaluationResult.load(run, Walk, None)
-    with pytest.raises(RuntimeError, match=r"What has changed: policy\.class was") as error:
-        other.replay(2)
-    assert "None" not in str(error.value).partition("policy.digest")[0]  # as it was not recorded
 
 
 # Data that were kept

@@ -40,7 +40,6 @@ from tdcollect.files import check_no_links, is_leftover, locked, write_atomicall
 
 CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
 BEST, WEIGHTS = "best.json", "best.pt"
-_BEFORE = ("curve.png",)  # of directories that were written before
 _STEP = re.compile(r"step-(\d{9,})")
 _ANEW = "remove the file: the next evaluation writes it anew"
 _SECONDS = 2.0  # for a process that was killed to let go of its directory
@@ -231,7 +230,7 @@ def check_folder(path: Path) -> None:
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"expected output_dir to be a directory, got the file {path}")
-    ours = (CURVE, PAGE, FIGURE, BEST, WEIGHTS, *_BEFORE)
+    ours = (CURVE, PAGE, FIGURE, BEST, WEIGHTS)
     for entry in path.iterdir() if path.is_dir() else ():
         known = entry.name in ours or is_leftover(entry.name, ours)
         if not known and not _STEP.fullmatch(entry.name):

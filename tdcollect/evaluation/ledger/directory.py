@@ -51,7 +51,7 @@ from tdcollect.evaluation.ledger.reading import (
     sha256,
     trajectory_path,
 )
-from tdcollect.evaluation.ledger.records import FORMAT, Episode
+from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
 from tdcollect.evaluation.ledger.trajectory_files import (
     link_trajectory,
@@ -128,11 +128,6 @@ class Directory:
         self, there: Mapping[str, Any], manifest: Mapping[str, Any], allow_mixed: bool
     ) -> None:
         """Refuse to go on from the manifest found there if it is of another evaluation."""
-        if there["format"] != FORMAT:
-            raise ValueError(
-                f"{self.path} holds an evaluation of format {there['format']}, which an older "
-                "tdcollect wrote: it can be read and not continued; choose another directory"
-            )
         found = differences(there, json.loads(_json(manifest)))
         mixable = all(may_be_mixed(path) for path, *_ in found)
         if found and not (allow_mixed and mixable):

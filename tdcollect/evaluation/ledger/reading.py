@@ -90,11 +90,11 @@ def read_records(root: Path, manifest: Mapping[str, Any]) -> list[Episode]:
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """Read the manifest of an evaluation; entries of older formats get their present names.
+    """Read the manifest of an evaluation.
 
     Raises:
         FileNotFoundError: if there is none.
-        ValueError: for another kind of file, an incomplete one, or one of a later format.
+        ValueError: for another kind of file, an incomplete one, or one of another format.
     """
     file = root / MANIFEST
     if not file.is_file():
@@ -109,20 +109,16 @@ def read_manifest(root: Path) -> dict[str, Any]:
             f"expected the manifest of an evaluation, got {file}, which is something else's; name "
             "another directory"
         )
-    version = found.get("format", 1)
-    if not isinstance(version, int) or not 1 <= version <= FORMAT:
+    if found.get("format") != FORMAT:
         raise ValueError(
-            f"expected a format from 1 to {FORMAT}, got {version!r} in {file}: a later tdcollect "
-            "wrote it; read it with that one"
+            f"expected format {FORMAT}, got {found.get('format')!r} in {file}: another version of "
+            "tdcollect wrote it; read it with that one"
         )
-    if version == 1:
-        names = {"max_steps": "max_episode_steps"}
-        found = {names.get(name, name): value for name, value in found.items()} | {"format": 1}
     for name, accepts in _MANIFEST.items():
         value: Any = found
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        if not accepts(value) and (version > 1 or name not in _SINCE_2):
+        if not accepts(value):
             raise ValueError(
                 f"expected {file} as tdcollect writes it, got {name} {value!r}; ask for the file "
                 "as it was, or evaluate again in another directory"
@@ -131,7 +127,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
     if given is None:
         return found
     count = number_of_episodes(found)
-    if len(given) != count or (version > 1 and len({*given}) < count):
+    if len(given) != count or len({*given}) < count:
         raise ValueError(
             f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
             f" got {len(given)} seeds, {len({*given})} of them distinct; ask for the file as it "
@@ -320,7 +316,7 @@ def read_ledger(
     for line_number, line in enumerate(complete_lines(file), 1):
         wrong = None
         try:
-            record = Episode.from_json(line.decode(), manifest["format"])
+            record = Episode.from_json(line.decode())
         except ValueError as error:
             wrong = str(error)
         else:
@@ -340,7 +336,7 @@ def read_ledger(
             valid = False
             report(Problem(file, f"{wrong}; {advice}", line_number))
     if valid and digests is not None:
-        _check_digests(root, *digests, manifest, report)
+        _check_digests(root, *digests, report)
     return list(episodes.values())
 
 
@@ -361,12 +357,10 @@ def _check_digests(
     root: Path,
     name: str,
     digests: Mapping[str, Any],
-    manifest: Mapping[str, Any],
     report: Callable[[Problem], None],
 ) -> None:
     """Check the files of a finished evaluation or shard against their digests in a file."""
-    files = {"ledger": EPISODES} if manifest["format"] == 1 else _DIGESTED
-    for entry, of in files.items():
+    for entry, of in _DIGESTED.items():
         now = sha256(root / of) if (root / of).exists() else "none, as it is missing"
         if digests.get(entry) != now:
             report(
@@ -395,8 +389,6 @@ def read_data(
     """
     path = trajectory_path(root, record.index)
     data = read_trajectory(path)
-    if manifest["format"] == 1:  # which does not say what was digested
-        return data
     try:
         counted = (manifest.get("returns") or {}).get("rewards")
         found = disagreements(record, data, manifest["entries"], counted)
@@ -490,5 +482,4 @@ _MANIFEST: dict[str, Callable[[Any], bool]] = {
     "returns": lambda value: value is None or _is_object(value),
     "returns.rewards": lambda value: value is None or _is_names(value),
 }
-_SINCE_2 = ("entries.observation", "entries.action", "inference_threads", "policy.mode")
 _DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

@@ -20,7 +20,7 @@ GROUPS = "group_returns"
 """The key of the returns of reward entries, in records that have several."""
 
 FORMAT = 2
-"""Version of the files of an evaluation. Older ones are read, never continued."""
+"""Version of the files of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)  # there may be millions of them
@@ -80,19 +80,15 @@ class Episode:
             f"digest {(self.digest or 'none')[:16]}",
         )
 
-    def to_json(self, format: int = FORMAT) -> str:
-        """Return the record as one line, keys in a fixed order; floats read back to the same bits.
-
-        Args:
-            format: the format version of the ledger.
-        """
-        values = {key: getattr(self, name) for name, key in _KEYS[format].items()}
+    def to_json(self) -> str:
+        """Return the record as one line, keys in a fixed order; floats keep their bits."""
+        values = {key: getattr(self, name) for name, key in KEYS.items()}
         if self.group_returns is not None:
             values[GROUPS] = self.group_returns
         return json.dumps(values)
 
     @classmethod
-    def from_json(cls, line: str, format: int = FORMAT) -> Episode:
+    def from_json(cls, line: str) -> Episode:
         """Read a line that :meth:`to_json` wrote.
 
         Raises:
@@ -102,14 +98,13 @@ class Episode:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"expected the record of an episode, got no JSON ({error})") from error
-        keys = _KEYS[format]
         groups = found.pop(GROUPS, None) if isinstance(found, dict) else None
-        if not isinstance(found, dict) or found.keys() != set(keys.values()):
+        if not isinstance(found, dict) or found.keys() != set(KEYS.values()):
             raise ValueError(
-                f"expected the record of an episode, with the keys {', '.join(keys.values())}, "
+                f"expected the record of an episode, with the keys {', '.join(KEYS.values())}, "
                 f"got {_shortened(line)}"
             )
-        record = cls(**{name: found[key] for name, key in keys.items()}, group_returns=groups)
+        record = cls(**{name: found[key] for name, key in KEYS.items()}, group_returns=groups)
         if groups is not None and not (record.completed and _are_returns(groups)):
             raise ValueError(
                 f"expected {GROUPS} to be one float per reward entry, in an episode that "
@@ -118,27 +113,20 @@ class Episode:
         for name, (accepts, expected) in _CHECKS[record.status in (FAILED, LOST)].items():
             value = getattr(record, name)
             if not accepts(value):
-                raise ValueError(f"expected {keys[name]} to be {expected}, got {_shortened(value)}")
+                raise ValueError(f"expected {KEYS[name]} to be {expected}, got {_shortened(value)}")
         return record
 
 
-def ledger_digest(episodes: Iterable[Episode], format: int = FORMAT) -> str:
+def ledger_digest(episodes: Iterable[Episode]) -> str:
     """Return the SHA-256 of the records in the order of their index."""
     digest = hashlib.sha256()
     for episode in sorted(episodes, key=lambda episode: episode.index):
-        digest.update(episode.to_json(format).encode() + b"\n")
+        digest.update(episode.to_json().encode() + b"\n")
     return digest.hexdigest()
 
 
-def _keys(**changed: str) -> dict[str, str]:
-    """Return the key of each attribute in the ledger's lines."""
-    names = [entry.name for entry in fields(Episode) if entry.name != GROUPS]
-    return {name: changed.get(name, name) for name in names}
-
-
-_RETURN = {"episode_return": "return"}  # a keyword of Python's
-_KEYS = {1: _keys(restarts="retries", **_RETURN), 2: _keys(**_RETURN)}
-KEYS = _KEYS[FORMAT]
+KEYS = {entry.name: entry.name for entry in fields(Episode) if entry.name != GROUPS}
+KEYS["episode_return"] = "return"  # a keyword of Python's
 """The key of each attribute of an :class:`Episode` in a ledger's lines."""
 
 

@@ -141,7 +141,7 @@ def report_page(
     said = [policy.rpartition(".")[2], count_text(summary.episodes, "test episode")]
     if exploration and policy != RANDOM:
         said.append(f"{'sampled' if exploration == 'random' else exploration} actions")
-    digest = ledger_digest(records, int(manifest.get("format", 2)))
+    digest = ledger_digest(records)
     footer = f"Ledger {digest}. Equal digests mean equal episodes, to the bit. Made by tdcollect."
     return page(env, " · ".join(said), sections, kicker="Evaluation", footer=footer), drawn
 

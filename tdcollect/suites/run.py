@@ -103,7 +103,7 @@ class _Running:
         directory: Path,
         cells: Sequence[Cell],
         episodes: int,
-        how: dict[str, bool],
+        how: dict[str, Any],
         progress: bool,
     ):
         self._directory, self._cells = directory, cells

@@ -23,6 +23,7 @@ from torchrl.objectives.value import GAE
 from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_trajectories
 from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.errors import RestartsExhausted, SlotError
+from tdcollect.envs.slot_counters import SlotCounters
 from tdcollect.seeding import restart_seed
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 
@@ -500,3 +501,10 @@ def test_a_step_without_restarts_raises_and_spends_none() -> None:
     env.stepper.step(actions, None, buffers)
     assert env.restarts == 2
     assert sorted(env.broken_episodes) == [0, 1]
+
+
+def test_a_call_before_the_first_reset_has_no_episode() -> None:
+    counters = SlotCounters(2)
+    assert counters.places("step", [1], {}) == {1: ", before its first reset"}
+    counters.started([1], {1: 7})
+    assert counters.places("step", [1], {}) == {1: ", episode 0, step 0, seed 7"}

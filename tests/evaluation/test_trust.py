@@ -278,6 +278,9 @@ def test_a_checkpoint_holds_weights_and_nothing_else(sent, mark, typed) -> None:
     status, _, err = typed(f"replay sent 1 {named}")
     assert status == 1
     assert "policy.pt is no state_dict of TensorDictModule" in err
+    with pytest.raises(ValueError, match=r"expected .*policy\.pt to be as save_checkpoint"):
+        tdcollect.load_checkpoint(sent / "policy.pt")
+    torch.save(pickle.loads, sent / "policy.pt")
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         tdcollect.load_checkpoint(sent / "policy.pt")
     assert not mark.exists()

@@ -32,7 +32,7 @@ from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import channel, dispatcher, local, template
 from tdcollect.evaluation.workers.driver import Driver
 from tdcollect.evaluation.workers.job import Job
-from tdcollect.evaluation.workers.template import Template
+from tdcollect.workers import child
 
 from ..test_process_exit import gone, runs
 from .crews import pids, seven, some
@@ -446,7 +446,7 @@ def test_many_that_are_hit_at_once(set_up: Any, whom: str) -> None:
 def test_a_template_that_does_not_answer_is_replaced(
     quick_children: None, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template, "_SECONDS", dict.fromkeys(template._SECONDS, 2.0))
+    monkeypatch.setattr(template, "_SECONDS", 2.0)
     with LocalWorkers(2) as workers:
         workers.start(0)
         (own,) = workers._templates
@@ -454,15 +454,16 @@ def test_a_template_that_does_not_answer_is_replaced(
             os.kill(own._child.pid, signal.SIGSTOP)
         else:
             own.close()
-            made, hit = Template.__init__, []
+            quick, hit = template.Spawned, []
 
-            def killed(self: Template, as_fork: bool = False) -> None:
-                made(self, as_fork)
-                if len(hit) < 2:
-                    hit.append(self)
-                    os.kill(self._child.pid, signal.SIGKILL)
+            def killed(module: str, descriptors: Any) -> Any:
+                if len(hit) == 2:
+                    return quick(module, descriptors)
+                hit.append(child.Spawned(module, descriptors))
+                os.kill(hit[-1].pid, signal.SIGKILL)
+                return hit[-1]
 
-            monkeypatch.setattr(Template, "__init__", killed)
+            monkeypatch.setattr(template, "Spawned", killed)
         again = quiet(Walk, deterministic(), 9, workers=workers)
         assert again.digest == quiet(Walk, deterministic(), 9).digest
         assert workers._templates != [own]

@@ -18,7 +18,8 @@ from tdcollect.workers.child import Forked, Lifeline, Spawned, begin, run_fork
 
 _MESSAGE = struct.Struct("<cq")
 _READY, _FORK, _KILL = b"?", b"f", b"k"
-_SECONDS = {_READY: 120.0, _FORK: 10.0, _KILL: 10.0}  # to answer; the first time it has to import
+_SECONDS = 10.0  # to answer
+_START_SECONDS = 120.0  # the first time, as it has to import
 
 
 class Template:
@@ -31,6 +32,7 @@ class Template:
     def __init__(self, as_fork: bool = False) -> None:
         self._socket, theirs = socket.socketpair()
         self._lifeline = Lifeline()
+        self._is_up = False
         self._child: Spawned | Forked
         try:
             descriptors = (theirs.fileno(), self._lifeline.descriptor)
@@ -71,7 +73,7 @@ class Template:
 
     def _ask(self, kind: bytes, pid: int, descriptors: Sequence[int] = ()) -> int | None:
         try:
-            self._socket.settimeout(_SECONDS[kind])
+            self._socket.settimeout(_SECONDS if self._is_up else _START_SECONDS)
             socket.send_fds(self._socket, [_MESSAGE.pack(kind, pid)], descriptors)
             answer = self._socket.recv(_MESSAGE.size, socket.MSG_WAITALL)
         except OSError as error:
@@ -83,6 +85,7 @@ class Template:
             raise
         if not answer:
             return None
+        self._is_up = True
         value: int = _MESSAGE.unpack(answer)[1]
         return value
 

@@ -43,7 +43,7 @@ class _BySync(MultiCollectorMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        signature = inspect.signature(cls.__init__)
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
         kind = [inspect.signature(_BySync.__call__).parameters["sync"]] * (cls is MultiCollector)
         return signature.replace(parameters=[*signature.parameters.values()][1:] + kind)
 

@@ -65,11 +65,10 @@ def say_result(
             say(summary)
             combined = result.manifest.get("returns")
             if combined and not click.get_current_context().params.get("reward_keys"):
-                paths = combined["rewards"]
                 say(
-                    f"\nA return is the mean over agents, then over groups ({', '.join(paths)}). "
-                    "Opponents may cancel out: then give them groups of their own, and choose one "
-                    f"with --reward-keys, such as {paths[0]}"
+                    f"\nA return is the mean over agents, then over groups "
+                    f"({', '.join(combined['rewards'])}). Opponents may cancel out: then choose a "
+                    f"group of your own with --reward-keys, such as {combined['rewards'][0]}"
                 )
             say(f"\nledger {result.digest}")
         if report is not None:

@@ -202,7 +202,8 @@ class Guard:
         with self.lock:
             if self.closed:
                 return False
-            self._look()
+            with contextlib.suppress(ValueError):  # of a process that a shutdown closes meanwhile
+                self._look()
             if self._error is not None and self._raises_in_main and _SIGNAL is not None:
                 signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             return self._error is None

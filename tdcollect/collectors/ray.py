@@ -35,15 +35,10 @@ from tdcollect.collectors.trajectory_ids import TrajectoryIds
 from tdcollect.display import one_line
 
 _log = logging.getLogger("tdcollect.collectors")
-_GONE = (
-    exceptions.ActorUnschedulableError,
-    exceptions.NodeDiedError,
-    exceptions.ObjectLostError,
-    exceptions.OutOfMemoryError,
-    exceptions.RayActorError,
-    exceptions.RuntimeEnvSetupError,
-    exceptions.WorkerCrashedError,
+_LOSSES = (
+    "ActorUnschedulable NodeDied ObjectLost OutOfMemory RayActor RuntimeEnvSetup WorkerCrashed"
 )
+_GONE = tuple(getattr(exceptions, f"{kind}Error") for kind in _LOSSES.split())
 _PATIENCE = 60.0
 """Seconds until a warning that the cluster has no room for a worker."""
 _MAX_LOST = 3

@@ -38,7 +38,6 @@ SAMPLE = 25  # alterations of each kind in a quick run
 UNNOTICED = {
     "run.json": "times, and what ran the episodes",
     "request.json": "names of code: `replay` shows them, and checks the episodes that they give",
-    "best.json without digest": "files of an older tdcollect lack it",
 }
 
 
@@ -183,7 +182,7 @@ def passes(root: Path) -> bool:
         found = tdcollect.verify(root)
     except FileNotFoundError:
         return False
-    return found.passed and found.covered
+    return found.passed
 
 
 def unnoticed(root: Path, chosen: list[Altered]) -> list[str]:

@@ -218,10 +218,10 @@ def explain_wrapping_error(policy: Any, env: EnvBase, error: Exception) -> None:
 def explain_first_call(collector: Any, error: Exception) -> None:
     """Raise from ``error`` for a collector's policy whose first call failed for a known reason."""
     parent = CollectorState(collector)
-    explain_unfit_observations(dict(parent.carrier.items(True, True)), collector.env, error)
     known = failed_call(collector.policy, parent.uncompiled_policy, parent.carrier, collector.env)
     if known is not None:
         raise known from error
+    explain_unfit_observations(dict(parent.carrier.items(True, True)), collector.env, error)
 
 
 def explain_unfit_observations(entries: Mapping[Any, Any], env: EnvBase, error: Exception) -> None:
@@ -234,7 +234,7 @@ def explain_unfit_observations(entries: Mapping[Any, Any], env: EnvBase, error: 
     """
     spec = env.full_observation_spec_unbatched
     seen = {key: entries[key] for key in spec.keys(True, True) if key in entries}
-    odd = [key for key, value in seen.items() if value.isnan().any()]
+    odd = [key for key, v in seen.items() if isinstance(v, torch.Tensor) and v.isnan().any()]
     if odd and type(error) in (RuntimeError, ValueError):
         raise ValueError(
             f"expected observations that are numbers, got NaN from the env in {odd}, on which the "

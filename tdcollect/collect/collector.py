@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -177,8 +178,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 check_replay_buffer_of(self)
 
     def _make_carrier(self) -> None:
-        self._runner.first_states = FirstStates(self.env)
-        with self._runner.first_states.moving():
+        self._runner.first_states = first = FirstStates(self.env)
+        with first.moving():
             super()._make_carrier()
 
     def __bool__(self) -> bool:
@@ -275,7 +276,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             marked = slots_of(index, self.env.batch_size)
             self._runner.arrivals.leave_out(marked.nonzero()[0].tolist())
             self._runner.gather_position()
-        with self._runner.first_states.moving():
+        first = self._runner.first_states
+        with nullcontext() if first is None else first.moving():
             super().reset(index, **kwargs)
         self._monitor.drop(index)
 

@@ -62,10 +62,6 @@ class FirstStates:
                 else:
                     transform.load_state_dict({**live, **first})
 
-    def forget(self) -> None:
-        """Let go of them."""
-        self._transforms, self._first = [], []
-
 
 def _state(transform: T.Transform) -> Any:
     """The live state of a transform; None where it gives none yet."""

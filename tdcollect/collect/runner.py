@@ -73,7 +73,7 @@ class Runner(CollectorPart):
         self.arrivals = ByArrival(collector)
         self.stale = False
         self.owns_batch = False
-        self.first_states: FirstStates  # set before the first reset
+        self.first_states: FirstStates | None = None  # set before the first reset
         self.env_state: Any = None
         self._has_warned = False
 
@@ -136,7 +136,7 @@ class Runner(CollectorPart):
         collector, following, seeds = self._collector, None, None
         base = base_of(collector.env)
         if seed is not None:
-            self.first_states.restore()
+            self._restore_first_states()
             following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
             seeds = early_seeds(base, seed, static_seed)
         collector.reset(**reset_arguments(base, seeds, options))
@@ -196,12 +196,16 @@ class Runner(CollectorPart):
         place = None if plan.env is None else self._place(plan.env)
         return path.explanation(collector.env, plan, policy, place, same, arrival)
 
+    def _restore_first_states(self) -> None:
+        if self.first_states is not None:
+            self.first_states.restore()
+
     # ------------------------------------------------------------------------------- the loops
 
     def iterate(self, log: CollectionLog) -> TensorDictBase | None:
         """Collect one batch ``[N, T]`` of iteration; None where steps go to the replay buffer."""
         collector = self._collector
-        self.first_states.forget()
+        self.first_states = None
         if self.is_lost:
             collector.reset()
         if collector.reset_at_each_iter:
@@ -235,7 +239,7 @@ class Runner(CollectorPart):
     ) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival."""
         collector = self._collector
-        self.first_states.forget()
+        self.first_states = None
         if self.is_lost:
             collector.reset()
         lower = self._lowering(random, gradients)
@@ -278,10 +282,10 @@ class Runner(CollectorPart):
         )
         first_seeds = None
         if seed is not None:
-            self.first_states.restore()
+            self._restore_first_states()
             TorchRLCollector.set_seed(collector, seed)
             first_seeds = early_seeds(base_of(collector.env), seed)
-        self.first_states.forget()
+        self.first_states = None
         collector._monitor.drop()
         self.lose_position()
         if collector.by_arrival and env.base is not None and seed is None:

@@ -8,6 +8,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tdcollect.evaluation.ledger.reading import (
     trajectory_name,
     trajectory_path,
 )
-from tdcollect.evaluation.ledger.records import Episode, is_count, ledger_digest
+from tdcollect.evaluation.ledger.records import Episode, ledger_digest
 from tdcollect.evaluation.replay import Replay, Replayed, replayer, unequal
 from tdcollect.evaluation.reports.statistics import Summary, summarize
 
@@ -113,7 +114,9 @@ class EvaluationResult:
         """
         manifest, episodes = read_directory(directory)
         result = cls(manifest, episodes, directory)
-        gone = result._listed.keys() - {*map(trajectory_name, kept_trajectories(Path(directory)))}
+        gone = (result._listed or {}).keys() - {
+            *map(trajectory_name, kept_trajectories(Path(directory)))
+        }
         if gone:
             text = f"folders of data of {directory} are missing, {min(gone)} first: use replay()"
             warnings.warn(f"{len(gone)} {text}", stacklevel=2)
@@ -125,9 +128,9 @@ class EvaluationResult:
         return result
 
     @cached_property
-    def _listed(self) -> Mapping[str, str]:
-        """The digests of the folders with data; empty if none are listed."""
-        return {} if self.directory is None else kept_digests(self.directory)
+    def _listed(self) -> Mapping[str, str] | None:
+        """The digests of the folders with data; None if the evaluation is unfinished."""
+        return None if self.directory is None else kept_digests(self.directory)
 
     @property
     def missing(self) -> list[int]:
@@ -172,7 +175,7 @@ class EvaluationResult:
             KeyError: if the ledger has no such episode.
             TypeError: for an index that is no int.
         """
-        if not is_count(index):
+        if not isinstance(index, Integral):
             raise TypeError(f"expected the index of an episode, an int from 0, got {index!r}")
         at = bisect_left(self.episodes, index, key=lambda episode: episode.index)
         if at == len(self.episodes) or self.episodes[at].index != index:
@@ -197,7 +200,7 @@ class EvaluationResult:
             return self._trajectories[index]
         record = self.record(index)
         if self.directory is None or not (
-            trajectory_name(index) in self._listed
+            trajectory_name(index) in (self._listed or {})
             or trajectory_path(self.directory, index).exists()
         ):
             raise KeyError(

@@ -53,8 +53,6 @@ class Verification:
         kept: the number of episodes whose data were kept, and checked.
         problems: the problems, in the order of the files.
         shard: ``(i, n)`` if the directory holds shard i of n, and None for a whole evaluation.
-        covered: False if data were kept without digests, as by an older tdcollect: what no record
-            covers was not checked, such as ``done`` and what the policy wrote.
     """
 
     directory: Path
@@ -62,7 +60,6 @@ class Verification:
     kept: int
     problems: tuple[Problem, ...]
     shard: tuple[int, int] | None = None
-    covered: bool = True
 
     @property
     def passed(self) -> bool:
@@ -75,8 +72,6 @@ class Verification:
         if self.problems:
             found = f"failed, {count_text(len(self.problems), 'problem')}"
         of = "" if self.shard is None else f"{Shard(*self.shard)}, "
-        if self.passed and not self.covered:
-            checked += " (data without digests, as of an older tdcollect: as far as records go)"
         lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {found}"]
         return "\n".join(map(visible, lines))
 
@@ -91,7 +86,6 @@ class Verification:
                 {"file": str(problem.file), "line": problem.line, "text": problem.text}
                 for problem in self.problems
             ],
-            **({} if self.covered else {"covered": False}),
         }
 
     def __repr__(self) -> str:
@@ -137,7 +131,7 @@ def _of_parts(
     except (ValueError, OSError) as error:
         problems.append(Problem(root, str(error)))
     episodes, kept = (sum(getattr(one, name) for one in found) for name in ("episodes", "kept"))
-    return Verification(root, episodes, kept, tuple(problems), None, all(o.covered for o in found))
+    return Verification(root, episodes, kept, tuple(problems))
 
 
 def _of_evaluation(root: Path) -> Verification:
@@ -156,9 +150,9 @@ def _of_evaluation(root: Path) -> Verification:
         problems += _unfinished(root, number_of_episodes(manifest) - len(episodes), bool(problems))
     if not problems and mark is None:
         problems += _derived(root, episodes)
-    kept, found, covered = _kept(root, manifest, episodes)
+    kept, found = _kept(root, manifest, episodes)
     shard = None if mark is None else mark.shard
-    return Verification(root, len(episodes), kept, (*problems, *found), shard, covered)
+    return Verification(root, len(episodes), kept, (*problems, *found), shard)
 
 
 def _unfinished(root: Path, missing: int, altered: bool) -> Iterator[Problem]:
@@ -237,10 +231,10 @@ def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> 
 
 def _kept(
     root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
-) -> tuple[int, list[Problem], bool]:
-    """Check data that were kept; return their number, the problems, and if digests cover them."""
+) -> tuple[int, list[Problem]]:
+    """Check data that were kept; return their number, and the problems."""
     problems: list[Problem] = []
-    listed: Mapping[str, str] = {}
+    listed: Mapping[str, str] | None = None
     try:
         listed = kept_digests(root)
     except ValueError as error:
@@ -248,7 +242,7 @@ def _kept(
     records = {trajectory_path(root, e.index).name: e for e in episodes if e.completed}
     folder, kept = root / TRAJECTORIES, 0
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    for path in (folder / name for name in sorted(there | listed.keys())):
+    for path in (folder / name for name in sorted(there | (listed or {}).keys())):
         record = records.get(path.name)
         if record is None:
             if not path.name.endswith(".part") and not path.name.startswith("."):
@@ -259,4 +253,4 @@ def _kept(
             read_data(root, record, manifest, listed)
         except ValueError as error:
             problems.append(Problem(path, str(error)))
-    return kept, problems, bool(listed) or not kept
+    return kept, problems

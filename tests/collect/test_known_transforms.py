@@ -210,6 +210,7 @@ def masked(batched: bool) -> E.EnvBase:
     return E.TransformedEnv(env, E.Compose(to_bool, E.ActionMask()))
 
 
+@pytest.mark.filterwarnings("ignore:random actions ignore the env's action masks")
 @pytest.mark.parametrize("batched", [True, False])
 def test_masks_of_actions_reach_the_action_spec(batched: bool) -> None:
     check_same(lambda: masked(batched), policies.random_policy)

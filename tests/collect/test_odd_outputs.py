@@ -118,7 +118,8 @@ def test_by_episodes_it_is_refused() -> None:
 
 
 def test_evaluation_leaves_it_out() -> None:
-    policy = module(make_env("CartPole-v1", 16), "text")
+    spec = make_env("CartPole-v1", 16).action_spec
+    policy = TensorDictModule(lambda _: (spec.rand(), "text"), ["observation"], ["action", "extra"])
     result = evaluate("CartPole-v1", policy, 2, num_envs=2, progress=False)
     assert [episode.status for episode in result.episodes] == ["completed"] * 2
 

@@ -287,20 +287,16 @@ def test_a_run_that_keeps_no_data_leaves_none_of_an_episode_without_a_line(run: 
     assert tdcollect.verify(run).passed
 
 
-def test_data_without_digests_are_read_and_told(run: Path, capsys) -> None:
-    """As those of an older tdcollect; a run that finds them done gives them none."""
+def test_data_without_digests_are_refused_and_not_certified(run: Path) -> None:
     results = json.loads((run / "results.json").read_text())
     del results["trajectories"]
     text = json.dumps(results, indent=1, sort_keys=True) + "\n"
     (run / "results.json").write_text(text)
-    again(run)
+    again(run)  # which finds them done, and gives them none
     assert (run / "results.json").read_text() == text
-    assert len(load(run).trajectory(1)) > 0
-    found = tdcollect.verify(run)
-    assert (found.passed, found.covered) == (True, False)
-    assert main(["verify", str(run)]) == 0
-    assert "the data of 4 checked (data without digests, as of an older" in capsys.readouterr().out
-    assert found.to_dict()["covered"] is False
+    with pytest.raises(ValueError, match=r"the digest of their files is .* or shard\.json none"):
+        load(run).trajectory(1)
+    assert len(tdcollect.verify(run).problems) == 4
 
 
 def test_an_evaluation_that_keeps_no_data_lists_none(tmp_path: Path) -> None:

@@ -345,14 +345,6 @@ def test_weights_that_are_not_those_of_the_best_are_told(copied: Path, caplog) -
     assert tdcollect.verify(copied).passed
 
 
-def test_a_best_without_a_digest_is_read(copied: Path) -> None:
-    kept = json.loads((copied / "best.json").read_text())
-    del kept["digest"]
-    (copied / "best.json").write_text(json.dumps(kept))
-    _, best, by = read_folder(copied)
-    assert (best, by) == ((kept["step"], kept["value"], copied / "best.pt"), "mean")
-
-
 def test_verify_takes_a_curve(whole: Path, copied: Path, capsys) -> None:
     assert main(["verify", str(whole)]) == 0
     assert f"{whole}: 15 records and the data of 0 checked: passed" in capsys.readouterr().out

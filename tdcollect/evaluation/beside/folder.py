@@ -186,10 +186,9 @@ def read_folder(
     if not alike(own, value):
         raise ValueError(f"{file} has {value} of step {step}, and its evaluation {own}; {_ANEW}")
     now = sha256(weights) if weights.is_file() else None
-    sound = now == digest or bool(named and now and digest is None)  # of an older tdcollect
-    if not sound:
+    if now != digest:
         warn(f"{weights} has the digest {now}, and {digest} in {BEST}: it is not the best's")
-    return curve, Best(step, value, weights if named and sound else None), by
+    return curve, Best(step, value, weights if named and now == digest else None), by
 
 
 def check_curve(path: Path) -> Iterator[Problem]:

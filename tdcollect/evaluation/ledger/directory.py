@@ -108,11 +108,10 @@ class Directory:
             self._mark()
             check_no_links(self.path, EPISODES, TRAJECTORIES)
             self.kept = kept_digests(self.path)
-            self._was_finished = is_finished(self.path) or bool(self.kept)
-            data = frozenset() if self._was_finished else kept_trajectories(self.path)
+            data = kept_trajectories(self.path) if self.kept is None else frozenset()
             for episode in self.episodes:
                 if episode.index in data:  # of a run that was interrupted: a digest is to come
-                    read_data(self.path, episode, self.manifest, {})
+                    read_data(self.path, episode, self.manifest, None)
             if retry_lost and any(episode.lost for episode in self.episodes):
                 self._forget_lost()
             # From here on it is known to be this evaluation's.
@@ -273,10 +272,10 @@ class Directory:
         What a finished ledger lists stays, and what it does not list stays out: else a run that
         finds it done would take data that were altered for its own.
         """
-        before = self.episodes if self._was_finished else []
+        before = [] if self.kept is None else self.episodes
         new = kept_trajectories(self.path) - {episode.index for episode in before}
         paths = [trajectory_path(self.path, index) for index in sorted(new)]
-        return self.kept | {path.name: trajectory_digest(path) for path in paths}
+        return (self.kept or {}) | {path.name: trajectory_digest(path) for path in paths}
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""

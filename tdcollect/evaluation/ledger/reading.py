@@ -225,17 +225,20 @@ def kept_trajectories(root: Path) -> frozenset[int]:
     return frozenset(int(name) for name in names if _KEPT.fullmatch(name))
 
 
-def kept_digests(root: Path) -> dict[str, str]:
-    """Return the digests of the folders with data, by name, as an evaluation lists them.
+def kept_digests(root: Path) -> dict[str, str] | None:
+    """Return the digests of the folders with data, by name, as a finished evaluation lists them.
 
     Returns:
-        Empty if the evaluation is unfinished, keeps no data, or is of an older tdcollect.
+        None if the evaluation, or its shard, is unfinished.
 
     Raises:
         ValueError: for a list that no evaluation has.
     """
     file = root / (RESULTS if is_finished(root) else SHARD)
-    found = read_object(file).get(TRAJECTORIES, {}) if file.exists() else {}
+    mark = read_object(file) if file.exists() else {}
+    if not mark.keys() & _DIGESTED.keys():
+        return None
+    found = mark.get(TRAJECTORIES, {})
     if not isinstance(found, dict) or not all(
         _KEPT.fullmatch(name) and is_digest(value) for name, value in found.items()
     ):
@@ -374,7 +377,7 @@ def _check_digests(
 
 
 def read_data(
-    root: Path, record: Episode, manifest: Mapping[str, Any], listed: Mapping[str, str]
+    root: Path, record: Episode, manifest: Mapping[str, Any], listed: Mapping[str, str] | None
 ) -> TensorDict:
     """Read the data ``[L]`` that were kept of an episode, and check them against its record.
 
@@ -382,7 +385,7 @@ def read_data(
         root: the directory of the evaluation.
         record: the episode's line in the ledger.
         manifest: the manifest of the evaluation.
-        listed: as :func:`kept_digests` returns it; empty to check the record alone.
+        listed: as :func:`kept_digests` returns it; None to check the record alone.
 
     Raises:
         ValueError: if the data are not those of the record, or cannot be read.
@@ -394,7 +397,7 @@ def read_data(
         found = disagreements(record, data, manifest["entries"], counted)
     except (TypeError, RuntimeError) as error:  # of a dtype or a shape that no episode has
         found = [str(error)]
-    if listed and (now := trajectory_digest(path)) != listed.get(path.name):
+    if listed is not None and (now := trajectory_digest(path)) != listed.get(path.name):
         then = listed.get(path.name, "none")
         found.append(f"the digest of their files is {now}, in {RESULTS} or {SHARD} {then}")
     if found:

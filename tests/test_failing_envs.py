@@ -23,7 +23,7 @@ from torchrl.objectives.value import GAE
 from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_trajectories
 from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.errors import RestartsExhausted, SlotError
-from tdcollect.envs.slot_counters import SlotCounters
+from tdcollect.envs.slot_counters import EpisodeCounters
 from tdcollect.seeding import restart_seed
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 
@@ -504,7 +504,7 @@ def test_a_step_without_restarts_raises_and_spends_none() -> None:
 
 
 def test_a_call_before_the_first_reset_has_no_episode() -> None:
-    counters = SlotCounters(2)
+    counters = EpisodeCounters(2)
     assert counters.places("step", [1], {}) == {1: ", before its first reset"}
     counters.started([1], {1: 7})
     assert counters.places("step", [1], {}) == {1: ", episode 0, step 0, seed 7"}

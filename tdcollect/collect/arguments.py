@@ -274,7 +274,7 @@ def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
     made = f"in_keys={observed}, out_keys={list(env.action_keys)}"
     if isinstance(policy, nn.Module) and type(policy).forward is nn.Module.forward:
         methods = [name for name in vars(type(policy)) if name[0] != "_" and "act" in name]
-        call = f"policy.{(methods or ['METHOD'])[0]}(x)" + "[0]" * ("_and_" in "".join(methods[:1]))
+        call = f"policy.{(methods or ['METHOD'])[0]}(x)" + "[0]" * ("value" in "".join(methods[:1]))
         spec = env.full_action_spec_unbatched[env.action_keys[0]]
         if type(spec) is OneHot:
             call = f"torch.nn.functional.one_hot({call}, {spec.space.n})"

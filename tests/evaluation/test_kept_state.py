@@ -91,7 +91,7 @@ KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "array": (lambda: np.zeros(3), lambda kept: kept.fill(1)),
     "array of objects": (lambda: np.array([[1], None], object), lambda kept: kept[0].append(1)),
     "tensor": (lambda: torch.zeros(3), lambda kept: kept.add_(1)),
-    "large tensor": (lambda: torch.zeros(2**19), lambda kept: kept[5:].add_(1)),
+    "large tensor": (lambda: torch.zeros(2**17), lambda kept: kept[5:].add_(1)),
     "NumPy's generator": (lambda: np.random.default_rng(0), lambda kept: kept.normal()),
     "NumPy's old generator": (lambda: np.random.RandomState(0), lambda kept: kept.normal()),
     "Python's generator": (lambda: random.Random(0), lambda kept: kept.random()),

@@ -21,7 +21,7 @@ from torch import nn
 from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 
 _MOST = 20_000  # values that are compared, those nearest to the policy first
-_LARGE = 2**16  # bytes; of larger arrays, only the shape and torch's count of changes are compared
+_LARGE = 2**20  # bytes; of larger arrays, only the shape is compared
 _PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
 _LIBRARIES = ("torch", "tensordict", "torchrl")
 
@@ -46,8 +46,7 @@ def state_of(policy: Any) -> State:
             reached[id(value)] = value
             with suppress(Exception):  # of values that do not let themselves be looked at
                 if isinstance(value, (torch.Tensor, np.ndarray)):
-                    version = value.shape, getattr(value, "_version", None)
-                    found[path] = version if value.nbytes > _LARGE else repr(value.tolist())
+                    found[path] = value.shape if value.nbytes > _LARGE else repr(value.tolist())
                     continue
                 parts = _parts(value)
                 found[path] = len(parts)
@@ -76,7 +75,7 @@ def _parts(value: Any) -> dict[str, Any]:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         return {f"[{key!r}]": part for key, part in items}
     own: dict[str, Any] = {}
-    library, _, inside = type(value).__module__.partition(".")
+    library = type(value).__module__.partition(".")[0]
     if isinstance(value, FunctionType):
         library = value.__module__.partition(".")[0]
         named = getclosurevars(value)
@@ -87,7 +86,7 @@ def _parts(value: Any) -> dict[str, Any]:
     elif isinstance(value, nn.Module):
         own = {name: part for name, part in vars(value).items() if name not in _OF_MODULES}
         own |= value.named_children()
-    elif not isinstance(value, (type, ModuleType)) and not inside.startswith("_dynamo"):
+    elif not isinstance(value, (type, ModuleType)):
         for place, part in enumerate(value.__reduce_ex__(4)[1:]):  # as pickle takes it apart
             parts = list(part) if isinstance(part, Iterator) else part
             own |= parts if isinstance(parts, dict) else {str(place): parts}

@@ -278,7 +278,8 @@ def _shown(run: Generator[Finished, None, None], runner: Runner, total: int) -> 
         if runner.num_workers:
             bar.set_postfix({"workers": str(runner.num_workers)})
         for number, finished in enumerate(run):
-            bar.update(int(number < total))
+            if number < total:  # and not the one that runs once more
+                bar.update(1)
             yield finished
             del finished  # else its data would stay in memory beside the next one's
 

@@ -244,8 +244,8 @@ class _Running:
 
     def add(self, cell: Cell, record: Episode, data: Any) -> None:
         """Take an episode that has ended."""
-        again = self._recordings[cell.name].add(record, data)
-        self._step(0 if again else 1)
+        if not self._recordings[cell.name].add(record, data):
+            self._step(1)
 
     def finish(self, cell: Cell, errors: Mapping[int, str], about: Mapping[str, Any]) -> None:
         """Write the last files of an evaluation."""

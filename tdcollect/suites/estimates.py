@@ -11,6 +11,7 @@ from tdcollect.display import (
     html_table,
     listed_text,
     number_text,
+    number_texts,
     one_line,
     percent_text,
     text_table,
@@ -52,8 +53,11 @@ class Estimate:
         return one_line(self, str(self))
 
     def __str__(self) -> str:
-        text = number_text(self.value)
-        return text if self.interval is None else f"{text} {self.interval}"
+        if self.interval is None:
+            return number_text(self.value)
+        return "{} [{}, {}]".format(
+            *number_texts([self.value, self.interval.low, self.interval.high])
+        )
 
 
 @dataclass(frozen=True)

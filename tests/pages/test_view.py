@@ -46,7 +46,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "other").mkdir()
     (root / "other" / "manifest.json").write_text('{"name": "an extension of a browser"}')
     curve = root / "curve"
-    shutil.copytree(root / "b", curve / "step-000000100")
+    for step in (100, 200):
+        shutil.copytree(root / "b", curve / f"step-{step:09d}")
     points = [point_of(step, result.summary(), result.digest) for step in (100, 200)]
     (curve / "curve.csv").write_bytes(to_csv(points))
     return root
@@ -88,7 +89,7 @@ def test_links_between_the_pages_lead_to_files(out: Path) -> None:
             target = file.parent / urllib.request.url2pathname(link)
             assert target.is_file(), (file, link)
             seen.add(target.resolve())
-    assert len(seen) == 6
+    assert len(seen) == 7
 
 
 def test_no_page_of_the_folder_is_taken_over(runs: Path, out: Path) -> None:

@@ -196,7 +196,7 @@ def test_all_that_is_wrong_is_found(folder: Path) -> None:
         f"short/net/0: expected a file, as checkpoints has it, got {folder}/runs/net/short/0.pt",
         "short/net/1: ValueError: ",
         "walk/net/1: ValueError: ",
-        "walk/misfit/0: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "walk/misfit/0: ValueError: expected a policy for observations 'observation' [3], as",
         f"walk/gone/0: AttributeError: expected {HERE} to have 'gone', which it has not",
         "walk/odd/0: ValueError: task walk with policy odd: expected device to be one of torch",
         "task unseeded: without a score, it is in no aggregate",

@@ -439,7 +439,7 @@ def test_a_cell_that_cannot_run_keeps_no_other_from_running(
     }
     assert "ended the program by sys.exit(3)" in results.failures["walk/leaving/0"]
     assert results.failures["walk/broken/0"] == "RuntimeError: this policy is broken"
-    assert "RuntimeError: " in results.failures["walk/misfit/0"]
+    assert "ValueError: expected a policy for observations" in results.failures["walk/misfit/0"]
     assert "NotReproducibleError: " in results.failures["unseeded/random/0"]
     for name in ("walk/random/0", "walk/net/0", "short/random/0", "short/net/0"):
         assert contents(out / "evaluations" / name) == contents(whole / "evaluations" / name)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
-from functools import wraps
+from collections.abc import Iterable, Sequence
 from html import escape
-from inspect import signature
-from typing import Any, TypeVar, cast
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from typing import Any
 
 # Control characters move a terminal's cursor and write its title; the others reorder or break what
 # a reader sees. A lone surrogate cannot be written at all.
@@ -34,23 +29,6 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 def _written(character: str, lines: bool) -> str:
     return character if lines and character in "\n\t" else ascii(character)[1:-1]
-
-
-def names_checked(function: Function) -> Function:
-    """Have calls with an argument of an unknown name raise a TypeError that suggests another."""
-    known = signature(function).parameters.keys()
-    title = function.__qualname__.removesuffix(".__init__")
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs.keys() - known:
-            close = get_close_matches(name, known, 1) or [f"one of those in help({title})"]
-            raise TypeError(
-                f"expected arguments of {title}(), got {name}; did you mean {close[0]}?"
-            )
-        return function(*args, **kwargs)
-
-    return cast("Function", call)
 
 
 LONGEST_LINE = 200  # characters

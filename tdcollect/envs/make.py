@@ -13,7 +13,6 @@ import torch
 from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase
 
-from tdcollect.display import names_checked
 from tdcollect.envs.backend import RESUMABLE, Backend
 from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.envpool_backend import EnvPoolBackend
@@ -35,7 +34,6 @@ _MAX_RESTARTS = 100
 BACKENDS = ("serial", "process", "gymnasium", "envpool")
 
 
-@names_checked
 def make_env(
     env: str | Callable[..., gym.Env[Any, Any]] | gym.Env[Any, Any] | VectorEnv[Any, Any, Any],
     num_envs: int | None = None,

@@ -21,6 +21,7 @@ from tdcollect.evaluation.runner import InThisProcess, Runner, resumable, run_to
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
+    check_names,
     takes_settings,
 )
 from tdcollect.evaluation.workers.driver import Driver
@@ -113,6 +114,7 @@ def evaluate(
     if request is not None:
         request = replace(request, directory=os.path.abspath(request.directory))
     part = None if shard is None else Shard.of(shard)
+    check_names(evaluate, settings)
     asked = EvaluationSettings(episodes, seed, **settings)
     crew = as_workers(workers)
     with resumable(output_dir), ExitStack() as stack:

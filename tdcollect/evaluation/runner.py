@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -297,7 +297,7 @@ def resumable(directory: str | os.PathLike[str] | None) -> Iterator[None]:
 
 def warn(line: str, /) -> None:
     """Say in a warning what no progress shows; it points to the user's call, and not to ours."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("tdcollect."):
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("tdcollect."):
         frame, level = frame.f_back, level + 1
     warnings.warn(line, stacklevel=level)

@@ -6,20 +6,22 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, TypeVar, cast
 
 import numpy as np
 import torch
 from tensordict import NestedKey
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.display import Function, count_text, names_checked, one_line
+from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import BACKENDS
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.seeding import env_seed, policy_seed
 
 Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SettingsArguments(TypedDict, total=False):
@@ -184,7 +186,16 @@ def takes_settings(function: Function) -> Function:
     leading = [p for p in own if p.kind is not p.KEYWORD_ONLY]
     shown = [*leading, *settings, *own[len(leading) :]]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    return names_checked(function)
+    return function
+
+
+def check_names(function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Raise a TypeError for settings of unknown names, as Python does for other arguments."""
+    known = inspect.signature(function).parameters.keys()
+    for name in settings.keys() - known:
+        called = function.__qualname__.removesuffix(".__init__")
+        close = get_close_matches(name, known, 1) or [f"one of those in help({called})"]
+        raise TypeError(f"expected arguments of {called}(), got {name}; did you mean {close[0]}?")
 
 
 def _device(given: Any) -> torch.device:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.display import count_text, listed_text, names_checked, one_line
+from tdcollect.display import count_text, listed_text, one_line
 from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.suites.cells import Cell
 from tdcollect.suites.definition import (
@@ -190,7 +190,6 @@ class Suite:
                 for run in policy.runs:
                     yield Cell(task, policy, run, self.episodes, self.seed, self.directory)
 
-    @names_checked
     def run(
         self,
         output_dir: str | os.PathLike[str],

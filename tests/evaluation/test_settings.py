@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torchrl.envs import ExplorationType
 
-from tdcollect import EvaluationCollector, EvaluationResult, Evaluator, evaluate, make_env
+from tdcollect import EvaluationCollector, EvaluationResult, evaluate
 from tdcollect.cli.commands import evaluate as command
 from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.ledger.manifest import describe, settings_of
@@ -104,16 +104,6 @@ MISSPELT: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         EvaluationCollector,
         {"exploration": 1},
         r"EvaluationCollector\(\), got exploration; did you mean exploration_type\?",
-    ),
-    "evaluator": (
-        Evaluator,
-        {"num_trajectory": 3},
-        r"Evaluator\(\), got num_trajectory; did you mean num_trajectories\?",
-    ),
-    "env": (
-        make_env,
-        {"max_steps": 3},
-        r"make_env\(\), got max_steps; did you mean max_ep",
     ),
     "nothing like it": (
         evaluate,

@@ -19,7 +19,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
-from tdcollect.display import count_text, names_checked, one_line
+from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.beside import arguments
 from tdcollect.evaluation.beside.courier import Courier, Kind
 from tdcollect.evaluation.beside.curve import BEST_BY, Best, Point
@@ -104,7 +104,6 @@ class Evaluator:
         ...         evaluator.trigger_eval(step=step)
     """
 
-    @names_checked
     def __init__(
         self,
         env: str | EnvBase | Callable[..., Any],

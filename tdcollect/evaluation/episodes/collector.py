@@ -52,6 +52,7 @@ from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
+    check_names,
     takes_settings,
 )
 from tdcollect.threads import evaluating
@@ -127,6 +128,7 @@ class EvaluationCollector:
         in_order: bool = False,
         **settings: Unpack[SettingsArguments],
     ):
+        check_names(EvaluationCollector.__init__, settings)
         self._open(env, policy, EvaluationSettings(episodes, seed, **settings), in_order)
 
     @classmethod

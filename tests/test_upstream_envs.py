@@ -151,3 +151,12 @@ def test_next_seed_is_the_chain_of_batched_envs() -> None:
     assert begun["observation"][0].tolist() == first.tolist()
     assert begun["observation"][1].tolist() == second.tolist()
     assert env.set_seed(3) == of_torchrl.next_seed(of_torchrl.next_seed(3))
+
+
+def test_a_function_is_applied_for_a_batch_size_that_is_not_its_results() -> None:
+    rows = TensorDict({"a": torch.arange(3.0), "b": {"c": torch.arange(6).view(3, 2)}}, [3])
+    nest = lambda values: torch.nested.as_nested_tensor(list(values.split([1, 2])))  # noqa: E731
+    found = of_torchrl.apply_unchecked(rows, nest, [2, -1])
+    assert found.batch_size == torch.Size([2, -1])
+    assert [part.tolist() for part in found["a"].unbind()] == [[0.0], [1.0, 2.0]]
+    assert [len(part) for part in found["b", "c"].unbind()] == [1, 2]

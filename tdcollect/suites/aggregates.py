@@ -16,7 +16,6 @@ from tdcollect.suites.estimates import Aggregates, DrawnRuns, Estimate, Profile
 from tdcollect.suites.metrics import (
     METRICS,
     Scores,
-    average_profile,
     check_scores,
     probability_of_improvement,
     profile,
@@ -117,7 +116,7 @@ def _aggregate(
     ordered = {policy: np.sort(arrays[policy][:, by_name], axis=0) for policy in sorted(arrays)}
     drawn = {p: max(1, len(a) - (drawn_runs == "n-1")) for p, a in ordered.items()}
 
-    estimates, profiles, average_profiles = {}, {}, {}
+    estimates, profiles = {}, {}
     for policy in arrays:
         scores = ordered[policy]
         ends: dict[str, Scores] = {}
@@ -132,9 +131,6 @@ def _aggregate(
             for metric in metrics
         }
         profiles[policy] = _profile(profile(scores, thresholds), ends.get("profile"))
-        average_profiles[policy] = _profile(
-            average_profile(scores, thresholds), ends.get("average_profile")
-        )
     means = {policy: ordered[policy].mean(0)[np.argsort(by_name)].tolist() for policy in arrays}
     return Aggregates(
         tasks=tasks,
@@ -144,7 +140,6 @@ def _aggregate(
         improvement=_improvement(list(arrays), ordered, drawn, confidence, resamples, seed),
         thresholds=tuple(thresholds.tolist()),
         profiles=profiles,
-        average_profiles=average_profiles,
         task_means={p: dict(zip(tasks, values, strict=True)) for p, values in means.items()},
         groups={},
         gamma=gamma,

@@ -93,7 +93,6 @@ class Aggregates:
             of the second on the same task. The two directions add up to one.
         thresholds: the scores at which profiles are evaluated, ascending.
         profiles: by policy, the share of scores above each threshold, over all runs and tasks.
-        average_profiles: by policy, the share of tasks with a mean over runs above it.
         task_means: by policy and task, the mean over runs.
         groups: by name, the aggregates over the tasks of a group alone.
         gamma: the score from which on the optimality gap is zero.
@@ -110,7 +109,6 @@ class Aggregates:
     improvement: Mapping[str, Mapping[str, Estimate]]
     thresholds: tuple[float, ...]
     profiles: Mapping[str, Profile]
-    average_profiles: Mapping[str, Profile]
     task_means: Mapping[str, Mapping[str, float]]
     groups: Mapping[str, Aggregates]
     gamma: float

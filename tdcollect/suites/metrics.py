@@ -58,14 +58,6 @@ def profile(scores: Scores, thresholds: Scores) -> Any:
     return shares_above(_together(np.searchsorted(thresholds, scores)), len(thresholds))
 
 
-def average_profile(scores: Scores, thresholds: Scores) -> Any:
-    """Return the share of tasks with a mean over runs above each of ``thresholds [H]``.
-
-    rliable's average-score distribution: ``[..., H]``.
-    """
-    return shares_above(np.searchsorted(thresholds, scores.mean(-2)), len(thresholds))
-
-
 def shares_above(ranks: npt.NDArray[np.int64], count: int) -> Any:
     """Return the share of values above each of ``count`` ascending thresholds.
 

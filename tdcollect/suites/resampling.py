@@ -86,8 +86,7 @@ def resampled_metrics(
     """Return metrics and profiles of resamples of ``scores [runs, tasks]``.
 
     Returns:
-        By the name of each metric ``[resamples]``; ``profile`` and ``average_profile``
-        ``[resamples, thresholds]``.
+        By the name of each metric ``[resamples]``, and ``profile`` ``[resamples, thresholds]``.
     """
     ranks = np.searchsorted(thresholds, scores)
     found: dict[str, list[Scores]] = {}
@@ -98,8 +97,6 @@ def resampled_metrics(
             found.setdefault(name, []).append(METRICS[name](sample, gamma))
         together = resampled(ranks, indices).reshape(len(indices), -1)
         found.setdefault("profile", []).append(shares_above(together, len(thresholds)))
-        means = np.searchsorted(thresholds, sample.mean(-2))
-        found.setdefault("average_profile", []).append(shares_above(means, len(thresholds)))
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 

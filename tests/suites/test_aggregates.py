@@ -17,7 +17,6 @@ from tdcollect.suites.aggregates import aggregate
 from tdcollect.suites.estimates import LABELS, Aggregates
 from tdcollect.suites.metrics import (
     METRICS,
-    average_profile,
     optimality_gap,
     probability_of_improvement,
     profile,
@@ -65,7 +64,6 @@ def rliable() -> Any:
         optimality_gap = staticmethod(metrics.aggregate_optimality_gap)
         probability_of_improvement = staticmethod(metrics.probability_of_improvement)
         profile = staticmethod(library.score_distributions)
-        average_profile = staticmethod(library.average_score_distributions)
         bootstrap = library.StratifiedBootstrap
         independent_bootstrap = library.StratifiedIndependentBootstrap
 
@@ -95,10 +93,6 @@ def test_profiles_are_rliables_on_the_same_resamples(rliable: Any, shape: Any) -
         scores_of(shape), np.random.default_rng(1).integers(0, shape[0], (20, *shape))
     )
     close(profile(samples, THRESHOLDS), [rliable.profile(sample, THRESHOLDS) for sample in samples])
-    close(
-        average_profile(samples, THRESHOLDS),
-        [rliable.average_profile(sample, THRESHOLDS) for sample in samples],
-    )
 
 
 @pytest.mark.parametrize(("runs", "other_runs"), [(1, 1), (1, 4), (3, 3), (10, 4)])
@@ -187,13 +181,9 @@ def test_estimates_come_from_the_draws_of_each_policys_generator(drawn_runs: str
                 [estimate.interval.low, estimate.interval.high],
                 percentile_interval(METRICS[metric](sample, 0.4), 0.95),
             )
-        for profiles, function in [
-            (found.profiles, profile),
-            (found.average_profiles, average_profile),
-        ]:
-            shown = profiles[policy]
-            close(shown.values, function(array, THRESHOLDS))
-            close([shown.low, shown.high], percentile_interval(function(sample, THRESHOLDS), 0.95))
+        shown = found.profiles[policy]
+        close(shown.values, profile(array, THRESHOLDS))
+        close([shown.low, shown.high], percentile_interval(profile(sample, THRESHOLDS), 0.95))
     values = resampled_improvement(scores["a"], scores["b"], indices["a"], indices["b"])
     interval = found.improvement["a"]["b"].interval
     assert interval is not None
@@ -221,7 +211,7 @@ def test_policies_do_not_depend_on_each_other_or_on_their_order() -> None:
     whole = quick(scores, **options)
     turned = quick(dict(reversed(scores.items())), **options)
     assert turned.policies == ("c", "b", "a")
-    for name in ("estimates", "improvement", "profiles", "average_profiles", "task_means"):
+    for name in ("estimates", "improvement", "profiles", "task_means"):
         assert getattr(turned, name) == getattr(whole, name)
     pair = quick({name: scores[name] for name in ("b", "a")}, **options)
     for policy in pair.policies:
@@ -259,7 +249,7 @@ def test_results_hold_for_any_scores(first: Any, second: Any, data: st.DataObjec
         "b": rng.permuted(second, axis=0)[:, order],
     }
     same = quick(turned, tasks=[tasks[place] for place in order], resamples=20)
-    for name in ("estimates", "improvement", "thresholds", "profiles", "average_profiles"):
+    for name in ("estimates", "improvement", "thresholds", "profiles"):
         assert getattr(same, name) == getattr(found, name)
     assert {p: dict(sorted(m.items())) for p, m in same.task_means.items()} == found.task_means
 
@@ -273,11 +263,11 @@ def test_results_hold_for_any_scores(first: Any, second: Any, data: st.DataObjec
             for value in [estimates[metric].value, *ends]:
                 assert scores.min() - slack <= value <= scores.max() + slack
         assert estimates["optimality_gap"].value >= -slack
-        for shown in (found.profiles[policy], found.average_profiles[policy]):
-            for line in (shown.values, shown.low, shown.high):
-                assert line is None or all(1 >= a >= b >= 0 for a, b in zip(line, line[1:]))  # noqa: B905, RUF007
-            if shown.low is not None:
-                assert np.all(np.less_equal(shown.low, shown.high))
+        shown = found.profiles[policy]
+        for line in (shown.values, shown.low, shown.high):
+            assert line is None or all(1 >= a >= b >= 0 for a, b in zip(line, line[1:]))  # noqa: B905, RUF007
+        if shown.low is not None:
+            assert np.all(np.less_equal(shown.low, shown.high))
 
     there, back = found.improvement["a"]["b"], found.improvement["b"]["a"]
     assert there.value + back.value == pytest.approx(1, abs=1e-15)

@@ -68,7 +68,6 @@ EXPORTED = {
         "MultiAsyncCollector",
         "MultiCollector",
         "MultiSyncCollector",
-        "RPCCollector",
         "RayCollector",
         "SyncDataCollector",
         "WorkerLostError",

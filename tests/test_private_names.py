@@ -36,7 +36,6 @@ OVERRIDDEN = {
     "RayCollector": {"_async_iterator", "_run_collection_loop", "_sync_iterator"},
     "DistributedCollector": {"_iterator_dist", "_make_container", "_next_async", "_next_sync"},
     "DistributedSyncCollector": {"_iterator_dist", "_make_container"},
-    "RPCCollector": {"_next_sync_rpc"},
 }
 """The private methods of other packages that tdcollect's classes define anew."""
 

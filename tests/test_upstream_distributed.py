@@ -1,4 +1,4 @@
-"""The private names of TorchRL's collectors on Ray, torch.distributed and RPC, held against them.
+"""The private names of TorchRL's collectors on Ray and torch.distributed, held against them.
 
 The tests of tests/collectors that are slow run them.
 """
@@ -17,7 +17,6 @@ from torchrl.collectors.distributed import (
     DistributedCollector,
     DistributedSyncCollector,
     RayCollector,
-    RPCCollector,
 )
 from torchrl.collectors.distributed import generic as distributed
 
@@ -88,20 +87,6 @@ def test_distributed_sync(name: str) -> None:
     assert name in source(DistributedSyncCollector)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "data = self._next_sync_rpc()",
-        "self._collected_frames += data.numel()",
-        "self.collector_rrefs = collector_rrefs",
-        "self.collector_infos = collector_infos",
-        "self.futures.append((future, i))",
-    ],
-)
-def test_rpc(name: str) -> None:
-    assert name in source(RPCCollector)
-
-
 def test_the_view_of_ray_reads_these_names() -> None:
     stop = threading.Event()
     of = SimpleNamespace(_frames_per_batch_corrected=5, _sync=True, _stop_event=stop)
@@ -119,7 +104,7 @@ def test_the_view_of_ray_reads_these_names() -> None:
 
 
 def test_the_view_of_distributed_collectors_reads_these_names() -> None:
-    of = SimpleNamespace(_frames_per_batch_corrected=5, _collected_frames=3)
+    of = SimpleNamespace(_frames_per_batch_corrected=5)
     view = DistributedState(of)
     assert (view.frames_per_worker, view.in_step, view.schemes) == (5, True, None)
     assert [view.started, view.shut_down] == [False] * 2
@@ -128,8 +113,6 @@ def test_the_view_of_distributed_collectors_reads_these_names() -> None:
     assert (view.started, view.in_step, view.schemes) == (True, False, {"policy": 1})
     assert view.shut_down
     assert of._shutdown
-    view.count_frames(4)
-    assert of._collected_frames == 7
 
 
 def test_each_worker_has_memory_of_its_own() -> None:

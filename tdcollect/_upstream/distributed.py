@@ -1,4 +1,4 @@
-"""TorchRL's collectors on Ray, on torch.distributed and on torch's RPC: private names."""
+"""TorchRL's collectors on Ray and on torch.distributed: private names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RayState:
 
 
 class DistributedState:
-    """The private state of TorchRL's collectors on torch.distributed and RPC; a view.
+    """The private state of TorchRL's collectors on torch.distributed; a view.
 
     Args:
         collector: TorchRL's, or a subclass of it.
@@ -120,7 +120,3 @@ class DistributedState:
         self._of._store.set(f"NODE_{worker + 1}_in", b"continue")
         memory = self._of._tensordict_out[worker]
         trackers[worker] = memory.irecv(src=worker + 1, return_premature=True)
-
-    def count_frames(self, frames: int) -> None:
-        """Add to the frames that ``RPCCollector`` has yielded."""
-        self._of._collected_frames += frames

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError
     from tdcollect.collectors.multi import MultiCollector
     from tdcollect.collectors.ray import RayCollector
-    from tdcollect.collectors.rpc import RPCCollector
     from tdcollect.collectors.trajectory_ids import worker_of
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "MultiAsyncCollector",
     "MultiCollector",
     "MultiSyncCollector",
-    "RPCCollector",
     "RayCollector",
     "SyncDataCollector",
     "WorkerLostError",
@@ -49,7 +47,6 @@ _MODULES = {
     "MultiAsyncCollector": "collectors.local",
     "MultiCollector": "collectors.multi",
     "MultiSyncCollector": "collectors.local",
-    "RPCCollector": "collectors.rpc",
     "RayCollector": "collectors.ray",
     "SyncDataCollector": "collect",
     "WorkerLostError": "collectors.lost",

@@ -69,5 +69,6 @@ def collector_of_workers(
             f"expected launcher='submitit' for backend='submitit', got {kwargs['launcher']!r}; "
             "choose backend='distributed'"
         )
-    cls = getattr(import_module("tdcollect.collectors"), name)
+    # Nothing of ours is around TorchRL's collector on RPC, which torch no longer develops.
+    cls = getattr(import_module(pool if backend == "rpc" else "tdcollect.collectors"), name)
     return cls(*args, sync=bool(sync), **kwargs)

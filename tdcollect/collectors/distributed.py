@@ -15,14 +15,14 @@ from torchrl.collectors.utils import split_trajectories
 
 from tdcollect.collect.construction import extends
 from tdcollect.collectors import on_worker
-from tdcollect.collectors.distributed_workers import LinkedWorkers
+from tdcollect.collectors.distributed_workers import DistributedWorkers
 from tdcollect.keys import TRAJ_IDS
 
 _PATIENCE = 60.0
 """Seconds for a worker with workers of its own, which start and end interpreters, to answer."""
 
 
-class DistributedCollector(LinkedWorkers, TorchRLDistributedCollector):
+class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
     """TorchRL's ``DistributedCollector`` with tdcollect's collector in its workers.
 
     A worker that dies ends the collection with a :class:`WorkerLostError` that names it.
@@ -104,7 +104,7 @@ class DistributedCollector(LinkedWorkers, TorchRLDistributedCollector):
         return following
 
 
-class DistributedSyncCollector(LinkedWorkers, TorchRLDistributedSyncCollector):
+class DistributedSyncCollector(DistributedWorkers, TorchRLDistributedSyncCollector):
     """TorchRL's ``DistributedSyncCollector`` with tdcollect's collector in its workers.
 
     A worker that dies ends the collection with a :class:`WorkerLostError` that names it.

@@ -1,8 +1,7 @@
-"""Seeds, statistics and lost workers of the collectors on torch.distributed and RPC."""
+"""Seeds, statistics and lost workers of the collectors on torch.distributed."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -36,14 +35,14 @@ class DistributedWorkers:
     postproc: Any
     split_trajs: bool
     total_frames: float
+    _links: Links | None = None
 
-    def _prepare(self, envs: Any, options: dict[str, Any], inside: type) -> list[Any]:
+    def _prepare(self, envs: Any, options: dict[str, Any]) -> list[Any]:
         """Set what is to be set before TorchRL starts workers.
 
         Args:
             envs: functions that make envs, or one of them.
             options: keyword arguments of the constructor; changed here.
-            inside: the class of the workers' collectors, unless the user names another.
 
         Returns:
             One function per worker.
@@ -54,7 +53,7 @@ class DistributedWorkers:
         self._ended = False
         envs = list(envs) if isinstance(envs, Sequence) else [envs]
         if options.get("collector_class", "single") in ("single", TorchRLCollector, Collector):
-            options["collector_class"] = inside
+            options["collector_class"] = LinkedCollector
         given = options.get("collector_kwargs") or {}
         given = [given] * len(envs) if isinstance(given, Mapping) else given
         kind = options["collector_class"]
@@ -76,10 +75,6 @@ class DistributedWorkers:
         if self._torchrl.shut_down:
             return one_line(self, "shut down")
         return one_line(self, f"{self.num_workers} workers", f"frames={self.frames_per_batch}")
-
-    @abstractmethod
-    def _ask(self, function: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
-        """Call ``function(collector, argument, ...)`` in all workers; return its results."""
 
     def _seed(self, seed: int, static_seed: bool) -> Any:
         """Seed all workers; return the seed for the next env."""
@@ -170,10 +165,6 @@ class DistributedWorkers:
         frames = self._torchrl.frames_per_worker
         return LostWorker(worker, pid, how, slots, frames, replaced=False)
 
-    def _disconnected(self) -> list[int]:
-        """The workers whose connection has ended."""
-        return []
-
     def shutdown(self, timeout: float | None = None) -> None:
         """Stop the workers. A second call does nothing."""
         if not self._ended and self._torchrl.started:
@@ -182,9 +173,6 @@ class DistributedWorkers:
                 self._end()
             super().shutdown(timeout)  # type: ignore[misc]
         self._close_links()
-
-    def _close_links(self) -> None:
-        """End the connections beside TorchRL's."""
 
     def _end(self) -> None:
         """End all that is left, without a word to the workers: one of them would not answer."""
@@ -200,16 +188,13 @@ class DistributedWorkers:
                 torch.distributed.destroy_process_group()
         for job in local:
             job.join(5.0)
+        self._close_links()
 
-
-class LinkedWorkers(DistributedWorkers):
-    """Those whose workers have a connection of their own to this process."""
-
-    _links: Links | None = None
+    # ------------------------------------------------------------ connections beside TorchRL's
 
     def _link(self, envs: Any, options: dict[str, Any], begins_when_told: bool) -> list[Any]:
         """Prepare, and open the connections that workers make."""
-        envs = self._prepare(envs, options, LinkedCollector)
+        envs = self._prepare(envs, options)
         if issubclass(options["collector_class"], LinkedCollector):
             local = options.get("launcher") == "mp"
             host = "localhost" if local else own_address()
@@ -240,10 +225,6 @@ class LinkedWorkers(DistributedWorkers):
 
     def _disconnected(self) -> list[int]:
         return [] if self._links is None else self._links.lost()
-
-    def _end(self) -> None:
-        super()._end()
-        self._close_links()
 
     def _close_links(self) -> None:
         if self._links is not None:

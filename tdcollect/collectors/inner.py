@@ -54,7 +54,7 @@ class WorkerFailure(NamedTuple):
 
 
 class WorkerMethods:
-    """Methods that a parent calls on the collectors of its workers, over pipes, Ray or RPC.
+    """Methods that a parent calls on the collectors of its workers, over pipes or Ray.
 
     A mixin of :class:`tdcollect.Collector`.
     """

@@ -1,4 +1,4 @@
-"""Functions that run where a worker's collector is, on Ray and RPC; it is the first argument."""
+"""Functions that run where a worker's collector is, on Ray; it is the first argument."""
 
 from __future__ import annotations
 

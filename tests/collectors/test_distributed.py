@@ -1,4 +1,4 @@
-"""Collectors on torch.distributed and RPC, with two worker processes of two slots."""
+"""Collectors on torch.distributed, with two worker processes of two slots."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDictBase
+from torchrl.collectors.distributed import RPCCollector
 
 from tdcollect import Collector, make_env
 from tdcollect.collectors import (
     DistributedCollector,
     DistributedSyncCollector,
     MultiAsyncCollector,
-    RPCCollector,
     WorkerLostError,
     worker_of,
 )
@@ -35,7 +35,6 @@ KINDS: dict[str, Callable[..., Any]] = {
     "gloo": partial(DistributedCollector, sync=True),
     "gloo, async": partial(DistributedCollector, sync=False),
     "gloo, ahead": partial(DistributedSyncCollector, total_frames=800),
-    "rpc": partial(RPCCollector, sync=True),
 }
 
 
@@ -46,7 +45,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of torch's RPC, and of ends of processes
+@pytest.mark.filterwarnings("ignore")  # of ends of processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_seeds_ids_statistics_and_a_lost_worker(kind: str) -> None:
     """One start of workers takes ten seconds, so one test has all."""
@@ -132,3 +131,21 @@ def test_a_worker_that_cannot_begin_is_named() -> None:
         DistributedCollector(
             [Refusing()] * 2, noisy(), frames_per_batch=40, launcher="mp", tcp_port=free_port()
         )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_rpc_is_torchrls_collector_with_ours_in_each_worker() -> None:
+    collector = Collector(
+        [make, make],
+        noisy(),
+        frames_per_batch=2 * N * T,
+        total_frames=4 * N * T,
+        backend="rpc",
+        backend_options={"launcher": "mp", "tcp_port": free_port()},
+        sync=True,
+    )
+    assert type(collector) is RPCCollector
+    assert collector.collector_class is Collector
+    assert [batch.shape for batch in collector] == [(2 * N, T)] * 2
+    collector.shutdown()

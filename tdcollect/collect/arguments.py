@@ -241,7 +241,9 @@ def explain_unfit_observations(entries: Mapping[Any, Any], env: EnvBase, error: 
             "policy fails; correct the env, or its transforms: make_env(..., check_finite=True) "
             "tells at which step they begin"
         ) from error
-    if type(error) is RuntimeError and ("shape" in str(error) or "size" in str(error)):
+    text = str(error)
+    unfit = "batch" not in text and ("shape" in text or "size" in text)
+    if type(error) is RuntimeError and unfit:
         shapes = ", ".join(f"{key!r} {list(spec[key].shape)}" for key in seen)
         raise ValueError(
             f"expected a policy for observations {shapes}, as the env gives them, got one that "

@@ -38,7 +38,7 @@ from tdcollect.evaluation.ledger.reading import (
 )
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.ledger.shards import Shard
-from tdcollect.evaluation.reports.intervals import MOST_RESAMPLES
+from tdcollect.evaluation.reports import intervals
 from tdcollect.evaluation.reports.report import FIGURES, REPORT
 from tdcollect.evaluation.reports.statistics import alike, summarize
 
@@ -192,8 +192,9 @@ def _derived(root: Path, episodes: Sequence[Episode]) -> Iterator[Problem]:
         files = {}
     try:
         settings = {name: results[name] for name in ("confidence", "resamples", "seed")}
-        if settings["resamples"] > MOST_RESAMPLES:  # would take any time and memory
-            raise ValueError(f"resamples is {settings['resamples']}, above {MOST_RESAMPLES}")
+        if settings["resamples"] > intervals.MOST_RESAMPLES:  # would take any time and memory
+            most = intervals.MOST_RESAMPLES
+            raise ValueError(f"resamples is {settings['resamples']}, above {most}")
         expected = json.loads(json.dumps(summarize(episodes, **settings).to_dict()))
     except (KeyError, TypeError, ValueError) as error:
         yield Problem(file, f"its statistics cannot be computed again ({error})")

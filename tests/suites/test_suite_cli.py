@@ -221,7 +221,12 @@ def test_a_selection_is_validated_alone(folder: Path) -> None:
 # The page
 
 
-def test_the_first_suite_of_the_page_runs_as_it_is_copied(typed: Typed) -> None:
+def test_the_first_suite_of_the_page_runs_as_it_is_copied(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In a process of its own, its policies.py is the only module of this name.
+    monkeypatch.setitem(sys.modules, "policies", None)
+    del sys.modules["policies"]
     files = re.findall(r"^```\w+\n(# (\S+)\n.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     assert [name for _, name in files] == ["first.toml", "policies.py"]
     for text, name in files:

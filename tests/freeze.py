@@ -163,7 +163,7 @@ def files(root: Path) -> Found:
 
 
 def differences(one: Found, other: Found) -> list[str]:
-    """What two checkouts do not have alike, a line each."""
+    """The differences of two checkouts, a line each."""
     found = []
     for name in sorted(one.keys() | other.keys()):
         if name not in one or name not in other:

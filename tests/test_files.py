@@ -157,7 +157,7 @@ OTHERS = [".b.csv.1.part", ".a.csv.part", ".a.csv.mine.part", "a.csv.1.part", ".
 
 
 def test_half_written_files_are_swept_when_they_are_old(tmp_path: Path) -> None:
-    """Whether their process lives cannot be told, if it is one of another machine."""
+    """Nobody can tell if a process of another machine lives."""
     for name in (*PARTS, *OTHERS):
         (tmp_path / name).touch()
     write_atomically(tmp_path / "a.csv", b"here")

@@ -40,7 +40,7 @@ class Cell:
 
 
 Value = str | float | tuple[float, float] | Cell | None
-"""What a row of a table holds; None is shown as a dash."""
+"""A cell of a row of a table; None is shown as a dash."""
 
 
 @dataclass(frozen=True)

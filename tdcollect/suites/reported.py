@@ -82,7 +82,7 @@ def check_suite(directory: Path) -> Iterator[Problem]:
 def _suite(given: Mapping[str, Any], decided: Mapping[str, Any]) -> Suite:
     """Return the suite that a report is of, as far as the report needs it."""
     if not isinstance(given.get("files"), dict):
-        raise TypeError("it has no digests of files, as those of an older tdcollect")
+        raise TypeError("it has no digests of files")
     cells, tasks, told = given["cells"], decided["tasks"], decided.get("report", {})
     settings = told.get("settings", {})
     runs: dict[str, list[str]] = {}

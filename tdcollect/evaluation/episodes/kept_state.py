@@ -1,4 +1,4 @@
-"""What a policy keeps from one call to the next in plain Python, in its attributes.
+"""The plain Python state that a policy keeps from one call to the next, in its attributes.
 
 Functions are followed to the objects that they name. Lists and numbers that they name themselves
 are not compared: they may well be records of calls, which change nothing.

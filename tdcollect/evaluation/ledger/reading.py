@@ -143,9 +143,15 @@ def is_finished(root: Path) -> bool:
 
 def was_rechecked(root: Path) -> bool | None:
     """Tell whether a finished evaluation or shard ran an episode once more; None if unfinished."""
+    found = _last_file(root)
+    return found.get(RECHECK) is not False if found else None
+
+
+def _last_file(root: Path) -> dict[str, Any]:
+    """Read the file that finishes an evaluation or a shard; empty if it is unfinished."""
     file = root / (RESULTS if is_finished(root) else SHARD)
     found = read_object(file) if file.exists() else {}
-    return found.get(RECHECK) is not False if "ledger" in found else None
+    return found if found.keys() & _DIGESTED.keys() else {}
 
 
 def refusal_of(root: Path) -> str | None:
@@ -234,14 +240,13 @@ def kept_digests(root: Path) -> dict[str, str] | None:
     Raises:
         ValueError: for a list that no evaluation has.
     """
-    file = root / (RESULTS if is_finished(root) else SHARD)
-    mark = read_object(file) if file.exists() else {}
-    if not mark.keys() & _DIGESTED.keys():
+    if not (last := _last_file(root)):
         return None
-    found = mark.get(TRAJECTORIES, {})
+    found = last.get(TRAJECTORIES, {})
     if not isinstance(found, dict) or not all(
         _KEPT.fullmatch(name) and is_digest(value) for name, value in found.items()
     ):
+        file = root / (RESULTS if is_finished(root) else SHARD)
         raise ValueError(
             f"expected {file} to have a digest for each folder in {TRAJECTORIES}, got something "
             "else; ask for the file as it was, or evaluate again in another directory"

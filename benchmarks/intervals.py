@@ -17,8 +17,8 @@ from scipy import stats
 
 from tdcollect import compare
 from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports import intervals
-from tdcollect.evaluation.reports.intervals import (
+from tdcollect.evaluation.reports import statistics
+from tdcollect.evaluation.reports.statistics import (
     Interval,
     interquartile_mean,
     interquartile_mean_interval,
@@ -110,7 +110,7 @@ def methods(size: int, evaluations: int) -> str:
 
 def blocks(size: int, evaluations: int) -> str:
     """Coverage of both intervals: resampled value by value, and in blocks (over 20,000 values)."""
-    rows, limit = [], intervals.DRAWN_SINGLY
+    rows, limit = [], statistics.DRAWN_SINGLY
     for number, (name, draw) in enumerate(RETURNS.items()):
         many = draw(np.random.default_rng(0), (4_000_000,))
         for what, interval_of, truth in [
@@ -119,13 +119,13 @@ def blocks(size: int, evaluations: int) -> str:
         ]:
             shares = []
             for longest in (size, 0):
-                intervals.DRAWN_SINGLY = longest
+                statistics.DRAWN_SINGLY = longest
                 rng = np.random.default_rng([number, size])
                 samples = draw(rng, (evaluations, size))
                 found = [interval_of(values, CONFIDENCE, 500, rng) for values in samples]
                 shares.append(np.mean([holds(interval, truth) for interval in found]))
             rows.append([name, what, *map(percent, shares)])
-    intervals.DRAWN_SINGLY = limit
+    statistics.DRAWN_SINGLY = limit
     return markdown([f"returns, E = {size}", "interval of", "value by value", "by blocks"], rows)
 
 

@@ -111,7 +111,7 @@ def page(results: dict[str, Any]) -> str:
     named = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     parts = [
         "# Benchmarks\n",
-        f"`{results['command']}` wrote this page and `results.json` on {results['date']}.\n",
+        f"`{results['command']}` wrote this page on {results['date']}.\n",
         f"Machine: {machine_['cpu']}, {machine_['cores']} cores, {machine_['memory_GiB']} GiB, "
         f"{machine_['system']}; load before the run "
         f"{', '.join(map(str, machine_['load_before']))}. One torch thread; EnvPool with "

@@ -25,7 +25,7 @@ from torchrl.envs import ExplorationType
 from torchrl.modules import NormalParamExtractor, OneHotCategorical, ProbabilisticActor, TanhNormal
 
 import tdcollect
-from tdcollect.evaluation.episodes.probe import probe_env
+from tdcollect.evaluation.episodes.opening import probe_env
 
 STOCHASTIC = ExplorationType.RANDOM
 

@@ -3,8 +3,8 @@
     make bench
     python benchmarks/run.py --only cartpole-8 --only hot-loop
 
-Prints the table of ratios, and writes README.md and results.json: beside this file for a full run,
-in runs/bench for a partial one.
+Prints the table of ratios, and writes README.md and results.json with the samples into runs/bench;
+README.md beside this file for a full run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def main(arguments: list[str]) -> None:
     warnings.filterwarnings("ignore", message=".*precision lowered by casting")
     effort = QUICK if options.quick else Effort()
     wanted = options.only or [*(cell.name for cell in CELLS), *EXTRAS]
-    out = options.output_dir or (Path("runs/bench") if options.quick or options.only else HERE)
+    samples = options.output_dir or Path("runs/bench")
+    whole = options.output_dir is None and not options.quick and not options.only
+    page = (HERE if whole else samples) / "README.md"
     results: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/run.py", *arguments]),
         "date": datetime.date.today().isoformat(),
@@ -69,13 +71,13 @@ def main(arguments: list[str]) -> None:
         if name in wanted:
             _say(name)
             results[name] = run(effort)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (out / "README.md").write_text(report.page(results))
+    samples.mkdir(parents=True, exist_ok=True)
+    (samples / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    page.write_text(report.page(results))
     if results["cells"]:
         print(report.main_table(results["cells"]))
         print(report.misses(results["cells"]))
-    print(f"wrote {out / 'README.md'} and {out / 'results.json'}")
+    print(f"wrote {page} and {samples / 'results.json'}")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -11,8 +11,8 @@ from unittest import mock
 
 from measure import Program
 
-from tdcollect.collect.fast.policy import Program as Policy
-from tdcollect.envs.stepper import Stepper
+from tdcollect.collect.policy import Policy
+from tdcollect.envs.slots import Stepper
 
 NETWORK, SAMPLING = "network", "sampling and log-prob"
 STEPS, RESETS, LOOP = "env steps", "env resets", "the loop"

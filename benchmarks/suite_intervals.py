@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 from intervals import holds, markdown, percent
 
-from tdcollect.suites.aggregates import aggregate
-from tdcollect.suites.estimates import LABELS, DrawnRuns
-from tdcollect.suites.metrics import METRICS
+from tdcollect.suites.aggregates import LABELS, METRICS, DrawnRuns, aggregate
 
 RESAMPLES = 500
 TASKS = (5, 26)

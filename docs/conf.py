@@ -55,16 +55,16 @@ nitpick_ignore_regex = [("py:.*", r"(?!tdcollect\b).*")]
 nitpick_ignore = [
     ("py:class", f"tdcollect.{name}")
     for name in (
-        "checks.difference.Mismatch",
+        "checks.playing.Mismatch",
         "collect.hooks.ScalarLogger",
         "collect.statistics._Moments",
         "envs.buffers.StepBuffers",
         "envs.spaces.SpaceCodec",
-        "envs.stepper.Stepper",
+        "envs.slots.Stepper",
         "evaluation.episodes.data.Finished",
-        "evaluation.episodes.feed.Feed",
-        "evaluation.episodes.probe.Verdict",
-        "evaluation.reports.comparable.Evaluation",
+        "evaluation.episodes.collector.Feed",
+        "evaluation.episodes.opening.Verdict",
+        "evaluation.reports.comparison.Evaluation",
         "testing.counting.Number",
     )
 ]

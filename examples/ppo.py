@@ -25,7 +25,7 @@ from torchrl.objectives.value import GAE
 from tqdm import tqdm
 
 import tdcollect
-from tdcollect.evaluation import Request, write_comparison_report
+from tdcollect.evaluation import Request, export
 
 ENV, MOST, GOAL = "CartPole-v1", 500, 475
 NUM_ENVS, FRAMES_PER_BATCH, EPOCHS, LEARNING_RATE = 8, 256, 20, 1e-3
@@ -149,7 +149,7 @@ def main(argv=None):
         ]
     )
     comparison = tdcollect.compare(by_chance, trained, names=["random", "trained"])
-    report = write_comparison_report(args.output_dir / "comparison", comparison)[-1]
+    report = export(comparison, "html", args.output_dir / "comparison")
 
     print(f"\nThe trained policy on {ENV}\n\n{trained.summary()}\n\n{comparison}\n")
     best = evaluator.best

@@ -112,25 +112,32 @@ def number_texts(values: Sequence[float | None]) -> list[str]:
     return [*map(text, values)]
 
 
-def number_columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
-    """Return rows with their numbers as text, each column with decimals of its own.
+def column_texts(cells: Iterable[Any]) -> list[Any]:
+    """Return the cells of a column with its numbers as text, with the same decimals.
 
     Args:
-        rows: cells, of which floats, pairs of floats and None become text; others stay.
+        cells: of which floats, pairs of floats and None become text; others stay.
     """
-    found = [["-" if cell is None else cell for cell in row] for row in rows]
-    for column in range(max(map(len, found), default=0)):
-        cells = [
-            (row, row[column]) for row in found if isinstance(row[column], (int, float, tuple))
-        ]
-        numbers: list[Any] = []
-        for _, cell in cells:
-            numbers += cell if isinstance(cell, tuple) else [cell]
-        texts = iter(number_texts(numbers))
-        for row, cell in cells:
-            pair = isinstance(cell, tuple)
-            row[column] = f"[{next(texts)}, {next(texts)}]" if pair else next(texts)
-    return found
+    cells = [*cells]
+    numbers: list[float | None] = []
+    for cell in cells:
+        numbers += cell if isinstance(cell, tuple) else [cell] * isinstance(cell, (int, float))
+    texts = iter(number_texts(numbers))
+
+    def text(cell: Any) -> Any:
+        if isinstance(cell, tuple):
+            return f"[{next(texts)}, {next(texts)}]"
+        if isinstance(cell, (int, float)):
+            return next(texts)
+        return "-" if cell is None else cell
+
+    return [*map(text, cells)]
+
+
+def number_columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    """Return rows with their numbers as text, each column as :func:`column_texts` has it."""
+    columns = zip(*rows, strict=True)
+    return [*map(list, zip(*map(column_texts, columns), strict=True))]
 
 
 def count_text(count: int, thing: str) -> str:

@@ -58,11 +58,7 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have the errors of writing a file name it; those of a full disk say what to do.
-
-    Raises:
-        OSError: for a full disk, also in place of torch's errors for it.
-    """
+    """Have the errors of writing a file name it; those of a full disk say what to do."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -125,6 +121,24 @@ def check_no_links(root: Path, *names: str | Path) -> None:
             raise ValueError(
                 f"expected {path} to be no link, and behind none, as what is written there would "
                 f"end up elsewhere, got {leads}; remove the link"
+            )
+
+
+def check_output(path: Path, of: str, is_ours: Callable[[str], bool]) -> None:
+    """Refuse an output directory that is a file, or that holds anything that is not ours.
+
+    Args:
+        path: the directory, which may be missing.
+        of: what it would be the directory of, for the message.
+        is_ours: tells whether a name in it may be there.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"expected output_dir to be a directory, got the file {path}")
+    for entry in path.iterdir() if path.is_dir() else ():
+        if not is_ours(entry.name):
+            raise ValueError(
+                f"expected output_dir to be empty, or the directory of {of}, got {path}, which "
+                f"holds {entry.name}; choose another"
             )
 
 

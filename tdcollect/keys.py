@@ -8,6 +8,10 @@ Axis letters: **N** env slots, **T** steps, **B** trajectories, **L** longest tr
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
+Key: TypeAlias = str | tuple[str, ...]  # of an entry; a tuple for a nested one
+
 OBSERVATION = "observation"
 PIXELS = "pixels"
 ACTION = "action"
@@ -54,3 +58,43 @@ RESERVED = frozenset(
     }
 )
 """Names that an observation or info entry cannot take, since the batch uses them already."""
+
+
+def as_path(key: Key) -> tuple[str, ...]:
+    """The names from the root to an entry."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def entry_path(key: Key) -> str:
+    """The key as text: ``"agents/observation"`` for a nested entry."""
+    return key if isinstance(key, str) else "/".join(key)
+
+
+def name_of(key: Key) -> str:
+    """The last name of a key."""
+    return key if isinstance(key, str) else key[-1]
+
+
+def under(parent: str, key: Key) -> tuple[str, ...]:
+    """The key of an entry in the TensorDict that a parent nests."""
+    return (parent, key) if isinstance(key, str) else (parent, *key)
+
+
+def beside(key: Key, name: str) -> Key:
+    """The entry called ``name`` in the same TensorDict as ``key``."""
+    return name if isinstance(key, str) else (*key[:-1], name)
+
+
+def is_next(key: Key) -> bool:
+    """Tell whether the entry belongs to the following step."""
+    return key[0] == NEXT
+
+
+def under_next(key: Key) -> tuple[str, ...]:
+    """The key of an entry in the following step."""
+    return under(NEXT, key)
+
+
+def from_next(key: Key) -> Key:
+    """The key of an entry of the following step, once that step is the present one."""
+    return key[1] if len(key) == 2 else tuple(key[1:])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tdcollect.extras import install_text
+from tdcollect.versions import install_text
 
 SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
 
@@ -120,3 +121,11 @@ def _tqdm() -> Any:
         warnings.filterwarnings("ignore", message="IProgress not found")
         from tqdm.auto import tqdm  # type: ignore[import-untyped]
     return tqdm
+
+
+def warn(line: str, /) -> None:
+    """Say in a warning what no progress shows; it points to the user's call, and not to ours."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("tdcollect."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(line, stacklevel=level)

@@ -1,4 +1,4 @@
-"""States to save: nested values as flat dicts of tensors, and the global random states.
+"""States to save: nested values as flat dicts of tensors.
 
 Nested Python and NumPy values are packed into tensors and one string. ``torch.save`` and
 ``torch.load(weights_only=True)`` take these, as do TorchRL's checkpoints and the pipes of its
@@ -8,7 +8,6 @@ collectors in other processes. Reading one runs no code.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,31 +103,12 @@ def _decode(form: Any, tensors: Mapping[str, Any]) -> Any:
     return array if kind == "array" else array[()]
 
 
-def global_states() -> dict[str, Any]:
-    """The states, by ``"torch"``, ``"cuda"`` (one per device, none where CUDA is not in use)..."""
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": [state.cpu() for state in torch.cuda.get_rng_state_all()] if in_use else [],
-        "numpy": np.random.get_state(),  # noqa: NPY002  envs may draw from it
-        "python": random.getstate(),
-    }
-
-
-def set_global_states(states: Mapping[str, Any]) -> None:
-    """Set the states to what :func:`global_states` gave, for the devices that are here."""
-    torch.set_rng_state(states["torch"].cpu())
-    if torch.cuda.is_available():
-        for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
-            torch.cuda.set_rng_state(state.cpu(), device)
-    np.random.set_state(states["numpy"])  # noqa: NPY002
-    random.setstate(states["python"])
-
-
 def equal(one: Any, other: Any) -> bool:
     """Tell whether two nested values are equal, in types, dtypes and values; NaN never is."""
     if type(one) is not type(other):
         return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):

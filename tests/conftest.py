@@ -14,10 +14,9 @@ import torch
 from hypothesis import settings
 from tqdm import tqdm
 
-from tdcollect.evaluation.workers import template
-from tdcollect.workers import late
+from tdcollect.processes.child import Spawned
 
-from .forkserver import Child, forkserver
+from .forkserver import forkserver, quick_begin, quick_reap
 from .simulated_cuda import CUDA, simulated_cuda
 
 # A busy machine takes longer than hypothesis allows an example by default.
@@ -90,6 +89,6 @@ def forked_workers() -> Iterator[None]:
 def quick_children() -> Iterator[None]:
     """Start workers and evaluators from the fork server: a fresh interpreter takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(late, "Spawned", Child)
-        patch.setattr(template, "Spawned", Child)
+        patch.setattr(Spawned, "_begin", quick_begin)
+        patch.setattr(Spawned, "_reap", quick_reap)
         yield

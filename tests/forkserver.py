@@ -11,7 +11,6 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from multiprocessing import forkserver as _server
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -19,6 +18,8 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
+
+from tdcollect.processes import child
 
 _IMPORTED = [
     "pytest",
@@ -29,8 +30,8 @@ _IMPORTED = [
     "torchrl.checkpoint",
     "torchrl.objectives",
     "tdcollect.collect",
-    "tdcollect.collectors.local",
-    "tdcollect.evaluation.run",
+    "tdcollect.collectors.multi",
+    "tdcollect.evaluation.evaluate",
     "tdcollect.evaluation.request",
 ]
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -62,24 +63,24 @@ def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
     return process
 
 
-class Child:
-    """Stands for ``tdcollect.workers.child.Spawned``: a process that has imported torch already."""
-
-    def __init__(self, module: str, descriptors: Sequence[int]):
-        self._process = start(_main, module, *map(DupFd, descriptors))
-        self.pid = self._process.pid
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        self._process.join(seconds)
-        return self._process.exitcode
-
-    def kill(self) -> int | None:
-        self._process.kill()
-        return self.wait()
+def quick_begin(spawned: Any, lifeline: int, descriptors: Sequence[int]) -> None:
+    """Start a process that has imported torch already, in place of a fresh interpreter."""
+    files = map(DupFd, (lifeline, *descriptors))
+    spawned._process = start(_main, spawned._function, spawned._init_fn, *files)
+    spawned.pid = spawned._process.pid
 
 
-def _main(module: str, *descriptors: Any) -> None:
-    import_module(module).main(*(descriptor.detach() for descriptor in descriptors))
+def quick_reap(spawned: Any, waits: bool) -> bool:
+    spawned._process.join(None if waits else 0)
+    spawned.code = spawned._process.exitcode
+    return spawned.code is not None
+
+
+def _main(function: str, init_fn: bytes, *files: Any) -> None:
+    lifeline, *descriptors = (file.detach() for file in files)
+    init = child.shared_file(len(init_fn))
+    os.pwrite(init, init_fn, 0)
+    child.main(function, *map(str, (lifeline, init, *descriptors)))
 
 
 def run(

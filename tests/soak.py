@@ -25,9 +25,9 @@ import torch
 
 from tdcollect import Collector
 from tdcollect.envs import GymnasiumEnv
-from tdcollect.envs.process import ProcessBackend
+from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.serial import SerialBackend
-from tdcollect.envs.stepper import Stepper
+from tdcollect.envs.slots import Stepper
 from tdcollect.testing import (
     CountingEnv,
     CountingRules,

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tdcollect import files
-from tdcollect.evaluation.beside.folder import check_folder as check_curve
+from tdcollect.evaluation.curve_folder import check_folder as check_curve
 from tdcollect.evaluation.ledger.directory import check_directory
 from tdcollect.files import locked, write_atomically
 from tdcollect.suites.folder import check_folder as check_suite

@@ -11,6 +11,7 @@ from enum import Enum
 from types import ModuleType
 
 import torch
+import torchrl.record  # noqa: F401  looks for torchvision where it is imported, and must not find the stand-in
 from torch.nn import functional
 from torchrl.envs.transforms import _observation
 

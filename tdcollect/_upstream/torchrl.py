@@ -1,22 +1,63 @@
-"""Private names of TorchRL, but for those of its collector."""
+"""Private names of TorchRL's envs, transforms and modules, and of tensordict's and torch's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import gymnasium as gym
 import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
+from tensordict.utils import _encode_key_for_filesystem as encode_key_for_filesystem
+from torch import nn
+from torch.distributions import Distribution
+from torch.nn.modules import module as _module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchrl import _utils
+from torchrl._utils import _append_last, _get_default_mp_start_method
 from torchrl._utils import seed_generator as next_seed
-from torchrl.data import TensorSpec
-from torchrl.envs import EnvBase, GymWrapper, PettingZooWrapper, SerialEnv
+from torchrl.envs import (
+    EnvBase,
+    EnvCreator,
+    GymEnv,
+    GymWrapper,
+    ParallelEnv,
+    PettingZooWrapper,
+    SerialEnv,
+)
 from torchrl.envs import transforms as T
+from torchrl.envs.batched_envs import _recursively_strip_locks_from_state_dict as without_locks
 from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
 from torchrl.envs.utils import _make_compatible_policy as make_compatible_policy
-from torchrl.modules import MLP
+from torchrl.modules.tensordict_module.common import _forward_hook_safe_action as project_outputs
 from torchrl.modules.utils.utils import (
     _maybe_append_env_transforms_from_module as append_policy_transforms,
 )
+
+from tdcollect._upstream import Alias, View
+
+__all__ = [
+    "TorchDispatchMode",
+    "append_policy_transforms",
+    "encode_key_for_filesystem",
+    "gym_space_to_spec",
+    "make_compatible_policy",
+    "next_seed",
+    "project_outputs",
+    "without_locks",
+]
+
+Method = Callable[..., Any]
+Key = str | tuple[str, ...]
+
+# ---------------------------------------------------------------------------------------- any env
+
+env_step_of: Callable[[EnvBase], Method] = attrgetter("_step")
+"""The method in which an env's class takes a step; gives the entries of ``"next"``."""
+env_reset_of: Callable[[EnvBase], Method] = attrgetter("_reset")
+"""The method in which an env's class starts episodes."""
 
 STEPPING_METHODS = ("_step", "_reset", "step", "reset", "step_and_maybe_reset", "maybe_reset")
 """The methods of an env that take its steps and start its episodes."""
@@ -32,19 +73,9 @@ READING_METHODS = (
 """The methods with which a ``GymWrapper`` reads its env's answers, and writes its actions."""
 
 
-def carried_entries(env: EnvBase) -> list[str | tuple[str, ...]]:
+def carried_entries(env: EnvBase) -> list[Key]:
     """The entries that a step hands on to the next row."""
     return [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
-
-
-def env_step_of(env: EnvBase) -> Callable[..., Any]:
-    """The method in which an env's class takes a step."""
-    return env._step
-
-
-def env_reset_of(env: EnvBase) -> Callable[..., Any]:
-    """The method in which an env's class starts episodes."""
-    return env._reset
 
 
 def arguments_of_resets(env: EnvBase) -> dict[str, Any]:
@@ -69,41 +100,12 @@ def replaced_methods(env: EnvBase) -> list[str]:
 
     ``GymWrapper`` itself keeps two of its methods, bound, on each object.
     """
-    names = (*STEPPING_METHODS, *READING_METHODS)
     return [
         name
-        for name in names
+        for name in (*STEPPING_METHODS, *READING_METHODS)
         if name in vars(env)
         and getattr(vars(env)[name], "__module__", None) != GymWrapper.__module__
     ]
-
-
-def encodes_integers(env: GymWrapper) -> bool:
-    """Tell whether discrete actions are integers rather than one-hot."""
-    return bool(env._categorical_action_encoding)
-
-
-def converts_actions(env: GymWrapper) -> bool:
-    """Tell whether the gymnasium env is given NumPy actions."""
-    return bool(env._convert_actions_to_numpy)
-
-
-def apply_unchecked(entries: Any, function: Any, batch_size: list[int]) -> Any:
-    """Apply a function to all entries of a TensorDict, for a batch size that is not theirs."""
-    return entries._fast_apply(function, batch_size=batch_size)
-
-
-def serial_envs(env: SerialEnv) -> list[EnvBase] | None:
-    """The envs of a ``SerialEnv``; None where they are not made, or it is closed."""
-    return vars(env).get("_envs")
-
-
-def shown_by_resets(env: SerialEnv) -> dict[str | tuple[str, ...], torch.Tensor] | None:
-    """The tensors in which a ``SerialEnv`` keeps what its resets gave; None where it has none."""
-    if not env._use_buffers or env.share_individual_td:
-        return None
-    shared = env.shared_tensordict_parent
-    return {key: shared.get(key) for key in env._env_obs_keys}
 
 
 def wrapped_env(env: Any) -> Any:
@@ -125,24 +127,138 @@ def resets_with_seed(env: EnvBase) -> bool:
     return False
 
 
-def call_of(transform: T.Transform) -> Callable[[Any], Any]:
-    """The method that applies a transform to what an env gave."""
-    return transform._call
+def skipped_step(env: EnvBase, given: TensorDictBase) -> TensorDictBase:
+    """The entries that follow a step that an env skips."""
+    return env._skip_tensordict(given)
 
 
-def inverse_call_of(transform: T.Transform) -> Callable[[Any], Any]:
-    """The method that applies a transform to what an env is given."""
-    return transform._inv_call
+# ------------------------------------------------------------------------ GymWrapper, batched envs
+
+GymEnvMeta: Any = type(GymEnv)
+"""The metaclass that gives a ``ParallelEnv`` for ``num_workers``."""
+ParallelEnvMeta: Any = type(ParallelEnv)
+"""The metaclass that gives a ``SerialEnv`` for ``serial_for_single``."""
+
+is_categorical: Callable[[GymWrapper], bool] = attrgetter("_categorical_action_encoding")
+"""Tells whether a ``GymWrapper`` encodes discrete spaces as integers rather than one-hot."""
+converts_actions: Callable[[GymWrapper], bool] = attrgetter("_convert_actions_to_numpy")
+"""Tells whether a ``GymWrapper`` gives its env NumPy actions."""
+is_vectorised: Callable[[GymWrapper], bool] = attrgetter("_is_batched")
+"""Tells whether the env inside a ``GymWrapper`` is a vector env."""
+uses_buffers: Callable[[ParallelEnv], bool] = attrgetter("_use_buffers")
+"""Tells whether workers write into memory that they share; they then seed torch, too."""
+has_metadata_from_workers: Callable[[ParallelEnv], bool] = attrgetter("_metadata_from_workers")
+"""Tells whether the workers of a ``ParallelEnv`` start with it, and give its specs."""
+owns_workers: Callable[[ParallelEnv], bool] = attrgetter("_owns_workers")
+"""False for a ``ParallelEnv`` that is an index into another."""
+chain_of_seeds: Callable[[ParallelEnv], list[int] | None] = attrgetter("_seeds")
+"""The seeds of the latest ``set_seed``, one per slot; None before it."""
+
+TRANSIENT_ATTRIBUTES = {"_container", "_parent", "_reset_key", "_reset_keys", "_validated"}
+"""Attributes of transforms that are set when their env runs."""
+
+_PIPE_TIMEOUT = 10_000.0
 
 
-def step_of(transform: T.Transform) -> Callable[[Any, Any], Any]:
-    """The method that a step calls, with the step taken and what the env gave."""
-    return transform._step
+def stands_for_env(argument: Any) -> bool:
+    """Tell whether an argument of a call by name stands for the ``ParallelEnv`` itself."""
+    return isinstance(argument, str) and argument == "_self"
 
 
-def reset_of(transform: T.Transform) -> Callable[[Any, Any], Any]:
-    """The method that a reset calls, with the marks of the reset and what the env gave."""
-    return transform._reset
+def set_wrapped_env(env: GymWrapper, wrapped: Any) -> None:
+    """Put another env inside a ``GymWrapper``."""
+    env._env = wrapped
+
+
+def serial_envs(env: SerialEnv) -> list[EnvBase] | None:
+    """The envs of a ``SerialEnv``; None where they are not made, or it is closed."""
+    return vars(env).get("_envs")
+
+
+def shown_by_resets(env: SerialEnv) -> dict[Key, torch.Tensor] | None:
+    """The tensors in which a ``SerialEnv`` keeps what its resets gave; None where it has none."""
+    if not env._use_buffers or env.share_individual_td:
+        return None
+    shared = env.shared_tensordict_parent
+    return {key: shared.get(key) for key in env._env_obs_keys}
+
+
+def start_method(env: ParallelEnv) -> str:
+    """The multiprocessing start method of a ``ParallelEnv``."""
+    return str(env._mp_start_method or _get_default_mp_start_method())
+
+
+def shares_memory(env: ParallelEnv) -> bool:
+    """Tell whether tensors travel in shared memory rather than in memory-mapped files."""
+    return bool(env._share_memory) and not env._memmap
+
+
+class _Done:
+    """An event that has happened: calls of slots return when they are done."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
+
+    def clear(self) -> None:
+        pass
+
+
+def set_channels(env: ParallelEnv, channels: Sequence[Any]) -> None:
+    """Give a ``ParallelEnv`` channels to its slots in place of processes of its own."""
+    env.parent_channels = list(channels)
+    env._workers = []
+    env._events = [_Done() for _ in channels]
+
+
+def drop_channels(env: ParallelEnv) -> None:
+    """Take away what :func:`set_channels` gave."""
+    for name in ("parent_channels", "_workers", "_events"):
+        env.__dict__.pop(name, None)
+
+
+def pipe_timeout() -> float | None:
+    """The seconds that workers may take; None for TorchRL's default, which is hours."""
+    timeout = float(_utils.BATCHED_PIPE_TIMEOUT)
+    return None if timeout == _PIPE_TIMEOUT else timeout
+
+
+def limit_threads(env: ParallelEnv) -> None:
+    """Give this process as many of torch's threads as TorchRL does beside its workers."""
+    if env.num_threads is None:
+        env.num_threads = max(1, torch.get_num_threads() - env.num_workers)
+    if env.num_threads != torch.get_num_threads():
+        torch.set_num_threads(env.num_threads)
+
+
+def shared_values(creator: EnvCreator) -> bool:
+    """Tell whether the envs of a creator share values between processes."""
+    return bool(creator._mp_values) or bool(creator.state_dict())
+
+
+# ------------------------------------------------------------------------------------- transforms
+
+call_of: Callable[[T.Transform], Method] = attrgetter("_call")
+"""The method that applies a transform to what an env gave."""
+inverse_call_of: Callable[[T.Transform], Method] = attrgetter("_inv_call")
+"""The method that applies a transform to what an env is given."""
+step_of: Callable[[T.Transform], Method] = attrgetter("_step")
+"""The method that a step calls, with the step taken and what the env gave."""
+reset_of: Callable[[T.Transform], Method] = attrgetter("_reset")
+"""The method that a reset calls, with the marks of the reset and what the env gave."""
+casts_integers: Callable[[T.VecNormV2], bool] = attrgetter("_cast_int_to_float")
+"""Tells whether a ``VecNormV2`` averages integers as floats."""
+lives_of: Callable[[T.EndOfLifeTransform], Any] = methodcaller("_get_lives")
+"""The lives that are left in the env: a number, or one per env."""
+
+_CALLS = ("_call", "_step", "_reset", "_inv_call", "_apply_transform", "_inv_apply_transform")
+
+
+def _overrides(transform: T.Transform, *names: str) -> bool:
+    kind = type(transform)
+    return any(
+        name in vars(transform) or getattr(kind, name) is not getattr(T.Transform, name)
+        for name in names
+    )
 
 
 def inverts(transform: T.Transform) -> bool:
@@ -155,22 +271,22 @@ def reads_step(transform: T.Transform) -> bool:
     return _overrides(transform, "_step")
 
 
-def preparation_of(transform: T.Transform) -> Callable[[Any], Any] | None:
+def changes_loop(transform: T.Transform) -> bool:
+    """Tell whether a transform takes part in the env's loop in more than steps and resets."""
+    return _overrides(transform, "_post_step_mdp_hooks")
+
+
+def preparation_of(transform: T.Transform) -> Method | None:
     """The method that changes what the env's reset is given; None where it does nothing."""
     if transform.enable_inv_on_reset or _overrides(transform, "_reset_env_preprocess"):
         return transform._reset_env_preprocess
     return None
 
 
-def changes_loop(transform: T.Transform) -> bool:
-    """Tell whether a transform takes part in the env's loop in more than steps and resets."""
-    return _overrides(transform, "_post_step_mdp_hooks")
-
-
 def does_nothing_in_steps(transform: T.Transform) -> bool:
     """Tell whether a transform works in resets alone."""
-    plain = not any(_overrides(transform, name) for name in ("_step", "_call", "_inv_call", "inv"))
-    return plain and not transform.in_keys and not transform.in_keys_inv
+    works = _overrides(transform, "_step", "_call", "_inv_call", "inv")
+    return not works and not transform.in_keys and not transform.in_keys_inv
 
 
 def settings_of(transform: T.Transform) -> dict[str, Any]:
@@ -181,68 +297,170 @@ def settings_of(transform: T.Transform) -> dict[str, Any]:
 def only_applies(transform: T.Transform, known: Sequence[type[T.Transform]]) -> bool:
     """Tell whether a transform only maps tensors to tensors, in TorchRL's own way.
 
-    Args:
-        transform: of any class.
-        known: classes whose resets do nothing but map, too.
+    ``known`` are classes whose resets do nothing but map, too.
     """
-    kind = type(transform)
-    if any(_overrides(transform, name) for name in ("_step", "_call", "_inv_call", "inv")):
+    if _overrides(transform, "_step", "_call", "_inv_call", "inv"):
         return False
-    return "_reset" not in vars(transform) and kind._reset in {cls._reset for cls in known}
+    own = type(transform)._reset
+    return "_reset" not in vars(transform) and own in {cls._reset for cls in known}
 
 
-def _overrides(transform: T.Transform, name: str) -> bool:
-    own = getattr(type(transform), name)
-    return name in vars(transform) or own is not getattr(T.Transform, name)
+def replaced_calls(transform: T.Transform) -> list[str]:
+    """The methods called by an env that a user has replaced on this transform object."""
+    return [name for name in _CALLS if name in vars(transform)]
 
 
-def reshapes_output(module: MLP) -> bool:
-    """Tell whether an MLP changes the shape of its last layer's output."""
-    return bool(module._reshape_out)
+class VecNormSums(View):
+    """The statistics of a ``VecNorm``: discounted sums, in a TensorDict or not begun yet."""
+
+    kept = Alias[TensorDictBase | None]("_td")
+    """The TensorDict; None before the first entry."""
+
+    def begin(self, key: Key, entries: TensorDictBase) -> None:
+        """Make the statistics of an entry, all zero."""
+        self._of._init(entries, key)
+
+    def of(self, key: Key) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """An entry's sum, sum of squares and count, to be changed in place; None before it came."""
+        kept = self.kept
+        if kept is None or (total := kept.get(_append_last(key, "_sum"), None)) is None:
+            return None
+        return total, kept.get(_append_last(key, "_ssq")), kept.get(_append_last(key, "_count"))
 
 
-def exploration_spec(module: Any) -> Any:
-    """The spec of the actions that an exploration module draws, or projects on."""
-    return module._spec
+class VecNormV2Statistics(View):
+    """The statistics of a stateful ``VecNormV2``: moving averages."""
+
+    @property
+    def _parts(self) -> tuple[Any, Any, Any]:
+        return self._of._loc, self._of._var, self._of._count
+
+    def of(self, key: Key) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """An entry's averages, those of its squares, and their count; to be changed in place."""
+        loc, var, count = self._parts
+        return loc.get(key), var.get(key), count.get(key)
+
+    def on_cpu(self, entries: Sequence[Key]) -> bool:
+        """Tell whether they are there for all of these entries, as tensors on the CPU."""
+        return bool(self._of.initialized) and all(
+            isinstance(value := part.get(key, None), torch.Tensor) and value.device.type == "cpu"
+            for part in self._parts
+            for key in entries
+        )
 
 
-def set_exploration_spec(module: Any, spec: TensorSpec) -> None:
+def stack_buffer_name(key: Key) -> str:
+    """The name under which a ``CatFrames`` keeps the latest stack of an entry."""
+    return f"_cat_buffers_{key}"
+
+
+def restart_stacks(transform: T.CatFrames, entries: Any, starting: torch.Tensor) -> None:
+    """Begin the stacks of a ``CatFrames`` anew in the slots that ``starting`` ``[N]`` marks.
+
+    ``entries`` have the frames, and are given all stacks; the first call makes the buffers.
+    """
+    transform._call(entries, _reset=starting)
+
+
+# ---------------------------------------------------------------------------------------- modules
+
+reshapes_output: Callable[[nn.Module], bool] = attrgetter("_reshape_out")
+"""Tells whether an MLP changes the shape of its last layer's output."""
+exploration_spec: Callable[[Any], Any] = attrgetter("_spec")
+"""The spec of the actions that an exploration module draws, or projects on."""
+parameters_of: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
+"""The module's own dict of parameters by name: later changes show in it."""
+schema_of: Callable[[Any], Any] = attrgetter("_schema")
+"""The schema of an operator: its ``name``, and its ``arguments``."""
+modules_in_order: Callable[[TensorDictSequential], Iterator[Any]] = methodcaller("_module_iter")
+"""The modules of a sequence, in the order in which it calls them."""
+selects_output: Callable[[TensorDictSequential], bool] = attrgetter("_select_before_return")
+"""Tells whether a sequence returns some of its entries only."""
+draws_sample: Callable[[TensorDictSequential], bool] = attrgetter("_requires_sample")
+"""Tells whether a probabilistic sequence draws from its distribution."""
+draw_of: Callable[[ProbabilisticTensorDictModule], Method] = attrgetter("_dist_sample")
+"""The method that draws from a distribution: ``draw(dist, interaction_type=...)``."""
+get_options: Callable[[Any], dict[str, Any]] = attrgetter("_get_kwargs")
+"""The arguments with which a ``TensorDictModule`` calls ``TensorDict.get`` for its inputs."""
+keyword_names: Callable[[Any], list[str] | None] = attrgetter("_kwargs")
+"""The keywords under which a ``TensorDictModule`` passes its inputs on; None if by position."""
+
+SEQUENTIAL_METHODS = (
+    "forward",
+    "_run_module",
+    "_module_iter",
+    "get_dist_params",
+    "det_part",
+    "_last_module",
+    "__call__",
+)
+"""The methods that decide what a call of a ``TensorDictSequential`` does."""
+PROBABILISTIC_METHODS = ("forward", "get_dist", "_dist_sample", "__call__")
+"""The methods that decide what a call of a ``ProbabilisticTensorDictModule`` does."""
+MODULE_METHODS = ("forward", "_call_module", "_write_to_tensordict", "__call__")
+"""The methods that decide what a call of a ``TensorDictModule`` does."""
+
+MEMMAP_TYPE = "_type"
+"""The key of ``meta.json`` that names the class of a TensorDict that is saved as memory maps."""
+
+_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether a call of a module also calls hooks: its own, or those of all modules."""
+    own = any(getattr(module, f"_{kind}_hooks") for kind in _HOOKS)
+    return own or _all_modules_have_hooks()
+
+
+def _all_modules_have_hooks() -> bool:
+    return any(getattr(_module, f"_global_{kind}_hooks") for kind in _HOOKS)
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    """Tell whether a call of a module also calls forward hooks of its own."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def only_projects(module: nn.Module) -> bool:
+    """Tell whether the hooks of a module are the one of ``safe=True``, :func:`project_outputs`."""
+    return (
+        list(module._forward_hooks.values()) == [project_outputs]
+        and not module._forward_hooks_with_kwargs
+        and not any(getattr(module, f"_{kind}_hooks") for kind in _HOOKS[1:])
+        and not _all_modules_have_hooks()
+    )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether ``module.compile()`` has replaced what a call of the module runs."""
+    return module._compiled_call_impl is not None
+
+
+def validates_arguments() -> bool:
+    """Tell whether distributions check their arguments by default; importing TorchRL stops that."""
+    return Distribution._validate_args
+
+
+def has_generator(module: ProbabilisticTensorDictModule) -> bool:
+    """Tell whether a module draws from a generator of its own, or from one in an entry."""
+    return module._generator is not None or module._generator_key is not None
+
+
+def set_exploration_spec(module: Any, spec: Any) -> None:
     """Give an exploration module another spec of actions."""
     module._spec = spec
 
 
-__all__ = [
-    "STEPPING_METHODS",
-    "append_policy_transforms",
-    "apply_unchecked",
-    "arguments_of_resets",
-    "call_of",
-    "carried_entries",
-    "changes_loop",
-    "complete_done",
-    "converts_actions",
-    "does_nothing_in_steps",
-    "encodes_integers",
-    "env_reset_of",
-    "env_step_of",
-    "exploration_spec",
-    "gym_space_to_spec",
-    "inverse_call_of",
-    "inverts",
-    "make_compatible_policy",
-    "next_seed",
-    "only_applies",
-    "preparation_of",
-    "reads_step",
-    "replaced_methods",
-    "reset_of",
-    "resets_with_seed",
-    "reshapes_output",
-    "serial_envs",
-    "set_exploration_spec",
-    "settings_of",
-    "shown_by_resets",
-    "step_of",
-    "steps_alone",
-    "wrapped_env",
-]
+def unchecked_tensordict(
+    entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None
+) -> TensorDict:
+    """A TensorDict of tensors that are known to fit its batch size and device.
+
+    The entries of nested TensorDicts are in dicts of their own.
+    """
+    return TensorDict._new_unsafe(entries, batch_size=batch_size, device=device)
+
+
+def apply_unchecked(entries: Any, function: Any, batch_size: list[int]) -> Any:
+    """Apply a function to all entries of a TensorDict, for a batch size that is not theirs."""
+    return entries._fast_apply(function, batch_size=batch_size)

@@ -1,15 +1,136 @@
-"""Every env check by its name and group, and the one way to run them."""
+"""Checks of envs, by name and group: how they run, and the table of their findings."""
 
 from __future__ import annotations
 
+import textwrap
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from tdcollect.checks.report import FAILED, PASSED, SKIPPED, WARNED, Finding
-from tdcollect.workers.slots import old_api
+from tdcollect.display import html_table, one_line, visible
+from tdcollect.envs.process.worker import old_api
+
+PASSED, WARNED, FAILED, SKIPPED = STATUSES = "passed", "warned", "failed", "skipped"
+
+_WIDTH = 100
+_NARROWEST = 60  # characters; long names make wider lines instead
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        name: the check's name, ``"leaks"`` say.
+        rule: the sentence that holds if the check passed.
+        status: ``"passed"``; ``"warned"``: the env can be collected from, but mind the advice;
+            ``"failed"``; or ``"skipped"``.
+        evidence: what the check observed, or the reason that it was skipped.
+        cause: the most likely cause; empty if there is nothing to explain.
+        advice: what to do about it.
+        data: the evidence in numbers.
+    """
+
+    name: str
+    rule: str
+    status: str
+    evidence: str
+    cause: str = ""
+    advice: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name, self.status, self.text)
+
+    @property
+    def text(self) -> str:
+        """The evidence; the rule if there is none to show."""
+        return self.evidence or ("" if self.rule == self.name else self.rule)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding for JSON."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**fields, "data": dict(self.data)}
+
+    def lines(self, width: int) -> list[str]:
+        """Return the finding's lines of the table, with names ``width`` wide."""
+        head = f"  {self.status:<7}  {self.name:<{width}}  "
+        wrapped = textwrap.TextWrapper(max(_WIDTH - len(head), _NARROWEST))
+        lines = wrapped.wrap(self.text) or [""]
+        wrapped.subsequent_indent = "  "
+        for label, text in (("cause", self.cause), ("do", self.advice)):
+            if text:
+                lines += wrapped.wrap(f"{label}: {text}")
+        return [(" " * len(head) if i else head) + line for i, line in enumerate(lines)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings about one env; print it for the table.
+
+    Attributes:
+        env: the env's name.
+        findings: one per check.
+    """
+
+    env: str
+    findings: tuple[Finding, ...]
+
+    def __getitem__(self, name: str) -> Finding:
+        """Return the finding of the check of that name."""
+        for finding in self.findings:
+            if finding.name == name:
+                return finding
+        raise KeyError(f"expected one of {[f.name for f in self.findings]}, got {name!r}")
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """The findings that are ``"failed"``."""
+        return tuple(finding for finding in self.findings if finding.status == FAILED)
+
+    @property
+    def passed(self) -> bool:
+        """True if no check failed."""
+        return not self.failures
+
+    @property
+    def exit_code(self) -> int:
+        """0 if no check failed, else 1."""
+        return 0 if self.passed else 1
+
+    def raise_if_failed(self) -> None:
+        """Raise AssertionError with each failed check, if any failed."""
+        if self.failures:
+            raise AssertionError("\n".join([self._headline(), *_table(self.failures)]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report for JSON: ``env``, ``passed`` and the findings."""
+        findings = [finding.to_dict() for finding in self.findings]
+        return {"env": self.env, "passed": self.passed, "findings": findings}
+
+    def _headline(self) -> str:
+        statuses = [finding.status for finding in self.findings]
+        counts = [f"{statuses.count(status)} {status}" for status in STATUSES if status in statuses]
+        return f"{self.env}: {PASSED if self.passed else FAILED} ({', '.join(counts)})"
+
+    def __repr__(self) -> str:
+        return one_line(self, self._headline())
+
+    def _repr_html_(self) -> str:
+        rows = [[f.status, f.name, f.text, f.cause, f.advice] for f in self.findings]
+        header = ["", "check", "evidence", "cause", "do"]
+        return html_table(header, rows, before=[self._headline()])
+
+    def __str__(self) -> str:
+        lines = [self._headline(), "", *_table(self.findings)]
+        return visible("\n".join(lines), lines=True)
+
+
+def _table(findings: tuple[Finding, ...]) -> list[str]:
+    width = max((len(finding.name) for finding in findings), default=0)
+    return [line.rstrip() for finding in findings for line in finding.lines(width)]
 
 
 class Passed(NamedTuple):
@@ -65,16 +186,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 class Check(NamedTuple):
-    """A check of an env.
-
-    Attributes:
-        group: the checks that it is selected with.
-        name: its name, unique in a selection.
-        rule: the sentence that holds if it passes.
-        needs: the checks whose failure would show in this one too.
-        advice: the advice of failures that bring none.
-        run: the function.
-    """
+    """A check of an env; ``needs`` are the checks whose failure would show in this one too."""
 
     group: str
     name: str
@@ -87,28 +199,21 @@ class Check(NamedTuple):
 _CHECKS: list[Check] = []
 
 
-def check(
+def rule(
     group: str,
     name: str,
-    rule: str | None = None,
+    sentence: str | None = None,
     *,
     needs: Sequence[str] = (),
     advice: str = "",
 ) -> Callable[[AnyRun], AnyRun]:
-    """Register the decorated function as a check; see :class:`Check`.
+    """Register the decorated function as a check; without a sentence, the name is it.
 
     The first check of a selection makes and plays the env: if it fails, the others are skipped.
-
-    Args:
-        group: the checks that it is selected with.
-        name: its name.
-        rule: the sentence; None if the name is the sentence.
-        needs: the checks whose failure would show in this one too.
-        advice: the advice of failures that bring none.
     """
 
     def register(run: AnyRun) -> AnyRun:
-        _CHECKS.append(Check(group, name, rule or name, tuple(needs), advice, run))
+        _CHECKS.append(Check(group, name, sentence or name, tuple(needs), advice, run))
         return run
 
     return register
@@ -116,10 +221,6 @@ def check(
 
 def select(*groups: str, skip: Collection[str] = ()) -> dict[str, Check]:
     """Return the checks of some groups by their names, in the order in which they run.
-
-    Args:
-        groups: in the order of the result.
-        skip: names to look for among them.
 
     Raises:
         ValueError: for names to skip that are not among them.
@@ -134,16 +235,7 @@ def select(*groups: str, skip: Collection[str] = ()) -> dict[str, Check]:
 def run_checks(
     checks: Iterable[Check], subject: Subject, skip: Collection[str] = ()
 ) -> tuple[Finding, ...]:
-    """Run checks in turn; a check that raises fails.
-
-    Args:
-        checks: the first one makes and plays the env.
-        subject: the env; ``subject.failed`` gets the names of the checks that fail.
-        skip: names of checks to leave out.
-
-    Returns:
-        One finding per check.
-    """
+    """Run checks in turn, one finding each; a check that raises fails."""
     findings: list[Finding] = []
     for one in checks:
         if one.name in skip:

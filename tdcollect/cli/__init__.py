@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tdcollect.display import visible
-from tdcollect.extras import install_text
+from tdcollect.versions import install_text
 
-# As shells have it for SIGINT and SIGPIPE.
-INTERRUPTED, PIPE_CLOSED = 130, 141
-LOST = 3
-"""Episodes were lost with their workers: the same command with --retry-lost runs them again."""
+INTERRUPTED = 130  # as shells have it for SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tdcollect: {install_text('click', 'the command line')}", file=sys.stderr)
         return 1
     from tdcollect.cli import commands  # noqa: F401, adds the commands
-    from tdcollect.cli.program import program
+    from tdcollect.cli.program import PIPE_CLOSED, drop_output, program
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -55,11 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"tdcollect: {visible(_line(error))}", file=sys.stderr)
         return 1
-
-
-def drop_output() -> None:
-    """Discard what stdout still holds: its reader went away, and Python writes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _line(error: Exception) -> str:

@@ -6,18 +6,24 @@ import json
 import os
 import sys
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tdcollect.cli import (
-    options,
-    suite,  # noqa: F401, which adds its commands
-    view,  # noqa: F401, likewise
+from tdcollect.cli import options
+from tdcollect.cli.program import (
+    Program,
+    distinct_names,
+    print_json,
+    program,
+    resumable,
+    say,
+    say_result,
+    status_of,
 )
-from tdcollect.cli.output import distinct_names, print_json, say, say_result
-from tdcollect.cli.program import program, resumable
+from tdcollect.display import count_text
 
 
 @program.command()
@@ -28,7 +34,7 @@ from tdcollect.cli.program import program, resumable
 @click.option(
     "--episodes", type=int, help="Number of episodes.  [default: 100, or one per --env-seeds]"
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Root seed.")
+@options.shown("--seed", type=int, default=0, help="Root seed.")
 @click.option(
     "--env-seeds",
     callback=options.int_list,
@@ -47,11 +53,8 @@ from tdcollect.cli.program import program, resumable
 @options.env_kwargs
 @options.env_parts
 @click.option("--backend", help=options.BACKEND)
-@click.option(
-    "--exploration-type",
-    type=click.Choice(options.EXPLORATION),
-    default="deterministic",
-    show_default=True,
+@options.shown(
+    "--exploration-type", type=click.Choice(options.EXPLORATION), default="deterministic"
 )
 @click.option("--max-episode-steps", type=int, help="Truncate episodes at this length.")
 @click.option(
@@ -60,24 +63,17 @@ from tdcollect.cli.program import program, resumable
     metavar="KEY,...",
     help="Reward entries that the return is made of, such as agents/reward.  [default: all]",
 )
-@click.option(
-    "--inference-batch-size",
-    type=int,
-    default=16,
-    show_default=True,
-    help="Batch size that the policy always runs at.",
+@options.shown(
+    "--inference-batch-size", default=16, help="Batch size that the policy always runs at."
 )
-@click.option(
+@options.shown(
     "--inference-threads",
-    type=int,
     default=1,
-    show_default=True,
     help="Number of torch's threads that the policy always runs with.",
 )
-@click.option(
+@options.shown(
     "--eval-mode/--no-eval-mode",
     default=True,
-    show_default=True,
     help="Run the policy in eval mode, or keep the modes of its modules.",
 )
 @click.option("--device", help="Device that the policy runs on.")
@@ -91,40 +87,29 @@ from tdcollect.cli.program import program, resumable
 @options.retry_lost
 @options.no_recheck
 @click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
-@click.option(
+@options.shown(
     "--on-env-error",
     type=click.Choice(["restart", "raise"]),
     default="restart",
-    show_default=True,
     help="Restart an episode whose env raises, or stop.",
 )
-@click.option(
-    "--max-restarts",
-    type=int,
-    default=2,
-    show_default=True,
-    help="Restarts of an episode before it counts as failed.",
+@options.shown(
+    "--max-restarts", default=2, help="Restarts of an episode before it counts as failed."
 )
 @click.option("--quiet", is_flag=True, help="Show no progress and no table.")
 @options.as_json
 def evaluate(
     env: str,
     policy: str,
-    checkpoint: str | None,
-    vecnormalize: str | None,
     episodes: int | None,
     env_seeds: list[int] | None,
     output_dir: Path | None,
     env_kwargs: dict[str, Any],
-    wrappers: list[Any] | None,
-    transforms: list[Any] | None,
-    env_state: str | None,
     backend: str | None,
     exploration_type: str,
     device: str | None,
     keep_trajectories: bool,
     shard: Any,
-    allow_mixed: bool,
     retry_lost: bool,
     no_recheck: bool,
     quiet: bool,
@@ -139,14 +124,13 @@ def evaluate(
     ENV is a gymnasium id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that makes an env.
     The exit status is 3 if episodes were lost with their workers; else 1 if episodes failed.
     """
-    if retry_lost and output_dir is None:
-        raise click.UsageError(
-            "--retry-lost needs the directory of the evaluation: --output-dir DIR"
-        )
-    if keep_trajectories and output_dir is None:
-        raise click.UsageError("--keep-trajectories needs a directory: --output-dir DIR")
-    if shard is not None and output_dir is None:
-        raise click.UsageError("--shard needs a directory to merge from: --output-dir DIR")
+    for given, needs in (
+        (retry_lost, "--retry-lost needs the directory of the evaluation"),
+        (keep_trajectories, "--keep-trajectories needs a directory"),
+        (shard, "--shard needs a directory to merge from"),
+    ):
+        if given and output_dir is None:
+            raise click.UsageError(f"{needs}: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
     with (
@@ -163,19 +147,11 @@ def evaluate(
 
         if output_dir is not None:
             check_directory(output_dir)  # before an env is made for the policy
-        request = Request(
-            env,
-            policy,
-            checkpoint,
-            vecnormalize,
-            env_kwargs,
-            backend,
-            device,
-            wrappers or [],
-            transforms or [],
-            env_state,
-            directory=os.getcwd(),
-        )
+        named: dict[str, Any] = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
+        for name in ("checkpoint", "vecnormalize", "wrappers", "transforms", "env_state"):
+            if (value := settings.pop(name)) is not None:
+                named[name] = value
+        request = Request(env, policy, **named, directory=os.getcwd())
         made_env, made_policy = request.make()
         if episodes is None:
             episodes = 100 if env_seeds is None else len(env_seeds)
@@ -194,7 +170,6 @@ def evaluate(
             request=None if output_dir is None else request,
             workers=crew,
             shard=shard,
-            allow_mixed=allow_mixed,
             retry_lost=retry_lost,
             recheck=not no_recheck,
             **settings,
@@ -248,7 +223,7 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
         number_of_episodes,
         read_shard,
     )
-    from tdcollect.evaluation.reports.comparison_page import write_comparison_report
+    from tdcollect.pages.evaluation import write_comparison_report
 
     results = []
     for directory in directories:
@@ -366,14 +341,13 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
 @click.argument("env")
 @click.option("--backend", type=click.Choice(["envpool"]), help="If ENV is an EnvPool id.")
 @options.env_kwargs
-@click.option(
+@options.shown(
     "--max-episode-steps",
     type=click.IntRange(min=1),
     default=1000,
-    show_default=True,
     help="Steps that an episode is played at most.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="First seed to try.")
+@options.shown("--seed", type=int, default=0, help="First seed to try.")
 @click.option("--skip", multiple=True, metavar="NAME", help="A check to skip, such as speed.")
 @options.as_json
 def doctor(env: str, as_json: bool, **settings: Any) -> int:
@@ -393,3 +367,254 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
     else:
         say(found)
     return found.exit_code
+
+
+@program.command()
+@click.argument("directory", type=options.FOLDER, metavar="DIR")
+@options.shown(
+    "--output-dir",
+    type=options.FOLDER,
+    default="pages",
+    help="Folder for the pages; new, empty, or with pages of this command, which are replaced.",
+)
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace pages that lie in DIR, too, and all that is beside them.",
+)
+@click.option(
+    "--serve",
+    type=click.IntRange(0, 65535),
+    is_flag=False,
+    flag_value=0,
+    metavar="[PORT]",
+    help="Serve the pages on 127.0.0.1, at a free port unless one is named, until interrupted.",
+)
+@options.as_json
+def view(
+    directory: Path, output_dir: Path, overwrite: bool, serve: int | None, as_json: bool
+) -> None:
+    """Write the pages of all evaluations, learning curves and suites below DIR, with an index.
+
+    The pages are static files that need no network. They are made anew from the ledgers, which are
+    read as data: nothing that DIR names is run.
+    """
+    from tdcollect.pages.view import HOST, server_of
+    from tdcollect.pages.view import view as write
+
+    index, found = write(directory, output_dir, overwrite)
+    server = None if serve is None else server_of(output_dir, serve)
+    address = None if server is None else f"http://{HOST}:{server.server_port}/"
+    if as_json:
+        print_json(index=index, address=address, found=[one.to_dict() for one in found])
+    else:
+        pages = sum(one.page is not None for one in found)
+        say(f"{count_text(pages, 'page')} of {len(found)} found below {directory}\nindex {index}")
+        for one in found:
+            if one.page is None:
+                say(f"tdcollect: {one.path}: {one.status}", err=True)
+        if address is not None:
+            say(f"serving {address} until interrupted (Ctrl-C)")
+    if server is not None:
+        with server:
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                say("stopped", err=True)
+
+
+suite_file = click.argument("file", type=options.FOLDER)
+task = click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    callback=options.some,
+    metavar="NAME",
+    help="A task, or a pattern of names.",
+)
+policy_of_suite = click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    callback=options.some,
+    metavar="NAME",
+    help="A policy, or a pattern of names.",
+)
+suite_episodes = click.option(
+    "--episodes", type=click.IntRange(min=1), help="Number of episodes, in place of the file's."
+)
+limit = click.option(
+    "--limit", type=click.IntRange(min=1), help="At most so many episodes each, to try it out."
+)
+
+
+@program.group(cls=Program)
+def suite() -> None:
+    """Many policies on many tasks: run, list, validate, report."""
+
+
+@suite.command()
+@suite_file
+@click.option(
+    "--output-dir",
+    type=options.FOLDER,
+    required=True,
+    help="Directory of the evaluations and the report. Resumes the suite found there.",
+)
+@task
+@policy_of_suite
+@suite_episodes
+@limit
+@options.workers
+@options.ray_workers
+@options.ray_address
+@click.option(
+    "--shard",
+    callback=options.shard_of,
+    metavar="I/N",
+    help="Run shard I of N of the evaluations, I from 0; shards may share --output-dir.",
+)
+@click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data.")
+@options.allow_mixed
+@options.retry_lost
+@options.no_recheck
+@click.option("--quiet", is_flag=True, help="Show no progress and no table.")
+@options.as_json
+def run(
+    file: Path,
+    output_dir: Path,
+    episodes: int | None,
+    limit: int | None,
+    workers: int | None,
+    ray_workers: int | None,
+    ray_address: str | None,
+    no_recheck: bool,
+    quiet: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> int:
+    """Run the evaluations of a suite that --output-dir lacks, and write the report.
+
+    FILE is the TOML file of the suite. The exit status is 3 if episodes were lost with their
+    workers; else 1 if an evaluation could not run, or episodes failed.
+    """
+    with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
+        found = _suite_of(file, episodes, limit).run(
+            output_dir,
+            workers=options.crew_of(stack, workers, ray_workers, ray_address),
+            recheck=not no_recheck,
+            progress=not quiet,
+            **chosen,
+        )
+    return _say_suite(found, output_dir, as_json, quiet)
+
+
+@suite.command()
+@suite_file
+@click.option("--output-dir", type=options.FOLDER, help="Directory that may have some of them.")
+@task
+@policy_of_suite
+@suite_episodes
+@limit
+@options.as_json
+def ls(
+    file: Path,
+    output_dir: Path | None,
+    tasks: tuple[str, ...] | None,
+    policies: tuple[str, ...] | None,
+    episodes: int | None,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """List the evaluations of a suite, and which of them are finished.
+
+    FILE is the TOML file of the suite. Nothing that it names is run.
+    """
+    from tdcollect.display import text_table
+    from tdcollect.suites.results import state_of
+
+    read = _suite_of(file, episodes, limit)
+    rows = []
+    for cell in read.cells(tasks, policies):
+        missing = [str(path) for path in cell.files.values() if not path.is_file()]
+        status, ended = ("-", 0) if output_dir is None else state_of(cell, output_dir)
+        note = f"no file {missing[0]}" if missing else ""
+        rows.append([cell.name, cell.task.env, cell.policy.factory, status, f"{ended}", note])
+    if as_json:
+        names = ("name", "env", "policy", "status", "episodes", "note")
+        cells = [dict(zip(names, row, strict=True)) | {"episodes": int(row[4])} for row in rows]
+        print_json(suite=read.name, version=read.version, episodes=read.episodes, cells=cells)
+        return
+    say(f"{read.name} {read.version}, {len(rows)} evaluations of {read.episodes} episodes\n")
+    header = ["task/policy/run", "env", "policy", "status", "ended", ""]
+    say(text_table(rows, header))
+
+
+@suite.command()
+@suite_file
+@task
+@policy_of_suite
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@options.as_json
+def validate(
+    file: Path,
+    tasks: tuple[str, ...] | None,
+    policies: tuple[str, ...] | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Find before anything runs what would fail: envs, extras, checkpoints, scores.
+
+    FILE is the TOML file of the suite. This makes each env and each policy, has the doctor look at
+    the envs, and runs a step of each evaluation. The exit status is 1 if there is a problem.
+    """
+    with redirect_stdout(sys.stderr):
+        found = _suite_of(file).validate(tasks=tasks, policies=policies, progress=not quiet)
+    if as_json:
+        print_json(**found.to_dict(), passed=found.passed)
+    else:
+        say(found)
+    return 0 if found.passed else 1
+
+
+@suite.command()
+@suite_file
+@click.option(
+    "--output-dir", type=options.FOLDER, required=True, help="Directory of the evaluations."
+)
+@suite_episodes
+@limit
+@options.as_json
+def report(
+    file: Path, output_dir: Path, episodes: int | None, limit: int | None, as_json: bool
+) -> int:
+    """Write the report on the evaluations that are there, and print the leaderboard.
+
+    FILE is the TOML file of the suite. Nothing is run.
+    """
+    return _say_suite(_suite_of(file, episodes, limit).report(output_dir), output_dir, as_json)
+
+
+def _suite_of(file: Path, episodes: int | None = None, limit: int | None = None) -> Any:
+    import tdcollect
+
+    read = tdcollect.Suite.read(file)
+    if episodes is not None:
+        read = replace(read, episodes=episodes)
+    return read if limit is None else read.limited(limit)
+
+
+def _say_suite(found: Any, output_dir: Path, as_json: bool, quiet: bool = False) -> int:
+    from tdcollect.pages.build import REPORT
+
+    report = output_dir / REPORT
+    if as_json:
+        print_json(**found.to_dict(), failures=found.failures, report=report)
+    elif not quiet:
+        say(found)
+        say(f"\nreport {report}")
+    for name, reason in found.failures.items():
+        say(f"tdcollect: {name} could not run: {reason}", err=True)
+    if found.failed_episodes:
+        say(f"tdcollect: {found.failed_episodes} episodes failed", err=True)
+    return status_of(bool(found.failures or found.failed_episodes), found.lost_episodes)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+shown = partial(click.option, show_default=True)
 FOLDER = click.Path(path_type=Path)
 EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
@@ -45,7 +47,7 @@ def int_list(context: Any, parameter: Any, text: str | None) -> list[int] | None
 def shard_of(context: Any, parameter: Any, text: str | None) -> Any:
     if text is None:
         return None
-    from tdcollect.evaluation.ledger.shards import Shard
+    from tdcollect.evaluation.ledger.records import Shard
 
     found = re.fullmatch("([0-9]+)/([0-9]+)", text)
     try:
@@ -55,6 +57,10 @@ def shard_of(context: Any, parameter: Any, text: str | None) -> Any:
             f"expected i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got "
             f"{text!r}"
         ) from error
+
+
+def some(context: Any, parameter: Any, given: tuple[str, ...]) -> tuple[str, ...] | None:
+    return given or None
 
 
 def names(context: Any, parameter: Any, text: str | None) -> list[str] | None:

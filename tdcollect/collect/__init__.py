@@ -1,21 +1,14 @@
 """Collection: the collector, its statistics and its hooks."""
 
-from tdcollect.collect.collector import Collector, SyncDataCollector
-from tdcollect.collect.hooks import Hooks, LogStatistics, Render, log_stats
+from tdcollect.collect.collector import Collector as Collector
+from tdcollect.collect.collector import SyncDataCollector as SyncDataCollector
+from tdcollect.collect.hooks import Hooks as Hooks
+from tdcollect.collect.hooks import LogStatistics as LogStatistics
+from tdcollect.collect.hooks import Render as Render
 from tdcollect.collect.shaping import RewardShaping
-from tdcollect.collect.statistics import Collection, Lifetime, Spread, Statistics, Window
+from tdcollect.collect.statistics import Statistics
 
 __all__ = [
-    "Collection",
-    "Collector",
-    "Hooks",
-    "Lifetime",
-    "LogStatistics",
-    "Render",
     "RewardShaping",
-    "Spread",
     "Statistics",
-    "SyncDataCollector",
-    "Window",
-    "log_stats",
 ]

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeVar
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, unravel_key
+from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect import keys
-from tdcollect._upstream.collector import CollectorState
+from tdcollect._upstream.collectors import (
+    CollectorMeta,
+    CollectorState,
+    backend_of_alias,
+    normalize_env_functions,
+    service_backend,
+)
 from tdcollect.collect.arguments import (
+    check_arguments,
+    check_by_arrival,
+    check_count,
     check_made,
+    check_one,
     check_options,
     check_replay_buffer_of,
     explain_env_error,
@@ -27,30 +40,123 @@ from tdcollect.collect.arguments import (
     explain_weights_error,
     explain_wrapping_error,
     explaining,
-)
-from tdcollect.collect.by_count import check_count, round_up
-from tdcollect.collect.construction import (
-    Dispatch,
-    check_writes_action,
-    extends,
-    needs_state,
-    refusing,
+    round_up,
 )
 from tdcollect.collect.first_states import FirstStates
-from tdcollect.collect.hooks import AnyHooks
-from tdcollect.collect.monitor import Monitor, StatsAttribute, slots_of, with_progress
-from tdcollect.collect.path import Explanation, short
-from tdcollect.collect.ready.arguments import check_by_arrival
+from tdcollect.collect.hooks import AnyHooks, watch_of
+from tdcollect.collect.plan import Explanation, short
+from tdcollect.collect.policy import unknown_class
 from tdcollect.collect.resume import add_state, keep_state, load_state
-from tdcollect.collect.runner import Runner
+from tdcollect.collect.run import Runner
 from tdcollect.collect.shaping import RewardShaping, Shaper
+from tdcollect.collect.statistics import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import take_over
-from tdcollect.envs.transforms import base_of
+from tdcollect.envs.traits import base_of
+from tdcollect.keys import IS_INIT, as_path
 from tdcollect.progress import check_tqdm
 from tdcollect.threads import collecting
 from tdcollect.trajectories.split import Layout, split_trajectories
+
+HERE_ONLY: dict[str, Any] = {
+    "statistics": True,
+    "stats_window": 100,
+    "timers": False,
+    "hooks": None,
+    "by_arrival": False,
+    "progress": False,
+}
+"""Options of a collector that runs in the user's own process, with their defaults."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Dispatch(CollectorMeta):
+    """Send ``backend=`` and ``num_collectors=`` to ``tdcollect.collectors``.
+
+    TorchRL dispatches for its own class only, and to its own classes.
+    """
+
+    def __call__(
+        cls,
+        *args: Any,
+        backend: str | None = None,
+        backend_options: dict[str, Any] | None = None,
+        num_collectors: int | None = None,
+        sync: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if len(args) > 2:
+            raise TypeError(
+                f"expected create_env_fn and policy as the only positional arguments, got "
+                f"{len(args)}; pass the others by name"
+            )
+        check_arguments(args, kwargs)
+        chosen = service_backend() if backend is None else backend_of_alias(backend)
+        if chosen is None:
+            chosen = "direct" if num_collectors is None else "process"
+        if chosen != "direct":
+            if isinstance(cls.__base__, Dispatch):
+                raise TypeError(
+                    f"backend, num_collectors and sync are for Collector itself, not for its "
+                    f"subclass {cls.__name__}; pass collector_class={cls.__name__} in the "
+                    "backend_options of Collector(..., backend=...)"
+                )
+            if kwargs.get("reward_shaping") is not None:
+                raise ValueError(
+                    "reward_shaping is for backend='direct': workers are not given it; name a "
+                    "subclass that passes it on as collector_class in the backend_options"
+                )
+            refuse_elsewhere(kwargs, chosen)
+            options = dict(backend_options or {})
+            if options.get("collector_class") in (None, "single"):
+                options["collector_class"] = cls
+            # A later stage, imported where it is asked for.
+            later = import_module("tdcollect.collectors.dispatch")
+            return later.collector_of_workers(
+                args,
+                kwargs,
+                backend=chosen,
+                options=options,
+                num_collectors=num_collectors,
+                sync=sync,
+            )
+        if num_collectors not in (None, 1) or sync is not None or backend_options:
+            raise ValueError(
+                "backend='direct' is one collector in this process: expected num_collectors=1 and "
+                f"no sync and no backend_options, got num_collectors={num_collectors}, "
+                f"sync={sync}, backend_options={backend_options}; choose backend='process'"
+            )
+        check_one(args, kwargs)
+        args, kwargs = normalize_env_functions(args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+def extends(parent: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Show a function that hands ``*args, **kwargs`` on with the parameters that these may hold.
+
+    Args:
+        parent: the function that they are handed on to.
+    """
+
+    def with_signature(function: Function) -> Function:
+        own = [
+            parameter
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
+        signature = inspect.signature(parent)
+        names = {parameter.name for parameter in own}
+        theirs = [p for p in signature.parameters.values() if p.name not in names]
+        # Before **kwargs, where the parent's ends with one.
+        last = len(theirs) - (theirs[-1].kind is inspect.Parameter.VAR_KEYWORD)
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*theirs[:last], *own, *theirs[last:]]
+        )
+        return function
+
+    return with_signature
 
 
 class Collector(TorchRLCollector, metaclass=Dispatch):
@@ -112,7 +218,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         self._reward_shaping = reward_shaping
         self._shaper: Shaper | None = None
         self._splits = bool(kwargs.get("split_trajs"))
-        self._monitor = Monitor(statistics, stats_window, timers, hooks)
+        self._monitor = Monitor(statistics, stats_window, timers, watch_of(hooks))
         self._runner = Runner(self)
         self._progress = progress
         if progress:
@@ -173,7 +279,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                     self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
                 )
             if self.by_arrival:
-                self._runner.arrivals.check()
+                self._runner.check_by_arrival()
             elif not self._splits:
                 check_replay_buffer_of(self)
 
@@ -272,7 +378,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         if index is None:
             self._runner.set_position()
         else:
-            self._runner.arrivals.settle()
+            self._runner.settle()
             marked = slots_of(index, self.env.batch_size)
             self._runner.arrivals.leave_out(marked.nonzero()[0].tolist())
             self._runner.gather_position()
@@ -413,7 +519,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             ValueError: for names of no component.
             TypeError: for an env whose actions, options or snapshots are no plain values.
         """
-        self._runner.arrivals.settle()
+        self._runner.settle()
         kept = self._runner.env_state
         if kept is None:
             state = super().state_dict()
@@ -455,3 +561,65 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
 SyncDataCollector = Collector
 """The collector under the name that TorchRL gave it up to version 0.10."""
+
+
+@contextmanager
+def refusing(
+    collector: Any, explain: Callable[[Exception], None] = lambda error: None
+) -> Iterator[None]:
+    """Close the env that a collector made if its constructor raises.
+
+    Args:
+        collector: the collector.
+        explain: called with the error; may raise a better one.
+    """
+    try:
+        with explaining(explain):
+            yield
+    except Exception:
+        if collector._made_env:
+            collector.env.close()
+        raise
+
+
+def check_writes_action(policy: Any, env: EnvBase) -> None:
+    """Raise ValueError for a policy whose ``out_keys`` have no action of the env."""
+    if unknown_class(policy) is not None:
+        return  # its out_keys may not be all that it writes
+    out_keys = [unravel_key(key) for key in policy.out_keys]
+    # An entry that holds the action, nested, counts too.
+    actions = map(as_path, env.action_keys)
+    written = {key[:n] for key in actions for n in range(1, len(key) + 1)}
+    if written and not written & set(map(as_path, out_keys)):
+        raise ValueError(
+            f"expected the policy to write an action entry of the env, one of {env.action_keys}, "
+            f"got a policy with out_keys={out_keys}; name its output accordingly"
+        )
+
+
+def needs_state(policy: Any) -> bool:
+    """Tell whether a policy carries a hidden state, or reads where episodes begin."""
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    return any(
+        hasattr(type(module), "make_tensordict_primer") or hasattr(module, "is_init_key")
+        for module in modules
+    ) or any(as_path(key)[-1] == IS_INIT for key in getattr(policy, "in_keys", None) or ())
+
+
+def refuse_elsewhere(options: dict[str, Any], backend: str) -> None:
+    """Take options with their defaults out; raise for others.
+
+    Args:
+        options: are given to a collector that runs in other processes.
+        backend: that runs it.
+
+    Raises:
+        ValueError: for an option that is heeded only in the user's own process.
+    """
+    for name, default in HERE_ONLY.items():
+        value = options.pop(name, default)
+        if value is not default and value != default:
+            raise ValueError(
+                f"expected no {name} with backend={backend!r}, whose collectors run in other "
+                f"processes, got {name}={value!r}; leave it out, or choose backend='direct'"
+            )

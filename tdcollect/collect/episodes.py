@@ -1,40 +1,34 @@
-"""The loop by episodes: indexed episodes on free slots, each from its start to its end.
+"""Collecting by episodes: indexed episodes on free slots, each from its start to its end.
 
 The order in which episodes start decides which ones run, never the order in which they end: a slot
-whose episode ends takes the next one, and waits once none is left. Collecting by episodes and
-evaluating both run it.
+whose episode ends takes the next one, and waits once none is left. ``collect(episodes=...)`` and
+evaluation both run this loop.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 
 from tdcollect import keys
-from tdcollect.collect.batch_builder import BatchBuilder
-from tdcollect.collect.step_dict import (
-    Key,
-    StepDict,
-    check_tensors,
-    is_next,
-    next_step,
-    zero_rows,
-)
-from tdcollect.collect.tensordict_env import SteppedEnv
-from tdcollect.envs.errors import SlotError
-from tdcollect.envs.spaces import nested
+from tdcollect.collect.arrays import ArrayEnv, SteppedEnv
+from tdcollect.collect.hooks import Watch
+from tdcollect.collect.step_dict import StepDict, by_slot, next_step, zero_rows
+from tdcollect.collect.store import Placement, Store
+from tdcollect.collect.turns import Act, Acting, Lower, NewIds, Turns, set_ids
+from tdcollect.envs.slots import SlotError
+from tdcollect.keys import Key
 
-if TYPE_CHECKING:
-    from tdcollect.collect.fast.devices import Placement
+_BLOCK_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -92,97 +86,58 @@ class _Running:
     begin: int  # its first step in the block
 
 
-Act = Callable[[StepDict, list[int]], None]
-
-
-class EpisodeWatch(Protocol):
-    """Called with steps and with episodes that start."""
-
-    def started(self, slots: list[int], step: Callable[[], TensorDictBase]) -> None:
-        """Episodes start in these slots, with the step given."""
-
-    def step_taken(
-        self,
-        step: StepDict,
-        following: StepDict,
-        upcoming: StepDict,
-        ended: list[int],
-        slots: list[int] | None = None,
-        begun: list[int] | None = None,
-    ) -> None:
-        """Slots took a step; in some an episode ended, in some one starts."""
-
-
-class EpisodeLoop:
+class Episodes:
     """Runs episodes; iterate to get blocks of steps.
 
     Args:
         env: the env on StepDicts.
-        act: runs the policy: writes its outputs into the step, of which the rows of the slots given
-            matter.
+        act: runs the policy.
         remembered: gives the entries that the policy takes from one step to the next, from the
             first step with its outputs; they are zeroed where an episode starts.
-        starts: the episodes; all of them with a seed, or none.
+        starts: the episodes, all of them with a seed, or none. Asked at each step while slots are
+            free: it may have more after it had none.
+        place: moves tensors between devices.
         steps: the most steps of a block.
-        seconds: a block ends with the step at which it has taken so long; None for no limit.
+        seconds: a block ends with the step at which it has taken so long.
         max_episode_steps: episodes are truncated at this length.
         left_out: entries that blocks do without.
-        place: moves tensors between devices; None where all is on the CPU.
         in_one_piece: stack each block at once, which gradients pass through.
         first_seeds: one per slot, for the first reset of episodes that have no seed.
         options: gymnasium's reset options.
         rebuild: build a slot's env anew for each episode.
-        started: called with the slot and the episode of each start.
-        arrived: tells whether ``starts``, which had no more, has more by now; asked at each step
-            while slots are free. None if that cannot be.
-        replace: is given an episode whose env raised, and the error; returns the episode to run in
+        on_start: called with the slot and the episode of each start.
+        on_error: is given an episode whose env raised, and the error; returns the episode to run in
             its place, or None for none. Without it, errors are raised.
+        watch: called with steps, and with episodes that start.
 
     Raises:
-        ValueError: for ``max_episode_steps`` on slots that cannot be reset singly.
+        ValueError: for ``max_episode_steps`` or ``options`` if slots cannot be reset singly.
     """
+
+    _env: ArrayEnv  # where slots step asynchronously
 
     def __init__(
         self,
         env: SteppedEnv,
         act: Act,
         remembered: Callable[[StepDict], list[Key]],
-        starts: Iterator[Start],
+        starts: Iterator[Start] | FirstToStart,
+        place: Placement,
         *,
         steps: int,
-        seconds: float | None = None,
+        seconds: float = math.inf,
         max_episode_steps: int | None = None,
         left_out: frozenset[Key] = frozenset(),
-        place: Placement | None = None,
         in_one_piece: bool = False,
         first_seeds: list[int] | None = None,
         options: dict[str, Any] | None = None,
         rebuild: bool = False,
-        started: Callable[[int, Start], None] | None = None,
-        arrived: Callable[[], bool] | None = None,
-        replace: Callable[[Start, Exception], Start | None] | None = None,
-        watch: EpisodeWatch | None = None,
+        on_start: Callable[[int, Start], None] | None = None,
+        on_error: Callable[[Start, Exception], Start | None] | None = None,
+        watch: Watch | None = None,
     ):
-        self._env = env
-        self._act = act
-        self._remembered = remembered
-        self._starts = starts
-        self._again: deque[Start] = deque()
-        self._steps = steps
-        self._seconds = math.inf if seconds is None else seconds
-        self._max_episode_steps = max_episode_steps
-        self._left_out = left_out
-        self._place = place
-        self._in_one_piece = in_one_piece
-        self._first_seeds = first_seeds
-        self._options = options
-        self._rebuild = rebuild
-        self._started = started
-        self._arrived = arrived
-        self._replace = replace
-        self._watch = watch
         for name, value in (("max_episode_steps", max_episode_steps), ("options", options)):
-            if value is not None and not env.resets_singly:
+            if value is not None and not env.can.reset_singly:
                 raise ValueError(
                     f"expected no {name}: this vector env cannot reset single slots, which {name} "
                     "by episodes ask for; make the env itself so, or use backend='serial'"
@@ -192,47 +147,54 @@ class EpisodeLoop:
                 f"expected no max_episode_steps: the env has no {keys.TRUNCATED!r} flag to mark "
                 "the limit with; put it under TorchRL's StepCounter(max_steps=...)"
             )
-        self._actions = env.transformed.action_keys
+        self._env = env  # type: ignore[assignment]
+        self._starts = starts
+        self._place = place
+        self._store_options = left_out, place, in_one_piece
+        self._steps = steps
+        self._seconds = seconds
+        self._max_episode_steps = max_episode_steps
+        self._first_seeds = first_seeds
+        self._options = options
+        self._rebuild = rebuild
+        self._on_start = on_start
+        self._on_error = on_error
+        self._watch = watch
+        self._turns = Turns(env, act, remembered, place, StepDict())
         self._slots = list(range(env.batch_size.numel()))
-        self._taken = 0  # steps of the loop
-        # By slot, the step of the loop at which its episode is truncated.
-        self._due = np.zeros(len(self._slots), np.int64)
         self._singly = True
+        self._again: deque[Start] = deque()  # episodes to start once more
         self._running: dict[int, _Running] = {}
-        self._present = StepDict()
-        self._next_keys: list[Key] | None = None
-        self._zeroed: list[Key] = []
+        self._beginning: dict[int, Start] = {}  # episodes whose resets are in flight
+        self._pieces: list[Piece] = []
+        # By slot: rows in the block, steps since the first start, the step of its time limit.
+        self._at, self._taken, self._due = np.zeros((3, len(self._slots)), np.int64)
 
     def __iter__(self) -> Iterator[Block]:
-        while self._running or self._start_all():
-            batch = BatchBuilder(
-                self._env, self._steps, self._left_out, self._place, self._in_one_piece
-            )
-            pieces: list[Piece] = []
-            taken = 0
+        while self._running or self._beginning or self._start_all():
+            asynchronous = self._env.can.asynchronous
+            store = Store(self._env, *self._store_options, None if asynchronous else self._steps)
+            pieces = self._pieces = []
+            self._at[:] = 0
             for running in self._running.values():
                 running.begin = 0
             began = time.monotonic()
-            for buffers in batch.allocate():
-                taken += self._step(batch, buffers, pieces, taken)
-                if not self._running or time.monotonic() - began > self._seconds:
+            for buffers in store.allocate():
+                self._turn(store, buffers)
+                full = asynchronous and self._at.max() >= self._steps
+                over = full or time.monotonic() - began > self._seconds
+                if over or not (self._running or self._beginning):
                     break
-            for slot, running in self._running.items():
-                pieces.append(Piece(running.start, slot, running.begin, taken, False))
-            yield Block(batch.cut(), pieces)
-
-    def _next(self) -> Start | None:
-        return self._again.popleft() if self._again else next(self._starts, None)
-
-    def _more_arrived(self) -> bool:
-        free = self._arrived is not None and len(self._running) < len(self._slots)
-        return free and self._arrived()  # type: ignore[misc]
+            for slot, run in self._running.items():
+                if self._at[slot] > run.begin:
+                    pieces.append(Piece(run.start, slot, run.begin, int(self._at[slot]), False))
+            yield Block(store.grid(), pieces)
 
     def _start_all(self) -> bool:
-        """Start an episode in every slot; False where none is left to start."""
+        """Start an episode in every slot; False if none is left to start."""
+        turns, env = self._turns, self._env
         while True:
-            # Up to the first None: one that arrives after it waits, so that slot 0 has a start.
-            starts = dict(zip(self._slots, iter(self._next, None), strict=False))
+            starts = self._next_starts(self._slots)
             if not starts:
                 return False
             seeds, self._first_seeds = self._first_seeds, None
@@ -240,165 +202,346 @@ class EpisodeLoop:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, starts[0]).seed for slot in self._slots]  # type: ignore[misc]
             if self._rebuild:
-                self._env.rebuild_slots(self._slots)
+                env.rebuild_slots(self._slots)
             try:
-                step = self._env.reset_all(seeds, self._options)
+                step = env.reset_all(seeds, self._options)
             except SlotError as error:
                 self._give_up(error, starts)
                 self._again.extendleft(reversed(starts.values()))
                 continue
-            if self._place is not None:
-                home = self._place.home
-                step = StepDict((key, value.to(home)) for key, value in step.items())
-                if self._env.base is None:
-                    self._place.keep_apart(step)
-            for key in self._zeroed:
-                step[key] = torch.zeros_like(self._present[key])
-            step[keys.TRAJ_IDS] = torch.zeros(self._env.batch_size, dtype=torch.int64)
-            self._present = step
+            self._place.enter(step, list(step))
+            for key in turns.zeroed:
+                step[key] = torch.zeros_like(turns.present[key])
+            step[keys.TRAJ_IDS] = torch.zeros(env.batch_size, dtype=torch.int64)
+            turns.present, turns.ready = step, list(starts)
             # Where seeds cannot be given singly, episodes with seeds start all at once, in waves.
-            self._singly = starts[0].seed is None or self._env.seeds_singly
-            self._note(starts, 0)
+            self._singly = starts[0].seed is None or env.can.seed_singly
+            self._at[:] = 0
+            self._note(starts)
             if self._watch is not None:
-                self._watch.started(
-                    list(starts), lambda: nested(self._present.items(), self._env.batch_size)
-                )
+                self._watch.began(list(starts), turns.present)
             return True
 
-    def _note(self, starts: dict[int, Start], at: int) -> None:
-        """Have episodes run from a step of the block on."""
-        ids = self._present[keys.TRAJ_IDS] = self._present[keys.TRAJ_IDS].clone()
+    def _next_starts(self, free: Sequence[int]) -> dict[int, Start]:
+        """The episodes to start in slots that are free, up to the first that has none."""
+        starts: dict[int, Start] = {}
+        for slot in free:
+            if self._again:
+                start: Start | None = self._again.popleft()
+            elif isinstance(self._starts, FirstToStart):
+                start = self._starts.start(slot, int(self._taken[slot]))
+            else:
+                start = next(self._starts, None)
+            if start is not None:
+                starts[slot] = start
+            elif not isinstance(self._starts, FirstToStart):
+                break
+        return starts
+
+    def _note(self, starts: dict[int, Start]) -> None:
+        """Have episodes run from the present step on."""
+        if not starts:
+            return
+        ids = [start.traj_id for start in starts.values()]
+        set_ids(self._turns.present, list(starts), ids)
         for slot, start in starts.items():
-            self._running[slot] = _Running(start, at)
-            ids.view(-1)[slot] = start.traj_id
-            if self._started is not None:
-                self._started(slot, start)
+            self._running[slot] = _Running(start, int(self._at[slot]))
+            if self._on_start is not None:
+                self._on_start(slot, start)
         if self._max_episode_steps is not None:
-            self._due[list(starts)] = self._taken + self._max_episode_steps
+            self._due[list(starts)] = self._taken[list(starts)] + self._max_episode_steps
 
-    def _step(self, batch: BatchBuilder, buffers: Any, pieces: list[Piece], at: int) -> int:
-        """Step once; the number of steps that the batch has grown by."""
-        step, running = self._present, self._running
-        active = list(running)
-        self._act(step, active)
-        if self._next_keys is None:
-            check_tensors(step)
-            self._next_keys = [key for key in step if is_next(key)]
-            self._zeroed = self._remembered(step)
-        # Slots without an episode wait where the env lets them; else they run on, unseen.
-        slots = active if self._env.waits and len(active) < len(self._slots) else None
-        try:
-            given = step if self._place is None else self._place.for_env(step, self._actions)
-            following, error = self._env.advance(given, self._next_keys, buffers, slots)
-            if self._place is not None and self._env.base is None:
-                self._place.keep_apart(following)
-        except SlotError as raised:
-            # The step is lost in every slot: all episodes start again, these for a reason.
-            self._stop(active, raised, pieces, at)
-            return 0
-        batch.append(step, following)
-        if error is not None:
-            self._stop([slot for slot in error.causes if slot in running], error, pieces, at)
-        elif self._env.broken_episodes:
-            error = SlotError("step", self._env.broken_episodes)
-            lost = [slot for slot in error.causes if slot in running]
-            self._stop(lost, error, pieces, at, built=True)
-        at += 1
-        done = self._ends(following)
-        if not done and error is None and not self._more_arrived():  # nothing to start or to reset
-            self._present = next_step(step, following, self._env.carried, self._next_keys)
-            if self._watch is not None:
-                self._watch.step_taken(step, following, self._present, [], active)
-            return 1
-        unbroken = [slot for slot in active if slot in running]
-        ended = [slot for slot in done if slot in running]
+    def _turn(self, store: Store, buffers: Any) -> None:
+        """Have slots act, take in those that come back, and start episodes in those that are free.
+
+        A step that is lost in every slot gives no rows: all episodes start again.
+        """
+        turns, env, running = self._turns, self._env, self._running
+        if env.can.asynchronous:
+            turns.ready = [slot for slot in turns.ready if slot in running]
+            came = turns.exchange(turns.idle(turns.ready), buffers)
+        else:
+            try:
+                came = turns.all_together(list(running), buffers)
+            except SlotError as error:
+                self._break_off(error, list(running))
+                return
+        step, following, failed = turns.present, came.following, came.failed
+        if came.stepped and failed is None and env.broken_episodes:
+            failed = SlotError("step", env.broken_episodes)
+        gone = () if failed is None else failed.causes
+        stepped = [slot for slot in came.stepped if slot in running and slot not in gone]
+        ended = self._ended(following, stepped)
+        store.append(step, following, stepped if env.can.asynchronous else None)
+        if failed is not None:
+            self._break_off(failed, [slot for slot in gone if slot in running], came.failed is None)
+        moved = stepped if env.can.asynchronous else slice(None)
+        self._at[moved] += 1
+        self._taken[moved] += 1
         for slot in ended:
-            run = running.pop(slot)
-            info = self._env.latest_info(slot)
-            pieces.append(Piece(run.start, slot, run.begin, at, True, info=info))
-        begun, starts = self._start_free(following, done)
-        self._present = next_step(step, begun or following, self._env.carried, self._next_keys)
-        if starts:
-            zero_rows(self._present, self._zeroed, self._env.batch_size, list(starts))
-            self._note(starts, at)
+            run, info = running.pop(slot), env.latest_info(slot)
+            self._pieces.append(
+                Piece(run.start, slot, run.begin, int(self._at[slot]), True, info=info)
+            )
+        if env.can.asynchronous:
+            turns.take(came)
+            self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
+            if came.failed_begins is not None:
+                causes = came.failed_begins.causes
+                starts = {s: self._beginning.pop(s) for s in causes if s in self._beginning}
+                self._give_up(came.failed_begins, starts)
+        else:
+            turns.present = next_step(step, following, env.carried, turns.next_keys)
+        began = [*came.began, *self._begin_free(step, following)]
         if self._watch is not None:
-            self._watch.step_taken(step, following, self._present, ended, unbroken, list(starts))
-        return 1
+            if stepped:
+                self._watch.step_taken(step, following, ended, stepped)
+            self._watch.began(began, turns.present)
 
-    def _ends(self, following: StepDict) -> list[int]:
+    def _ended(self, following: StepDict, stepped: list[int]) -> list[int]:
         """The slots whose episodes have ended; marks those at the step limit as truncated."""
-        self._taken += 1
         if self._max_episode_steps is not None:
-            reached = np.flatnonzero(self._due <= self._taken).tolist()
-            late = [slot for slot in reached if slot in self._running]
+            late = np.flatnonzero(self._taken + 1 >= self._due).tolist()
+            late = sorted({*late}.intersection(stepped))
             if late:
                 for key in (keys.TRUNCATED, keys.DONE):
                     following[key] = following[key].clone()
                     following[key].view(-1)[late] = True
-        done = following[keys.DONE].numpy(force=True)
-        ended: list[int] = np.flatnonzero(done).tolist() if np.count_nonzero(done) else []
-        return ended
+        done = following[keys.DONE].numpy(force=True).reshape(-1)
+        return [slot for slot in stepped if done[slot]] if np.count_nonzero(done) else []
 
-    def _start_free(
-        self, following: StepDict, ended: list[int]
-    ) -> tuple[StepDict | None, dict[int, Start]]:
-        """Start episodes in the slots that are free.
+    def _begin_free(self, step: StepDict, following: StepDict) -> list[int]:
+        """Start episodes in the slots that are free; those where they have begun at once.
 
-        Returns:
-            The entries that begin the next step, None where no slot was reset; and the episodes.
+        Args:
+            step: that was taken.
+            following: the entries that it led to.
         """
-        free = [slot for slot in self._slots if slot not in self._running]
-        # Slots that run on unseen are reset where they end, as their env asks for.
-        unseen = set() if self._env.waits else set(free).intersection(ended)
+        turns, env = self._turns, self._env
+        free = [s for s in self._slots if s not in self._running and s not in self._beginning]
+        unseen: set[int] = set()
+        if env.can.asynchronous:
+            free = turns.idle(free)
+        elif free and not env.can.pause:
+            # Slots that run on unseen are reset where they end, as their env asks for.
+            done = following[keys.DONE].numpy(force=True).reshape(-1)
+            unseen = {slot for slot in free if done[slot]}
         starts: dict[int, Start] = {}
         while True:
-            for slot in free if self._singly else ():
-                if slot not in starts and (start := self._next()) is not None:
-                    starts[slot] = start
+            if self._singly:
+                starts.update(self._next_starts([slot for slot in free if slot not in starts]))
+            if isinstance(self._starts, FirstToStart):
+                self._drop_late(self._starts.left_out)
             reset = sorted({*starts, *unseen})
             if not reset:
-                return None, {}
-            starting = torch.zeros(len(self._slots), dtype=torch.bool)
-            starting[reset] = True
-            starting = starting.view(following[keys.DONE].shape)
+                return []
             seeds = None
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
             if self._rebuild:
-                self._env.rebuild_slots(list(starts))
+                env.rebuild_slots(list(starts))
+            if env.can.asynchronous:
+                self._beginning.update(starts)
+                env.send_reset(reset, seeds, self._options)  # type: ignore[arg-type]
+                return []
+            starting = torch.zeros(len(self._slots), dtype=torch.bool)
+            starting[reset] = True
+            starting = starting.view(following[keys.DONE].shape)
             try:
-                begun = self._env.begin(following, starting, reset, seeds, self._options)  # type: ignore[arg-type]
-                if self._place is not None and self._env.base is None:
-                    self._place.keep_apart(begun, of_reset=True)
+                begun = env.begin(following, starting, reset, seeds, self._options)  # type: ignore[arg-type]
             except SlotError as error:
                 self._give_up(error, starts)
                 continue
-            return begun, starts
+            self._place.keep_apart(begun, of_reset=True)
+            turns.present = next_step(step, begun, env.carried, turns.next_keys)
+            zero_rows(turns.present, turns.zeroed, env.batch_size, list(starts))
+            self._note(starts)
+            return list(starts)
 
-    def _stop(
-        self,
-        slots: list[int],
-        error: SlotError,
-        pieces: list[Piece],
-        at: int,
-        built: bool = False,
-    ) -> None:
-        """End the episodes of ``slots`` before their time; all of them start again."""
+    def _drop_late(self, late: set[int]) -> None:
+        """Let go of episodes that are not among the first to start."""
+        for slot, run in list(self._running.items()):
+            if run.start.index in late:
+                del self._running[slot]
+        for slot, start in list(self._beginning.items()):
+            if start.index in late:
+                del self._beginning[slot]
+
+    def _break_off(self, error: SlotError, slots: list[int], built: bool = False) -> None:
+        """End the episodes of ``slots`` before their time; those without a fault start again."""
         runs = {slot: self._running.pop(slot) for slot in slots}
         for slot, run in runs.items():
-            pieces.append(Piece(run.start, slot, run.begin, at, False, error))
+            at = int(self._at[slot])
+            self._pieces.append(Piece(run.start, slot, run.begin, at, False, error))
             if slot not in error.causes:
                 self._again.append(run.start)
         self._give_up(error, {slot: run.start for slot, run in runs.items()}, built)
 
     def _give_up(self, error: SlotError, starts: dict[int, Start], built: bool = False) -> None:
         """Build the envs that raised anew, unless built; take their episodes out of ``starts``."""
-        if self._replace is None or not self._env.rebuilds_singly:
+        if self._on_error is None or not self._env.can.rebuild:
             raise error
         if not built:
             self._env.rebuild_slots(list(error.causes))
         for slot, cause in error.causes.items():
             start = starts.pop(slot, None)
-            again = None if start is None else self._replace(start, cause)
+            again = None if start is None else self._on_error(start, cause)
             if again is not None:
                 self._again.append(again)
+
+
+class FirstToStart:
+    """Selects the K episodes that synchronous collection would have started first.
+
+    Slots that step asynchronously cannot know how many episodes the others begin before them, in
+    steps of their own. So each runs on; an episode that turns out not to be among the first is left
+    out.
+
+    Args:
+        count: K.
+
+    Attributes:
+        kept: the first to start so far, in order: the slot's steps before, the slot, the id.
+        left_out: the ids of those that turned out not to be among them.
+    """
+
+    def __init__(self, count: int):
+        self._count = count
+        self._ids = 0
+        self.kept: list[tuple[int, int, int]] = []
+        self.left_out: set[int] = set()
+
+    def start(self, slot: int, steps: int) -> Start | None:
+        """The next episode of a slot that has taken so many steps; None if it gets none."""
+        if len(self.kept) == self._count and (steps, slot) > self.kept[-1][:2]:
+            return None
+        number = self.new_id()
+        insort(self.kept, (steps, slot, number))
+        if len(self.kept) > self._count:
+            self.left_out.add(self.kept.pop()[2])
+        return Start(number, None, number)
+
+    def new_id(self) -> int:
+        """An id that no episode has yet."""
+        self._ids += 1
+        return self._ids - 1
+
+    def only_kept(self, blocks: list[Block], ids: torch.Tensor) -> list[Block]:
+        """The kept episodes' blocks, renumbered as synchronous collection would number them.
+
+        Args:
+            blocks: of the whole collection.
+            ids: the trajectory ids, in the order of starting.
+        """
+        ranks = {number: rank for rank, (_, _, number) in enumerate(self.kept)}
+        final = torch.zeros(self._ids, dtype=torch.int64)
+        chosen = []
+        for entries, pieces in blocks:
+            kept = []
+            for piece in pieces:
+                start, rank = piece.start, ranks.get(piece.start.index)
+                if rank is not None:
+                    final[start.traj_id] = ids[rank]
+                    kept.append(piece._replace(start=Start(rank, None, start.traj_id)))
+            chosen.append(Block(entries, kept))
+        for entries, _ in chosen:
+            if keys.TRAJ_IDS in entries:
+                entries[keys.TRAJ_IDS] = final[entries[keys.TRAJ_IDS].cpu()]
+        return chosen
+
+
+def whole_episodes(
+    env: SteppedEnv,
+    lower: Lower,
+    episodes: int,
+    new_ids: NewIds,
+    place: Placement,
+    noted: Callable[[Iterable[Block]], Iterable[Block]] = iter,
+    **settings: Any,
+) -> dict[Key, torch.Tensor]:
+    """Collect episodes from the start of each to its end; every slot starts afresh.
+
+    Args:
+        env: the env on StepDicts.
+        lower: gives the policy on StepDicts, for the entries that it first finds.
+        episodes: the number of episodes.
+        new_ids: gives so many new trajectory ids.
+        place: moves tensors between devices.
+        noted: is handed the blocks, and hands them on.
+        **settings: further ones of :class:`Episodes`.
+
+    Returns:
+        The entries, ``[sum of lengths, ...]`` each: episodes in the order of starting.
+    """
+    acting = Acting(env, lower, place)
+    order = FirstToStart(episodes) if env.can.asynchronous else None
+
+    def again(start: Start, error: Exception) -> Start:
+        return Start(start.index, None, int(new_ids(1)) if order is None else order.new_id())
+
+    loop = Episodes(
+        env,
+        acting,
+        acting.remembered,
+        order or (Start(index, None, int(new_ids(1))) for index in range(episodes)),
+        place,
+        steps=_BLOCK_STEPS,
+        on_error=again if env.base is not None and env.base.restarts is not None else None,
+        **settings,
+    )
+
+    def checked() -> Iterator[Block]:
+        for block in loop:
+            acting.check()
+            yield block
+
+    if order is None:
+        return join_episodes(noted(checked()), env.batch_size)
+    blocks = order.only_kept(list(checked()), new_ids(episodes).cpu())
+    assert env.base is not None
+    env.base.stepper.derive_seeds()
+    return join_episodes(noted(blocks), env.batch_size)
+
+
+def join_episodes(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, torch.Tensor]:
+    """Join the pieces of all episodes, each contiguous, in the order of their indices.
+
+    Pieces of an episode whose env failed, and which started again under its index, are left out.
+
+    Args:
+        blocks: of a loop that ran to its end.
+        batch_size: the env's.
+
+    Returns:
+        The entries, ``[sum of lengths, ...]`` each.
+    """
+    parts: list[dict[Key, torch.Tensor]] = []
+    indices: list[torch.Tensor] = []
+    ids: list[torch.Tensor] = []
+    failed: list[int] = []
+    for entries, pieces in blocks:
+        if not pieces:
+            continue
+        lengths = torch.tensor([piece.stop - piece.begin for piece in pieces])
+        steps = torch.cat([torch.arange(piece.begin, piece.stop) for piece in pieces])
+        slots, of_index, of_id = (
+            torch.tensor([(piece.slot, piece.start.index, piece.start.traj_id) for piece in pieces])
+            .repeat_interleave(lengths, 0)
+            .T
+        )
+        indices.append(of_index)
+        ids.append(of_id)
+        failed += [piece.start.traj_id for piece in pieces if piece.error is not None]
+        part = {}
+        for key, entry in entries.items():
+            rows = by_slot(entry, batch_size)
+            part[key] = rows[slots.to(rows.device), steps.to(rows.device)]
+        parts.append(part)
+    order = torch.cat(indices).argsort(stable=True)
+    if failed:
+        order = order[~torch.isin(torch.cat(ids)[order], torch.tensor(failed))]
+    joined = {}
+    for key in parts[0]:
+        together = torch.cat([part[key] for part in parts])
+        joined[key] = together[order.to(together.device)]
+    return joined

@@ -14,7 +14,7 @@ from torchrl.envs import transforms as T
 
 from tdcollect._upstream.torchrl import serial_envs
 from tdcollect.envs.adopted import SERIAL
-from tdcollect.envs.transforms import all_transforms_of, innermost
+from tdcollect.envs.traits import all_transforms_of, innermost
 from tdcollect.states import equal
 
 

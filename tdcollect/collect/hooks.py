@@ -1,17 +1,31 @@
-"""Hooks: a user's object that a collector calls as it works; and two that are ready to use."""
+"""Hooks: a user's object that a collector calls as it works; two ready to use; who calls them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
+from tdcollect import keys
 from tdcollect._upstream.torchrl import wrapped_env
-from tdcollect.collect.statistics import Floats, Ints, Spread, Statistics
+from tdcollect.collect.statistics import (
+    Bools,
+    Floats,
+    Ints,
+    Spread,
+    Statistics,
+    Tally,
+    marked_slots,
+)
+from tdcollect.collect.step_dict import StepDict
 from tdcollect.display import one_line
+from tdcollect.envs.spaces import nested
+from tdcollect.keys import under_next
 
 
 class Hooks:
@@ -71,21 +85,6 @@ class Hooks:
 AnyHooks: TypeAlias = Hooks | Sequence[Hooks] | None
 
 EVENTS = tuple(name for name in vars(Hooks) if not name.startswith("_"))
-
-
-def as_hooks(given: AnyHooks) -> list[Hooks]:
-    """A list of hooks.
-
-    Raises:
-        TypeError: if an item is not a ``Hooks`` instance.
-    """
-    listed = [] if given is None else [given] if isinstance(given, Hooks) else given
-    if not isinstance(listed, Sequence) or not all(isinstance(hook, Hooks) for hook in listed):
-        raise TypeError(
-            "expected hooks to be an instance of a subclass of tdcollect.Hooks, or a list of them, "
-            f"got {given!r}"
-        )
-    return list(listed)
 
 
 class Render(Hooks):
@@ -161,50 +160,6 @@ class ScalarLogger(Protocol):
         """Write a number."""
 
 
-def log_stats(
-    logger: ScalarLogger, stats: Statistics, step: int | None = None, prefix: str = "collect"
-) -> None:
-    """Write the statistics of the latest collection to a logger.
-
-    Episodes and steps over the collector's lifetime; steps per second; mean, std, min and max of
-    returns and lengths of the latest collection, where episodes ended, and of shaped returns, where
-    there are any; the mean return over the window; times. Names are ``prefix/return_mean`` and so
-    on.
-
-    Args:
-        logger: one of TorchRL's, say ``CSVLogger``.
-        stats: ``collector.stats``.
-        step: of the logger's axis; by default the steps collected so far, over all slots.
-        prefix: of each name.
-
-    Raises:
-        RuntimeError: before anything has been collected.
-    """
-    latest, lifetime = stats.latest, stats.lifetime
-    if latest is None:
-        raise RuntimeError("expected a collector that has collected something, got a new one")
-    values = {
-        "episodes": lifetime.episodes,
-        "steps": lifetime.steps,
-        "steps_per_second": latest.steps_per_second,
-        "seconds": latest.seconds,
-        "seconds_between": latest.seconds_between,
-        "env_seconds": latest.env_seconds,
-        "policy_seconds": latest.policy_seconds,
-        **_named("return", latest.return_stats),
-        **_named("length", latest.length_stats),
-        **_named("shaped_return", latest.shaped_return_stats),
-    }
-    over_window = stats.window.return_stats
-    if over_window is not None:
-        values["window_return_mean"] = over_window.mean
-    for name, value in values.items():
-        if value is not None:
-            logger.log_scalar(
-                f"{prefix}/{name}", value, step=lifetime.steps if step is None else step
-            )
-
-
 def _named(name: str, spread: Spread | None) -> dict[str, float]:
     if spread is None:
         return {}
@@ -214,7 +169,10 @@ def _named(name: str, spread: Spread | None) -> dict[str, float]:
 class LogStatistics(Hooks):
     """Hooks that write the statistics of each collection to one of TorchRL's loggers.
 
-    As :func:`log_stats` does, without shaped returns: rewards are shaped later.
+    Episodes and steps over the collector's lifetime; steps per second; mean, std, min and max of
+    returns and lengths of the latest collection, where episodes ended; the mean return over the
+    window; times. Names are ``prefix/return_mean`` and so on. Rewards are shaped after hooks are
+    called: shaped returns are written by a call of :meth:`write` alone.
 
     Args:
         logger: say ``CSVLogger``.
@@ -238,4 +196,185 @@ class LogStatistics(Hooks):
     def collection_ended(self, batch: TensorDictBase | None, stats: Statistics) -> None:
         """Write the statistics of every so many collections."""
         if stats.lifetime.collections % self._every == 0:
-            log_stats(self._logger, stats, prefix=self._prefix)
+            self.write(stats)
+
+    def write(self, stats: Statistics, step: int | None = None) -> None:
+        """Write the statistics of the latest collection now.
+
+        Args:
+            stats: ``collector.stats``.
+            step: of the logger's axis; by default the steps collected so far, over all slots.
+
+        Raises:
+            RuntimeError: before anything has been collected.
+        """
+        latest, lifetime, over_window = stats.latest, stats.lifetime, stats.window.return_stats
+        if latest is None:
+            raise RuntimeError("expected a collector that has collected something, got a new one")
+        values = {
+            "episodes": lifetime.episodes,
+            "steps": lifetime.steps,
+            "steps_per_second": latest.steps_per_second,
+            "seconds": latest.seconds,
+            "seconds_between": latest.seconds_between,
+            "env_seconds": latest.env_seconds,
+            "policy_seconds": latest.policy_seconds,
+            **_named("return", latest.return_stats),
+            **_named("length", latest.length_stats),
+            **_named("shaped_return", latest.shaped_return_stats),
+            "window_return_mean": None if over_window is None else over_window.mean,
+        }
+        at = lifetime.steps if step is None else step
+        for name, value in values.items():
+            if value is not None:
+                self._logger.log_scalar(f"{self._prefix}/{name}", value, step=at)
+
+
+class Watch:
+    """Calls hooks with a collection's steps.
+
+    Args:
+        hooks: at least one.
+
+    Attributes:
+        steps: whether a hook asks for steps or episodes.
+    """
+
+    def __init__(self, hooks: list[Hooks]):
+        self._calls = {
+            event: [
+                getattr(hook, event)
+                for hook in hooks
+                if getattr(type(hook), event) is not getattr(Hooks, event)
+            ]
+            for event in EVENTS
+        }
+        self.steps = any(
+            self._calls[event] for event in ("episodes_started", "stepped", "episodes_ended")
+        )
+
+    def attach(self, env: EnvBase) -> None:
+        """Attach to the collector's env, once it is made."""
+        self._batch_size = env.batch_size
+        self._reward_keys = list(env.reward_keys)
+        self._every = np.arange(env.batch_size.numel())
+        self._starting = np.ones(len(self._every), bool)  # slots about to start an episode
+        self._tally = Tally(len(self._every))
+        self._call("env_created", env)
+
+    def drop(self, slots: Bools | None = None) -> None:
+        """Drop the episodes in flight: of all slots (None), or of these."""
+        marked: Any = slice(None) if slots is None else slots
+        self._starting[marked] = True
+        self._tally.drop(marked)
+
+    def begin(self, step: TensorDictBase) -> None:
+        """A loop begins with this step."""
+        if self._starting.any():
+            self.started(self._starting.nonzero()[0], lambda: step)
+
+    def started(self, slots: Ints | list[int], step: Callable[[], TensorDictBase]) -> None:
+        """Episodes begin in these slots, with the step given."""
+        self._starting[slots] = False
+        if self._calls["episodes_started"]:
+            self._call("episodes_started", np.asarray(slots, np.int64), step())
+
+    def stepped(
+        self,
+        slots: list[int] | None,
+        ended: list[int],
+        step: Callable[[], TensorDictBase],
+        rewards: Iterable[torch.Tensor],
+        broken: Sequence[int] = (),
+    ) -> None:
+        """Slots have taken a step.
+
+        Args:
+            slots: that took it; None for all.
+            ended: slots whose episodes ended with it.
+            step: gives it as a TensorDict.
+            rewards: the env's reward entries.
+            broken: slots in which the step failed: their episodes have no end.
+        """
+        taken = self._every if slots is None else np.asarray(slots, np.int64)
+        which = np.asarray(ended, np.int64)
+        if self._calls["episodes_ended"]:  # before hooks that may raise
+            self._tally.add(taken, [reward.detach().cpu().numpy() for reward in rewards])
+        returns, lengths = self._tally.take(which)
+        self._starting[which] = True
+        if broken:
+            self._starting[list(broken)] = True
+            self._tally.drop(list(broken))
+        if self._calls["stepped"]:
+            self._call("stepped", taken, step())
+        if ended:
+            self._call("episodes_ended", which, returns, lengths)
+
+    def step_taken(
+        self,
+        step: StepDict,
+        following: StepDict,
+        ended: list[int],
+        slots: list[int] | None = None,
+    ) -> None:
+        """As :meth:`stepped`, on StepDicts.
+
+        Args:
+            step: the step taken.
+            following: the entries that it led to.
+            ended: slots whose episodes ended.
+            slots: that took the step; None for all.
+        """
+
+        def packed() -> TensorDictBase:
+            entries = {**step, **{under_next(key): value for key, value in following.items()}}
+            return nested(entries.items(), self._batch_size)
+
+        broken = marked_slots(following.get(keys.ENV_ERROR))
+        unbroken = [slot for slot in ended if slot not in broken] if broken else ended
+        rewards = (following[key] for key in self._reward_keys)
+        self.stepped(slots, unbroken, packed, rewards, broken)
+
+    def began(self, slots: Sequence[int], present: StepDict) -> None:
+        """As :meth:`started`, on StepDicts, if there are such slots."""
+        if slots:
+            self.started(list(slots), lambda: nested(present.items(), self._batch_size))
+
+    def collected(self, batch: TensorDictBase | None, stats: Statistics) -> None:
+        """A collection has ended."""
+        self._call("collection_ended", batch, stats)
+
+    def save_state(self) -> dict[str, Any]:
+        """The sums of episodes in flight, and which slots are about to start one."""
+        returns, lengths = self._tally.sums
+        return {"_fresh": self._starting.copy(), "_returns": returns, "_lengths": lengths}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load the result of :meth:`save_state`."""
+        self._starting = state["_fresh"]
+        self._tally.sums = state["_returns"], state["_lengths"]
+
+    def _call(self, event: str, *arguments: Any) -> None:
+        for call in self._calls[event]:
+            try:
+                call(*arguments)
+            except Exception as error:
+                name = type(call.__self__).__name__
+                raise RuntimeError(
+                    f"the hook {name}.{event} raised {type(error).__name__}: {error}"
+                ) from error
+
+
+def watch_of(given: AnyHooks) -> Watch | None:
+    """What calls the hooks that a user gave; None for none.
+
+    Raises:
+        TypeError: if an item is not a ``Hooks`` instance.
+    """
+    listed = [] if given is None else [given] if isinstance(given, Hooks) else given
+    if not isinstance(listed, Sequence) or not all(isinstance(hook, Hooks) for hook in listed):
+        raise TypeError(
+            "expected hooks to be an instance of a subclass of tdcollect.Hooks, or a list of them, "
+            f"got {given!r}"
+        )
+    return Watch(list(listed)) if listed else None

@@ -11,12 +11,14 @@ from tensordict import TensorDict
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from tdcollect import keys
-from tdcollect._upstream.collector import CollectorState
+from tdcollect._upstream.collectors import CollectorState
+from tdcollect.collect.frames import Arrivals
 from tdcollect.collect.step_dict import flat
 from tdcollect.envs.spaces import nested
-from tdcollect.envs.transforms import base_of
+from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.states import global_states, pack, set_global_states, unpack
+from tdcollect.randomness import global_states, set_global_states
+from tdcollect.states import pack, unpack
 
 POLICY, TRANSFORMS, COUNTERS = "policy", "transforms", "counters"
 STATISTICS, RANDOM, ENVS = "statistics", "random", "envs"
@@ -58,8 +60,8 @@ def add_state(state: dict[str, Any], collector: Any, components: Sequence[str] |
 def keep_state(collector: Any) -> Any:
     """Save the env before it is closed with the last batch; the state dict of a batched one."""
     base = base_of(collector.env)
-    if type(base) is GymnasiumEnv and base.resumable:
-        collector._runner.arrivals.settle()
+    if type(base) is GymnasiumEnv and base.can.resume:
+        collector._runner.settle()
         base.keep_slots()
     return collector.env.state_dict() if isinstance(collector.env, BatchedEnvBase) else None
 
@@ -98,9 +100,9 @@ def load_state(
     if "slots" in slots and type(base) is GymnasiumEnv:
         base.check_slots(slots["slots"])  # before anything is loaded
     if ENVS in chosen:
-        collector._runner.arrivals.drop()
+        collector._runner.arrivals = Arrivals()
     else:
-        collector._runner.arrivals.settle()
+        collector._runner.settle()
     if TRANSFORMS in chosen:
         collector.env.load_state_dict(state[_TRANSFORMS_STATE], **options)
     if weights:
@@ -185,9 +187,10 @@ def _save_slots(collector: Any) -> dict[str, Any]:
         return {"why": f"the entries {odd} are no tensors"}
     runner = collector._runner
     state = {"slots": base.save_slots(), "row": list(flat(carrier).items()), "stale": runner.stale}
-    rows, slots = runner.arrivals.surplus
-    if slots:
-        state |= {"surplus": list(rows.items()), "surplus_slots": slots}
+    arrivals = runner.arrivals
+    if arrivals.surplus_slots:
+        rows = list(arrivals.surplus.items())
+        state |= {"surplus": rows, "surplus_slots": arrivals.surplus_slots}
     return state
 
 
@@ -200,7 +203,7 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
         if type(base) is not GymnasiumEnv:
             failed = dict.fromkeys(slots, f"the env here is a {type(base).__name__}")
         else:
-            tried = base.resumable
+            tried = base.can.resume
             failed = base.load_slots(state["slots"])
     back = [slot for slot in slots if slot not in failed]
     if back:
@@ -225,9 +228,8 @@ def _load_surplus(collector: Any, state: dict[str, Any]) -> None:
             stacklevel=5,
         )
         return
-    arrivals = collector._runner.arrivals
-    arrivals.drop()
-    arrivals.surplus = dict(state["surplus"]), state["surplus_slots"]
+    held = Arrivals(dict(state["surplus"]), state["surplus_slots"])
+    collector._runner.arrivals = held
 
 
 def _start_afresh(collector: Any, slots: list[int], disturbed: bool) -> None:

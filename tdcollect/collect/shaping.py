@@ -10,9 +10,8 @@ from torchrl.envs import EnvBase, InitTracker, RewardSum, StepCounter, TensorDic
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
-from tdcollect.collect.step_dict import Key
-from tdcollect.envs.env_action import EnvAction
-from tdcollect.envs.transforms import transforms_of
+from tdcollect.envs.traits import EnvAction, transforms_of
+from tdcollect.keys import Key
 
 _BOOKKEEPING = (keys.STEP_COUNT, keys.EPISODE_REWARD, keys.IS_INIT)
 

@@ -19,8 +19,7 @@ from tensordict import (
 )
 
 from tdcollect import keys
-
-Key = str | tuple[str, ...]
+from tdcollect.keys import Key, is_next
 
 
 class StepDict(dict[Key, torch.Tensor]):
@@ -148,26 +147,6 @@ def stacked_lazily(tensordict: TensorDictBase) -> bool:
     )
 
 
-def entry_path(key: Key) -> str:
-    """The key as text: ``"agents/observation"`` for a nested entry."""
-    return key if isinstance(key, str) else "/".join(key)
-
-
-def is_next(key: Key) -> bool:
-    """Tell whether the entry belongs to the following step."""
-    return key[0] == keys.NEXT
-
-
-def under_next(key: Key) -> Key:
-    """The key of an entry in the following step."""
-    return (keys.NEXT, key) if isinstance(key, str) else (keys.NEXT, *key)
-
-
-def from_next(key: Key) -> Key:
-    """The key of an entry of the following step, once that step is the present one."""
-    return key[1] if len(key) == 2 else tuple(key[1:])
-
-
 def by_slot(value: torch.Tensor, batch_size: torch.Size) -> torch.Tensor:
     """An entry ``[*batch, ...]`` as ``[N, ...]``, sharing its memory where that is contiguous."""
     return value.flatten(0, len(batch_size) - 1) if batch_size else value.unsqueeze(0)
@@ -197,7 +176,7 @@ def zero_rows(
     step: StepDict, entries: Sequence[Key], batch_size: torch.Size, slots: Sequence[int]
 ) -> None:
     """Zero the rows of some slots, in copies of the entries."""
-    if not entries:
+    if not (entries and slots):
         return
     index = torch.tensor(slots)
     for key in entries:

@@ -14,11 +14,12 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.modules import RandomPolicy
 
-from tdcollect._upstream.collector import CollectorState, rollout_with_gradients
+from tdcollect._upstream.collectors import CollectorState, rollout_with_gradients
 from tdcollect.collect.arguments import missing_entries
-from tdcollect.collect.monitor import CollectionLog
-from tdcollect.collect.policies import Policy
-from tdcollect.collect.step_dict import Key, StepDict, flat, is_plain
+from tdcollect.collect.policy import Policy
+from tdcollect.collect.statistics import CollectionLog
+from tdcollect.collect.step_dict import StepDict, flat, is_plain
+from tdcollect.keys import Key
 
 Lower = Callable[[StepDict], Policy]
 

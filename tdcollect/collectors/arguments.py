@@ -7,6 +7,7 @@ from typing import Any
 
 from torchrl.envs import EnvBase
 
+from tdcollect import check
 from tdcollect.collect import Collector
 from tdcollect.collect.arguments import check_arguments, check_positive_int
 
@@ -41,10 +42,7 @@ def check_workers(
 
 def check_on_worker_lost(on_worker_lost: Any) -> None:
     """Raise ValueError for another answer to a lost worker than ``"raise"`` and ``"restart"``."""
-    if on_worker_lost not in ON_WORKER_LOST:
-        raise ValueError(
-            f"expected on_worker_lost to be 'raise' or 'restart', got {on_worker_lost!r}"
-        )
+    check.one_of(ON_WORKER_LOST, on_worker_lost=on_worker_lost)
 
 
 def check_restartable(kwargs: Mapping[str, Any]) -> None:

@@ -3,23 +3,446 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    answer_challenge,
+    deliver_challenge,
+    wait,
+)
+from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDictBase
+from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.collectors.distributed import DistributedCollector as TorchRLDistributedCollector
 from torchrl.collectors.distributed import (
     DistributedSyncCollector as TorchRLDistributedSyncCollector,
 )
 from torchrl.collectors.utils import split_trajectories
 
-from tdcollect.collect.construction import extends
-from tdcollect.collectors import on_worker
-from tdcollect.collectors.distributed_workers import DistributedWorkers
+from tdcollect._upstream.collectors import DistributedState
+from tdcollect.collect import Collector
+from tdcollect.collect.collector import extends
+from tdcollect.collectors.asking import Asking, LostWorker, LostWorkers, WorkerLostError
+from tdcollect.collectors.worker import TrajectoryIds, WorkerReport
+from tdcollect.display import one_line
 from tdcollect.keys import TRAJ_IDS
+from tdcollect.processes.child import ending
 
 _PATIENCE = 60.0
 """Seconds for a worker with workers of its own, which start and end interpreters, to answer."""
+
+_CONNECT_WITHIN = 600.0
+"""Seconds for all workers to connect, once TorchRL has made them."""
+
+
+_GREETING = 5
+"""Seconds in which whoever connects must say the key."""
+
+_READ_WITHIN = socket.SOL_SOCKET, socket.SO_RCVTIMEO
+
+
+class Address(NamedTuple):
+    """The address and the key that a worker connects with."""
+
+    host: str
+    port: int
+    key: bytes
+    worker: int
+    begins_when_told: bool
+
+
+class LinkedCollector(Collector):
+    """The collector of a distributed worker; a thread of it answers calls between batches.
+
+    Args:
+        *args: as :class:`tdcollect.Collector` has them.
+        link: the connection to make, as :class:`DistributedCollector` gives it; None for none.
+        **kwargs: as :class:`tdcollect.Collector` has them.
+    """
+
+    @extends(Collector.__init__)
+    def __init__(self, *args: Any, link: Any = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._between_batches = threading.Lock()
+        self._begun = threading.Event()
+        self.seedings = 0
+        self._connection: Connection[Any, Any] | None = None
+        if link is None or not link.begins_when_told:
+            self._begun.set()
+        if link is not None:
+            threading.Thread(target=self._answer, args=(link,), daemon=True).start()
+
+    def next(self) -> Any:
+        """The next batch; see the parent's method."""
+        with self._between_batches:
+            batch = super().next()
+            if self._connection is not None:
+                self._connection.send(("batch", self.seedings))
+        return batch
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Iterate over batches, once told to begin; see the parent's method."""
+        self._begun.wait()
+        yield from super().iterator()
+
+    def begin(self) -> None:
+        """Let iteration begin."""
+        self._begun.set()
+
+    def _answer(self, link: Address) -> None:
+        # In this thread: the other side accepts when TorchRL's own connections are made.
+        connection = Client((link.host, link.port), authkey=link.key)
+        self._connection = connection
+        connection.send(link.worker)
+        with suppress(EOFError, OSError):  # the end of the other side
+            while True:
+                function, arguments = connection.recv()
+                with self._between_batches:
+                    connection.send(self._result_of(function, arguments))
+
+    def _result_of(self, function: Any, arguments: Any) -> tuple[str, Any]:
+        try:
+            return "result", function(self, *arguments)
+        except Exception:
+            return "error", traceback.format_exc()
+
+
+class Links:
+    """The connections to all workers, on the side of their user.
+
+    Args:
+        host: the address of this machine, as workers reach it.
+        workers: the number of workers.
+        begins_when_told: workers begin when :meth:`begin` is called.
+    """
+
+    def __init__(self, host: str, workers: int, begins_when_told: bool = False):
+        self._server = socket.create_server((host, 0), backlog=workers + 64)
+        port, self._key = self._server.getsockname()[1], secrets.token_bytes(16)
+        self.addresses = [
+            Address(host, port, self._key, worker, begins_when_told) for worker in range(workers)
+        ]
+        self._connections: dict[int, Connection[Any, Any]] = {}
+        self._batches: list[list[int]] = [[] for _ in range(workers)]
+
+    def accept(self, lost: Callable[[], Any]) -> None:
+        """Wait for all workers to connect.
+
+        Args:
+            lost: is called now and then; raises if a worker has died.
+
+        Raises:
+            TimeoutError: if not all of them do within ten minutes.
+        """
+        self._server.settimeout(0.2)
+        end = time.monotonic() + _CONNECT_WITHIN
+        while len(self._connections) < len(self.addresses):
+            lost()
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"expected {len(self.addresses)} workers to connect to {self.addresses[0][:2]} "
+                    f"within {_CONNECT_WITHIN:g} s, got {len(self._connections)}; see whether "
+                    "their machines can reach this address"
+                )
+            with suppress(TimeoutError):
+                self._greet(self._server.accept()[0])
+        self._server.close()
+
+    def _greet(self, client: socket.socket) -> None:
+        """Take the connection of a worker; drop that of anybody else."""
+        with client:
+            client.setblocking(True)
+            client.setsockopt(*_READ_WITHIN, struct.pack("ll", _GREETING, 0))
+            connection: Connection[Any, Any] = Connection(os.dup(client.fileno()))
+            try:
+                deliver_challenge(connection, self._key)
+                answer_challenge(connection, self._key)
+                self._connections[connection.recv()] = connection
+                client.setsockopt(*_READ_WITHIN, struct.pack("ll", 0, 0))
+            except Exception:  # whatever a port scan sends, or its silence
+                connection.close()
+
+    def call(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
+        """Call ``function(collector, *arguments)`` in workers; return its results.
+
+        Args:
+            function: one of a module that workers can import.
+            given: the arguments, by the index of the worker.
+
+        Raises:
+            EOFError: if a worker is lost.
+            RuntimeError: if the function raises.
+        """
+        for worker, arguments in given.items():
+            try:
+                self._connections[worker].send((function, arguments))
+            except OSError as error:
+                raise EOFError from error
+        answers = {worker: self._result(worker) for worker in given}
+        for worker, (kind, value) in answers.items():
+            if kind == "error":
+                raise RuntimeError(f"a call of worker {worker} failed:\n{value}")
+        return [value for _, value in answers.values()]
+
+    def begin(self) -> None:
+        """Let workers begin that wait for it."""
+        self.call(LinkedCollector.begin, dict.fromkeys(range(len(self.addresses)), ()))
+
+    def first_batch(self) -> None:
+        """Wait until a worker has a batch.
+
+        Raises:
+            EOFError: if a worker is lost.
+        """
+        while not any(self._batches):
+            ready: list[Any] = wait(list(self._connections.values()))
+            for worker, connection in self._connections.items():
+                if connection in ready:
+                    self._receive(worker)
+
+    def seedings_of_batch(self, worker: int) -> int:
+        """The number of times that a worker was seeded before the batch that it sent first."""
+        while not self._batches[worker]:
+            self._receive(worker)
+        return self._batches[worker].pop(0)
+
+    def lost(self) -> list[int]:
+        """Return the workers whose connections have ended."""
+        found = []
+        for worker, connection in self._connections.items():
+            try:
+                while connection.poll():
+                    self._receive(worker)
+            except EOFError:
+                found.append(worker)
+        return found
+
+    def close(self) -> None:
+        """End all connections."""
+        self._server.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
+
+    def _receive(self, worker: int) -> Any:
+        try:
+            kind, value = self._connections[worker].recv()
+        except OSError as error:
+            raise EOFError from error
+        if kind == "batch":
+            self._batches[worker].append(value)
+            return None
+        return kind, value
+
+    def _result(self, worker: int) -> tuple[str, Any]:
+        while True:
+            answer: tuple[str, Any] | None = self._receive(worker)
+            if answer is not None:
+                return answer
+
+
+def own_address() -> str:
+    """The address of this machine, as others reach it."""
+    with suppress(OSError):
+        found = socket.gethostbyname(socket.gethostname())
+        if not found.startswith("127."):  # as /etc/hosts has it on Debian
+            return found
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way_out:
+        way_out.connect(("192.0.2.1", 9))  # sends nothing
+        return str(way_out.getsockname()[0])
+    return "localhost"
+
+
+def _counted(collector: Any) -> None:
+    """Count that a worker has been seeded; its batches tell how often."""
+    collector.seedings += 1
+
+
+class DistributedWorkers(Asking):
+    """The common part of these collectors: their options, seeds, and lost workers."""
+
+    collector_class: type
+    collector_kwargs: list[dict[str, Any]]
+    frames_per_batch: int
+    jobs: list[Any]
+    launcher: str
+    num_workers: int
+    postproc: Any
+    split_trajs: bool
+    total_frames: float
+    _links: Links | None = None
+
+    def _prepare(self, envs: Any, options: dict[str, Any]) -> list[Any]:
+        """Set what is to be set before TorchRL starts workers.
+
+        Args:
+            envs: functions that make envs, or one of them.
+            options: keyword arguments of the constructor; changed here.
+
+        Returns:
+            One function per worker.
+        """
+        self.lost = LostWorkers()
+        self._ended = False
+        envs = list(envs) if isinstance(envs, Sequence) else [envs]
+        if options.get("collector_class", "single") in ("single", TorchRLCollector, Collector):
+            options["collector_class"] = LinkedCollector
+        given = options.get("collector_kwargs") or {}
+        given = [given] * len(envs) if isinstance(given, Mapping) else given
+        kind = options["collector_class"]
+        one_env = isinstance(kind, type) and issubclass(kind, TorchRLCollector)
+        ids = [
+            {"traj_pool": TrajectoryIds(worker)} if one_env else {} for worker in range(len(envs))
+        ]
+        options["collector_kwargs"] = [
+            {**own, **each} for own, each in zip(ids, given, strict=True)
+        ]
+        return envs
+
+    @property
+    def _torchrl(self) -> DistributedState:
+        """The private state of the parent."""
+        return DistributedState(self)
+
+    def __repr__(self) -> str:
+        if self._torchrl.shut_down:
+            return one_line(self, "shut down")
+        return one_line(self, f"{self.num_workers} workers", f"frames={self.frames_per_batch}")
+
+    def _seed(self, seed: int, static_seed: bool) -> Any:
+        """Seed all workers; return the seed for the next env."""
+        if self._torchrl.shut_down:
+            raise RuntimeError("the collector is shut down; make a new one to collect")
+        return self._seed_workers(seed, static_seed)
+
+    def _reports(self) -> list[WorkerReport]:
+        if self._torchrl.shut_down:
+            raise RuntimeError("the collector is shut down; ask a live one")
+        return super()._reports()
+
+    # ------------------------------------------------------------------------------ lost workers
+
+    def _raise_if_lost(self, error: BaseException | None = None, patience: float = 1.0) -> None:
+        """End the collection if a worker is lost, with an error that names it.
+
+        Args:
+            error: that followed from the loss, if one did.
+            patience: how long a worker may take to end after the error, in seconds.
+        """
+        lost = self._find_lost(0.0 if error is None else patience)
+        if lost is None:
+            return
+        self._end()
+        advice = "make a new collector; RayCollector can put another worker in its place"
+        raise WorkerLostError(lost, advice) from error
+
+    def _end_construction(self, error: BaseException) -> None:
+        """End all that was started; raise if it was a worker that has died."""
+        if hasattr(self, "jobs"):
+            self._raise_if_lost(error, patience=5.0)
+        self._ended = True
+        self._end()
+
+    def _find_lost(self, patience: float) -> LostWorker | None:
+        jobs = self.jobs if self.launcher == "mp" else []
+        for worker in self._disconnected():
+            if not jobs:
+                return self._on_record(worker, "has ended its connection")
+            jobs[worker].join(1.0)
+        for worker, job in enumerate(jobs):
+            job.join(patience)
+            if not job.is_alive():
+                return self._on_record(worker, ending(job.exitcode))
+        return None
+
+    def _any_failed(self) -> bool:
+        """Tell whether a worker will not answer, and has not ended as it should."""
+        local = self.launcher == "mp"
+        return any(job.exitcode for job in self.jobs) if local else self._find_lost(0.0) is not None
+
+    def _on_record(self, worker: int, how: str) -> LostWorker:
+        pid = self.jobs[worker].pid if self.launcher == "mp" else "unknown"
+        return self._lost_worker(worker, pid, how, self._torchrl.frames_per_worker)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Stop the workers. A second call does nothing."""
+        if not self._ended and hasattr(self, "jobs"):
+            self._ended = True
+            if not self._torchrl.shut_down and self._any_failed():
+                self._end()
+            super().shutdown(timeout)  # type: ignore[misc]
+        self._close_links()
+
+    def _end(self) -> None:
+        """End all that is left, without a word to the workers: one of them would not answer."""
+        self._torchrl.shut_down = True
+        local = self.jobs if hasattr(self, "jobs") and self.launcher == "mp" else []
+        for job in local:
+            job.kill()
+        for scheme in (self._torchrl.schemes or {}).values():
+            with suppress(Exception):
+                scheme.shutdown()
+        if torch.distributed.is_initialized():
+            with suppress(Exception):
+                torch.distributed.destroy_process_group()
+        for job in local:
+            job.join(5.0)
+        self._close_links()
+
+    # ------------------------------------------------------------ connections beside TorchRL's
+
+    def _link(self, envs: Any, options: dict[str, Any], begins_when_told: bool) -> list[Any]:
+        """Prepare, and open the connections that workers make."""
+        envs = self._prepare(envs, options)
+        if issubclass(options["collector_class"], LinkedCollector):
+            local = options.get("launcher") == "mp"
+            host = "localhost" if local else own_address()
+            self._links = Links(host, len(envs), begins_when_told)
+            for own, address in zip(
+                options["collector_kwargs"], self._links.addresses, strict=True
+            ):
+                own["link"] = address
+        return envs
+
+    def _accept(self) -> None:
+        if self._links is not None:
+            self._links.accept(self._raise_if_lost)
+            self._learn_facts()
+
+    @property
+    def _workers(self) -> range:
+        return range(self.num_workers)
+
+    def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
+        if self._links is None:
+            raise ValueError(
+                f"expected a collector_class that is a LinkedCollector, got "
+                f"{self.collector_class.__name__}, which answers no calls; derive it from "
+                "tdcollect.collectors.distributed.LinkedCollector"
+            )
+        try:
+            return self._links.call(function, given)
+        except EOFError as error:
+            self._raise_if_lost(error)
+            raise
+
+    def _disconnected(self) -> list[int]:
+        return [] if self._links is None else self._links.lost()
+
+    def _close_links(self) -> None:
+        if self._links is not None:
+            self._links.close()
 
 
 class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
@@ -94,12 +517,9 @@ class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
 
         Returns:
             The seed for the next env, as TorchRL computes it.
-
-        Raises:
-            ValueError: for envs of other makers than :func:`tdcollect.make_env`.
         """
         following = self._seed(seed, static_seed)
-        self._ask(on_worker.counted)
+        self._ask_all(_counted)
         self._seedings += 1
         return following
 

@@ -1,4 +1,4 @@
-"""MultiCollector: TorchRL's collector with workers on this machine, tdcollect's in each."""
+"""TorchRL's collectors with workers on this machine, tdcollect's in each."""
 
 from __future__ import annotations
 
@@ -8,33 +8,39 @@ import signal
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from multiprocessing import util
 from typing import Any
 
 import torch
 import torchrl.collectors as upstream
 
-from tdcollect._upstream.multi import MultiCollectorMeta, WorkersState
+from tdcollect._upstream.collectors import MultiCollectorMeta, WorkersState, same_threads
 from tdcollect.collect import Collector
-from tdcollect.collect.construction import extends
-from tdcollect.collect.path import Explanation
+from tdcollect.collect.collector import extends
 from tdcollect.collectors.arguments import (
     check_restartable,
     check_shared_buffer,
     check_workers,
     collector_class,
 )
-from tdcollect.collectors.channels import WorkerPipe, WorkerQueue
-from tdcollect.collectors.guard import Guard
-from tdcollect.collectors.inner import InnerCollector, WorkerFacts, WorkerReport
-from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError
-from tdcollect.collectors.merged import MergedStatistics, merged_explanation
-from tdcollect.collectors.replacement import Crews
-from tdcollect.collectors.reports import Reports
-from tdcollect.collectors.seeds import following_seed, seedings
+from tdcollect.collectors.asking import (
+    Asking,
+    LostWorker,
+    LostWorkers,
+    WorkerLostError,
+    replacement_seed,
+)
+from tdcollect.collectors.pipes import Guard, Reports, WorkerPipe, WorkerQueue
+from tdcollect.collectors.worker import (
+    InnerCollector,
+    WorkerReport,
+    load_state,
+    seeded,
+    set_version,
+    state_of,
+)
 from tdcollect.display import count_text, one_line
-from tdcollect.workers.child import ending
+from tdcollect.processes.child import ending
 
 _REPLACEMENTS = "replacements"
 
@@ -61,11 +67,10 @@ class _BySync(MultiCollectorMeta):
                 f"expected sync to be True or False, got {sync!r}; pass sync=True for on-policy "
                 "learners, sync=False for off-policy ones"
             )
-        local = import_module("tdcollect.collectors.local")
-        return (local.MultiSyncCollector if sync else local.MultiAsyncCollector)(*args, **kwargs)
+        return (MultiSyncCollector if sync else MultiAsyncCollector)(*args, **kwargs)
 
 
-class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
+class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
     """Collectors on several processes of this machine.
 
     TorchRL's class, with :class:`tdcollect.Collector` in each worker: the arguments of
@@ -163,11 +168,9 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         ended = atexit.register(_shut_down, weakref.ref(self))
         # A process of multiprocessing runs no atexit, and would wait for its workers for ever.
         util.Finalize(self, ended, (weakref.ref(self),), exitpriority=10)
-        self._facts: list[WorkerFacts] | None = None
         if self._ours:
-            self._facts = self.map_fn("worker_facts")
-            guard.slots = [facts.slots for facts in self._facts]
-            self._stats = MergedStatistics(self._reports, lambda: guard.slots, super().stats)
+            self._learn_facts()
+            guard.slots = self._slots
 
     # ----------------------------------------------------------------------------- lost workers
 
@@ -193,7 +196,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
             self._guard.check()
 
     @property
-    def lost(self) -> LostWorkers:
+    def lost(self) -> LostWorkers:  # type: ignore[override]
         """The workers that were lost, and how many frames at most with them."""
         return LostWorkers() if self._guard is None else self._guard.lost
 
@@ -266,24 +269,23 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         self._crews.seed = seed
         WorkersState(self).flush_trajectories()
         with _held(self):
-            return self._seed_workers(self._facts, seed, static_seed)
-
-    def _seed_workers(self, facts: Sequence[WorkerFacts], seed: int, static: bool) -> int:
-        if all(one.seeds_in_a_row for one in facts):
-            self.map_fn("seed_worker", seedings(seed, [one.slots for one in facts], static))
-            return following_seed(seed, len(facts), static)
-        following = seed
-        for worker in range(self.num_workers):
-            following = self._ask(worker, "seed_worker", following, seed, worker, 0, static)
+            following: int = self._seed_workers(seed, static_seed)
         return following
 
-    def _ask(self, worker: int, method: str, *args: Any) -> Any:
-        """Call a method of the collector of one worker."""
-        self.pipes[worker].send(((method, args, {}), "cascade_execute"))
-        answer, _ = WorkersState(self).answer(worker)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    @property
+    def _workers(self) -> range:
+        return range(self.num_workers)
+
+    def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
+        self._look()
+        for worker, arguments in given.items():
+            call: Any = "run_function", (function, *arguments), {}
+            self.pipes[worker].send((call, "cascade_execute"))
+        answers = [WorkersState(self).answer(worker)[0] for worker in given]
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
 
     def state_dict(self) -> Any:
         """The state of all workers, random states included, for :meth:`load_state_dict`.
@@ -294,7 +296,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         if not self._ours:
             return super().state_dict()
         self._look()
-        workers = self.map_fn("worker_state")
+        workers = self._ask_all(state_of)
         state: dict[str, Any] = {f"worker{w}": _copied(one) for w, one in enumerate(workers)}
         counters = WorkersState(self)
         state |= {"frames": counters.frames, "iter": counters.iteration}
@@ -323,7 +325,7 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
             super().load_state_dict(state_dict)
             return
         states = [_copied(state_dict[f"worker{w}"]) for w in range(self.num_workers)]
-        self.map_fn("load_worker_state", [(state,) for state in states])
+        self._ask(load_state, {worker: (state,) for worker, state in enumerate(states)})
         for worker, state in enumerate(states):
             self._crews.versions[worker] = int(state.get("policy_version", 0))
         counters = WorkersState(self)
@@ -335,27 +337,6 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
 
     # ---------------------------------------------------------------------------------- reports
 
-    @property
-    def stats(self) -> Any:
-        """Statistics merged over the workers; called, TorchRL's dict of counters."""
-        return self._stats if self._ours and self._guard is not None else super().stats
-
-    def explain(self) -> Explanation:
-        """The parts of the workers' collections, and whether several processes pay.
-
-        Raises:
-            RuntimeError: where the collector is shut down, or its workers run another's collector.
-        """
-        if not self._ours:
-            raise RuntimeError(
-                "expected workers with tdcollect.Collector, got "
-                f"{getattr(self.collector_class, '__name__', self.collector_class)}; leave "
-                "collector_class out"
-            )
-        reports = self._reports()
-        assert self._guard is not None
-        return merged_explanation(reports, self._guard.slots)
-
     def _reports(self) -> list[WorkerReport]:
         """The latest report of each worker; these go on collecting."""
         if self.closed:
@@ -366,10 +347,139 @@ class MultiCollector(upstream.MultiCollector, metaclass=_BySync):
         if self.closed:
             return one_line(self, "shut down")
         frames = f"frames_per_batch={self.requested_frames_per_batch}"
-        slots = f"slots={self._guard.slots}" if self._guard is not None and self._ours else ""
+        slots = f"slots={self._slots}" if self._facts is not None else ""
         parts = [count_text(self.num_workers, "worker"), slots, frames]
         parts += [f"total_frames={self.total_frames}", f"lost={len(self.lost)}" * bool(self.lost)]
         return one_line(self, *filter(None, parts))
+
+
+class MultiSyncCollector(MultiCollector, upstream.MultiSyncCollector):
+    """Workers that collect one batch together, each its part, and wait for the next.
+
+    For on-policy learners: all rows of a batch are of the same weights. See
+    :class:`MultiCollector`, and :class:`torchrl.collectors.MultiSyncCollector`.
+    """
+
+
+class MultiAsyncCollector(MultiCollector, upstream.MultiAsyncCollector):
+    """Workers that collect a batch each, whenever they are ready.
+
+    For off-policy learners: weights arrive while a batch is collected, so that one batch may be of
+    several versions; ``track_policy_version=True`` keeps that of each row under
+    ``("next", "policy_version")``. See :class:`MultiCollector`, and
+    :class:`torchrl.collectors.MultiAsyncCollector`.
+    """
+
+
+class AsyncCollector(MultiAsyncCollector, upstream.AsyncCollector):
+    """One worker that collects while this process learns.
+
+    See :class:`MultiAsyncCollector`, and :class:`torchrl.collectors.AsyncCollector`.
+    """
+
+
+_OF_ALL = (
+    "cat_results",
+    "device",
+    "num_workers",
+    "preemptive_threshold",
+    "split_trajs",
+    "traj_format",
+    "trajs_per_batch",
+    "update_at_each_batch",
+)
+"""Options of a collector that its workers are not given, or not so."""
+
+
+class Crews:
+    """Starts workers in the place of lost ones: each is a collector of TorchRL's with one worker.
+
+    Args:
+        collector: that has lost the worker; is not kept alive.
+        inner: makes the collectors in its workers.
+        options: arguments that it was made with.
+
+    Attributes:
+        crews: those in place now, by the index of the worker.
+        seed: of the whole collection; None if it is not seeded.
+        weights: the latest weights that were given; None for those of the policy.
+        versions: how many times each worker was given weights, by its index.
+        begun: how many had begun before this collector was made, for one that goes on from a state.
+    """
+
+    def __init__(self, collector: Any, inner: Any, options: Mapping[str, Any]):
+        self.crews: dict[int, Any] = {}
+        self.seed: int | None = None
+        self.weights: Any = None
+        self.versions: dict[int, int] = {}
+        self.begun = 0
+        self._collector = weakref.ref(collector)
+        self._inner = inner
+        self._options = options
+
+    def start(self, worker: int, count: int) -> Any:
+        """Start a worker, and have it go on for the lost one.
+
+        Args:
+            worker: the index of the place.
+            count: 1 for the first worker that takes it.
+
+        Returns:
+            Its process.
+        """
+        collector: Any = self._collector()
+        inner, number = self._inner, collector.num_workers + self.begun
+        if isinstance(inner, InnerCollector):
+            end = collector.reports.replace(worker)
+            inner = InnerCollector(inner.cls, [number], [end], inner.options)
+        self.begun += 1
+        with same_threads():
+            crew = self._make(collector, worker, inner)
+        if self.weights is not None:
+            crew.update_policy_weights_(self.weights)
+        if isinstance(inner, InnerCollector):
+            crew.map_fn("run_function", [(set_version, self.versions.get(worker, 0))])
+            if self.seed is not None:
+                first = replacement_seed(self.seed, worker, count)
+                crew.map_fn("run_function", [(seeded, first, self.seed, worker, count)])
+        before, self.crews[worker] = self.crews.get(worker), crew
+        collector.queue_out.add(crew.queue_out, worker)
+        collector.pipes[worker].replaced(crew.pipes[0])
+        if before is not None:
+            _end(before)
+        return crew.procs[0]
+
+    def _make(self, collector: Any, worker: int, inner: Any) -> Any:
+        options = {name: v for name, v in self._options.items() if name not in _OF_ALL}
+        options |= {
+            "create_env_kwargs": [collector.create_env_kwargs[worker]],
+            "env_device": collector.env_device[worker],
+            "frames_per_batch": collector.frames_per_batch_worker(worker_idx=worker),
+            "num_threads": collector.num_threads,
+            "policy_device": collector.policy_device[worker],
+            "policy_factory": collector.policy_factory[worker],
+            "storing_device": collector.storing_device[worker],
+            "total_frames": -1,
+            "trajs_per_batch": WorkersState(collector).worker_trajectories,
+        }
+        env = collector.create_env_fn[worker]
+        return upstream.MultiAsyncCollector(
+            [env], collector.policy, collector_class=inner, **options
+        )
+
+    def noted(self, worker: int) -> None:
+        """Note that a worker is given weights."""
+        self.versions[worker] = self.versions.get(worker, 0) + 1
+
+    def shutdown(self) -> None:
+        """End all that are in place."""
+        for crew in self.crews.values():
+            _end(crew)
+
+
+def _end(crew: Any) -> None:
+    crew.shutdown(timeout=1.0, raise_on_error=False)
+    WorkersState(crew).end_weight_sync()
 
 
 @contextmanager

@@ -16,22 +16,23 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.collectors.distributed import RayCollector as TorchRLRayCollector
 
 from tdcollect import ray_cluster
-from tdcollect._upstream.distributed import RayState
-from tdcollect._upstream.ray import state_of
+from tdcollect._upstream.collectors import RayState
+from tdcollect._upstream.others import state_of
 from tdcollect.collect import Collector
-from tdcollect.collect.construction import extends
-from tdcollect.collect.path import Explanation
-from tdcollect.collectors import on_worker
+from tdcollect.collect.collector import extends
 from tdcollect.collectors.arguments import (
     check_on_worker_lost,
     check_restartable,
     collector_class,
 )
-from tdcollect.collectors.inner import WorkerFacts, WorkerReport
-from tdcollect.collectors.lost import LostWorker, LostWorkers, WorkerLostError, slots_of
-from tdcollect.collectors.merged import MergedStatistics, merged_explanation
-from tdcollect.collectors.seeds import following_seed, replacement_seed, seedings
-from tdcollect.collectors.trajectory_ids import TrajectoryIds
+from tdcollect.collectors.asking import (
+    Asking,
+    LostWorker,
+    LostWorkers,
+    WorkerLostError,
+    replacement_seed,
+)
+from tdcollect.collectors.worker import TrajectoryIds, take_place, take_weights
 from tdcollect.display import one_line
 
 _log = logging.getLogger("tdcollect.collectors")
@@ -45,7 +46,7 @@ _MAX_LOST = 3
 """A worker that is lost so often, without a batch in between, is not replaced again."""
 
 
-class RayCollector(TorchRLRayCollector):
+class RayCollector(Asking, TorchRLRayCollector):
     """TorchRL's ``RayCollector`` with tdcollect's collector in its actors.
 
     Args:
@@ -91,7 +92,6 @@ class RayCollector(TorchRLRayCollector):
         self.lost = LostWorkers()
         self.on_worker_lost = on_worker_lost
         self._seed: int | None = None
-        self._facts: list[WorkerFacts] | None = None
         self._replacements: list[int] = []
         self._in_a_row: list[int] = []  # losses of a worker, without a batch in between
         self._sent: Any = None  # a reference of Ray to weights
@@ -121,10 +121,9 @@ class RayCollector(TorchRLRayCollector):
         if kwargs.get("total_frames", -1) < 0:
             self.total_frames = float("inf")  # the parent would collect nothing
         if self._sends:
-            self._torchrl.need_no_connection()
+            self._torchrl.connected = True
         if isinstance(kind, type) and issubclass(kind, Collector):
-            self._facts = self._ask(on_worker.facts)
-            self._stats = MergedStatistics(self._reports, lambda: self._slots, super().stats)
+            self._learn_facts()
 
     @property
     def _torchrl(self) -> RayState:
@@ -134,7 +133,7 @@ class RayCollector(TorchRLRayCollector):
     def __repr__(self) -> str:
         if self._closed:
             return one_line(self, "shut down")
-        sync = f"sync={self._torchrl.in_step}"
+        sync = f"sync={self._torchrl.sync}"
         return one_line(self, f"{self.num_collectors} workers", sync, f"{len(self.lost)} lost")
 
     # --------------------------------------------------------------------------------- workers
@@ -169,18 +168,17 @@ class RayCollector(TorchRLRayCollector):
         """The argument that gives a worker trajectory ids of its own."""
         return {"traj_pool": TrajectoryIds(worker)} if self._one_env else {}
 
-    def _ask(self, function: Callable[..., Any], *arguments: Sequence[Any]) -> list[Any]:
-        """Call ``function(collector, argument, ...)`` in all workers at once; return its results.
+    @property
+    def _workers(self) -> range:
+        return range(self.num_collectors)
 
-        Args:
-            function: runs where the collector is.
-            *arguments: one value per worker, each.
-        """
+    def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
         self._check_open()
-        workers = range(self.num_collectors)
-        given = list(zip(*arguments, strict=True)) if arguments else [()] * len(workers)
-        tasks = [self._call(worker, function, *given[worker]) for worker in workers]
-        return [self._result(worker, tasks[worker], function, *given[worker]) for worker in workers]
+        tasks = [self._call(worker, function, *arguments) for worker, arguments in given.items()]
+        return [
+            self._result(worker, task, function, *arguments)
+            for task, (worker, arguments) in zip(tasks, given.items(), strict=True)
+        ]
 
     def _call(self, worker: int, function: Callable[..., Any], *arguments: Any) -> Any:
         return self.remote_collectors[worker].__ray_call__.remote(function, *arguments)
@@ -205,7 +203,7 @@ class RayCollector(TorchRLRayCollector):
 
     def _sync_iterator(self) -> Iterator[TensorDictBase | None]:
         torchrl = self._torchrl
-        while self.collected_frames < self.total_frames and not torchrl.stopped:
+        while self.collected_frames < self.total_frames and not torchrl.stop.is_set():
             if self.update_after_each_batch or self.max_weight_update_interval > -1:
                 self.update_policy_weights_()
             pending = {actor.next.remote(): i for i, actor in enumerate(self.remote_collectors)}
@@ -229,7 +227,7 @@ class RayCollector(TorchRLRayCollector):
         torchrl = self._torchrl
         pending = {actor.next.remote(): i for i, actor in enumerate(self.remote_collectors)}
         seedings = [self._seedings] * self.num_collectors
-        while self.collected_frames < self.total_frames and not torchrl.stopped:
+        while self.collected_frames < self.total_frames and not torchrl.stop.is_set():
             worker, batch = self._first_of(pending)
             if seedings[worker] == self._seedings:
                 self.collected_frames += torchrl.frames_per_worker
@@ -272,22 +270,14 @@ class RayCollector(TorchRLRayCollector):
 
     # ------------------------------------------------------------------------------ lost workers
 
-    @property
-    def _slots(self) -> list[int]:
-        """N of each worker; 1 where it is not known."""
-        facts = self._facts or [WorkerFacts(1, False)] * self.num_collectors
-        return [one.slots for one in facts]
-
     def _note(self, worker: int, error: Exception, replaced: bool) -> LostWorker:
         state = state_of(self.remote_collectors[worker])
         reason = " ".join((state.reason or str(error)).split())
         reason = reason.partition(" Some common causes")[0]  # which Ray lists at length
-        process = f"{state.pid} on {state.host}"
-        slots = slots_of(worker, self._slots) if self._facts else range(0)
-        frames = self._torchrl.frames_per_worker
-        lost = LostWorker(worker, process, f"was lost: {reason}", slots, frames, replaced)
-        self.lost = LostWorkers((*self.lost, lost))
-        return lost
+        process, how = f"{state.pid} on {state.host}", f"was lost: {reason}"
+        return self._lost_worker(
+            worker, process, how, self._torchrl.frames_per_worker, replaced=replaced
+        )
 
     def _end(self, lost: LostWorker) -> WorkerLostError:
         """Stop all workers; return the error that names the lost one."""
@@ -320,7 +310,7 @@ class RayCollector(TorchRLRayCollector):
             actor = self._start_one(worker)
             self.remote_collectors[worker] = actor
             arguments = worker, self._sent, self._version, seeding
-            ready = self._call(worker, on_worker.take_place, *arguments)
+            ready = self._call(worker, take_place, *arguments)
             if not ray.wait([ready], timeout=_PATIENCE)[0]:
                 _log.warning("worker %d waits for room on the cluster", worker)
             try:
@@ -362,10 +352,7 @@ class RayCollector(TorchRLRayCollector):
             self._sent = ray.put(weights)
             chosen = [worker_ids] if isinstance(worker_ids, int) else worker_ids
             workers = range(self.num_collectors) if chosen is None else chosen
-            call = on_worker.take_weights, self._sent, self._version
-            tasks = [self._call(worker, *call) for worker in workers]
-            for worker, task in zip(workers, tasks, strict=True):
-                self._result(worker, task, *call)
+            self._ask(take_weights, dict.fromkeys(workers, (self._sent, self._version)))
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
         """Seed all workers and restart their envs.
@@ -384,40 +371,7 @@ class RayCollector(TorchRLRayCollector):
             self._check_open()
             self._seedings += 1
             self._seed, self._replacements = seed, [0] * self.num_collectors
-            workers = range(self.num_collectors)
-            if self._facts is not None and all(one.seeds_in_a_row for one in self._facts):
-                given = seedings(seed, self._slots, static_seed)
-                self._ask(on_worker.seeded, *zip(*given, strict=True))
-                return following_seed(seed, len(workers), static_seed)
-            following = seed
-            for worker in workers:
-                call = on_worker.seeded, following, seed, worker, 0, static_seed
-                following = self._result(worker, self._call(worker, *call), *call)
-            return following
-
-    # --------------------------------------------------------------------------------- reports
-
-    @property
-    def stats(self) -> Any:
-        """Statistics merged over the workers; called, TorchRL's dict of counters."""
-        return super().stats if self._facts is None else self._stats
-
-    def explain(self) -> Explanation:
-        """The parts of the workers' collections, and whether several workers pay.
-
-        Raises:
-            RuntimeError: where the collector is shut down.
-            TypeError: where workers run another's collector.
-        """
-        if self._facts is None:
-            raise TypeError(
-                f"expected workers with tdcollect.Collector, got {self.collector_class.__name__}; "
-                "leave collector_class out"
-            )
-        return merged_explanation(self._reports(), self._slots)
-
-    def _reports(self) -> list[WorkerReport]:
-        return self._ask(on_worker.report)
+            return self._seed_workers(seed, static_seed)
 
     # ------------------------------------------------------------------------------------- end
 
@@ -426,7 +380,7 @@ class RayCollector(TorchRLRayCollector):
         if self._closed:
             return
         self._closed = True
-        if self._torchrl.started:
+        if self._torchrl.actors is not None:
             super().shutdown(timeout, shutdown_ray)
         if self._connection:
             ray_cluster.disconnect(self._connection)

@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary
 
 import gymnasium as gym
 import torch
-from torchrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, TransformedEnv
+from torchrl.envs import EnvBase, GymWrapper, SerialEnv, TransformedEnv
 from torchrl.envs import ParallelEnv as TorchRLParallelEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from tdcollect._upstream.torchrl import (
     converts_actions,
-    encodes_integers,
+    is_categorical,
     next_seed,
     replaced_methods,
     serial_envs,
@@ -28,23 +28,15 @@ from tdcollect._upstream.torchrl import (
     wrapped_env,
 )
 from tdcollect.envs.buffers import Bookkeeping
-from tdcollect.envs.gym_env import GymEnv as OurGymEnv
-from tdcollect.envs.parallel import ParallelEnv
+from tdcollect.envs.parallel import SINGLE, ParallelEnv
 from tdcollect.envs.serial import SerialBackend
-from tdcollect.envs.stepper import Stepper
-from tdcollect.envs.transforms import base_of
+from tdcollect.envs.slots import Can, Stepper
+from tdcollect.envs.traits import NotKnown, base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 
-SINGLE = (GymEnv, GymWrapper, OurGymEnv)
-"""The classes of one gymnasium env that are known to the letter."""
-
 SERIAL = (SerialEnv,)
 """The classes of several envs in this process that are known to the letter."""
-
-
-class NotAdopted(Exception):
-    """An env of TorchRL is stepped by its own code; the message says why."""
 
 
 class Adopted(NamedTuple):
@@ -90,13 +82,7 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
 def reset_arguments(
     env: EnvBase, seeds: Sequence[int] | None, options: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The arguments with which an env's ``reset`` seeds each of its slots.
-
-    Args:
-        env: without its transforms.
-        seeds: one per slot; None for none.
-        options: gymnasium's reset options; None for none.
-    """
+    """The arguments with which the ``reset`` of an env without transforms seeds its slots."""
     given = {"seed": seeds, "options": options}
     if seeds is not None and isinstance(env, BatchedEnvBase):
         rest = {} if options is None else {"options": options}
@@ -126,7 +112,7 @@ class _Repeated(gym.Wrapper[Any, Any, Any, Any]):
 class _Borrowed(SerialBackend):
     """gymnasium envs that belong to a TorchRL env."""
 
-    rebuilds = False
+    can = Can(step_ended=True)
 
     def close(self) -> None:
         """Do nothing: their owner closes them."""
@@ -139,9 +125,6 @@ def take_over(env: EnvBase) -> None:
     """Have a ``ParallelEnv`` of TorchRL's start our workers, if it has started none.
 
     It stays the user's object, and becomes one of :class:`tdcollect.envs.ParallelEnv`.
-
-    Args:
-        env: with its transforms.
     """
     base = base_of(env)
     if type(base) is TorchRLParallelEnv:
@@ -154,7 +137,7 @@ def adopt(env: EnvBase) -> Adopted:
     Types and ``vars`` alone tell what it is: looking up other attributes may start processes.
 
     Raises:
-        NotAdopted: for an env whose own code must step it.
+        NotKnown: for an env whose own code must step it.
     """
     members: Sequence[EnvBase] = ()
     shown: dict[Any, torch.Tensor] = {}
@@ -162,38 +145,34 @@ def adopt(env: EnvBase) -> Adopted:
         _check_methods(env)
         found, kept = serial_envs(env), shown_by_resets(env)
         if found is None or kept is None:
-            raise NotAdopted("it is closed, or its envs cannot share a batch")
+            raise NotKnown("it is closed, or its envs cannot share a batch")
         members, shown = found, kept
         singles = [_check_single(_member(member)) for member in members]
     elif isinstance(env, BatchedEnvBase):
         why = env.fallback_reason if isinstance(env, ParallelEnv) else None
-        raise NotAdopted(
+        raise NotKnown(
             "its envs are in processes of TorchRL's: "
             + (why or "they have started; import ParallelEnv from tdcollect.envs")
         )
     else:
         singles = [_check_single(env)]
     # Kept, since making it costs more than a batch; a user may have put other envs inside.
-    parts = [part for single in singles for part in _parts(single)]
+    parts = [
+        part
+        for single in singles
+        for part in (wrapped_env(single), single.wrapper_frame_skip, is_categorical(single))
+    ]
     known = _made.get(env)
-    if known is None or len(known[0]) != len(parts) or any(map(_differ, known[0], parts)):
+    if known is None or list(map(id, known[0])) != list(map(id, parts)):
         known = _made[env] = (parts, _make(env, singles))
     slots = known[1]
     slots.stepper.follow()
     return Adopted(slots, members, shown)
 
 
-def _parts(single: GymWrapper) -> tuple[Any, ...]:
-    return wrapped_env(single), single.wrapper_frame_skip, encodes_integers(single)
-
-
-def _differ(one: Any, other: Any) -> bool:
-    return one is not other
-
-
 def _check_methods(env: EnvBase) -> None:
     if own := replaced_methods(env):
-        raise NotAdopted(f"its {type(env).__name__} has a {own[0]} of its own")
+        raise NotKnown(f"its {type(env).__name__} has a {own[0]} of its own")
 
 
 def _member(env: EnvBase) -> EnvBase:
@@ -205,22 +184,22 @@ def _member(env: EnvBase) -> EnvBase:
 
 def _check_single(env: EnvBase) -> GymWrapper:
     if type(env) not in SINGLE:
-        raise NotAdopted(
+        raise NotKnown(
             f"a {type(env).__name__} is no GymEnv; a gymnasium env is faster by make_env or GymEnv"
         )
     _check_methods(env)
     inside = wrapped_env(env)
     if not isinstance(inside, gym.Env):
-        raise NotAdopted(f"its env is a {type(inside).__name__}, no gymnasium.Env")
+        raise NotKnown(f"its env is a {type(inside).__name__}, no gymnasium.Env")
     if env.info_dict_reader:
-        raise NotAdopted("it reads infos; use make_env(info_keys=...)")
+        raise NotKnown("it reads infos; use make_env(info_keys=...)")
     if not converts_actions(env):
-        raise NotAdopted("it hands tensors to its env")
+        raise NotKnown("it hands tensors to its env")
     return env
 
 
 def _make(env: EnvBase, singles: Sequence[GymWrapper]) -> GymnasiumEnv:
-    categorical = encodes_integers(singles[0])
+    categorical = is_categorical(singles[0])
     envs = [
         wrapped_env(single)
         if single.wrapper_frame_skip == 1
@@ -230,7 +209,7 @@ def _make(env: EnvBase, singles: Sequence[GymWrapper]) -> GymnasiumEnv:
     try:
         backend = _Borrowed([partial(_itself, made) for made in envs], categorical)
     except (TypeError, ValueError) as error:
-        raise NotAdopted(str(error)) from error
+        raise NotKnown(str(error)) from error
     name = str(envs[0].spec.id) if envs[0].spec is not None else type(envs[0]).__name__
 
     def over(batched: bool) -> GymnasiumEnv:
@@ -241,7 +220,7 @@ def _make(env: EnvBase, singles: Sequence[GymWrapper]) -> GymnasiumEnv:
     for single in singles:
         for spec in ("output_spec", "input_spec"):
             if getattr(single, spec).to("cpu") != getattr(one, spec).to("cpu"):
-                raise NotAdopted(f"its {spec} is not that of its gymnasium spaces")
+                raise NotKnown(f"its {spec} is not that of its gymnasium spaces")
     return over(batched=bool(env.batch_size))
 
 

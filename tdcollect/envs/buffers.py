@@ -11,15 +11,29 @@ import torch
 from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
-from tdcollect.envs.backend import Backend, SlotBuffers
-from tdcollect.envs.spaces import Path
-from tdcollect.workers.values import Array
+from tdcollect.envs.process.values import Array, InfoEntry
+from tdcollect.envs.spaces import Path, SpaceCodec
 
 _ALIGNMENT = 64  # bytes
 
 
+class SlotBuffers(NamedTuple):
+    """The arrays that a backend writes one step of N slots to. All belong to the caller.
+
+    ``observation`` and ``info`` hold one array ``[N, *shape]`` per entry, ``reward`` is float32
+    ``[N]``, or float64 for a caller that needs it as the env gave it; ``terminated`` and
+    ``truncated`` are bool ``[N]``.
+    """
+
+    observation: Sequence[Array]
+    info: Sequence[Array]
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
 class Bookkeeping(NamedTuple):
-    """Options for entries beside the env's own, under the names of TorchRL's transforms."""
+    """The entries to add to the env's own, under the names of TorchRL's transforms."""
 
     step_count: bool = False
     episode_reward: bool = False
@@ -65,38 +79,57 @@ class StepBuffers(NamedTuple):
             target[rows] = array[rows]
 
 
-def entries_of(backend: Backend, bookkeeping: Bookkeeping, marks: bool) -> list[Entry]:
-    """The entries of buffers beside reward and flags: observations, infos, bookkeeping.
-
-    Args:
-        backend: the slots.
-        bookkeeping: the further entries.
-        marks: add an entry that marks failed steps.
-
-    Raises:
-        ValueError: if two entries share a name.
-    """
+def entries_of(
+    observation: SpaceCodec,
+    action: SpaceCodec,
+    info: Sequence[InfoEntry],
+    bookkeeping: Bookkeeping,
+    marks: bool,
+) -> list[Entry]:
+    """The entries of buffers beside reward and flags; with ``marks``, one for failed steps."""
     entries = [
-        *_observation_entries(backend),
-        *_info_entries(backend),
-        *_bookkeeping_entries(bookkeeping, marks),
+        Entry(path, leaf.shape, leaf.dtype, leaf.spec)
+        for path, leaf in zip(observation.paths, observation.leaves, strict=True)
     ]
-    _check_names([entry.path for entry in entries], backend.action.paths)
+    for key, shape, dtype in info:
+        kind = torch.from_numpy(np.empty((), dtype)).dtype
+        entries.append(Entry((key,), shape, dtype, Unbounded(shape, dtype=kind)))
+    count = Bounded(0, torch.iinfo(torch.int64).max, (1,), dtype=torch.int64)
+    flag = Categorical(2, shape=(1,), dtype=torch.bool)
+    further: list[tuple[bool, str, type, TensorSpec]] = [
+        (bookkeeping.step_count, keys.STEP_COUNT, np.int64, count),
+        (
+            bookkeeping.episode_reward,
+            keys.EPISODE_REWARD,
+            np.float32,
+            Unbounded((1,), dtype=torch.float32),
+        ),
+        (bookkeeping.is_init, keys.IS_INIT, bool, flag),
+        (marks, keys.ENV_ERROR, bool, flag),
+    ]
+    entries += [
+        Entry((name,), (1,), np.dtype(kind), spec) for wanted, name, kind, spec in further if wanted
+    ]
+    _check_names([entry.path for entry in entries], action.paths)
     return entries
 
 
 def allocate_buffers(
-    backend: Backend,
     entries: Sequence[Entry],
+    split: tuple[int, int],
+    num_envs: int,
     count: int,
     batched: bool,
     pinned: bool,
     exact: bool = False,
 ) -> list[StepBuffers]:
-    """Zeroed buffers for ``count`` steps, allocated together; see :meth:`Stepper.allocate`."""
+    """Zeroed buffers for ``count`` steps, allocated together; see :meth:`Stepper.allocate`.
+
+    ``split`` says where in ``entries`` infos and bookkeeping begin.
+    """
 
     def zeros(shape: Sequence[int], dtype: Any) -> Array:
-        array = _aligned_zeros((count, backend.num_envs, *shape), dtype)
+        array = _aligned_zeros((count, num_envs, *shape), dtype)
         return torch.from_numpy(array).pin_memory().numpy() if pinned else array
 
     arrays = [zeros(entry.shape, entry.dtype) for entry in entries]
@@ -109,8 +142,7 @@ def allocate_buffers(
     exactly = zeros((1,), np.float64) if exact else reward
     scalars = zip(*(block[..., 0] for block in (exactly, *flags)), strict=True)
     rounded = reward[..., 0] if exact else [None] * count
-    infos = len(backend.observation.leaves)
-    bookkeeping = infos + len(backend.info)
+    infos, bookkeeping = split
     return [
         StepBuffers(
             SlotBuffers(step[:infos], step[infos:bookkeeping], *scalar[:3]),
@@ -139,43 +171,6 @@ def _aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
     offset = -memory.ctypes.data % _ALIGNMENT
     strides = np.empty(inner, dtype).strides
     return np.ndarray(shape, dtype, memory, offset, (padded, *strides))
-
-
-def _observation_entries(backend: Backend) -> list[Entry]:
-    codec = backend.observation
-    return [
-        Entry(path, leaf.shape, leaf.dtype, leaf.spec)
-        for path, leaf in zip(codec.paths, codec.leaves, strict=True)
-    ]
-
-
-def _info_entries(backend: Backend) -> list[Entry]:
-    return [
-        Entry(
-            (info.key,),
-            info.shape,
-            info.dtype,
-            Unbounded(info.shape, dtype=torch.from_numpy(np.empty((), info.dtype)).dtype),
-        )
-        for info in backend.info
-    ]
-
-
-def _bookkeeping_entries(bookkeeping: Bookkeeping, marks: bool) -> list[Entry]:
-    entries = []
-    flag = Categorical(2, shape=(1,), dtype=torch.bool)
-    if bookkeeping.step_count:
-        most = torch.iinfo(torch.int64).max
-        spec = Bounded(0, most, (1,), dtype=torch.int64)
-        entries.append(Entry((keys.STEP_COUNT,), (1,), np.dtype(np.int64), spec))
-    if bookkeeping.episode_reward:
-        unbounded = Unbounded((1,), dtype=torch.float32)
-        entries.append(Entry((keys.EPISODE_REWARD,), (1,), np.dtype(np.float32), unbounded))
-    if bookkeeping.is_init:
-        entries.append(Entry((keys.IS_INIT,), (1,), np.dtype(bool), flag))
-    if marks:
-        entries.append(Entry((keys.ENV_ERROR,), (1,), np.dtype(bool), flag))
-    return entries
 
 
 def _check_names(entries: Sequence[Path], actions: Sequence[Path]) -> None:

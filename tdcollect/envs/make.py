@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -13,25 +11,30 @@ import torch
 from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase
 
-from tdcollect.envs.backend import RESUMABLE, Backend
+from tdcollect import check
 from tdcollect.envs.buffers import Bookkeeping
-from tdcollect.envs.envpool_backend import EnvPoolBackend
-from tdcollect.envs.process import ProcessBackend
-from tdcollect.envs.ready_stepper import ReadyStepper
+from tdcollect.envs.process.pool import START_METHODS
+from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.serial import SerialBackend
-from tdcollect.envs.stepper import Stepper
+from tdcollect.envs.slots import RESUMABLE, Backend, Stepper
 from tdcollect.envs.vector import VectorBackend
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
-from tdcollect.workers.launch import START_METHODS
-from tdcollect.workers.resumable import Resumable
-from tdcollect.workers.slots import spec_of
 
 OnEnvError = Literal["raise", "restart"]
 
 _MAX_RESTARTS = 100
 
-BACKENDS = ("serial", "process", "gymnasium", "envpool")
+_EXPECTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "serial": (
+        (str, gym.Env, Callable),
+        "a gymnasium id, a callable that makes a gymnasium.Env, or a gymnasium.Env",
+    ),
+    "process": ((str, Callable), "a gymnasium id or a callable that makes a gymnasium.Env"),
+    "gymnasium": ((VectorEnv,), "a gymnasium.vector.VectorEnv (gymnasium.make_vec makes one)"),
+    "envpool": ((str,), "an EnvPool id"),
+}
+BACKENDS = tuple(_EXPECTED)
 
 
 def make_env(
@@ -118,9 +121,9 @@ def make_env(
     """
     chosen = _check_backend(env, backend)
     slots = _check_num_envs(env, num_envs)
-    bookkeeping = Bookkeeping(
-        step_count, episode_reward, is_init, _check_time_limit(max_episode_steps)
-    )
+    check.positive_int_or_none(max_episode_steps=max_episode_steps)
+    limit = None if max_episode_steps is None else int(max_episode_steps)
+    bookkeeping = Bookkeeping(step_count, episode_reward, is_init, limit)
     seeds = None if seed is None else slot_seeds(seed, range(slots))
     _check_info_keys(info_keys)
     workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
@@ -139,22 +142,25 @@ def make_env(
     def slots_with(settings: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stepper:
         made: Backend
         if chosen == "envpool":
+            from tdcollect.envs.envpool import EnvPoolBackend
+
             assert isinstance(env, str)
             made = EnvPoolBackend(env, slots, seeds, settings, categorical_action_encoding)
         elif isinstance(env, VectorEnv):
             made = VectorBackend(env, categorical_action_encoding)
         elif chosen == "process":
+            from tdcollect.envs.process.backend import ProcessBackend
+
             factories = _factories(env, slots, settings, resumable, elsewhere=True)
             made = ProcessBackend(factories, categorical_action_encoding, **workers)
         else:
             factories = _factories(env, slots, settings, resumable)
             made = SerialBackend(factories, categorical_action_encoding)
-        made.resumable = bool(resumable)
+        made.can = made.can._replace(resume=bool(resumable))
         try:
             if info_keys:
                 made.read_info(info_keys)
-            in_step = made.wait_num is None
-            stepper = (Stepper if in_step else ReadyStepper)(
+            stepper = Stepper(
                 made,
                 bookkeeping,
                 name=_name(env),
@@ -187,29 +193,17 @@ def make_env(
 def _check_backend(env: Any, backend: str | None) -> str:
     if backend is None:
         backend = "gymnasium" if isinstance(env, VectorEnv) else "serial"
-    if backend not in BACKENDS:
-        raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, got {backend!r}")
+    check.one_of(BACKENDS, backend=backend)
     if isinstance(env, EnvBase):
         raise TypeError(
             f"expected a gymnasium env, its id or a callable, got the TorchRL env {env!r}; collect "
             "from it directly"
         )
-    expected = {
-        "serial": (str, gym.Env, Callable),
-        "process": (str, Callable),
-        "gymnasium": (VectorEnv,),
-        "envpool": (str,),
-    }[backend]
+    types, wanted = _EXPECTED[backend]
     # Envs may be callable, too.
     is_vector, is_made = isinstance(env, VectorEnv), isinstance(env, (gym.Env, VectorEnv))
     misplaced = (is_vector and backend != "gymnasium") or (is_made and backend == "process")
-    if not isinstance(env, expected) or misplaced:  # type: ignore[arg-type]
-        wanted = {
-            "serial": "a gymnasium id, a callable that makes a gymnasium.Env, or a gymnasium.Env",
-            "process": "a gymnasium id or a callable that makes a gymnasium.Env",
-            "gymnasium": "a gymnasium.vector.VectorEnv (gymnasium.make_vec makes one)",
-            "envpool": "an EnvPool id",
-        }[backend]
+    if not isinstance(env, types) or misplaced:
         raise TypeError(f"backend={backend!r} expects {wanted}, got {env!r}")
     return backend
 
@@ -224,7 +218,7 @@ def _check_num_envs(env: Any, num_envs: int | None) -> int:
         return env.num_envs
     if num_envs is None:
         return 1
-    if isinstance(num_envs, bool) or not isinstance(num_envs, Integral) or num_envs < 1:
+    if not check.is_count(num_envs, 1):
         raise ValueError(
             "expected num_envs to be a positive int, or None for one unbatched slot, got "
             f"{num_envs!r}"
@@ -235,20 +229,6 @@ def _check_num_envs(env: Any, num_envs: int | None) -> int:
             f"env {env}"
         )
     return int(num_envs)
-
-
-def _check_time_limit(max_episode_steps: int | None) -> int | None:
-    if max_episode_steps is None:
-        return None
-    if (
-        isinstance(max_episode_steps, bool)
-        or not isinstance(max_episode_steps, Integral)
-        or max_episode_steps < 1
-    ):
-        raise ValueError(
-            f"expected max_episode_steps to be a positive int or None, got {max_episode_steps!r}"
-        )
-    return int(max_episode_steps)
 
 
 def _check_info_keys(info_keys: Any) -> None:
@@ -272,23 +252,10 @@ def _check_workers(
     given = {name: value for name, value in options.items() if value is not None}
     if given and backend != "process":
         raise TypeError(f"backend={backend!r} takes no {', '.join(given)}; use backend='process'")
-    if num_workers is not None and (
-        isinstance(num_workers, bool)
-        or not isinstance(num_workers, Integral)
-        or not 1 <= num_workers <= slots
-    ):
-        raise ValueError(
-            f"expected num_workers to be an int from 1 to {slots}, the number of slots, or None "
-            f"for the cores there are, got {num_workers!r}"
-        )
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, Real) or not 0 < timeout < math.inf
-    ):
-        raise ValueError(f"expected timeout to be seconds above 0, or None, got {timeout!r}")
-    if start_method is not None and start_method not in START_METHODS:
-        raise ValueError(
-            f"expected a start_method of {', '.join(START_METHODS)}, got {start_method!r}"
-        )
+    note = "the number of slots, or None for the cores there are"
+    check.int_up_to(slots, note, num_workers=num_workers)
+    check.seconds_or_none(timeout=timeout)
+    check.one_of((*START_METHODS, None), start_method=start_method)
     return given
 
 
@@ -309,23 +276,9 @@ def _check_waiting(
             f"expected backend='process' and num_envs with wait_num={wait_num!r}, got {got}; other "
             "slots step together"
         )
-    if (
-        isinstance(wait_num, bool)
-        or not isinstance(wait_num, Integral)
-        or not 1 <= wait_num <= num_envs
-    ):
-        raise ValueError(
-            f"expected wait_num to be an int from 1 to {num_envs}, the number of slots, or None to "
-            f"step them together, got {wait_num!r}"
-        )
-    if wait_timeout is not None and (
-        isinstance(wait_timeout, bool)
-        or not isinstance(wait_timeout, Real)
-        or not 0 < wait_timeout < math.inf
-    ):
-        raise ValueError(
-            f"expected wait_timeout to be seconds above 0, or None, got {wait_timeout!r}"
-        )
+    note = "the number of slots, or None to step them together"
+    check.int_up_to(num_envs, note, wait_num=wait_num)
+    check.seconds_or_none(wait_timeout=wait_timeout)
     return {"wait_num": int(wait_num), "wait_timeout": wait_timeout}
 
 
@@ -333,8 +286,7 @@ def _check_restarts(
     env: Any, backend: str, on_env_error: str, max_restarts: int | None
 ) -> int | None:
     """The number of envs that may be built anew; None if failures raise."""
-    if on_env_error not in ("raise", "restart"):
-        raise ValueError(f"expected on_env_error to be 'raise' or 'restart', got {on_env_error!r}")
+    check.one_of(("raise", "restart"), on_env_error=on_env_error)
     if on_env_error == "raise":
         if max_restarts is not None:
             raise TypeError(
@@ -347,15 +299,12 @@ def _check_restarts(
             f"on_env_error='restart' builds single slots anew, which {what} does not allow; pass "
             "an id or a callable with backend='serial' or 'process', or on_env_error='raise'"
         )
-    most = _MAX_RESTARTS if max_restarts is None else max_restarts
-    if isinstance(most, bool) or not isinstance(most, Integral) or most < 1:
-        raise ValueError(f"expected max_restarts to be a positive int or None, got {most!r}")
-    return int(most)
+    check.positive_int_or_none(max_restarts=max_restarts)
+    return int(max_restarts or _MAX_RESTARTS)
 
 
 def _check_resumable(env: Any, backend: str, resumable: bool | str) -> None:
-    if resumable not in (False, True, "history"):
-        raise ValueError(f"expected resumable to be False, True or 'history', got {resumable!r}")
+    check.one_of((False, True, "history"), resumable=resumable)
     if resumable and backend not in RESUMABLE:
         raise ValueError(
             f"backend={backend!r} cannot bring its envs back: expected resumable=False, or a "
@@ -392,6 +341,8 @@ def _factories(
         unchecked = partial(factory, **{"disable_env_checker": True, **kwargs})
         factories[1:] = [unchecked] * (slots - 1)
     if resumable:
+        from tdcollect.envs.process.resumable import Resumable
+
         return [Resumable(make, history=resumable == "history") for make in factories]
     return factories
 

@@ -1,25 +1,38 @@
-"""TorchRL's ``ParallelEnv``, with several slots in each worker process where that is understood."""
+"""TorchRL's ``GymEnv``, ``SerialEnv`` and ``ParallelEnv`` under their names.
+
+A ``ParallelEnv`` has several slots in each worker process where its envs are understood; a
+``GymEnv`` is put right where some arguments go wrong.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Number
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.data import Composite
+from torchrl.envs import EnvBase, GymWrapper, TransformedEnv, default_info_dict_reader
+from torchrl.envs import GymEnv as TorchRLGymEnv
 from torchrl.envs import ParallelEnv as TorchRLParallelEnv
+from torchrl.envs import SerialEnv as SerialEnv  # is right as it is
+from torchrl.envs import transforms as T
+from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
-from tdcollect._upstream import batched_envs as upstream
-from tdcollect.envs.gym_env import SerialEnv
-from tdcollect.envs.parallel_slots import Channel, difference, env_of_slots, with_lifted
-from tdcollect.envs.slot_env import SlotSettings, make_slot
-from tdcollect.envs.slot_plan import NotUnderstood, Parts, parts_of_made
-from tdcollect.envs.transforms import base_of, flat_transforms
-from tdcollect.states import global_states
+from tdcollect._upstream import torchrl as upstream
+from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made
+from tdcollect.envs.process.backend import ProcessBackend
+from tdcollect.envs.slots import Backend, Stepper
+from tdcollect.envs.traits import NotKnown, base_of, flat_transforms
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.randomness import global_states
+from tdcollect.states import equal
 
 _PARTS, _INNER, _SHOWN = "tdcollect_parts", "tdcollect_inner", "tdcollect_shown"
 """Where a ParallelEnv keeps, in its ``vars``, what TorchRL's class knows nothing of.
@@ -74,7 +87,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         """
         if type(env) is not TorchRLParallelEnv:
             return f"it is a {type(env).__name__}, not TorchRL's ParallelEnv"
-        if upstream.is_view(env):
+        if not upstream.owns_workers(env):
             return "it is an index into another env"
         if not vars(env)["is_closed"]:
             return "its workers have started"
@@ -112,7 +125,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         if found is None:
             try:
                 found = self._find_parts()
-            except NotUnderstood as reason:
+            except NotKnown as reason:
                 found = str(reason)
             self.__dict__[_PARTS] = found
         return found
@@ -127,15 +140,15 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         }
         for name, given in options.items():
             if given:
-                raise NotUnderstood(f"{name} is TorchRL's")
+                raise NotKnown(f"{name} is TorchRL's")
         made: list[tuple[Any, Any, Parts]] = []
         for create, kwargs in zip(self.create_env_fn, self.create_env_kwargs, strict=True):
             if not any(create is other and kwargs == given for other, given, _ in made):
-                made.append((create, kwargs, parts_of_made(create, kwargs)))
+                made.append((create, kwargs, parts_of_made(create, kwargs, SINGLE)))
         first = made[0][2]
         for _, _, parts in made[1:]:
-            if not _alike(first, parts):
-                raise NotUnderstood("its slots have different envs or transforms")
+            if first._replace(lifted=(), name="") != parts._replace(lifted=(), name=""):
+                raise NotKnown("its slots have different envs or transforms")
         return first
 
     def update_kwargs(self, kwargs: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -165,14 +178,14 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         settings = SlotSettings(
             parts.plan,
             global_states() if forks else None,
-            upstream.seeds_torch(self),
+            upstream.uses_buffers(self),
             self.num_sub_threads,
         )
         factories = [
             partial(make_slot, create, kwargs, settings)
             for create, kwargs in zip(self.create_env_fn, self.create_env_kwargs, strict=True)
         ]
-        base = env_of_slots(
+        base = _env_of_slots(
             factories,
             parts,
             device=self.device,
@@ -182,11 +195,11 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         )
         try:
             backend = base.stepper.backend
-            inner = with_lifted(base, parts.lifted)
+            inner = _with_lifted(base, parts.lifted)
             reason = None
             if any(digest != parts.digest for digest in backend.call("digest")):
                 reason = "the transforms of its slots have different settings"
-            elif (odd := difference(self, inner)) is not None:
+            elif (odd := _difference(self, inner)) is not None:
                 reason = f"the entry {odd!r} would have another spec"
         except BaseException:
             base.close()
@@ -197,7 +210,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         self.__dict__[_INNER] = inner
         lifted = flat_transforms(inner.transform) if isinstance(inner, TransformedEnv) else []
         channels = [
-            Channel(backend, slot, lifted, parts.digest) for slot in range(self.num_workers)
+            _Channel(backend, slot, lifted, parts.digest) for slot in range(self.num_workers)
         ]
         upstream.set_channels(self, channels)
         upstream.limit_threads(self)
@@ -220,7 +233,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
 
     def _ours(self) -> EnvBase | None:
         """The env that runs the slots, started; None where TorchRL's workers do."""
-        if self.is_closed and not upstream.is_view(self):  # TorchRL says that a view is closed
+        if self.is_closed and upstream.owns_workers(self):  # TorchRL says that a view is closed
             self._create_td()
             self._start_workers()
         return self.inner
@@ -233,7 +246,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             return super()._step(tensordict)
         mask = tensordict.get(keys.STEP, None)
         with torch.no_grad():
-            following = upstream.step_inside(inner, tensordict)
+            following = upstream.env_step_of(inner)(tensordict)
             if mask is not None and not mask.all():
                 waiting = _slots_of(~mask, self.num_workers)
                 following = _with_rows(following, waiting, tensordict)
@@ -270,7 +283,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         marked = every if mask is None else _slots_of(mask, self.num_workers)
         with torch.no_grad():
             for slots, given in _calls(marked, seeds, options):
-                reset = upstream.reset_inside(inner, self._mark(tensordict, slots), **given)
+                reset = upstream.env_reset_of(inner)(self._mark(tensordict, slots), **given)
                 others = [slot for slot in every if slot not in slots]
                 self._show(_with_rows(reset, others, self.shown))
         return reset
@@ -388,5 +401,172 @@ def _with_rows(
     return entries
 
 
-def _alike(one: Parts, other: Parts) -> bool:
-    return one._replace(lifted=(), name="") == other._replace(lifted=(), name="")
+class _Channel:
+    """The channel to one slot, for the commands of TorchRL's ``ParallelEnv``.
+
+    ``digest`` identifies the ``lifted`` transforms, which run once for all slots.
+    """
+
+    def __init__(self, slots: Backend, slot: int, lifted: Sequence[T.Transform], digest: str):
+        self._slots = slots
+        self._slot = slot
+        self._lifted = lifted
+        self._digest = digest
+        self._answer: Any = None
+
+    def send(self, message: tuple[Any, Any]) -> None:
+        """Have the slot carry out a command."""
+        name, data = message
+        (self._answer,) = self._slots.call("command", name, data, slots=[self._slot])
+        if self._lifted and self._slot == self._slots.num_envs - 1:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Give the lifted transforms the state that a command has given to those of the slots."""
+        digests = self._slots.call("digest")
+        if all(digest == self._digest for digest in digests):
+            return
+        (states,) = self._slots.call("lifted_state", slots=[0])
+        same = all(
+            equal(dict(transform.state_dict()), state)
+            for transform, state in zip(self._lifted, states, strict=True)
+        )
+        if len(set(digests)) > 1 or same:
+            raise RuntimeError(
+                "expected the same transforms in all slots, which run once for all of them, got "
+                "others; use torchrl.envs.ParallelEnv for slots with settings of their own"
+            )
+        for transform, state in zip(self._lifted, states, strict=True):
+            transform.load_state_dict(state)
+        self._digest = digests[0]
+
+    def recv(self) -> Any:
+        """The answer to the latest command."""
+        return self._answer
+
+    def close(self) -> None:
+        """Do nothing: the workers are closed together."""
+
+
+def _env_of_slots(
+    factories: Sequence[Callable[[], Any]],
+    parts: Parts,
+    *,
+    device: torch.device | None,
+    **options: Any,
+) -> GymnasiumEnv:
+    """An env ``[N]`` over slots of :func:`make_slot`, with the specs that TorchRL gives them."""
+    backend = ProcessBackend(factories, parts.categorical, **options)
+    try:
+        if parts.plan.entries:
+            backend.read_info({e.key: np.zeros(e.shape, e.dtype) for e in parts.plan.entries})
+        stepper = Stepper(backend, name=parts.name)
+        env = GymnasiumEnv(stepper, batched=True, device=device)
+        count = len(factories)
+        env.observation_spec = _on(parts.observation_spec, env.device).expand(count)
+        env.full_action_spec = _on(parts.action_spec, env.device).expand(count)
+    except BaseException:
+        backend.close()
+        raise
+    return env
+
+
+def _on(spec: Composite, device: torch.device | None) -> Composite:
+    on_device: Composite = spec.clone().clear_device_() if device is None else spec.to(device)
+    return on_device
+
+
+def _vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
+    """An env of ``num_envs`` slots of an env, on worker processes."""
+    try:
+        parts = parts_of_made(create, {}, SINGLE)
+    except NotKnown as reason:
+        raise ValueError(
+            f"expected an env that can be one of several slots, but {reason}; use ParallelEnv"
+        ) from reason
+    make: Callable[[], Any]
+    if parts.spec is not None:  # its worker needs no torch, and starts at once
+        make = partial(gym.make, parts.spec)
+    else:
+        make = partial(make_slot, create, {}, SlotSettings(parts.plan, None, True, 1))
+    factories = [make] * num_envs
+    return _env_of_slots(factories, parts, device=parts.observation_spec.device)
+
+
+def _with_lifted(base: GymnasiumEnv, lifted: Sequence[T.Transform]) -> EnvBase:
+    """The env with transforms that were made for one of its slots."""
+    if not lifted:
+        return base
+    clones = [transform.clone() for transform in lifted]
+    for clone in clones:
+        if isinstance(clone, T.TensorDictPrimer):
+            clone.expand_specs = True
+    return TransformedEnv(base, T.Compose(*clones))
+
+
+def _difference(env: EnvBase, inner: EnvBase) -> Any:
+    """The first entry whose spec is not the same in both envs; None if there is none."""
+    theirs, ours = described(env.specs), described(inner.specs)
+    for key in {**theirs, **ours}:
+        if theirs.get(key) != ours.get(key):
+            return key
+    return None
+
+
+class InfoReader(default_info_dict_reader):
+    """TorchRL's default reader of infos, for infos that are Python numbers, too."""
+
+    def __call__(self, info_dict: dict[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
+        if isinstance(info_dict, Mapping):
+            info_dict = {
+                key: np.asarray(value) if isinstance(value, Number) else value
+                for key, value in info_dict.items()
+            }
+        return super().__call__(info_dict, tensordict)
+
+
+class _GymMeta(upstream.GymEnvMeta):
+    """Gives an env of several slots for ``num_workers`` and ``num_envs``."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        num_workers = kwargs.pop("num_workers", None) or 1
+        if num_workers > 1:
+            env = ParallelEnv(num_workers, partial(cls, *args, **kwargs))
+            env.start()  # as TorchRL's has
+            return env
+        num_envs = kwargs.pop("num_envs", 0)
+        if num_envs:
+            return _vector_env(num_envs, partial(cls, *args, **kwargs))
+        return super().__call__(*args, **kwargs)
+
+
+class GymEnv(TorchRLGymEnv, metaclass=_GymMeta):
+    """TorchRL's ``GymEnv``.
+
+    It is TorchRL's class in all but three points:
+
+    - ``num_workers=n`` gives a :class:`tdcollect.envs.ParallelEnv`;
+    - ``num_envs=n`` gives a :class:`tdcollect.envs.GymnasiumEnv` on worker processes, with true
+      final observations and without rows that join two episodes. Slot i is seeded with
+      ``seed + i``, as the vector env in TorchRL's is;
+    - infos may be Python numbers.
+
+    Args:
+        env_name: a gymnasium id.
+        **kwargs: those of TorchRL's ``GymEnv``, and of ``gymnasium.make``.
+    """
+
+    def set_info_dict_reader(
+        self, info_dict_reader: BaseInfoDictReader | None = None, ignore_private: bool = True
+    ) -> GymEnv:
+        """Add a reader of infos; TorchRL's default reader takes Python numbers from here on."""
+        if info_dict_reader is None:
+            info_dict_reader = InfoReader(ignore_private=ignore_private)
+        elif type(info_dict_reader) is default_info_dict_reader:
+            info_dict_reader.__class__ = InfoReader
+        super().set_info_dict_reader(info_dict_reader, ignore_private)
+        return self
+
+
+SINGLE = (GymEnv, TorchRLGymEnv, GymWrapper)
+"""The classes of one gymnasium env that are known to the letter."""

@@ -7,29 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.envs.backend import Backend, SlotBuffers
-from tdcollect.envs.errors import SlotError
-from tdcollect.workers.slots import EnvFactory, EnvSlots, check_spaces
-from tdcollect.workers.values import Array, as_flag, as_flags, as_reward, as_rewards, write_info
+from tdcollect.envs.buffers import SlotBuffers
+from tdcollect.envs.process.values import (
+    Array,
+    as_flag,
+    as_flags,
+    as_reward,
+    as_rewards,
+    write_info,
+)
+from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
+from tdcollect.envs.slots import Backend, Can, SlotError
 
 _SMALL = 4096  # bytes
 
 
 class SerialBackend(Backend):
-    """N gymnasium envs in this process.
-
-    Args:
-        factories: one callable per slot, each returning a new ``gymnasium.Env``.
-        categorical: encode discrete entries as integers rather than one-hot.
-
-    Raises:
-        ValueError: if the envs' spaces differ, or two slots are given one env.
-        TypeError: if a factory does not return a ``gymnasium.Env``.
-    """
+    """N gymnasium envs in this process, one of each factory."""
 
     name = "serial"
-    steps_ended_slots = True
-    rebuilds = True
+    can = Can(step_ended=True, rebuild=True)
 
     def __init__(self, factories: Sequence[EnvFactory], categorical: bool = False):
         self.num_envs = len(factories)
@@ -54,7 +51,7 @@ class SerialBackend(Backend):
     def reset(
         self,
         slots: Sequence[int],
-        seeds: Sequence[int] | None,
+        seeds: Sequence[int | None] | None,
         options: dict[str, Any] | None,
         out: SlotBuffers,
     ) -> None:
@@ -149,10 +146,10 @@ class SerialBackend(Backend):
             self.observation.write_slot(observation, out.observation, slot)
 
     def save_states(self) -> dict[int, dict[str, Any]]:
-        return self._envs.save_states() if self.resumable else super().save_states()
+        return self._envs.save_states() if self.can.resume else super().save_states()
 
     def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
-        return self._envs.load_states(states) if self.resumable else super().load_states(states)
+        return self._envs.load_states(states) if self.can.resume else super().load_states(states)
 
     def sample_info(self) -> Mapping[str, Any]:
         return self._envs.sample_info()
@@ -164,7 +161,7 @@ class SerialBackend(Backend):
         return self._envs.call(self._slots if slots is None else slots, name, arguments)
 
     def render(self) -> list[Any]:
-        return self._envs.render()
+        return self.call("render")
 
     def close(self) -> None:
         self._envs.close()

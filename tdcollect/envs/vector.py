@@ -28,11 +28,8 @@ from gymnasium.vector import (
 )
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from tdcollect.envs.backend import Backend, SlotBuffers
-from tdcollect.envs.errors import SlotError
-from tdcollect.workers.values import (
-    BOOL,
-    FLOATS,
+from tdcollect.envs.buffers import SlotBuffers
+from tdcollect.envs.process.values import (
     Array,
     as_flag,
     as_flags,
@@ -41,6 +38,7 @@ from tdcollect.workers.values import (
     slot_of,
     write_info,
 )
+from tdcollect.envs.slots import Backend, Can, SlotError
 
 _MODULES = "gymnasium.wrappers.vector."
 
@@ -55,11 +53,7 @@ _REFUSED = {
 
 
 def check_wrappers(env: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> bool:
-    """Check the wrappers of a vector env; returns whether single slots can be reset through them.
-
-    Raises:
-        ValueError: for wrappers that cannot keep the contract in this autoreset mode.
-    """
+    """Refuse wrappers that cannot keep the contract; returns whether slots can be reset singly."""
     resets_subset = True
     for layer in _layers(env):
         ours = {c.__name__ for c in type(layer).__mro__ if c.__module__.startswith(_MODULES)}
@@ -110,27 +104,18 @@ _RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
 
 
 class VectorBackend(Backend):
-    """The slots of a gymnasium vector env.
-
-    Args:
-        env: the vector env; it is owned from now on, and closed with the backend.
-        categorical: encode discrete entries as integers rather than one-hot.
-
-    Raises:
-        ValueError: if some row of the vector env would be a reset, or an action would be lost.
-    """
+    """The slots of a gymnasium vector env, which is owned, and closed with the backend."""
 
     name = "gymnasium"
-    steps_subset = False
 
     def __init__(self, env: VectorEnv[Any, Any, Any], categorical: bool = False):
-        self.env = env
+        self.env = self.vector_env = env
         self.num_envs = env.num_envs
         self._mode = _autoreset_mode(env)
         resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
         wrappers_do = check_wrappers(env, self._mode)
-        self.resets_subset = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
-        self.seeds_subset = self.resets_subset
+        singly = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
+        self.can = Can(pause=False, reset_singly=singly, seed_singly=singly)
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
             raise ValueError(
                 f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "
@@ -155,12 +140,16 @@ class VectorBackend(Backend):
     def reset(
         self,
         slots: Sequence[int],
-        seeds: Sequence[int] | None,
+        seeds: Sequence[int | None] | None,
         options: dict[str, Any] | None,
         out: SlotBuffers,
     ) -> None:
-        if seeds is None and options is None:
-            slots = self._show_fresh(slots, out)
+        given: dict[int, int | None] = dict.fromkeys(slots)
+        if seeds is not None:
+            given = dict(zip(slots, seeds, strict=True))
+        if options is None:
+            left = self._show_fresh([slot for slot in slots if given[slot] is None], out)
+            slots = [slot for slot in slots if given[slot] is not None or slot in left]
             if not slots:
                 return
         options = dict(options or {})
@@ -170,20 +159,15 @@ class VectorBackend(Backend):
                 options=options or None,
             )
         else:
-            if not self.resets_subset:
+            if not self.can.reset_singly:
                 raise ValueError(
                     f"{self.env} cannot reset slots {list(slots)} alone; reset all of its "
                     f"{self.num_envs} slots, or use backend='serial'"
                 )
             mask = np.zeros(self.num_envs, dtype=bool)
             mask[slots] = True
-            all_seeds: list[int | None] | None = None
-            if seeds is not None:
-                all_seeds = [None] * self.num_envs
-                for slot, seed in zip(slots, seeds, strict=True):
-                    all_seeds[slot] = seed
             observation, info = self.env.reset(
-                seed=all_seeds,  # type: ignore[arg-type]
+                seed=seeds and [given.get(slot) for slot in range(self.num_envs)],  # type: ignore[arg-type]
                 options={**options, "reset_mask": mask},
             )
         if not isinstance(info, Mapping):
@@ -206,7 +190,7 @@ class VectorBackend(Backend):
         Where the vector env can only reset all slots at once, all of them are still to reset.
         """
         waiting = [slot for slot in slots if slot not in self._fresh]
-        if waiting and not self.resets_subset:
+        if waiting and not self.can.reset_singly:
             return slots
         for slot in slots:
             if slot in self._fresh:
@@ -222,13 +206,9 @@ class VectorBackend(Backend):
         self._latest = info
         try:
             self.observation.write(observation, out.observation)
-            if not self._are_plain(reward, terminated, truncated):
-                reward = as_rewards(reward, self.num_envs)
-                terminated = as_flags("terminated", terminated, self.num_envs)
-                truncated = as_flags("truncated", truncated, self.num_envs)
-            out.reward[...] = reward
-            out.terminated[...] = terminated
-            out.truncated[...] = truncated
+            out.reward[...] = as_rewards(reward, self.num_envs)
+            out.terminated[...] = as_flags("terminated", terminated, self.num_envs)
+            out.truncated[...] = as_flags("truncated", truncated, self.num_envs)
         except (ValueError, TypeError):  # written singly, they show whose result is at fault
 
             def write(slot: int) -> None:
@@ -247,15 +227,6 @@ class VectorBackend(Backend):
                 final = self._final(info, "final_obs")
                 final_info = self._final(info, "final_info") if self.info else {}
                 _singly("step", ended, lambda slot: self._end(slot, final, final_info, out))
-
-    def _are_plain(self, reward: Any, terminated: Any, truncated: Any) -> bool:
-        """Tell whether these have the usual types, which need no closer look."""
-        return (
-            type(reward) is type(terminated) is type(truncated) is np.ndarray
-            and reward.dtype in FLOATS
-            and terminated.dtype is truncated.dtype is BOOL
-            and reward.size == terminated.size == truncated.size == self.num_envs
-        )
 
     def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
         """Keep the first observation of the slot's next episode, and write this one's final one."""
@@ -304,10 +275,6 @@ class VectorBackend(Backend):
             if not key.startswith("_") and not isinstance(value, dict)
         }
 
-    @property
-    def vector_env(self) -> VectorEnv[Any, Any, Any]:
-        return self.env
-
     def render(self) -> list[Any]:
         return list(self.env.render() or [])
 
@@ -337,10 +304,10 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     return AutoresetMode(mode)
 
 
-def _compact(seeds: Sequence[int] | None) -> int | list[int] | None:
+def _compact(seeds: Sequence[int | None] | None) -> int | list[int | None] | None:
     """Consecutive seeds as the first of them, which vector envs of one generator accept, too."""
     if seeds is None:
         return None
     first = seeds[0]
-    consecutive = all(seed == first + slot for slot, seed in enumerate(seeds))
+    consecutive = first is not None and all(s == first + i for i, s in enumerate(seeds))
     return first if consecutive else list(seeds)

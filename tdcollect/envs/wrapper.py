@@ -1,4 +1,4 @@
-"""The ``EnvBase`` face of a stepper: TensorDicts in, TensorDicts out."""
+"""`GymnasiumEnv`: the TorchRL env over a stepper; TensorDicts in, TensorDicts out."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase, default_info_dict_reader
+from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
 from tdcollect.envs.buffers import StepBuffers
-from tdcollect.envs.gym_attributes import GymAttributes
-from tdcollect.envs.spaces import SpaceCodec, compose, key_of, nested
-from tdcollect.envs.stepper import Stepper
+from tdcollect.envs.process.pool import WorkerLost
+from tdcollect.envs.process.values import Array, is_number
+from tdcollect.envs.slots import Can, Stepper
+from tdcollect.envs.spaces import compose, key_of, nested
 from tdcollect.seeding import slot_seeds
-from tdcollect.workers.values import Array
 
 
-class GymnasiumEnv(GymAttributes):
+class GymnasiumEnv(EnvBase):
     """A TorchRL env over gymnasium slots; made by :func:`tdcollect.make_env`.
 
     Keys, shapes, dtypes and specs are those of TorchRL's ``GymEnv`` for the same space. Rewards are
     float32 ``[N, 1]``, flags bool ``[N, 1]``; an unbatched env lacks the N. Every entry is freshly
     allocated at each step: nothing that was given out changes later.
+
+    A name that the env does not know itself is looked up on the gymnasium env of the slot, as
+    ``env.unwrapped``, ``env.spec``, ``env.metadata``, ``env.render_mode`` or
+    ``env.get_wrapper_attr("lives")``. With several slots, it gives a list with one value per slot;
+    with a vector env, the vector env's own. Values come from worker processes as copies.
 
     Args:
         stepper: the slots.
@@ -53,6 +60,7 @@ class GymnasiumEnv(GymAttributes):
         self._env_kwargs = dict(env_kwargs or {})
         self._remake = remake
         self._infos: dict[str, Any] = {}  # those that read_infos was given
+        self._readers: list[BaseInfoDictReader] = []
         self._make_specs()
         action = stepper.backend.action
         self._actions = [
@@ -62,6 +70,26 @@ class GymnasiumEnv(GymAttributes):
         self._exact = False
         self._kept: dict[str, Any] | None = None
         self.is_closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        stepper = vars(self).get("stepper")
+        if name.startswith("_") or stepper is None or stepper.is_closed:
+            return super().__getattr__(name)
+        vector = stepper.backend.vector_env
+        if vector is not None:
+            return getattr(vector, name)
+        try:
+            values = stepper.backend.attributes(name)
+        except (AttributeError, NotImplementedError, WorkerLost) as error:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}, and the envs of its "
+                f"slots give none: {error}"
+            ) from error
+        if not self.batch_size:
+            return values[0]
+        if all(callable(value) for value in values):
+            return lambda *args, **kwargs: [value(*args, **kwargs) for value in values]
+        return values
 
     @property
     def name(self) -> str:
@@ -89,16 +117,6 @@ class GymnasiumEnv(GymAttributes):
         return self.stepper.backend.action.space
 
     @property
-    def observation_codec(self) -> SpaceCodec:
-        """The codec between values of the observation space and entries."""
-        return self.stepper.backend.observation
-
-    @property
-    def action_codec(self) -> SpaceCodec:
-        """The codec between values of the action space and entries."""
-        return self.stepper.backend.action
-
-    @property
     def env_spec(self) -> EnvSpec | None:
         """The gymnasium spec of a slot's env, wrappers included; None if nothing is known."""
         return self.stepper.backend.spec
@@ -109,29 +127,9 @@ class GymnasiumEnv(GymAttributes):
         return self.stepper.backend.envs
 
     @property
-    def steps_singly(self) -> bool:
-        """Tell whether some slots can be stepped while others wait."""
-        return self.stepper.backend.steps_subset
-
-    @property
-    def resets_singly(self) -> bool:
-        """Tell whether some slots can be reset while the episodes of others go on."""
-        return self.stepper.backend.resets_subset
-
-    @property
-    def seeds_singly(self) -> bool:
-        """Tell whether some slots can be reset with seeds while the episodes of others go on."""
-        return self.stepper.backend.seeds_subset
-
-    @property
-    def rebuilds_singly(self) -> bool:
-        """Tell whether :meth:`rebuild_slots` can make the envs of single slots anew."""
-        return self.stepper.backend.rebuilds
-
-    @property
-    def resumable(self) -> bool:
-        """Tell whether the envs were made with ``resumable``, to be brought back elsewhere."""
-        return self.stepper.backend.resumable
+    def can(self) -> Can:
+        """What the slots can do: pause, be reset or seeded singly, be rebuilt, be resumed."""
+        return self.stepper.can
 
     @property
     def restarts(self) -> int | None:
@@ -149,11 +147,7 @@ class GymnasiumEnv(GymAttributes):
         return self.stepper.backend.latest_info(slot)
 
     def rebuild_slots(self, slots: Sequence[int]) -> list[int]:
-        """Make the envs of ``slots`` anew; each must be reset before it is stepped.
-
-        Returns:
-            The slots built anew, ascending, with those that were lost together with these.
-        """
+        """Make envs anew, to be reset next; returns these slots, and those lost with them."""
         return self.stepper.rebuild(slots)
 
     def _make_specs(self) -> None:
@@ -181,14 +175,75 @@ class GymnasiumEnv(GymAttributes):
         self._make_specs()
         self.set_spec_lock_(locked)
 
-    def allocate(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepBuffers]:
-        """Zeroed buffers for ``count`` steps; their tensors, on the CPU, have the env's batch size.
+    @property
+    def info_dict_reader(self) -> list[BaseInfoDictReader]:
+        """The readers that :meth:`set_info_dict_reader` was given."""
+        return list(vars(self).get("_readers", ()))
+
+    def set_info_dict_reader(
+        self,
+        info_dict_reader: BaseInfoDictReader | None = None,
+        ignore_private: bool = True,
+    ) -> GymnasiumEnv:
+        """Store infos with the observations, as ``info_keys`` of ``make_env`` does.
+
+        The slots must be reset before they are stepped on. Shapes and dtypes are read off a reset
+        and a step of one slot; an info that the env leaves out reads zero.
 
         Args:
-            count: how many.
-            pinned: in page-locked memory, from which copies to a GPU need not be waited for.
-            exact: with rewards in float64 as well.
+            info_dict_reader: TorchRL's ``default_info_dict_reader``, with its keys and specs; None
+                for all infos that are numbers or arrays of numbers.
+            ignore_private: leave out infos whose name begins with an underscore.
+
+        Returns:
+            This env.
+
+        Raises:
+            TypeError: for a reader of another class.
+            KeyError: if the env gives no info of a name.
         """
+        reader = info_dict_reader
+        if reader is None:
+            reader = default_info_dict_reader(ignore_private=ignore_private)
+        if not isinstance(reader, default_info_dict_reader):
+            raise TypeError(
+                f"expected TorchRL's default_info_dict_reader, or None, got {reader!r}; use GymEnv "
+                "for a reader of your own"
+            )
+        examples = dict(self.stepper.backend.sample_info())
+        if reader.keys is None:
+            reader.keys = [
+                name
+                for name, value in examples.items()
+                if is_number(value) and not (reader.ignore_private and name.startswith("_"))
+            ]
+        spec = Composite() if reader.info_spec is None else reader.info_spec
+        for name in reader.keys:
+            if name in spec and (name not in examples or spec[name] != Unbounded(())):
+                examples[name] = spec[name].zero().numpy()
+        if unknown := [name for name in reader.keys if name not in examples]:
+            raise KeyError(
+                f"the infos {unknown} are in neither the first reset nor the first step, which "
+                f"hold {sorted(examples)}; give the reader a spec of each"
+            )
+        self.read_infos({name: examples[name] for name in reader.keys})
+        self._readers.append(reader)
+        return self
+
+    def auto_register_info_dict(
+        self, ignore_private: bool = True, *, info_dict_reader: BaseInfoDictReader | None = None
+    ) -> GymnasiumEnv:
+        """Store infos with the observations; see :meth:`set_info_dict_reader`.
+
+        Raises:
+            RuntimeError: if the env has a reader of infos already.
+        """
+        if self.info_dict_reader:
+            raise RuntimeError("The environment already has an info-dict reader.")
+        return self.set_info_dict_reader(info_dict_reader, ignore_private)
+
+    def allocate(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepBuffers]:
+        """Zeroed buffers for ``count`` steps, of the env's batch size; see Stepper.allocate."""
         return self.stepper.allocate(count, bool(self.batch_size), pinned, exact)
 
     def exact_reward(self, buffers: StepBuffers | None = None) -> torch.Tensor:
@@ -260,15 +315,8 @@ class GymnasiumEnv(GymAttributes):
 
         ``action_keys`` and specs have them in another order, sorted by name.
 
-        Args:
-            source: holds the action entries, of the env's batch size.
-
         Returns:
             Arrays ``[N, *shape]`` on the CPU.
-
-        Raises:
-            KeyError: if an action entry is missing.
-            ValueError: if the shape of one differs from the action spec.
         """
         return [self._read_action(source, key, shape) for key, shape in self._actions]
 
@@ -336,9 +384,8 @@ class GymnasiumEnv(GymAttributes):
     def save_slots(self) -> dict[str, Any]:
         """The state of the slots, and of their envs as far as these can be saved.
 
-        Returns:
-            A state for :meth:`load_slots`, made of built-in and NumPy types. Of a closed env, the
-            one that :meth:`keep_slots` took.
+        It is made of built-in and NumPy types. Of a closed env, the one that :meth:`keep_slots`
+        took.
         """
         if self.is_closed and self._kept is not None:
             return self._kept
@@ -367,16 +414,10 @@ class GymnasiumEnv(GymAttributes):
             )
 
     def load_slots(self, state: dict[str, Any]) -> dict[int, str]:
-        """Bring slots back to a saved state.
-
-        Args:
-            state: of :meth:`save_slots`, of an env with the same entries.
+        """Bring slots back to a state of :meth:`save_slots`.
 
         Returns:
             The reason by slot, for slots that could not be brought back. They must be reset.
-
-        Raises:
-            ValueError: if the state has other slots or entries.
         """
         self.stepper.check_open("load")
         self.check_slots(state)

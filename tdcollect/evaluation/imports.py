@@ -1,4 +1,4 @@
-"""Imports of objects that a user names."""
+"""Code by name: ``module:name`` and ``path/to/file.py:name``; without torch."""
 
 from __future__ import annotations
 
@@ -64,14 +64,7 @@ def load_named(text: str, directory: Path, look: bool = True) -> Any:
 
 
 def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name and the keyword arguments of a function that is named.
-
-    Args:
-        item: ``"module:name"``, or ``{"call": "module:name", "kwargs": {...}}``.
-
-    Raises:
-        TypeError, ValueError: for an item of another form.
-    """
+    """Return the name and the keyword arguments of a function that is named."""
     name: Any = item
     kwargs: Any = {}
     if isinstance(item, Mapping):
@@ -112,9 +105,6 @@ def _check_imported(name: str, directory: Path) -> None:
     """Refuse a module of a directory if another one is imported under its name.
 
     An installed package that a folder there has the name of is meant, and is no other one.
-
-    Raises:
-        ValueError: naming both files.
     """
     imported = getattr(sys.modules.get(name), "__file__", None)
     spec = PathFinder.find_spec(name, [str(directory.absolute())])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tdcollect.display import count_text, listed_text
-from tdcollect.evaluation.finishing import check_report_extras, finish
+from tdcollect.evaluation.evaluate import EvaluationResult, check_report_extras, finish
 from tdcollect.evaluation.ledger.directory import Directory, check_directory, read_runs
 from tdcollect.evaluation.ledger.manifest import MIXED, differences, may_be_mixed, mixed_entries
 from tdcollect.evaluation.ledger.reading import (
@@ -30,10 +30,8 @@ from tdcollect.evaluation.ledger.reading import (
     trajectory_path,
     was_rechecked,
 )
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.ledger.shards import Shard
+from tdcollect.evaluation.ledger.records import Episode, Shard
 from tdcollect.evaluation.request import Request
-from tdcollect.evaluation.result import EvaluationResult
 
 
 class _Part(NamedTuple):
@@ -140,11 +138,7 @@ def _checked_paths(
 
 
 def _read(path: Path) -> _Part | None:
-    """Read a directory; None if it holds no evaluation, as after a job that never started.
-
-    Raises:
-        ValueError: for files that were altered, or that this version cannot merge.
-    """
+    """Read a directory; None if it holds no evaluation, as after a job that never started."""
     try:
         manifest = read_manifest(path)
     except FileNotFoundError:
@@ -156,11 +150,7 @@ def _read(path: Path) -> _Part | None:
 
 
 def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any]:
-    """Return the manifest of all parts, the same for any order of them.
-
-    Raises:
-        ValueError: if they are not of one evaluation.
-    """
+    """Return the manifest of all parts, the same for any order of them."""
     if not parts:
         return {}
     by_text = {json.dumps(part.manifest, sort_keys=True): part for part in reversed(parts)}
@@ -188,11 +178,7 @@ def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any
 
 
 def _check_complete(parts: Sequence[_Part], absent: Sequence[Path]) -> None:
-    """Refuse parts that are unfinished, or that lack episodes together; name all that is missing.
-
-    Raises:
-        ValueError: with each of them.
-    """
+    """Refuse parts that are unfinished, or lack episodes together; name all that is missing."""
     lacks = [f"{path} holds no evaluation" for path in absent]
     own: set[int] = set()
     for part in parts:
@@ -236,9 +222,6 @@ def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
     """Return the records of all parts by index; of several, that with the fewest restarts.
 
     One that is not lost comes before one that is.
-
-    Raises:
-        ValueError: for an episode that is not the same in two parts.
     """
     found: dict[int, Episode] = {}
     holders: dict[int, Path] = {}
@@ -273,11 +256,7 @@ def _unlike(one: Episode, other: Episode) -> str:
 
 
 def _kept_data(parts: Sequence[_Part]) -> dict[int, Path]:
-    """Return the directory of the data of each completed episode, checked; empty if none has data.
-
-    Raises:
-        ValueError: for data that are not those of their record, and if only some have data.
-    """
+    """Return the directory of each completed episode's data, checked; empty if none has data."""
     found: dict[int, Path] = {}
     having: list[Path] = []
     lacking: list[tuple[Path, int]] = []
@@ -320,11 +299,7 @@ def _merged_request(parts: Sequence[_Part]) -> Request | None:
 
 
 def _check_same(directory: Directory, manifest: dict[str, Any], merged: _Merged) -> None:
-    """Refuse an output directory that holds anything but the beginning or all of this merge.
-
-    Raises:
-        ValueError: with the first difference.
-    """
+    """Refuse an output directory that holds anything but the beginning or all of this merge."""
     wrong = None
     by_index = {episode.index: episode for episode in merged.episodes}
     for episode in directory.episodes:

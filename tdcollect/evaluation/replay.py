@@ -21,8 +21,8 @@ from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.extras import extra_module
 from tdcollect.files import check_no_links
+from tdcollect.versions import extra_module
 
 
 class Replayed(NamedTuple):
@@ -47,13 +47,7 @@ def replayer(
     policy: Any,
     settings_of: Callable[[int], EvaluationSettings],
 ) -> Replay:
-    """Return a function that runs an episode again, given its index and where its video goes.
-
-    Args:
-        env: as :func:`tdcollect.evaluate` takes it; and the policy.
-        policy: likewise.
-        settings_of: returns the settings of one episode, given its index.
-    """
+    """Return a function that runs an episode again, given its index and where its video goes."""
 
     def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
         settings = settings_of(index)
@@ -77,9 +71,6 @@ def unequal(recorded: Episode, again: Replayed) -> list[str]:
     """Compare a record with that of the same episode run again, key by key.
 
     Restarts are not compared: they belong to the run, not to the episode.
-
-    Returns:
-        The differences, one phrase each.
     """
     record = replace(again.record, restarts=recorded.restarts)
     was, now = (json.loads(of.to_json()) for of in (recorded, record))
@@ -122,17 +113,7 @@ def _rendered(env: str | Callable[..., Any], **kwargs: Any) -> Any:
 def filmed(
     env: Any, env_kwargs: dict[str, Any] | None, video: str | os.PathLike[str] | None
 ) -> Iterator[Any]:
-    """Yield a callable that makes an env whose last episode is written as a video on exit.
-
-    Args:
-        env: a gymnasium id, or a callable that makes a ``gymnasium.Env``.
-        env_kwargs: for the env's constructor.
-        video: the file; None for no video: the env is then yielded as it is.
-
-    Raises:
-        TypeError: for an env that is made already.
-        ValueError: for an env that does not render to arrays, or an unknown kind of video file.
-    """
+    """Yield a callable that makes an env whose last episode is written as a video on exit."""
     if video is None:
         yield env
         return

@@ -1,8 +1,7 @@
-"""Requests: env and policy by names and paths, to be made again in another process."""
+"""An evaluation as data: env, policy and files by name, opened again in another process."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shlex
@@ -16,10 +15,9 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect.display import one_line
-from tdcollect.evaluation.episodes.env_state import read_state
-from tdcollect.evaluation.episodes.inference import known_device
-from tdcollect.evaluation.episodes.opening import open_one
-from tdcollect.evaluation.episodes.requested_env import Call, RequestedEnv
+from tdcollect.evaluation.episodes.opening import open_one, wants_env
+from tdcollect.evaluation.episodes.policy import known_device
+from tdcollect.evaluation.episodes.requested_env import Call, RequestedEnv, read_state
 from tdcollect.evaluation.imports import called, has_module, is_named, load_named, with_file
 from tdcollect.files import write_atomically
 
@@ -95,7 +93,7 @@ class Request:
                 f"expected {self.policy} to be callable and to give a policy, got {factory!r}"
             )
         torch.manual_seed(0)
-        if _wants_env(factory):
+        if wants_env(factory):
             one = self._one_slot(env)
             try:
                 policy = factory(one)
@@ -315,14 +313,6 @@ def _near(path: str | os.PathLike[str], start: str | os.PathLike[str]) -> str:
     ends = [os.path.realpath(path), os.path.realpath(start)]
     common = os.path.commonpath(ends)
     return ends[0] if common == os.path.dirname(common) else _relative(path, start)
-
-
-def _wants_env(factory: Callable[..., Any]) -> bool:
-    return any(
-        parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        for parameter in inspect.signature(factory).parameters.values()
-    )
 
 
 def _load(policy: Any, file: Path) -> None:

@@ -19,10 +19,10 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from tdcollect.envs.spaces import key_of
-from tdcollect.envs.transforms import base_of
+from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ACTION_MASKS, check_masks
-from tdcollect.extras import extra_module
+from tdcollect.versions import extra_module
 
 
 def load_policy(
@@ -99,7 +99,8 @@ class SB3Policy(TensorDictModuleBase):
         base = base_of(env)
         if not isinstance(base, GymnasiumEnv):
             raise TypeError(f"expected an env of tdcollect.make_env, got {env}")
-        self._observation, self._action = base.observation_codec, base.action_codec
+        backend = base.stepper.backend
+        self._observation, self._action = backend.observation, backend.action
         _check_spaces(policy, self._observation.space, self._action.space)
         self.in_keys = [key_of(path) for path in self._observation.paths]
         self.mask_size = _mask_size(policy)

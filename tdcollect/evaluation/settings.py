@@ -15,9 +15,10 @@ import torch
 from tensordict import NestedKey
 from torchrl.envs.utils import ExplorationType
 
+from tdcollect import check
+from tdcollect.check import is_count
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import BACKENDS
-from tdcollect.evaluation.ledger.records import is_count
 from tdcollect.seeding import env_seed, policy_seed
 
 Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
@@ -108,23 +109,15 @@ class EvaluationSettings:
             raise ValueError(
                 f"expected a root seed that is an int and not negative, got {self.seed!r}"
             )
-        for name in ("max_episode_steps", "num_envs"):
-            if getattr(self, name) is not None:
-                self._check_positive(name)
-        self._check_positive("inference_batch_size")
-        self._check_positive("inference_threads")
-        if not isinstance(self.eval_mode, bool):
-            raise TypeError(f"expected eval_mode to be a bool, got {self.eval_mode!r}")
+        check.positive_int_or_none(max_episode_steps=self.max_episode_steps, num_envs=self.num_envs)
+        check.positive_int(
+            inference_batch_size=self.inference_batch_size, inference_threads=self.inference_threads
+        )
+        check.bools(eval_mode=self.eval_mode)
         if not isinstance(self.fresh_envs, bool | None):
             raise TypeError(f"expected fresh_envs to be a bool or None, got {self.fresh_envs!r}")
-        if self.on_env_error not in ("restart", "raise"):
-            raise ValueError(
-                f"expected on_env_error to be 'restart' or 'raise', got {self.on_env_error!r}"
-            )
-        if not is_count(self.max_restarts):
-            raise ValueError(
-                f"expected max_restarts to be an int and not negative, got {self.max_restarts!r}"
-            )
+        check.one_of(("restart", "raise"), on_env_error=self.on_env_error)
+        check.count(max_restarts=self.max_restarts)
         if not isinstance(self.exploration_type, ExplorationType):
             raise TypeError(
                 "expected exploration_type to be one of torchrl's ExplorationType, got "
@@ -134,15 +127,9 @@ class EvaluationSettings:
             object.__setattr__(self, "env_seeds", _seed_by_index(self.env_seeds, indices))
         if self.reward_keys is not None:
             object.__setattr__(self, "reward_keys", _paths(self.reward_keys))
-        if self.backend not in (None, *BACKENDS):
-            raise ValueError(f"expected a backend of {', '.join(BACKENDS)}, got {self.backend!r}")
+        check.one_of((*BACKENDS, None), backend=self.backend)
         if self.device is not None:
             object.__setattr__(self, "device", _device(self.device))
-
-    def _check_positive(self, name: str) -> None:
-        value = getattr(self, name)
-        if not is_count(value) or value < 1:
-            raise ValueError(f"expected {name} to be a positive int, got {value!r}")
 
     @property
     def restarts(self) -> int | None:

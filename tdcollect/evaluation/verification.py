@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import count_text, listed_text, one_line, visible
-from tdcollect.evaluation.beside.folder import check_curve, steps_of
+from tdcollect.evaluation.curve_folder import check_curve, steps_of
 from tdcollect.evaluation.ledger.reading import (
     EPISODES,
     MANIFEST,
@@ -36,11 +36,10 @@ from tdcollect.evaluation.ledger.reading import (
     sha256,
     trajectory_path,
 )
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.ledger.shards import Shard
-from tdcollect.evaluation.reports import intervals
-from tdcollect.evaluation.reports.report import FIGURES, REPORT
+from tdcollect.evaluation.ledger.records import Episode, Shard
+from tdcollect.evaluation.reports import statistics
 from tdcollect.evaluation.reports.statistics import alike, summarize
+from tdcollect.pages.build import FIGURES, REPORT
 
 
 @dataclass(frozen=True)
@@ -107,9 +106,9 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     """
     root = Path(path)
     if (root / SUITE).is_file() and not (root / MANIFEST).exists():
-        from tdcollect.suites.reported import cells_of, check_suite
+        from tdcollect.suites.stored import cells_of
 
-        return _of_parts(root, cells_of, check_suite)
+        return _of_parts(root, cells_of, _check_suite)
     if steps_of(root) and not (root / MANIFEST).exists():
         return _of_parts(root, lambda root: [*steps_of(root).values()], check_curve)
     return _of_evaluation(root)
@@ -132,6 +131,16 @@ def _of_parts(
         problems.append(Problem(root, str(error)))
     episodes, kept = (sum(getattr(one, name) for one in found) for name in ("episodes", "kept"))
     return Verification(root, episodes, kept, tuple(problems))
+
+
+def _check_suite(root: Path) -> Iterator[Problem]:
+    """Check the report of a suite against its evaluations, which were checked."""
+    from tdcollect.suites import report, stored
+
+    stored.results_of(root, may_be_stale=False)
+    files = read_object(root / report.RESULTS)["files"]
+    there = [SUITE, REPORT, *(name for name in report.FILES if (root / name).exists())]
+    yield from check_files(root / report.RESULTS, files, there)
 
 
 def _of_evaluation(root: Path) -> Verification:
@@ -192,8 +201,8 @@ def _derived(root: Path, episodes: Sequence[Episode]) -> Iterator[Problem]:
         files = {}
     try:
         settings = {name: results[name] for name in ("confidence", "resamples", "seed")}
-        if settings["resamples"] > intervals.MOST_RESAMPLES:  # would take any time and memory
-            most = intervals.MOST_RESAMPLES
+        if settings["resamples"] > statistics.MOST_RESAMPLES:  # would take any time and memory
+            most = statistics.MOST_RESAMPLES
             raise ValueError(f"resamples is {settings['resamples']}, above {most}")
         expected = json.loads(json.dumps(summarize(episodes, **settings).to_dict()))
     except (KeyError, TypeError, ValueError) as error:
@@ -207,13 +216,7 @@ def _derived(root: Path, episodes: Sequence[Episode]) -> Iterator[Problem]:
 
 
 def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> Iterator[Problem]:
-    """Check the files whose digests a file beside them lists.
-
-    Args:
-        file: the file that lists them.
-        listed: their digests by name, as anybody may have written them.
-        there: the names that it must list.
-    """
+    """Check the files whose digests a file beside them lists."""
     root = file.parent
     lost = [name for name in there if name not in listed]
     yield from (Problem(file, f"it lists no digest of {name}") for name in lost)

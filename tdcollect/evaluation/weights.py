@@ -1,4 +1,4 @@
-"""Weights of models: taken from a training process, and set in the process that evaluates."""
+"""Weights of models on their way to another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.weight_update import WeightStrategy
 
-from tdcollect.evaluation.pickling import pickled_part
+from tdcollect.evaluation.workers.protocol import pickled_part
 
 POLICY = "policy"
 _TRANSFORM = re.compile(r"env\.transform\[(\d+)\]")
@@ -36,11 +36,7 @@ class Weights(NamedTuple):
 
 
 def check_model_ids(ids: Iterable[Any], what: str) -> None:
-    """Refuse model ids that no evaluation has.
-
-    Raises:
-        ValueError: naming the first one.
-    """
+    """Refuse model ids that no evaluation has."""
     for name in ids:
         if name != POLICY and not (isinstance(name, str) and _TRANSFORM.fullmatch(name)):
             raise ValueError(
@@ -55,11 +51,7 @@ def extracted(module: nn.Module) -> TensorDict:
 
 
 def snapshot(source: Any, model_id: str) -> bytes:
-    """Return the weights of a module or TensorDict as they are now, pickled.
-
-    Raises:
-        TypeError: for anything else.
-    """
+    """Return the weights of a module or TensorDict as they are now, pickled."""
     states: dict[str, Any] = {}
     if isinstance(source, TensorDictBase):
         tensors = source.data.detach().clone().cpu()
@@ -119,12 +111,7 @@ def unpickled_weights(weights: Mapping[str, bytes]) -> tuple[Weights | None, dic
 
 
 def set_policy(policy: Any, weights: Weights) -> None:
-    """Set the weights of a policy, in place.
-
-    Raises:
-        TypeError: for a policy that is not a module.
-        ValueError: for weights of another model.
-    """
+    """Set the weights of a policy, in place."""
     if not isinstance(policy, nn.Module):
         raise TypeError(
             f"expected no weights for a policy that is not a module, got some for "
@@ -134,11 +121,7 @@ def set_policy(policy: Any, weights: Weights) -> None:
 
 
 def set_transforms(env: EnvBase, weights: Mapping[str, Weights]) -> None:
-    """Set the statistics of an env's transforms, by model id, in place.
-
-    Raises:
-        ValueError: for a transform that the env lacks, and for weights of another one.
-    """
+    """Set the statistics of an env's transforms, by model id, in place."""
     for model_id, given in weights.items():
         _set(_transform(env, model_id), given, f"the transform {model_id!r}")
 

@@ -1,29 +1,60 @@
-"""Plots of plain numbers: the same drawing for the same numbers, of bounded size for any number."""
+"""Plots of plain numbers as SVG: bounded in size, of fixed bytes, with colours as CSS variables.
+
+The text in them may come from anybody: it is escaped, and no drawing holds a style, a script or a
+reference to anything outside it.
+"""
 
 from __future__ import annotations
 
+import functools
+import html
+import io
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
 
-from tdcollect.display import number_texts
-from tdcollect.pages.drawing import HEIGHT, WIDTH, Canvas, Drawing, canvas, plain_text, short
-from tdcollect.pages.palette import SERIES, light, series
+from tdcollect.display import number_texts, visible
+from tdcollect.versions import extra_module
 
 Values = npt.NDArray[np.float64]
 Ends = tuple[float, float]
+P = ParamSpec("P")
 
+WIDTH = 4.3  # inches: text of this size can be read where a drawing fills a phone
+HEIGHT = 2.55
+LONGEST = 28  # characters of a name in a drawing
 MOST_BARS = 40
 MOST_POINTS = 600  # of a line: more than a drawing this wide can show
 MOST_PAIRS = 1000  # of a cloud
 LARGEST = 1e150
+SERIES = 6  # colours of series; seven and more begin anew
 _STYLES = ("-", "--", ":")  # of series whose colours begin anew
 _DASH = 6  # points, of lines that are the same
 _ROW = 0.34  # inches per row of a plot with names at its left
 _MARGIN = 0.78
+
+_SERIES = [f"series{place}" for place in range(1, SERIES + 1)]
+_ROLES = ["paper", "ink", "muted", "grid", "line", "bar", "good", "bad", *_SERIES]
+# matplotlib draws with a number in place of each colour, and figures.css has the colours.
+_COLOURS = {role: f"#0000{number:02x}" for number, role in enumerate(_ROLES, 1)}
+_VARIABLES = {number: f"var(--{role})" for role, number in _COLOURS.items()}
+
+
+class Drawing(NamedTuple):
+    """SVG elements without their root; ids start with ``@``, for a prefix. Sizes are in points."""
+
+    content: str
+    width: float
+    height: float
+
+    def named(self, name: str) -> str:
+        """Return the elements with ids of their own: letters, digits, ``-`` and ``_``."""
+        return re.sub(r'(id="|href="#|url\(#)@', rf"\g<1>{name}-", self.content)
 
 
 class Bar(NamedTuple):
@@ -55,6 +86,111 @@ class Line(NamedTuple):
     series: int = 0
 
 
+def _plot(plot: Callable[P, Any]) -> Callable[P, Drawing]:
+    """Run a plot with settings of our own, and without pyplot's global figures."""
+
+    @functools.wraps(plot)
+    def drawn(*args: P.args, **options: P.kwargs) -> Drawing:
+        matplotlib = extra_module("matplotlib", "a figure")
+        defaults = dict(matplotlib.rcParamsDefault)
+        del defaults["backend"]
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        with matplotlib.rc_context(defaults | _settings()), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's fonts draw it
+            file = io.StringIO()
+            plot(*args, **options).figure.savefig(file, format="svg", metadata=nothing)
+        return _cleaned(file.getvalue())
+
+    return drawn
+
+
+def _settings() -> dict[str, Any]:
+    off = ["axes.spines.top", "axes.spines.right", "axes.spines.left", "legend.frameon"]
+    off += ["axes.formatter.useoffset", "text.parse_math"]  # a dollar sign in a name is one
+    colours = {
+        "muted": ["axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"],
+        "line": ["axes.edgecolor", "xtick.color", "ytick.color"],
+        "grid": ["grid.color"],
+        "ink": ["text.color"],
+    }
+    return {
+        **dict.fromkeys(off, False),
+        **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9.5),
+        **{name: _COLOURS[role] for role, names in colours.items() for name in names},
+        "svg.fonttype": "none",
+        "svg.hashsalt": "tdcollect",
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.axisbelow": True,
+        "axes.titlepad": 7.0,
+        "ytick.major.size": 0.0,
+        "xtick.major.size": 3.0,
+        "legend.fontsize": 9.0,
+    }
+
+
+def _cleaned(svg: str) -> Drawing:
+    """Return what matplotlib wrote with attributes in place of styles, which no page may have.
+
+    No text has a ``<``: each one that is found begins a tag.
+    """
+    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
+    body = re.sub(r"<!--.*?-->", "", svg.partition("</style>")[2], flags=re.DOTALL)
+    body = body.partition("</defs>")[2].rpartition("</svg>")[0]
+    # There may be thousands of marks in a group, all of one style: the group has it.
+    body = re.sub(r'(<g[^>]*)>\s*(?=<use [^>]*?( style="[^"]*"))', r"\1\2>", body)
+    body = re.sub(r'(<use [^>]*?) style="[^"]*"', r"\1", body)
+    body = re.sub(r"<[^>]*>", _clean_tag, body)
+    if found := re.search(r'(?:fill|stroke)="(#[^"]*)"', body):
+        raise ValueError(f"expected the number of a colour in a figure, got {found[1]}")
+    return Drawing(re.sub(r">\s+<", "><", body).strip(), float(width), float(height))
+
+
+def _clean_tag(found: re.Match[str]) -> str:
+    tag = re.sub(r'^<g id="[^"]*"', "<g", found[0])
+    tag = re.sub(r' style="([^"]*)"', _attributes, tag).replace("xlink:href", "href")
+    tag = re.sub(r'( id="|href="#|url\(#)', r"\g<1>@", tag)
+    tag = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{round(float(number[0]), 2):g}", tag)
+    return re.sub(r"\s+", " ", tag)
+
+
+def _attributes(style: re.Match[str]) -> str:
+    """Return a style as attributes, with variables as colours; the page chooses the font."""
+    parts = (part.strip().partition(":") for part in html.unescape(style[1]).split(";"))
+    found = {name: value.strip() for name, _, value in parts if name and name != "font-family"}
+    if "font" in found:
+        found["font-size"] = found.pop("font").partition("px")[0]
+    return "".join(f' {name}="{_VARIABLES.get(value, value)}"' for name, value in found.items())
+
+
+def _axes(x_label: str, y_label: str = "", *, height: float = HEIGHT, width: float = WIDTH) -> Any:
+    """Return the axes of a figure in inches, with a label below it, and one above at its left."""
+    figures = extra_module("matplotlib.figure", "a figure")
+    figure = figures.Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    for patch in (figure.patch, axes.patch):
+        patch.set_visible(False)
+    axes.set_xlabel(plain_text(x_label))
+    axes.set_title(plain_text(y_label), loc="left")
+    return axes
+
+
+def plain_text(text: str) -> str:
+    """Return a text without control characters, and without those that XML cannot hold."""
+    return re.sub("[\ufffe\uffff]", "\ufffd", visible(text))
+
+
+def short(name: str) -> str:
+    """Return a name for a legend or a tick: one line, cut if it is long."""
+    name = plain_text(name)
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+
+
+def _series(place: int) -> str:
+    return _COLOURS[_SERIES[place % SERIES]]
+
+
+@_plot
 def histogram(
     values: Sequence[float],
     x_label: str,
@@ -63,54 +199,44 @@ def histogram(
     interval: Ends | None = None,
     interval_name: str = "interval",
     zero: bool = False,
-    y_label: str = "episodes",
-) -> Drawing:
-    """Draw how many values lie in each of some bars; those beyond 1e150 are left out.
+) -> Any:
+    """Draw how many values ``[E]`` lie in each of some bars; those beyond 1e150 are left out.
 
-    Args:
-        values: the values ``[E]``.
-        x_label: their name.
-        mean: marked by a line.
-        interval: of the mean, marked by a band.
-        interval_name: for the legend.
-        zero: mark zero too, by a dashed line.
-        y_label: the name of what is counted.
+    A line marks the mean, a band its interval; ``zero`` marks zero too, by a dashed line.
     """
     found = finite(values)
-    with canvas(x_label, y_label) as drawn:
-        axes = drawn.axes
-        if len(found):
-            edges = bin_edges(found)
-            counts, _ = np.histogram(found, edges)
-            there = counts > 0
-            axes.bar(
-                edges[:-1][there],
-                counts[there],
-                np.diff(edges)[there],
-                align="edge",
-                color=light("bar"),
-                edgecolor=light("paper"),
-                linewidth=0.5,
-            )
-            if len(edges) == 2:  # one bar as wide as the plot would show a spread
-                axes.set_xlim(edges[0] - 4 * np.ptp(edges), edges[1] + 4 * np.ptp(edges))
-            else:
-                axes.set_xlim(edges[0], edges[-1])
-        if zero:
-            _dashed_line(axes, 0.0)
-        if interval is not None and all(map(_drawable, interval)):
-            axes.axvspan(
-                *interval, color=light("series1"), alpha=0.2, lw=0, label=plain_text(interval_name)
-            )
-        if mean is not None and _drawable(mean):
-            name = f"mean {number_texts([mean])[0]}"
-            axes.axvline(mean, color=light("series1"), linewidth=1.6, label=name)
-        axes.yaxis.get_major_locator().set_params(integer=True, nbins=4)
-        axes.xaxis.get_major_locator().set_params(nbins=6)
-        _legend(drawn)
-    return drawn.drawing
+    axes = _axes(x_label, "episodes")
+    if len(found):
+        edges = bin_edges(found)
+        counts, _ = np.histogram(found, edges)
+        there = counts > 0
+        axes.bar(
+            edges[:-1][there],
+            counts[there],
+            np.diff(edges)[there],
+            align="edge",
+            color=_COLOURS["bar"],
+            edgecolor=_COLOURS["paper"],
+            linewidth=0.5,
+        )
+        around = 4 * np.ptp(edges) if len(edges) == 2 else 0  # one bar alone would show a spread
+        axes.set_xlim(edges[0] - around, edges[-1] + around)
+    if zero:
+        _dashed_line(axes, 0.0)
+    if interval is not None and all(map(_drawable, interval)):
+        axes.axvspan(
+            *interval, color=_COLOURS["series1"], alpha=0.2, lw=0, label=plain_text(interval_name)
+        )
+    if mean is not None and _drawable(mean):
+        name = f"mean {number_texts([mean])[0]}"
+        axes.axvline(mean, color=_COLOURS["series1"], linewidth=1.6, label=name)
+    axes.locator_params("y", integer=True, nbins=4)
+    axes.locator_params("x", nbins=6)
+    _legend(axes)
+    return axes
 
 
+@_plot
 def lines(
     drawn_lines: Sequence[Line],
     x_label: str,
@@ -122,61 +248,47 @@ def lines(
     best: tuple[float, float] | None = None,
     integer_x: bool = True,
     height: float = HEIGHT,
-) -> Drawing:
-    """Draw lines with bands.
+) -> Any:
+    """Draw lines with bands, each at no more than 600 of its points; the legend names one band.
 
-    Args:
-        drawn_lines: the lines; each is drawn at no more than 600 of its points.
-        x_label: below the plot.
-        y_label: above the plot.
-        band_name: the bands' name in the legend, if there is a single line.
-        y_limits: the range of y.
-        marks: mark each point.
-        best: a point to mark, x and y.
-        integer_x: x counts something.
-        height: in inches.
+    ``marks`` marks each point, ``best`` one more; ``integer_x`` says that x counts something.
     """
-    with canvas(x_label, y_label, height=height) as drawn:
-        axes = drawn.axes
-        dashes: dict[int, Any] = {}  # of lines that are the same: by turns, so that each is seen
-        for equal in equal_lines(drawn_lines):
-            gap = _DASH * (len(equal) - 1)
-            dashes |= {place: (-_DASH * turn, (_DASH, gap)) for turn, place in enumerate(equal)}
-        for place, line in enumerate(drawn_lines):
-            points = some_points(len(line.x))
-            colour = series(line.series)
-            x, y = line.x[points], line.y[points]
-            y = np.where(_drawable(y), y, np.nan)
-            style: dict[str, Any] = {"marker": "o", "markersize": 3.5} if marks else {}
-            style |= {"color": colour, "linewidth": 1.6, "label": short(line.name)}
-            style["linestyle"] = _STYLES[line.series // len(SERIES) % len(_STYLES)]
-            (drawn_line,) = axes.plot(x, y, **style)
-            if place in dashes:
-                drawn_line.set(linestyle=dashes[place], label="")
-                axes.plot([], [], **style)  # for the legend, which would show a gap
-            if line.low is not None and line.high is not None:
-                low, high = line.low[points], line.high[points]
-                there = _drawable(low) & _drawable(high)
-                if there.any():
-                    label = plain_text(band_name) if len(drawn_lines) == 1 else None
-                    axes.fill_between(
-                        x[there], low[there], high[there], color=colour, alpha=0.18, lw=0,
-                        label=label,
-                    )  # fmt: skip
-        if best is not None:
-            axes.plot(
-                *([value] for value in best), "o", markersize=8, markerfacecolor="none",
-                markeredgecolor=light("series2"), markeredgewidth=1.8, label="best",
-            )  # fmt: skip
-        if y_limits is not None:
-            axes.set_ylim(*y_limits)
-        if integer_x:
-            axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
-            axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.yaxis.get_major_locator().set_params(nbins=5)
-        axes.margins(x=0.02)
-        _legend(drawn)
-    return drawn.drawing
+    axes = _axes(x_label, y_label, height=height)
+    dashes: dict[int, Any] = {}  # of lines that are the same: by turns, so that each is seen
+    for equal in equal_lines(drawn_lines):
+        gap = _DASH * (len(equal) - 1)
+        dashes |= {place: (-_DASH * turn, (_DASH, gap)) for turn, place in enumerate(equal)}
+    for place, line in enumerate(drawn_lines):
+        points = some_points(len(line.x))
+        colour = _series(line.series)
+        x, y = line.x[points], line.y[points]
+        y = np.where(_drawable(y), y, np.nan)
+        style: dict[str, Any] = {"marker": "o", "markersize": 3.5} if marks else {}
+        style |= {"color": colour, "linewidth": 1.6, "label": short(line.name)}
+        style["linestyle"] = _STYLES[line.series // SERIES % len(_STYLES)]
+        (drawn_line,) = axes.plot(x, y, **style)
+        if place in dashes:
+            drawn_line.set(linestyle=dashes[place], label="")
+            axes.plot([], [], **style)  # for the legend, which would show a gap
+        if line.low is not None and line.high is not None:
+            low, high = line.low[points], line.high[points]
+            there = _drawable(low) & _drawable(high)
+            if there.any():
+                label = plain_text(band_name) if len(drawn_lines) == 1 else None
+                band = {"color": colour, "alpha": 0.18, "lw": 0, "label": label}
+                axes.fill_between(x[there], low[there], high[there], **band)
+    if best is not None:
+        edge = {"markeredgecolor": _COLOURS["series2"], "markeredgewidth": 1.8}
+        axes.plot(*best, "o", markersize=8, markerfacecolor="none", label="best", **edge)
+    if y_limits is not None:
+        axes.set_ylim(*y_limits)
+    if integer_x:
+        axes.locator_params("x", integer=True, nbins=5)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.locator_params("y", nbins=5)
+    axes.margins(x=0.02)
+    _legend(axes)
+    return axes
 
 
 def equal_lines(drawn_lines: Sequence[Line]) -> list[list[int]]:
@@ -187,27 +299,21 @@ def equal_lines(drawn_lines: Sequence[Line]) -> list[list[int]]:
     return [places for places in groups.values() if len(places) > 1]
 
 
-def bars(rows: Sequence[Bar], x_label: str, most: float) -> Drawing:
+@_plot
+def bars(rows: Sequence[Bar], x_label: str, most: float) -> Any:
     """Draw a horizontal bar per row, with a text at the right; ``most`` is a whole bar."""
-    with canvas(x_label, height=_MARGIN + _ROW * len(rows)) as drawn:
-        axes = drawn.axes
-        for place, row in enumerate(rows):
-            axes.barh(place, row.value, 0.62, color=light(row.role))
-            axes.annotate(
-                plain_text(row.text),
-                (1, place),
-                (8, 0),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                va="center",
-            )
-        _named_rows(axes, [row.name for row in rows])
-        axes.set_xlim(0, most or 1)
-        axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
-    return drawn.drawing
+    axes = _axes(x_label, height=_MARGIN + _ROW * len(rows))
+    for place, row in enumerate(rows):
+        axes.barh(place, row.value, 0.62, color=_COLOURS[row.role])
+        _beside(axes, row.text, (1, place), (8, 0), va="center")
+    _named_rows(axes, [row.name for row in rows])
+    axes.set_xlim(0, most or 1)
+    axes.locator_params("x", integer=True, nbins=5)
+    return axes
 
 
-def cloud(x: Values, y: Values, x_label: str, y_label: str) -> Drawing:
+@_plot
+def cloud(x: Values, y: Values, x_label: str, y_label: str) -> Any:
     """Draw pairs of values, on equal axes, with the line on which both are equal.
 
     Of more than 1,000 pairs, 1,000 at even distances of their places are drawn.
@@ -215,56 +321,52 @@ def cloud(x: Values, y: Values, x_label: str, y_label: str) -> Drawing:
     there = _drawable(x) & _drawable(y)
     x, y = x[there], y[there]
     points = some_points(len(x), MOST_PAIRS)
-    with canvas(x_label, y_label, height=HEIGHT * 1.3) as drawn:
-        axes = drawn.axes
-        axes.grid(True, axis="both")
-        if len(x):
-            both = np.concatenate([x, y])
-            low, high = float(both.min()), float(both.max())
-            margin = 0.05 * (high - low) or max(0.5, 0.05 * abs(high))
-            ends = (low - margin, high + margin)
-            axes.plot(ends, ends, color=light("muted"), linewidth=1, linestyle=(0, (4, 3)))
-            opacity = 0.75 if len(points) <= 200 else 0.4
-            axes.plot(
-                x[points], y[points], "o", markersize=3.6 if len(points) <= 200 else 2.6,
-                color=light("series1"), alpha=opacity, markeredgewidth=0,
-            )  # fmt: skip
-            axes.set(xlim=ends, ylim=ends)
-        axes.set_aspect("equal")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.get_major_locator().set_params(nbins=5)
-    return drawn.drawing
+    axes = _axes(x_label, y_label, height=HEIGHT * 1.3)
+    axes.grid(True, axis="both")
+    if len(x):
+        both = np.concatenate([x, y])
+        low, high = float(both.min()), float(both.max())
+        margin = 0.05 * (high - low) or max(0.5, 0.05 * abs(high))
+        ends = (low - margin, high + margin)
+        axes.plot(ends, ends, color=_COLOURS["muted"], linewidth=1, linestyle=(0, (4, 3)))
+        few = len(points) <= 200
+        colour = (_COLOURS["series1"], 0.75 if few else 0.4)  # alpha= would be the group's
+        size = 3.6 if few else 2.6
+        axes.plot(x[points], y[points], "o", markersize=size, color=colour, markeredgewidth=0)
+        axes.set(xlim=ends, ylim=ends)
+    axes.set_aspect("equal")
+    axes.locator_params(nbins=5)
+    return axes
 
 
-def ridges(rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Drawing:
+@_plot
+def ridges(rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Any:
     """Draw the distribution of the values of each row, on one axis, with its mean as a dot.
 
     A thin line reaches from the lowest to the highest value, a thick one over the middle half.
     """
     cleaned = [finite(values) for _, values in rows]
-    with canvas(x_label, height=_MARGIN + 1.75 * _ROW * len(rows)) as drawn:
-        axes = drawn.axes
-        together = np.concatenate([*cleaned, np.empty(0)])
-        edges = bin_edges(together) if len(together) else np.array([0.0, 1.0])
-        for place, values in enumerate(cleaned):
-            if not len(values):
-                continue
-            colour = series(place)
-            counts, _ = np.histogram(values, edges)
-            tops = place - 0.62 * counts / counts.max()
-            axes.stairs(tops, edges, baseline=place, fill=True, color=colour, alpha=0.3, lw=0)
-            low, first, third, high = np.quantile(values, [0, 0.25, 0.75, 1])
-            axes.plot([low, high], [place + 0.14] * 2, color=colour, linewidth=1)
-            axes.plot([first, third], [place + 0.14] * 2, color=colour, linewidth=4)
-            axes.plot(
-                [values.mean()], [place + 0.14], "o", color=light("paper"),
-                markeredgecolor=colour, markeredgewidth=1.6, markersize=5.5,
-            )  # fmt: skip
-        _named_rows(axes, [name for name, _ in rows], above=0.72)
-        axes.xaxis.get_major_locator().set_params(nbins=6)
-    return drawn.drawing
+    axes = _axes(x_label, height=_MARGIN + 1.75 * _ROW * len(rows))
+    together = np.concatenate([*cleaned, np.empty(0)])
+    edges = bin_edges(together) if len(together) else np.array([0.0, 1.0])
+    for place, values in enumerate(cleaned):
+        if not len(values):
+            continue
+        colour = _series(place)
+        counts, _ = np.histogram(values, edges)
+        tops = place - 0.62 * counts / counts.max()
+        axes.stairs(tops, edges, baseline=place, fill=True, color=colour, alpha=0.3, lw=0)
+        low, first, third, high = np.quantile(values, [0, 0.25, 0.75, 1])
+        axes.plot([low, high], [place + 0.14] * 2, color=colour, linewidth=1)
+        axes.plot([first, third], [place + 0.14] * 2, color=colour, linewidth=4)
+        edge = {"markeredgecolor": colour, "markeredgewidth": 1.6}
+        axes.plot(values.mean(), place + 0.14, "o", color=_COLOURS["paper"], markersize=5.5, **edge)
+    _named_rows(axes, [name for name, _ in rows], above=0.72)
+    axes.locator_params("x", nbins=6)
+    return axes
 
 
+@_plot
 def intervals(
     rows: Sequence[Estimate],
     x_label: str,
@@ -272,34 +374,29 @@ def intervals(
     line_at: float | None = None,
     unit: bool = False,
     narrow: bool = False,
-) -> Drawing:
-    """Draw an estimate with its interval per row, in the order given.
+) -> Any:
+    """Draw an estimate with its interval per row, in the order given, and a dashed line.
 
-    Args:
-        rows: the estimates.
-        x_label: their name.
-        line_at: where a dashed line is.
-        unit: have the axis reach from 0 to 1 at least, so that no small difference looks large.
-        narrow: half as wide, with the names above the rows.
+    A ``unit`` axis reaches from 0 to 1 at least, so that no small difference looks large. A
+    ``narrow`` drawing is half as wide, with the names above the rows.
     """
     width = WIDTH * (0.55 if narrow else 1)
     row_height = _ROW * (1.4 if narrow else 1)
-    with canvas(x_label, height=_MARGIN + row_height * max(len(rows), 2), width=width) as drawn:
-        axes = drawn.axes
-        if line_at is not None:
-            _dashed_line(axes, line_at)
-        for place, row in enumerate(rows):
-            colour = series(row.series)
-            if row.interval is not None and all(map(_drawable, row.interval)):
-                axes.plot(row.interval, [place] * 2, color=colour, linewidth=3.2, alpha=0.45)
-            if row.value is not None and _drawable(row.value):
-                axes.plot([row.value], [place], "o", color=colour, markersize=6)
-        _named_rows(axes, [row.name for row in rows], inside=narrow)
-        axes.xaxis.get_major_locator().set_params(nbins=4 if narrow else 6)
-        if unit:
-            low, high = axes.get_xlim()
-            axes.set_xlim(low if low < -0.04 else -0.02, max(high, 1.02))
-    return drawn.drawing
+    axes = _axes(x_label, height=_MARGIN + row_height * max(len(rows), 2), width=width)
+    if line_at is not None:
+        _dashed_line(axes, line_at)
+    for place, row in enumerate(rows):
+        colour = _series(row.series)
+        if row.interval is not None and all(map(_drawable, row.interval)):
+            axes.plot(row.interval, [place] * 2, color=colour, linewidth=3.2, alpha=0.45)
+        if row.value is not None and _drawable(row.value):
+            axes.plot([row.value], [place], "o", color=colour, markersize=6)
+    _named_rows(axes, [row.name for row in rows], inside=narrow)
+    axes.locator_params("x", nbins=4 if narrow else 6)
+    if unit:
+        low, high = axes.get_xlim()
+        axes.set_xlim(low if low < -0.04 else -0.02, max(high, 1.02))
+    return axes
 
 
 def finite(values: Sequence[float] | Values) -> Values:
@@ -337,23 +434,28 @@ def _named_rows(axes: Any, names: Sequence[str], above: float = 0.5, inside: boo
     """Name the rows at the left, or in the plot above them; the first is at the top."""
     axes.set_yticks(range(len(names)), ["" if inside else short(name) for name in names])
     for place, name in enumerate(names if inside else ()):
-        at = ("axes fraction", "data")
-        axes.annotate(short(name), (0, place), (0, 6), xycoords=at, textcoords="offset points")
-    axes.tick_params(axis="y", labelcolor=light("ink"))
+        _beside(axes, short(name), (0, place), (0, 6))
+    axes.tick_params(axis="y", labelcolor=_COLOURS["ink"])
     axes.set_ylim(len(names) - 0.5, -above)
     axes.grid(False, axis="y")
     axes.grid(True, axis="x")
 
 
+def _beside(axes: Any, text: str, at: Ends, offset: Ends, **how: Any) -> None:
+    """Write a text at an offset in points from the left (0) or the right (1) end of a row."""
+    where = ("axes fraction", "data")
+    axes.annotate(plain_text(text), at, offset, xycoords=where, textcoords="offset points", **how)
+
+
 def _dashed_line(axes: Any, at: float) -> None:
-    axes.axvline(at, color=light("muted"), linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.axvline(at, color=_COLOURS["muted"], linewidth=1.2, linestyle=(0, (4, 3)))
 
 
-def _legend(drawn: Canvas) -> None:
+def _legend(axes: Any) -> None:
     """Put the legend above the plot, so that it covers no data."""
-    handles, names = drawn.axes.get_legend_handles_labels()
+    handles, names = axes.get_legend_handles_labels()
     if handles:
-        drawn.axes.figure.legend(
+        axes.figure.legend(
             handles,
             names,
             loc="outside upper left",

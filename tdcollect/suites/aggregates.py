@@ -1,34 +1,122 @@
-"""Aggregates of the scores of policies over training runs and tasks, with intervals."""
+"""Aggregates of the scores of policies over training runs and tasks, with intervals.
+
+Metrics are those of rliable: Agarwal et al., *Deep Reinforcement Learning at the Edge of the
+Statistical Precipice*, NeurIPS 2021. Scores are arrays ``[..., runs, tasks]``; the axes before, as
+of resamples, stay. Intervals are of the stratified bootstrap: the runs are resampled within each
+task, and the tasks stay. So they tell what other training runs on the same tasks would give, and
+nothing about other tasks.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import combinations
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tdcollect.display import listed_text
-from tdcollect.evaluation.reports.intervals import Interval, check_settings
-from tdcollect.suites.estimates import Aggregates, DrawnRuns, Estimate, Profile
-from tdcollect.suites.metrics import (
-    METRICS,
-    Scores,
-    check_scores,
-    probability_of_improvement,
-    profile,
+from tdcollect import check
+from tdcollect.display import (
+    count_text,
+    html_table,
+    listed_text,
+    number_text,
+    number_texts,
+    one_line,
+    percent_text,
+    text_table,
+    visible,
 )
-from tdcollect.suites.resampling import (
-    percentile_interval,
-    policy_generator,
-    resampled_improvements,
-    resampled_metrics,
+from tdcollect.evaluation.reports import statistics
+from tdcollect.evaluation.reports.statistics import (
+    BATCH_VALUES,
+    Interval,
+    check_settings,
+    generator,
 )
 
 RESAMPLES = 10_000
 THRESHOLDS = 101
+
+Scores = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+DrawnRuns = Literal["n", "n-1"]
+
+LABELS = {
+    "iqm": "interquartile mean",
+    "mean": "mean",
+    "median": "median",
+    "optimality_gap": "optimality gap",
+}
+LOWER_IS_BETTER = frozenset({"optimality_gap"})
+
+# The coverage of 95% intervals of the interquartile mean from few runs, in percent, lowest and
+# highest of the simulations in docs/statistics.md.
+COVERAGE = {
+    "n": {2: (72, 83), 3: (81, 88), 4: (87, 90)},
+    "n-1": {2: (78, 94), 3: (88, 94), 4: (91, 95)},
+}
+
+
+METRICS: dict[str, Callable[[Scores, float], Any]] = {
+    "iqm": lambda scores, _: statistics.interquartile_mean(_together(scores)),
+    "mean": lambda scores, _: scores.mean(-2).mean(-1),
+    "median": lambda scores, _: np.median(scores.mean(-2), -1),
+    "optimality_gap": lambda scores, gamma: gamma - np.minimum(scores, gamma).mean((-2, -1)),
+}
+"""The metrics by name, called with scores and gamma."""
+
+
+def shares_above(ranks: npt.NDArray[np.int64], count: int) -> Any:
+    """Return the share of scores, of all runs and tasks, above each of ``count`` thresholds.
+
+    rliable's run-score distribution.
+
+    Args:
+        ranks: for each score, the number of thresholds below it, ``[..., runs, tasks]``.
+        count: the number of thresholds, which ascend.
+
+    Returns:
+        Float64 ``[..., count]``.
+    """
+    ranks = _together(ranks)
+    before, values = ranks.shape[:-1], ranks.shape[-1]
+    rows = ranks.reshape(-1, values)
+    places = np.arange(len(rows))[:, None] * (count + 1) + rows
+    counts = np.bincount(places.ravel(), minlength=len(rows) * (count + 1))
+    above = counts.reshape(-1, count + 1)[:, :0:-1].cumsum(1)[:, ::-1]
+    return (above / values).reshape(*before, count)
+
+
+def probability_of_improvement(first: Scores, second: Scores) -> Any:
+    """Return the probability that a run of ``first`` scores above one of ``second``.
+
+    The Mann-Whitney statistic over the number of pairs of runs, averaged over tasks: pairs are of
+    the same task, and equal scores count half. 0.5 means that neither is better.
+
+    Args:
+        first: scores ``[..., runs, tasks]`` of one policy.
+        second: scores of another on the same tasks; its number of runs may differ.
+    """
+    return wins(first, second).mean((-3, -2, -1))
+
+
+def wins(first: Scores, second: Scores) -> Scores:
+    """Return 1 where a run scores above another, 0.5 where equal: ``[..., tasks, runs, runs]``."""
+    a = np.swapaxes(first, -1, -2)[..., :, None]
+    b = np.swapaxes(second, -1, -2)[..., None, :]
+    return (a > b) + 0.5 * (a == b)
+
+
+def _together(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return ``[..., runs, tasks]`` as ``[..., runs * tasks]``."""
+    return values.reshape(*values.shape[:-2], -1)
 
 
 def aggregate(
@@ -73,74 +161,101 @@ def aggregate(
     """
     arrays, names = check_scores(scores, tasks)
     check_settings(confidence, resamples, seed, 0)
-    _check_metrics(metrics)
-    if drawn_runs not in ("n", "n-1"):
-        raise ValueError(f'expected drawn_runs to be "n" or "n-1", got {drawn_runs!r}')
+    if not _distinct(metrics, METRICS):
+        raise ValueError(
+            f"expected distinct metrics among {', '.join(METRICS)}, at least one, got "
+            f"{list(metrics)}"
+        )
+    check.one_of(("n", "n-1"), drawn_runs=drawn_runs)
     if not math.isfinite(gamma):
         raise ValueError(f"expected a finite gamma, got {gamma}")
-    levels = _thresholds(arrays, thresholds)
+    for name, members in (groups or {}).items():
+        if not _distinct(members, names):
+            raise ValueError(
+                f"expected group {name!r} to name distinct tasks of the suite, at least one, got "
+                f"{list(members)}; the tasks are {listed_text(names, 10)}"
+            )
+    over = partial(
+        _aggregate,
+        arrays,
+        names,
+        metrics=tuple(metrics),
+        thresholds=_thresholds(arrays, thresholds),
+        gamma=gamma,
+        drawn_runs=drawn_runs,
+        confidence=confidence,
+        resamples=resamples,
+        seed=seed,
+    )
+    return replace(over(names), groups={name: over(tuple(g)) for name, g in (groups or {}).items()})
 
-    def over(columns: Sequence[int]) -> Aggregates:
-        return _aggregate(
-            {policy: array[:, columns] for policy, array in arrays.items()},
-            tuple(names[column] for column in columns),
-            levels,
-            tuple(metrics),
-            gamma=gamma,
-            drawn_runs=drawn_runs,
-            confidence=confidence,
-            resamples=resamples,
-            seed=seed,
-        )
 
-    members = {name: _columns(name, group, names) for name, group in (groups or {}).items()}
-    parts = {name: over(columns) for name, columns in members.items()}
-    return replace(over(range(len(names))), groups=parts)
+def _distinct(chosen: Sequence[str], known: Container[str]) -> bool:
+    return bool(chosen) and len(set(chosen)) == len(chosen) and all(one in known for one in chosen)
 
 
 def _aggregate(
     arrays: Mapping[str, Scores],
+    names: tuple[str, ...],
     tasks: tuple[str, ...],
-    thresholds: Scores,
-    metrics: tuple[str, ...],
     *,
+    metrics: tuple[str, ...],
+    thresholds: Scores,
     gamma: float,
     drawn_runs: DrawnRuns,
     confidence: float,
     resamples: int,
     seed: int,
 ) -> Aggregates:
+    """Return the aggregates over some of the tasks; all of them are the columns of ``arrays``."""
     # Runs of a task are exchangeable, and tasks are a set: in one order, sums round alike and the
     # same runs are drawn, however the caller orders them.
-    by_name = sorted(range(len(tasks)), key=tasks.__getitem__)
-    ordered = {policy: np.sort(arrays[policy][:, by_name], axis=0) for policy in sorted(arrays)}
+    columns = [names.index(task) for task in sorted(tasks)]
+    ordered = {policy: np.sort(arrays[policy][:, columns], axis=0) for policy in sorted(arrays)}
     drawn = {p: max(1, len(a) - (drawn_runs == "n-1")) for p, a in ordered.items()}
 
-    estimates, profiles = {}, {}
+    def interval(values: Scores) -> Interval:
+        return Interval(*percentiles(values, confidence).tolist())
+
+    estimates: dict[str, dict[str, Estimate]] = {}
+    profiles, task_means = {}, {}
     for policy in arrays:
         scores = ordered[policy]
-        ends: dict[str, Scores] = {}
+        ranks = np.searchsorted(thresholds, scores)
+        shares = tuple(shares_above(ranks, len(thresholds)).tolist())
+        estimates[policy] = {m: Estimate(float(METRICS[m](scores, gamma)), None) for m in metrics}
+        profiles[policy] = Profile(shares, None, None)
         if len(scores) > 1:
             rng = policy_generator(seed, policy)
             found = resampled_metrics(
                 scores, metrics, thresholds, gamma, drawn[policy], resamples, rng
             )
-            ends = {name: percentile_interval(v, confidence) for name, v in found.items()}
-        estimates[policy] = {
-            metric: _estimate(METRICS[metric](scores, gamma), ends.get(metric))
-            for metric in metrics
-        }
-        profiles[policy] = _profile(profile(scores, thresholds), ends.get("profile"))
-    means = {policy: ordered[policy].mean(0)[np.argsort(by_name)].tolist() for policy in arrays}
+            for metric, estimate in estimates[policy].items():
+                estimates[policy][metric] = replace(estimate, interval=interval(found[metric]))
+            low, high = percentiles(found["profile"], confidence).tolist()
+            profiles[policy] = Profile(shares, tuple(low), tuple(high))
+        means = dict(zip(sorted(tasks), scores.mean(0).tolist(), strict=True))
+        task_means[policy] = {task: means[task] for task in tasks}
+
+    improvement: dict[str, dict[str, Estimate]] = {policy: {} for policy in arrays}
+    # The generators that the metrics had: a pair sees the same runs drawn.
+    rngs = {policy: policy_generator(seed, policy) for policy in ordered}
+    for (a, b), values in resampled_improvements(ordered, drawn, resamples, rngs):
+        value = float(probability_of_improvement(ordered[a], ordered[b]))
+        there = back = None
+        if len(ordered[a]) > 1 or len(ordered[b]) > 1:
+            there = interval(values)
+            back = Interval(1 - there.high, 1 - there.low)
+        improvement[a][b], improvement[b][a] = Estimate(value, there), Estimate(1 - value, back)
     return Aggregates(
         tasks=tasks,
         runs={policy: len(array) for policy, array in arrays.items()},
         metrics=metrics,
         estimates=estimates,
-        improvement=_improvement(list(arrays), ordered, drawn, confidence, resamples, seed),
+        improvement={p: {q: improvement[p][q] for q in arrays if q != p} for p in arrays},
         thresholds=tuple(thresholds.tolist()),
         profiles=profiles,
-        task_means={p: dict(zip(tasks, values, strict=True)) for p, values in means.items()},
+        task_means=task_means,
         groups={},
         gamma=gamma,
         drawn_runs=drawn_runs,
@@ -148,46 +263,6 @@ def _aggregate(
         resamples=resamples,
         seed=seed,
     )
-
-
-def _improvement(
-    policies: list[str],
-    ordered: Mapping[str, Scores],
-    drawn: Mapping[str, int],
-    confidence: float,
-    resamples: int,
-    seed: int,
-) -> dict[str, dict[str, Estimate]]:
-    # The generators that the metrics had: a pair sees the same runs drawn.
-    rngs = {policy: policy_generator(seed, policy) for policy in ordered}
-    found: dict[str, dict[str, Estimate]] = {policy: {} for policy in policies}
-    for (a, b), values in resampled_improvements(ordered, drawn, resamples, rngs):
-        value = float(probability_of_improvement(ordered[a], ordered[b]))
-        if len(ordered[a]) == len(ordered[b]) == 1:
-            found[a][b], found[b][a] = Estimate(value, None), Estimate(1 - value, None)
-            continue
-        low, high = percentile_interval(values, confidence).tolist()
-        found[a][b] = Estimate(value, Interval(low, high))
-        found[b][a] = Estimate(1 - value, Interval(1 - high, 1 - low))
-    return {p: {q: found[p][q] for q in policies if q != p} for p in policies}
-
-
-def _estimate(value: Any, ends: Scores | None) -> Estimate:
-    return Estimate(float(value), None if ends is None else Interval(*ends.tolist()))
-
-
-def _profile(values: Scores, ends: Scores | None) -> Profile:
-    low, high = (None, None) if ends is None else map(tuple, ends.tolist())
-    return Profile(tuple(values.tolist()), low, high)
-
-
-def _check_metrics(metrics: Sequence[str]) -> None:
-    wrong = [metric for metric in metrics if metric not in METRICS]
-    if wrong or not metrics or len(set(metrics)) < len(metrics):
-        raise ValueError(
-            f"expected distinct metrics among {', '.join(METRICS)}, at least one, got "
-            f"{list(metrics)}"
-        )
 
 
 def _thresholds(arrays: Mapping[str, Scores], given: npt.ArrayLike | None) -> Scores:
@@ -202,11 +277,382 @@ def _thresholds(arrays: Mapping[str, Scores], given: npt.ArrayLike | None) -> Sc
     return thresholds
 
 
-def _columns(group: str, members: Sequence[str], tasks: tuple[str, ...]) -> list[int]:
-    unknown = [task for task in members if task not in tasks]
-    if unknown or not members or len(set(members)) < len(members):
+def check_scores(
+    scores: Mapping[str, npt.ArrayLike], tasks: Sequence[str] | None
+) -> tuple[dict[str, Scores], tuple[str, ...]]:
+    """Return scores as float64 arrays ``[runs, tasks]``, and the tasks' names."""
+    if not scores:
+        raise ValueError("expected scores of at least one policy, as {policy: scores}, got none")
+    if "" in scores:
+        raise ValueError("expected policies with names, got one without: name it")
+    arrays = {policy: _checked(policy, values) for policy, values in scores.items()}
+    widths = {policy: array.shape[1] for policy, array in arrays.items()}
+    count = next(iter(widths.values()))
+    if set(widths.values()) != {count}:
         raise ValueError(
-            f"expected group {group!r} to name distinct tasks of the suite, at least one, got "
-            f"{list(members)}; the tasks are {listed_text(tasks, 10)}"
+            f"expected scores of all policies on the same tasks, got, by policy, {widths} tasks: "
+            "leave out tasks that a policy lacks"
         )
-    return [tasks.index(task) for task in members]
+    names = tuple(map(str, range(count) if tasks is None else tasks))
+    if len(names) != count or len(set(names)) < count or "" in names:
+        raise ValueError(
+            f"expected {count} distinct names of tasks, one per column of scores, got {list(names)}"
+        )
+    for policy, array in arrays.items():
+        wrong = [names[task] for task in np.flatnonzero(~np.isfinite(array).all(axis=0))]
+        if wrong:
+            raise ValueError(
+                f"expected a finite score of each run on each task, got NaN or infinite ones of "
+                f"{policy!r} on {listed_text(wrong)}: leave out those tasks or those runs, and say "
+                "so where you show the numbers"
+            )
+    return arrays, names
+
+
+def _checked(policy: str, values: npt.ArrayLike) -> Scores:
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"expected scores of {policy!r} as numbers [runs, tasks], got something else: {error}"
+        ) from error
+    if array.ndim != 2 or not array.size:
+        raise ValueError(
+            f"expected scores of {policy!r} as [runs, tasks], at least one of each, got shape "
+            f"{list(array.shape)}" + (": for one run, pass [scores]" if array.ndim == 1 else "")
+        )
+    return array
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its confidence interval.
+
+    Attributes:
+        value: computed from the scores as they are.
+        interval: bootstrap interval; None if there is only one run.
+    """
+
+    value: float
+    interval: Interval | None
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self))
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return number_text(self.value)
+        return "{} [{}, {}]".format(
+            *number_texts([self.value, self.interval.low, self.interval.high])
+        )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A performance profile: the share of scores above each threshold.
+
+    Attributes:
+        values: one share per threshold, falling.
+        low: the lower end of each share's own interval; None if there is only one run.
+        high: the upper end, likewise.
+    """
+
+    values: tuple[float, ...]
+    low: tuple[float, ...] | None
+    high: tuple[float, ...] | None
+
+    def __repr__(self) -> str:
+        ends = f"{number_text(self.values[0])} to {number_text(self.values[-1])}"
+        band = "no band" if self.low is None else "with band"
+        return one_line(self, count_text(len(self.values), "threshold"), ends, band)
+
+
+@dataclass(frozen=True)
+class Aggregates:
+    """Aggregates of policies over the same tasks; print them to see a table.
+
+    Attributes:
+        tasks: the names of the tasks.
+        runs: the number of training runs of each policy.
+        metrics: the names of the metrics, the one that ranks policies first.
+        estimates: by policy and metric.
+        improvement: by two policies, the probability that a run of the first scores above a run
+            of the second on the same task. The two directions add up to one.
+        thresholds: the scores at which profiles are evaluated, ascending.
+        profiles: by policy, the share of scores above each threshold, over all runs and tasks.
+        task_means: by policy and task, the mean over runs.
+        groups: by name, the aggregates over the tasks of a group alone.
+        gamma: the score from which on the optimality gap is zero.
+        drawn_runs: the number of runs in a resample of each task: ``n`` or ``n-1``.
+        confidence: of every interval.
+        resamples: the number of bootstrap resamples.
+        seed: the seed of the generators.
+    """
+
+    tasks: tuple[str, ...]
+    runs: Mapping[str, int]
+    metrics: tuple[str, ...]
+    estimates: Mapping[str, Mapping[str, Estimate]]
+    improvement: Mapping[str, Mapping[str, Estimate]]
+    thresholds: tuple[float, ...]
+    profiles: Mapping[str, Profile]
+    task_means: Mapping[str, Mapping[str, float]]
+    groups: Mapping[str, Aggregates]
+    gamma: float
+    drawn_runs: DrawnRuns
+    confidence: float
+    resamples: int
+    seed: int
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies, in the order of the scores."""
+        return tuple(self.runs)
+
+    def ranking(self, metric: str | None = None) -> list[tuple[int, str]]:
+        """Return the policies with their ranks, the best first; equal ones share a rank.
+
+        Args:
+            metric: the metric to rank by; by default the first of ``metrics``.
+        """
+        metric = self.metrics[0] if metric is None else metric
+        if metric not in self.metrics:
+            raise ValueError(f"expected one of the metrics {list(self.metrics)}, got {metric!r}")
+        sign = 1 if metric in LOWER_IS_BETTER else -1
+        order = sorted((sign * self.estimates[p][metric].value, p) for p in self.runs)
+        values = [value for value, _ in order]
+        return [(values.index(value) + 1, policy) for value, policy in order]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the aggregates as plain dicts, lists, numbers and None, for JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    def __repr__(self) -> str:
+        best = [
+            f"{policy} {LABELS[self.metrics[0]]} {self.estimates[policy][self.metrics[0]]}"
+            for _, policy in self.ranking()
+        ]
+        return one_line(self, self._head(), *best)
+
+    def __str__(self) -> str:
+        parts = []
+        for title, header, rows in self._tables():
+            table = text_table(rows, header=header)
+            parts.append(f"{visible(title)}\n\n{table}" if title else table)
+        return "\n\n".join([*parts, "\n".join(map(visible, self.notes()))])
+
+    def _repr_html_(self) -> str:
+        tables = self._tables()
+        return "\n".join(
+            html_table(
+                header,
+                rows,
+                before=[title] if title else [],
+                after=self.notes() if place == len(tables) - 1 else [],
+            )
+            for place, (title, header, rows) in enumerate(tables)
+        )
+
+    def _head(self) -> str:
+        policies = "1 policy" if len(self.runs) == 1 else f"{len(self.runs)} policies"
+        return f"{policies} on {count_text(len(self.tasks), 'task')}"
+
+    def _tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
+        """Return title, header and rows of each table."""
+        tables = [(self._head(), self.header(), self.rows())]
+        if len(self.runs) > 1:
+            tables.append(("", ["probability of improvement", ""], self.improvement_rows()))
+        for name, group in self.groups.items():
+            title = f"{name}: {', '.join(group.tasks)}"
+            tables.append((title, group.header(), group.rows()))
+        return tables
+
+    def header(self) -> list[str]:
+        """Return the headings of :meth:`rows`."""
+        return ["", "runs", *(LABELS[metric] for metric in self.metrics)]
+
+    def rows(self) -> list[list[str]]:
+        """Return the table's rows, the best policy first: name, runs, a cell per metric."""
+        return [
+            [policy, str(self.runs[policy])]
+            + [str(self.estimates[policy][metric]) for metric in self.metrics]
+            for _, policy in self.ranking()
+        ]
+
+    def improvement_rows(self) -> list[list[str]]:
+        """Return the probability of improvement of the best policy over each other one."""
+        best, *others = (policy for _, policy in self.ranking())
+        return [[f"{best} over {other}", str(self.improvement[best][other])] for other in others]
+
+    def notes(self) -> list[str]:
+        """Return the notes to the tables, one sentence each."""
+        by_runs: dict[int, list[str]] = {}
+        for policy, runs in self.runs.items():
+            by_runs.setdefault(runs, []).append(policy)
+        single = by_runs.pop(1, [])
+        notes = []
+        if by_runs:
+            notes.append(
+                f"{percent_text(self.confidence)} intervals: training runs drawn anew within each "
+                "task. They are about other training runs on the same tasks, not about other tasks."
+            )
+        if single:
+            notes.append(
+                f"One run of {listed_text(single)}: no interval. One run cannot show how much "
+                "another training run would differ."
+            )
+        if single and by_runs:
+            notes.append(
+                "Intervals of a probability of improvement against one run take that run as it is."
+            )
+        for runs, policies in sorted(by_runs.items()):
+            if runs in COVERAGE[self.drawn_runs]:
+                low, high = COVERAGE[self.drawn_runs][runs]
+                notes.append(
+                    f"{runs} runs of {listed_text(policies)}: too few for the intervals. In "
+                    f"simulations, 95% intervals of the interquartile mean from {runs} runs held "
+                    f"the truth in {low}% to {high}% of cases."
+                )
+        if len(self.tasks) == 1:
+            notes.append("One task: the numbers say nothing about others.")
+        equal = [p for p in self.runs if all(map(_of_no_width, self.estimates[p].values()))]
+        if equal:
+            notes.append(
+                f"All runs of {listed_text(equal)} give the same: their intervals say nothing "
+                "about how runs differ."
+            )
+        if any(_of_no_width(one) for of in self.improvement.values() for one in of.values()):
+            notes.append(
+                "A probability of improvement of 0 or 1 has an interval of no width, which does "
+                "not make it certain."
+            )
+        if "optimality_gap" in self.metrics:
+            notes.append(
+                f"Optimality gap: the mean shortfall from a score of {number_text(self.gamma)}; "
+                "lower is better."
+            )
+        return notes
+
+
+def _of_no_width(estimate: Estimate) -> bool:
+    return estimate.interval is not None and estimate.interval.low == estimate.interval.high
+
+
+def policy_generator(seed: int, policy: str) -> np.random.Generator:
+    """Return the generator of a policy, independent of those of other names."""
+    digest = hashlib.sha256(policy.encode("utf-8", "surrogatepass")).digest()
+    return generator(seed, *np.frombuffer(digest, "<u4", count=4).tolist())
+
+
+def draw_runs(
+    rng: np.random.Generator, resamples: int, scores: Scores, drawn: int, block: int
+) -> Iterator[Indices]:
+    """Yield indices of runs, ``[resamples, drawn, tasks]`` in blocks along the first axis.
+
+    Args:
+        rng: the generator that draws them; the same draws for any ``block``.
+        resamples: the number of resamples.
+        scores: ``[runs, tasks]``.
+        drawn: the number of runs in a resample of each task.
+        block: the number of resamples that are held at once.
+    """
+    runs, tasks = scores.shape
+    for first in range(0, resamples, block):
+        yield rng.integers(0, runs, (min(block, resamples - first), drawn, tasks))
+
+
+def resampled(values: npt.NDArray[Any], indices: Indices) -> npt.NDArray[Any]:
+    """Return resamples of ``values [runs, tasks]`` by runs, both ``[resamples, drawn, tasks]``."""
+    return values[indices, np.arange(values.shape[1])]
+
+
+def resampled_metrics(
+    scores: Scores,
+    metrics: tuple[str, ...],
+    thresholds: Scores,
+    gamma: float,
+    drawn: int,
+    resamples: int,
+    rng: np.random.Generator,
+) -> dict[str, Scores]:
+    """Return metrics and profiles of resamples of ``scores [runs, tasks]``.
+
+    Returns:
+        By the name of each metric ``[resamples]``, and ``profile`` ``[resamples, thresholds]``.
+    """
+    ranks = np.searchsorted(thresholds, scores)
+    found: dict[str, list[Scores]] = {}
+    block = max(1, BATCH_VALUES // scores.size)
+    for indices in draw_runs(rng, resamples, scores, drawn, block):
+        sample = resampled(scores, indices)
+        for name in metrics:
+            found.setdefault(name, []).append(METRICS[name](sample, gamma))
+        shares = shares_above(resampled(ranks, indices), len(thresholds))
+        found.setdefault("profile", []).append(shares)
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def resampled_improvements(
+    scores: Mapping[str, Scores],
+    drawn: Mapping[str, int],
+    resamples: int,
+    rngs: Mapping[str, np.random.Generator],
+) -> Iterator[tuple[tuple[str, str], Scores]]:
+    """Yield each pair of policies with its probability of improvement, ``[resamples]``."""
+    together = np.concatenate(list(scores.values()))
+    won = wins(together, together)
+    sizes = np.array([len(array) for array in scores.values()])
+    tasks = len(won)
+    block = max(1, BATCH_VALUES // (tasks * int(sizes.sum())))
+    draws = [
+        draw_runs(rngs[name], resamples, array, drawn[name], block)
+        for name, array in scores.items()
+    ]
+    sums = np.empty((resamples, len(sizes), len(sizes)))
+    for number, blocks in enumerate(zip(*draws, strict=True)):
+        counts = np.concatenate(list(map(_counts, blocks, sizes)), axis=2)
+        sums[number * block : (number + 1) * block] = _times_won(won, counts, sizes)
+    for (place, a), (other, b) in combinations(enumerate(scores), 2):
+        yield (a, b), sums[:, place, other] / (tasks * drawn[a] * drawn[b])
+
+
+def percentiles(values: Scores, confidence: float) -> Scores:
+    """Return the low and the high percentile of resamples ``[resamples, ...]``, ``[2, ...]``."""
+    ends = [(1 - confidence) / 2, (1 + confidence) / 2]
+    return np.quantile(values, ends, axis=0)
+
+
+def _counts(indices: Indices, runs: int) -> Scores:
+    """Return how often each run was drawn, ``[tasks, resamples, runs]``."""
+    resamples, _, tasks = indices.shape
+    rows = np.arange(tasks) * resamples + np.arange(resamples)[:, None]
+    places = rows[:, None] * runs + indices
+    counts = np.bincount(places.ravel(), minlength=tasks * resamples * runs)
+    return counts.reshape(tasks, resamples, runs).astype(np.float64)
+
+
+def _times_won(won: Scores, counts: Scores, sizes: npt.NDArray[np.int64]) -> Scores:
+    """Return how often runs of one policy score above those of another, over all tasks.
+
+    Args:
+        won: each run of all policies against each other one, ``[tasks, runs, runs]``.
+        counts: how often each run was drawn, ``[tasks, resamples, runs]``.
+        sizes: the number of runs of each policy, in their order.
+
+    Returns:
+        ``[resamples, policies, policies]``, above the diagonal; pairs of equal scores count half.
+    """
+    starts = np.cumsum(sizes) - sizes
+    sums = np.zeros((counts.shape[1], len(sizes), len(sizes)))
+    for place, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+        if not place:
+            continue
+        # Counts and halves: the sums are exact, in any order and with any number of threads.
+        beaten = sum(
+            drawn[:, :start]
+            * (drawn[:, start : start + size] @ scored[:start, start : start + size].T)
+            for drawn, scored in zip(counts, won, strict=True)
+        )
+        sums[:, :place, place] = np.add.reduceat(beaten, starts[:place], axis=1)
+    return sums

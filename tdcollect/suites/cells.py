@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tdcollect.display import one_line
-from tdcollect.suites.definition import HOW, Call, Policy, Task, filled
+from tdcollect.suites.tables import HOW, Call, Policy, Task, filled
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
@@ -137,22 +136,6 @@ class Cell:
 
     def __repr__(self) -> str:
         return one_line(self, self.name)
-
-
-@contextmanager
-def exits_refused() -> Iterator[None]:
-    """Raise an error if code that is named ends the program, which would end all evaluations.
-
-    Raises:
-        RuntimeError: in place of ``SystemExit``.
-    """
-    try:
-        yield
-    except SystemExit as error:
-        raise RuntimeError(
-            f"the code that was named ended the program by sys.exit({error.code!r}); put what a "
-            "script runs under `if __name__ == '__main__':`"
-        ) from error
 
 
 def _calls(calls: Sequence[Call]) -> list[str | dict[str, Any]]:

@@ -1,72 +1,179 @@
-"""The files of a suite's report."""
+"""The files of a suite's report, written together or exported one by one."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from tdcollect import check
+from tdcollect.display import number_text, visible
 from tdcollect.evaluation.ledger.reading import SUITE, sha256
-from tdcollect.evaluation.reports.report import REPORT
 from tdcollect.files import locked, remove, write_atomically
-from tdcollect.suites.exports import (
-    write_leaderboard_csv,
-    write_leaderboard_markdown,
-    write_scores_npz,
-)
+from tdcollect.pages.build import REPORT
+from tdcollect.pages.suite import suite_page
+from tdcollect.suites.aggregates import LABELS, Aggregates
 from tdcollect.suites.folder import WAIT, note_report
-from tdcollect.suites.page import suite_page
-from tdcollect.suites.reading import read_results
-from tdcollect.suites.results import SuiteResults
+from tdcollect.suites.results import SuiteResults, read_results
 
 if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite
 
 RESULTS = "results.json"
-SCORES, SCORE_NAMES = "scores.npz", "scores.json"
-LEADERBOARD = "leaderboard"
-FILES = (SCORES, SCORE_NAMES, f"{LEADERBOARD}.csv", f"{LEADERBOARD}.md")
+FILES = ("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md")
 """The files that are there if there is something to write into them."""
+
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
 def report_on(suite: Suite, directory: Path) -> SuiteResults:
     """Read the results that a directory holds, and write the report on them.
 
     Of several processes that end at the same time, the last one to write has read all results.
-
-    Args:
-        suite: the suite.
-        directory: its directory.
     """
     with locked(directory, wait=WAIT):
         note_report(directory, suite)
         results = read_results(suite, directory)
-        write_suite_report(directory, results)
+        written = [directory / name for name in FILES if results.aggregates is not None]
+        if written:
+            export(results, "npz", directory / "scores.npz")
+            export(results, "csv", directory / "leaderboard.csv")
+            export(results, "markdown", directory / "leaderboard.md")
+        else:
+            for name in FILES:
+                remove(directory / name)  # of results that have changed since
+        written.append(write_atomically(directory / REPORT, suite_page(results).html()))
+        files = {file.name: sha256(file) for file in (directory / SUITE, *written)}
+        text = json.dumps({**results.to_dict(), "files": files}, indent=1, sort_keys=True) + "\n"
+        write_atomically(directory / RESULTS, text.encode())
     return results
 
 
-def write_suite_report(directory: Path, results: SuiteResults) -> list[Path]:
-    """Write the report on a suite, the same bytes for the same results.
+def export(
+    results: SuiteResults | Aggregates,
+    format: Literal["npz", "csv", "markdown"],
+    path: str | os.PathLike[str],
+) -> Path:
+    """Write the scores or the leaderboard of a suite for other tools, and return the file's path.
 
-    ``scores.npz`` and the leaderboard are written once a policy has all its scores.
+    Args:
+        results: what :meth:`tdcollect.Suite.run` returns; for a leaderboard also what
+            :func:`tdcollect.suites.aggregate` returns.
+        format: ``"npz"``: a float64 array of scores ``[runs, tasks]`` per policy, the mapping that
+            rliable's functions take, and the names in a JSON file beside it, as
+            ``{"tasks": [...], "policies": {key: name}}``. ``"csv"``: a row per policy, the best
+            first, with rank, runs, each metric with the ends of its interval (empty where there is
+            none), and the mean score of each task. ``"markdown"``: a page with the tables and notes
+            that the results print.
+        path: the file.
 
-    Returns:
-        The files; the last one has the digests of the others.
+    Raises:
+        ValueError: for another format, for npz under another ending or without scores, and as long
+            as no policy has all its scores.
     """
-    written = []
-    if (found := results.aggregates) is not None:
-        written += [
-            write_scores_npz(directory / SCORES, results.scores(), tasks=results.scored_tasks),
-            directory / SCORE_NAMES,
-            write_leaderboard_csv(directory / f"{LEADERBOARD}.csv", found),
-            write_leaderboard_markdown(
-                directory / f"{LEADERBOARD}.md", found, title=f"{results.name} {results.version}"
-            ),
+    check.one_of(("npz", "csv", "markdown"), format=format)
+    found = results if isinstance(results, Aggregates) else results.aggregates
+    if found is None:
+        raise ValueError("expected results with a policy that has all its scores, got none")
+    if format == "csv":
+        return write_atomically(Path(path), _csv(found).encode())
+    if format == "markdown":
+        title = "Leaderboard"
+        if isinstance(results, SuiteResults):
+            title = f"{results.name} {results.version}"
+        return write_atomically(Path(path), _markdown(found, title).encode())
+    if isinstance(results, Aggregates) or Path(path).suffix != ".npz":
+        raise ValueError(
+            "expected the results of a suite and a path that ends in .npz for format='npz', got "
+            f"{type(results).__name__} and {os.fspath(path)!r}"
+        )
+    return _write_npz(results, Path(path))
+
+
+def _write_npz(results: SuiteResults, file: Path) -> Path:
+    # numpy takes a final ".npy" for the ending of the member's name.
+    scores = {
+        re.sub(r"\.(npy)?$", r"%2E\1", name): (name, a) for name, a in results.scores().items()
+    }
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for key, (_, values) in scores.items():
+            member = zipfile.ZipInfo(f"{key}.npy")  # dated 1980, always
+            member.create_system = 3
+            array = io.BytesIO()
+            np.lib.format.write_array(array, values, allow_pickle=False)
+            archive.writestr(member, array.getvalue())
+    policies = {key: name for key, (name, _) in scores.items()}
+    text = json.dumps({"tasks": results.scored_tasks, "policies": policies}, indent=2) + "\n"
+    write_atomically(file.with_suffix(".json"), text.encode())
+    return write_atomically(file, data.getvalue())
+
+
+def _csv(found: Aggregates) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    metrics = [
+        "_".join(parts)
+        for metric in found.metrics
+        for parts in ((metric,), (metric, "low"), (metric, "high"))
+    ]
+    tasks = [f"score:{visible(task)}" for task in found.tasks]
+    writer.writerow(["rank", "policy", "runs", *metrics, *tasks])
+    for rank, policy in found.ranking():
+        row: list[Any] = [rank, visible(policy), found.runs[policy]]
+        for metric in found.metrics:
+            estimate = found.estimates[policy][metric]
+            ends = estimate.interval
+            row += [estimate.value, *(("", "") if ends is None else (ends.low, ends.high))]
+        writer.writerow([*row, *found.task_means[policy].values()])
+    return text.getvalue()
+
+
+def _markdown(found: Aggregates, title: str) -> str:
+    order = [policy for _, policy in found.ranking()]
+    parts = [f"# {_escaped(title)}", _metrics_table(found)]
+    if len(order) > 1:
+        rows = [
+            [p, *("" if p == q else str(found.improvement[p][q]) for q in order)] for p in order
         ]
-    for name in FILES:
-        if directory / name not in written:
-            remove(directory / name)  # of results that have changed since
-    written.append(write_atomically(directory / REPORT, suite_page(results)))
-    files = {file.name: sha256(file) for file in (directory / SUITE, *written)}
-    text = json.dumps({**results.to_dict(), "files": files}, indent=1, sort_keys=True) + "\n"
-    return [*written, write_atomically(directory / RESULTS, text.encode())]
+        parts.append("## Probability of improvement of the row over the column")
+        parts.append(_table(["", *order], rows))
+    rows = [
+        [task, *(number_text(found.task_means[policy][task]) for policy in order)]
+        for task in found.tasks
+    ]
+    parts += ["## Scores per task, means over runs", _table(["task", *order], rows)]
+    for name, group in found.groups.items():
+        parts.append(f"## {_escaped(name)}: {_escaped(', '.join(group.tasks))}")
+        parts.append(_metrics_table(group))
+    parts.append("\n".join(f"- {_escaped(note)}" for note in found.notes()))
+    return "\n\n".join(parts) + "\n"
+
+
+def _metrics_table(found: Aggregates) -> str:
+    header = ["policy", "rank", "runs", *(LABELS[metric] for metric in found.metrics)]
+    ranks = [str(rank) for rank, _ in found.ranking()]
+    rows = [[row[0], rank, *row[1:]] for rank, row in zip(ranks, found.rows(), strict=True)]
+    return _table(header, rows)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose headings and first column are names, and the rest numbers."""
+    lines = [
+        [_escaped(text) for text in header],
+        ["---", *["---:"] * (len(header) - 1)],
+        *([_escaped(first), *rest] for first, *rest in rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", visible(text))

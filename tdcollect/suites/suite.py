@@ -10,32 +10,32 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tdcollect import check
 from tdcollect.display import count_text, listed_text, one_line
-from tdcollect.evaluation.ledger.records import is_count
+from tdcollect.suites.aggregates import METRICS
 from tdcollect.suites.cells import Cell
-from tdcollect.suites.definition import (
+from tdcollect.suites.tables import (
     RANDOM,
+    SETTINGS,
     Policy,
+    Preset,
     Task,
     check_distinct,
-    check_keys,
-    read_defaults,
+    preset,
     read_policy,
     read_table,
     read_task,
     read_text,
 )
-from tdcollect.suites.metrics import METRICS
-from tdcollect.suites.presets import Preset, preset
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.workers.protocol import Workers
-    from tdcollect.suites.estimates import DrawnRuns
+    from tdcollect.suites.aggregates import DrawnRuns
     from tdcollect.suites.results import SuiteResults
     from tdcollect.suites.validation import Validation
 
-_SUITE_KEYS = ("name", "version", "episodes", "seed", "presets", "description")
-_REPORT_KEYS = ("metrics", "groups", "confidence", "drawn_runs")
+_HEAD = ("name", "version", "episodes", "seed")
+_REPORT = ("metrics", "groups", "confidence", "drawn_runs")
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,6 +80,23 @@ class Suite:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", os.path.abspath(self.directory))
+        read_text(self.name, "name of [suite]")
+        for key, least in (("version", 0), ("episodes", 1), ("seed", 0)):
+            if not check.is_count(value := getattr(self, key), least):
+                raise ValueError(
+                    f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
+                )
+        check_distinct([task.name for task in self.tasks], "tasks")
+        check_distinct([policy.name for policy in self.policies], "policies")
+        named = {*map(str, self.metrics)} if isinstance(self.metrics, (list, tuple)) else set()
+        if not named or not named <= {*METRICS} or len(named) < len(self.metrics):
+            raise ValueError(
+                f"expected metrics in [report] of {', '.join(METRICS)}, got {self.metrics!r}"
+            )
+        object.__setattr__(self, "metrics", tuple(self.metrics))
+        check.bools(**{"groups in [report]": self.groups})
+        check.share(**{"confidence in [report]": self.confidence})
+        check.one_of(("n", "n-1"), **{"drawn_runs in [report]": self.drawn_runs})
 
     @classmethod
     def read(cls, file: str | os.PathLike[str]) -> Suite:
@@ -115,55 +132,39 @@ class Suite:
         Raises:
             TypeError, ValueError: for tables that are no suite.
         """
-        check_keys(tables, ("suite", "defaults", "tasks", "policies", "report"), "a suite")
-        head, report = (
-            dict(read_table(tables.get(name, {}), f"[{name}]")) for name in ("suite", "report")
-        )
-        check_keys(head, _SUITE_KEYS, "[suite]")
-        check_keys(report, _REPORT_KEYS, "[report]")
-        read_text(head.get("name"), "name of [suite]")
-        read_text(head.get("description", ""), "description of [suite]", empty=True)
-        for key, least in (("version", 0), ("episodes", 1), ("seed", 0)):
-            value = head.setdefault(key, {"version": 1, "episodes": 100, "seed": 0}[key])
-            if not is_count(value) or value < least:
-                raise ValueError(
-                    f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
-                )
-        defaults = read_defaults(tables.get("defaults", {}))
-        presets = _list(head, "presets", "of [suite], such as presets = ['minigrid']")
-        lists = [_task_list(name) for name in presets]
-        tasks = [read_task(task, defaults, of) for of in lists for task in of.tasks]
-        tasks += [read_task(task, defaults) for task in _list(tables, "tasks", "as [[tasks]]")]
-        policies = [read_policy(p) for p in _list(tables, "policies", "as [[policies]]")]
+        tables = {"suite": {}, "report": {}, "defaults": {}, "tasks": [], "policies": [], **tables}
+        check.only_keys(tables, ("suite", "defaults", "tasks", "policies", "report"), "a suite")
+        known = {"suite": (*_HEAD, "presets", "description"), "report": _REPORT}
+        for part, keys in (*known.items(), ("defaults", SETTINGS)):
+            check.only_keys(read_table(tables[part], f"[{part}]"), keys, f"[{part}]")
+        head, defaults = {"name": None, "version": 1, **tables["suite"]}, tables["defaults"]
+        read_text(head.pop("description", ""), "description of [suite]", empty=True)
+        presets = _list(head.pop("presets", []), "presets", "of [suite], as presets = ['minigrid']")
+        tasks = [
+            read_task(task, defaults, of) for of in map(_task_list, presets) for task in of.tasks
+        ]
+        tasks += [read_task(t, defaults) for t in _list(tables["tasks"], "tasks", "as [[tasks]]")]
+        given = _list(tables["policies"], "policies", "as [[policies]]")
+        policies = [*map(read_policy, given)]
         if not tasks or not policies:
             raise ValueError(
                 f"expected at least one task and one policy, got {count_text(len(tasks), 'task')} "
                 f"and {len(policies)}: add [[tasks]] and [[policies]]"
             )
-        by_chance = [task.name for task in tasks if task.score and task.score.low == RANDOM]
+        by_chance = any(task.score and task.score.low == RANDOM for task in tasks)
         if by_chance and not any(policy.factory == RANDOM for policy in policies):
             policies.append(Policy(RANDOM, RANDOM))
-        check_distinct([task.name for task in tasks], "tasks")
-        check_distinct([policy.name for policy in policies], "policies")
-        _check_report(report)
         return cls(
-            head["name"],
-            head["version"],
-            tuple(tasks),
-            tuple(policies),
-            head["episodes"],
-            head["seed"],
-            tuple(report.get("metrics", METRICS)),
-            report.get("groups", True),
-            report.get("confidence", 0.95),
-            report.get("drawn_runs", "n"),
+            **head,
+            **tables["report"],
+            tasks=tuple(tasks),
+            policies=tuple(policies),
             directory=str(directory),
         )
 
     def limited(self, limit: int) -> Suite:
         """Return the suite with at most so many episodes of each evaluation, to try it out."""
-        if not is_count(limit) or limit < 1:
-            raise ValueError(f"expected limit to be a positive int, got {limit!r}")
+        check.positive_int(limit=limit)
         return replace(self, episodes=min(limit, self.episodes), whole=self.episodes)
 
     def cells(
@@ -250,7 +251,7 @@ class Suite:
             FileNotFoundError: for a directory that is no suite's.
             ValueError: for evaluations that were altered, or are of other episodes.
         """
-        from tdcollect.suites.reading import read_results
+        from tdcollect.suites.results import read_results
 
         return read_results(self, self._there(output_dir))
 
@@ -305,8 +306,7 @@ class Suite:
         return one_line(self, self.name, *counts)
 
 
-def _list(table: Mapping[str, Any], name: str, form: str) -> Sequence[Any]:
-    given = table.get(name, [])
+def _list(given: Any, name: str, form: str) -> Sequence[Any]:
     if not isinstance(given, (list, tuple)):
         raise TypeError(f"expected {name} to be a list, {form}, got {given!r}")
     return given
@@ -320,22 +320,6 @@ def _task_list(name: Any) -> Preset:
             "tasks; name it as preset in [[tasks]]"
         )
     return found
-
-
-def _check_report(table: Mapping[str, Any]) -> None:
-    """Refuse a table ``[report]`` of other values than it can have."""
-    metrics = table.get("metrics", list(METRICS))
-    named = {*map(str, metrics)} if isinstance(metrics, (list, tuple)) else set()
-    if not named or not named <= {*METRICS} or len(named) < len(metrics):
-        raise ValueError(f"expected metrics in [report] of {', '.join(METRICS)}, got {metrics!r}")
-    confidence = table.get("confidence", 0.95)
-    if not isinstance(confidence, float) or not 0 < confidence < 1:
-        raise ValueError(f"expected confidence in [report] between 0 and 1, got {confidence!r}")
-    for key, known in (("groups", (True, False)), ("drawn_runs", ("n", "n-1"))):
-        value = table.get(key, known[0])
-        if value not in known or type(value) is not type(known[0]):
-            names = " or ".join(map(repr, known))
-            raise ValueError(f"expected {key} in [report] to be {names}, got {value!r}")
 
 
 def _chosen(items: Sequence[Any], patterns: Sequence[str] | None, things: str) -> list[Any]:

@@ -11,10 +11,11 @@ from torchrl.envs import EnvBase
 
 from tdcollect.display import count_text, one_line, visible
 from tdcollect.envs.make import make_env
-from tdcollect.evaluation.runner import InThisProcess
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.evaluate import exits_refused
 from tdcollect.progress import progress_bar
-from tdcollect.suites.cells import Cell, exits_refused
-from tdcollect.suites.definition import Task
+from tdcollect.suites.cells import Cell
+from tdcollect.suites.tables import Task
 
 if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite
@@ -137,9 +138,8 @@ def _step(cell: Cell) -> None:
     settings = cell.evaluation_settings()
     env, policy = cell.request().make()
     short = replace(settings, episodes=1, max_episode_steps=1, num_envs=None, on_env_error="raise")
-    with closing(InThisProcess(env, policy, short)) as runner:
-        for _ in runner.run([0], False):
-            pass
+    with closing(EvaluationCollector.from_settings(env, policy, short)) as collector:
+        list(collector.run(False))
 
 
 def _tried(look: Callable[[], None]) -> list[str]:

@@ -7,20 +7,20 @@
   and likely cause of each fault.
 """
 
-from tdcollect.checks.difference import Divergence
-from tdcollect.checks.report import Finding, Report
-from tdcollect.testing.batch import check_counting_batch
-from tdcollect.testing.conformance import check_env
+from tdcollect.checks.playing import Divergence
+from tdcollect.checks.registry import Finding, Report
+from tdcollect.testing.batches import check_counting_batch
 from tdcollect.testing.counting import (
     CountingEnv,
     CountingPolicy,
     CountingRules,
     StatelessCountingPolicy,
+    TorchCountingEnv,
     counting_env,
     make_counting_envs,
 )
 from tdcollect.testing.doctor import diagnose
-from tdcollect.testing.torch_counting import TorchCountingEnv
+from tdcollect.testing.rules import check_env
 
 __all__ = [
     "CountingEnv",

@@ -11,7 +11,8 @@ from tdcollect.trajectories.reduce import (
     returns,
     segment_sum,
 )
-from tdcollect.trajectories.split import flatten_time, split_trajectories, unflatten_time
+from tdcollect.trajectories.split import flatten_time, unflatten_time
+from tdcollect.trajectories.split import split_trajectories as split_trajectories
 
 __all__ = [
     "TrajectoryAssembler",
@@ -24,7 +25,6 @@ __all__ = [
     "lengths",
     "returns",
     "segment_sum",
-    "split_trajectories",
     "unflatten_time",
     "unpad",
 ]

@@ -13,14 +13,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from tdcollect import keys
+from tdcollect import check, keys
+from tdcollect.keys import Key, beside
 from tdcollect.trajectories.entries import map_entries, take
-from tdcollect.trajectories.index import (
-    Key,
-    TrajectoryIndex,
-    beside,
-    entries_of,
-)
+from tdcollect.trajectories.index import TrajectoryIndex, entries_of
 from tdcollect.trajectories.split import rows_of
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -167,8 +163,7 @@ class TrajectoryAssembler:
         trajectory_key: Key | None = None,
         done_key: Key | None = None,
     ):
-        if match not in ("slot", "id"):
-            raise ValueError(f"expected match to be 'slot' or 'id', got {match!r}")
+        check.one_of(("slot", "id"), match=match)
         if lookback is not None and lookback < 0:
             raise ValueError(f"expected lookback to be None or at least 0, got {lookback}")
         self.match = match

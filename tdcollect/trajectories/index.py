@@ -5,19 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import torch
 from tensordict import TensorDictBase
 
 from tdcollect import keys
-
-Key: TypeAlias = str | tuple[str, ...]
-
-
-def beside(key: Key, name: str) -> Key:
-    """The entry called ``name`` in the same TensorDict as ``key``."""
-    return name if isinstance(key, str) else (*key[:-1], name)
+from tdcollect.keys import Key, beside
 
 
 def entries_of(batch: TensorDictBase) -> str:

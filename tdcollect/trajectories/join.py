@@ -10,8 +10,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
+from tdcollect.keys import Key, beside
 from tdcollect.trajectories.entries import Values, from_rows, leaves, map_entries, place
-from tdcollect.trajectories.index import Key, TrajectoryIndex, beside, entries_of
+from tdcollect.trajectories.index import TrajectoryIndex, entries_of
 from tdcollect.trajectories.split import rows_of
 
 

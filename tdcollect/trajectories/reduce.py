@@ -12,8 +12,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
+from tdcollect.keys import Key
 from tdcollect.trajectories.entries import map_entries, take, to_rows
-from tdcollect.trajectories.index import Key, TrajectoryIndex, entries_of
+from tdcollect.trajectories.index import TrajectoryIndex, entries_of
 from tdcollect.trajectories.split import index_of
 
 _NEXT_REWARD = (keys.NEXT, keys.REWARD)

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
 
-from tdcollect import keys
+from tdcollect import check, keys
 from tdcollect._upstream.torchrl import apply_unchecked
+from tdcollect.keys import Key, beside
 from tdcollect.trajectories.entries import Values, from_rows, map_entries, place, take, to_rows
-from tdcollect.trajectories.index import Key, TrajectoryIndex, beside, time_dim_of
+from tdcollect.trajectories.index import TrajectoryIndex, time_dim_of
 
 Layout: TypeAlias = Literal["padded", "jagged", "flat", "list"]
 
@@ -86,8 +87,7 @@ def split_trajectories(
             size, and as :meth:`TrajectoryIndex.of` does.
         TypeError, KeyError: as :meth:`TrajectoryIndex.of` does.
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"expected layout to be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    check.one_of(LAYOUTS, layout=layout)
     if as_nested and layout != "padded":
         raise ValueError(f"expected as_nested or layout, got both ({layout!r}); leave one out")
     if prefix is not None and trajectory_key is None:

@@ -29,7 +29,7 @@ from torchrl.modules import GRUModule, NormalParamExtractor, ProbabilisticActor,
 from torchrl.modules.distributions import OneHotCategorical
 
 from tdcollect import Collector, load_checkpoint, make_env, save_checkpoint
-from tdcollect.envs.transforms import base_of
+from tdcollect.envs.traits import base_of
 
 SAVED_AFTER, MORE = 4, 6
 

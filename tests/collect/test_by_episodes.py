@@ -21,7 +21,7 @@ from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 from torchrl.objectives.value import GAE
 
 from tdcollect import Collector, make_env, split_trajectories
-from tdcollect.envs.errors import SlotError
+from tdcollect.envs.slots import SlotError
 from tdcollect.keys import FLAGS
 from tdcollect.testing import (
     CountingEnv,
@@ -167,7 +167,7 @@ def test_no_slot_idles_while_an_episode_is_to_start(
     env = counting_env(slots, rules=rules, **MODES[mode])
     collector = Collector(env, StatelessCountingPolicy(rules), frames_per_batch=slots)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tdcollect.collect.by_count._BLOCK_STEPS", block)
+        patch.setattr("tdcollect.collect.episodes._BLOCK_STEPS", block)
         for episodes in counts:
             batch = collector.collect(episodes=episodes, seed=0)
             found = []

@@ -15,7 +15,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, ExplorationType, RewardSum, StepCounter, TransformedEnv
 
 from tdcollect import Collector, make_env
-from tdcollect.envs.errors import SlotError
+from tdcollect.envs.slots import SlotError
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, counting_env
 
 from . import policies
@@ -417,14 +417,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"^expected either frames or episodes, got frames=3 and episodes=2$",
     ),
     "neither": ({}, r"^expected either frames or episodes, got frames=None and episodes=None$"),
-    "zero": ({"frames": 0}, r"^expected frames to be a positive int, got 0$"),
-    "negative": ({"episodes": -1}, r"^expected episodes to be a positive int, got -1$"),
-    "bool": ({"episodes": True}, r"^expected episodes to be a positive int, got True$"),
-    "float": ({"frames": 6.0}, r"^expected frames to be a positive int, got 6\.0$"),
-    "string": ({"frames": "6"}, r"^expected frames to be a positive int, got '6'$"),
+    "zero": ({"frames": 0}, r"^expected frames to be a positive int or None, got 0$"),
+    "negative": ({"episodes": -1}, r"^expected episodes to be a positive int or None, got -1$"),
+    "bool": ({"episodes": True}, r"^expected episodes to be a positive int or None, got True$"),
+    "float": ({"frames": 6.0}, r"^expected frames to be a positive int or None, got 6\.0$"),
+    "string": ({"frames": "6"}, r"^expected frames to be a positive int or None, got '6'$"),
     "max-steps": (
         {"episodes": 1, "max_episode_steps": 0},
-        r"^expected max_episode_steps to be a positive int, got 0$",
+        r"^expected max_episode_steps to be a positive int or None, got 0$",
     ),
     "frames-layout": ({"frames": 6, "layout": "list"}, r"layout are for collecting by episodes"),
     "frames-max-steps": (
@@ -433,7 +433,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "layout": (
         {"episodes": 1, "layout": "square"},
-        r"^expected layout to be one of .*padded.*, got 'square'$",
+        r"^expected layout to be .*padded.*, got 'square'$",
     ),
 }
 

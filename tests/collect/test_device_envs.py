@@ -187,7 +187,7 @@ def test_one_wait_per_step_elsewhere() -> None:
 def test_batches_of_several_chunks(
     kind: Any, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tdcollect.collect.batch_builder._GPU_CHUNK_BYTES", 900)
+    monkeypatch.setattr("tdcollect.collect.store._GPU_CHUNK_BYTES", 900)
     check_same(
         lambda: transformed(kind(SLOTS, "cuda:0"), books()),
         actor,

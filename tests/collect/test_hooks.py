@@ -14,6 +14,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase
 
 from tdcollect import Collector, Hooks, make_env
+from tdcollect.collect.frames import Frames
 
 from .envs import ENVS, cartpole, make_toy
 from .oracle import UPSTREAM, assert_same, seed_everything
@@ -292,13 +293,12 @@ def test_what_is_not_overridden_is_not_called(monkeypatch: pytest.MonkeyPatch) -
     """Nothing is prepared for it either: the loop gets no hook to call."""
     given = []
 
-    def spy(*args: Any, watch: Any = None, **kwargs: Any) -> Any:
-        given.append(watch)
-        return collect_frames(*args, watch=watch, **kwargs)
+    class Spy(Frames):
+        def __init__(self, *args: Any) -> None:
+            given.append(args[8])
+            super().__init__(*args)
 
-    from tdcollect.collect.fast.loop import collect_frames
-
-    monkeypatch.setattr("tdcollect.collect.path.collect_frames", spy)
+    monkeypatch.setattr("tdcollect.collect.run.Frames", Spy)
 
     class AtTheEnd(Hooks):
         def collection_ended(self, batch: Any, stats: Any) -> None:
@@ -374,7 +374,7 @@ def test_after_an_error_the_loop_goes_on_from_the_step_told_of() -> None:
 
 
 def test_after_an_error_in_torchrls_loop_slots_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.collect.path.RUN_ON_ARRAYS", False)
+    monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", False)
     env = cartpole(step_count=True)
     collector = Collector(env, lean, frames_per_batch=3 * 4, hooks=Fails("stepped"))
     with pytest.raises(RuntimeError, match=r"Fails\.stepped"):

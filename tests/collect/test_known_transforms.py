@@ -18,7 +18,8 @@ from torchrl.data import Unbounded
 from torchrl.envs.transforms import _timer as timer
 
 from tdcollect import Collector, make_env
-from tdcollect.collect.env_parts import exact_reward_of
+from tdcollect.collect.lowering import LOWERED, exact_reward_of
+from tdcollect.envs.traits import TRAITS, of_kind
 
 from . import policies, transforms
 from .envs import ENVS
@@ -257,3 +258,10 @@ def test_a_rename_names_the_entry_that_is_missing() -> None:
 def test_rewards_are_exact_where_a_transform_leaves_them_alone(transform: Any, exact: bool) -> None:
     env = E.TransformedEnv(ENVS["toy"](), transform())
     assert (exact_reward_of(env) is not None) is exact
+
+
+def test_what_is_written_out_is_in_the_table_and_the_rest_runs_by_its_own_code() -> None:
+    own_code = set(of_kind("own_code"))
+    assert not own_code & set(LOWERED)
+    assert set(TRAITS) - own_code - set(LOWERED) == {E.transforms.Reward2GoTransform}
+    assert set(LOWERED) <= set(TRAITS)

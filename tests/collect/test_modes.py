@@ -16,9 +16,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
 
 from tdcollect import Collector, make_env
-from tdcollect.collect.fast.discrete import discrete_sampler
-from tdcollect.collect.fast.sampling import Draw
-from tdcollect.collect.policies import GlobalNoise
+from tdcollect.collect.samplers import Draw, GlobalNoise, sampler
 
 from .oracle import UPSTREAM, batches, check_same
 
@@ -102,7 +100,7 @@ def test_modes_of_logits_that_are_almost_alike(
     kind = OneHotCategorical if one_hot else distributions.Categorical
     module = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=kind)
     mode = Draw(kind, ("logits",), {}, InteractionType.MODE, False, False, GlobalNoise())
-    draw = discrete_sampler(mode)
+    draw = sampler(mode)
     assert draw is not None
     for rows in (logits, logits[3:]):  # one row that is not clear sends all to the normalizer
         expected = kind(logits=rows).mode

@@ -15,7 +15,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, GymEnv, StepCounter, TransformedEnv
 from torchrl.record.loggers import CSVLogger, TensorboardLogger
 
-from tdcollect import Collector, LogStatistics, Render, log_stats
+from tdcollect import Collector, LogStatistics, Render
 
 from .envs import cartpole
 from .oracle import UPSTREAM
@@ -44,7 +44,7 @@ def test_statistics_to_a_csv_logger(tmp_path: Path) -> None:
     logger = CSVLogger("run", log_dir=str(tmp_path))
     collector = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4, timers=True)
     for _ in itertools.islice(collector, 2):
-        log_stats(logger, collector.stats)
+        LogStatistics(logger).write(collector.stats)
     written = logged(tmp_path)
     for name in ("return", "length"):
         for figure, value in (("mean", 5), ("std", 0), ("min", 5), ("max", 5)):
@@ -63,7 +63,7 @@ def test_step_and_names_of_ones_own(tmp_path: Path) -> None:
     logger = CSVLogger("run", log_dir=str(tmp_path))
     collector = Collector(cartpole(), frames_per_batch=3 * 4)
     collector.rollout()
-    log_stats(logger, collector.stats, step=7, prefix="train")
+    LogStatistics(logger, prefix="train").write(collector.stats, step=7)
     assert logged(tmp_path)["train/steps"] == [(7, 12)]
 
 
@@ -77,7 +77,7 @@ def test_shaped_returns_are_logged_beside_the_envs(tmp_path: Path) -> None:
         cartpole(max_episode_steps=4), frames_per_batch=3 * 4, reward_shaping=double
     )
     next(iter(collector))
-    log_stats(logger, collector.stats)
+    LogStatistics(logger).write(collector.stats)
     assert logged(tmp_path)["collect/return_mean"] == [(12, 4)]
     assert logged(tmp_path)["collect/shaped_return_mean"] == [(12, 8)]
 
@@ -112,7 +112,7 @@ def test_nothing_to_log(tmp_path: Path) -> None:
     logger = CSVLogger("run", log_dir=str(tmp_path))
     collector = Collector(cartpole(), frames_per_batch=3 * 4)
     with pytest.raises(RuntimeError, match="expected a collector that has collected something"):
-        log_stats(logger, collector.stats)
+        LogStatistics(logger).write(collector.stats)
     with pytest.raises(ValueError, match="expected every to be positive, got 0"):
         LogStatistics(logger, every=0)
 

@@ -18,12 +18,15 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor
 import tdcollect
 from tdcollect import Collector, make_env
 
-PACKAGE = str(Path(tdcollect.__file__).parent)
-LOOP = "collect_frames"
+from ..sizes import limits
 
-MOST_FRAMES = 9  # ours, from the collector's iteration to the env's step
-MOST_BELOW_THE_LOOP = 4  # of these, below the loop
-MOST_FILES = 25  # ours, that run while a batch is collected; without _upstream, plain names alone
+PACKAGE = str(Path(tdcollect.__file__).parent)
+LOOP = "synchronous"
+
+LIMITS = limits()
+MOST_FRAMES = LIMITS["frames from iteration to the env"]  # ours
+MOST_BELOW_THE_LOOP = LIMITS["frames below the loop"]  # of these
+MOST_FILES = LIMITS["files that run in one batch"]  # ours; without _upstream, plain names alone
 
 
 class Noting(gym.Env[Any, Any]):

@@ -9,7 +9,7 @@ from torchrl.envs import EnvBase, TransformedEnv
 
 from tdcollect import make_env
 
-from . import policies, transforms
+from . import digests, policies, transforms
 from .envs import ENVS, Toy, box
 from .loops import array_loop, on_arrays
 from .oracle import UPSTREAM, check_same
@@ -54,3 +54,9 @@ def test_products_that_round_by_where_their_input_begins() -> None:
         return TensorDictModule(nn.Linear(11, 4), ["observation"], ["action"])
 
     check_same(lambda: make_env(lambda: Toy(box(11), box(4)), 3), product)
+
+
+def test_both_loops_give_the_same_frames_and_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_arrays = digests.main()
+    monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", False)
+    assert digests.main() == on_arrays

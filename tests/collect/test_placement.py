@@ -349,7 +349,7 @@ def test_what_has_crossed_does_not_cross_again_to_be_stored() -> None:
 
 
 def test_nor_where_a_batch_has_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.collect.batch_builder._CHUNK_BYTES", 1)
+    monkeypatch.setattr("tdcollect.collect.store._CHUNK_BYTES", 1)
     batch, found = crossings(policy_device=GPU, storing_device=GPU)
     observations = sum(shape[0] if len(shape) == 3 else 1 for shape in found.ups if 4 in shape[1:])
     ends = int(batch["next", "done"].any(0).sum())

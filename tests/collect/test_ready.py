@@ -24,13 +24,13 @@ from torchrl.envs import transforms as T
 from torchrl.modules import LSTMModule
 
 from tdcollect import Collector, Hooks
-from tdcollect.collect.ready.slots import _where
+from tdcollect.collect.turns import _where
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 from tdcollect.testing.counting import CountingEnv, CountingRules
 
 from ..evaluation.policies import deterministic, recurrent
-from ..test_process_exit import gone
-from ..uneven import Gated, Naps, Pace, ready_env
+from ..workers.test_process_exit import gone
+from ..zoo.uneven import Gated, Naps, Pace, ready_env
 from .envs import Toy, box, make_toy
 from .oracle import UPSTREAM, assert_same, assert_same_record, random_states, seed_everything
 

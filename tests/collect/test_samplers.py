@@ -47,7 +47,7 @@ from torchrl.modules import (
 from torchrl.modules.models.exploration import LazygSDEModule
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
-from tdcollect.collect.path import lowered
+from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import flat, nested_shapes
 
 from . import policies
@@ -86,7 +86,7 @@ def check(
     ours = flat(theirs.clone())
     ours.shapes = nested_shapes(theirs)
     with torch.no_grad(), set_exploration_type(kind):
-        policy = lowered(module, ours, torch.Size(batch), None)
+        policy = Policy(module, ours, torch.Size(batch), None)
         if how is not None:
             assert {found for _, found in policy.described} == {how}, policy.described
         state = torch.get_rng_state()
@@ -213,7 +213,7 @@ def test_arguments_that_the_class_refuses(kind: Any) -> None:
     in_keys = ["param"] if kind is TanhDelta else NORMAL
     module = probabilistic(SafeProbabilisticModule, kind, in_keys, **wrong)
     raised = []
-    for call in (module, lowered(module, flat(TensorDict(given, [N])), torch.Size([N]), None)):
+    for call in (module, Policy(module, flat(TensorDict(given, [N])), torch.Size([N]), None)):
         with set_exploration_type(RANDOM), pytest.raises((RuntimeError, ValueError)) as error:
             call(TensorDict(given, [N]) if call is module else flat(TensorDict(given, [N])))
         raised.append((error.type, str(error.value)))
@@ -329,7 +329,7 @@ def test_a_mask_without_actions_is_found_at_the_end_of_the_batch() -> None:
     module = probabilistic(SafeProbabilisticModule, MaskedCategorical, ["logits", "mask"])
     step = flat(TensorDict(given, [N]))
     with set_exploration_type(RANDOM):
-        policy = lowered(module, step, torch.Size([N]), None)
+        policy = Policy(module, step, torch.Size([N]), None)
         policy(step)
     with pytest.raises(RuntimeError, match="-inf for every action"):
         policy.check()
@@ -378,7 +378,7 @@ def test_composite_distributions(cls: Any, scored: bool, aggregate: bool) -> Non
             for kind in (RANDOM, DETERMINISTIC):
                 ours = flat(TensorDict(OBSERVED, [N]))
                 with set_exploration_type(kind):
-                    described = lowered(module, ours, torch.Size([N]), None).described
+                    described = Policy(module, ours, torch.Size([N]), None).described
                 assert [how for _, how in described] == [CALLED, STRAIGHT]
                 check(module, OBSERVED, None, kind=kind)
 
@@ -411,7 +411,7 @@ def test_a_composite_part_that_needs_an_object_costs_this_module_only() -> None:
     )
     module = TensorDictSequential(parts, sample)
     with set_exploration_type(RANDOM):
-        policy = lowered(module, flat(TensorDict(OBSERVED, [N])), torch.Size([N]), None)
+        policy = Policy(module, flat(TensorDict(OBSERVED, [N])), torch.Size([N]), None)
     assert [how for _, how in policy.described] == [
         CALLED,
         "on a TensorDict: draws from a composite distribution, of whose parts Ordinal needs an "
@@ -551,7 +551,7 @@ def test_safe_modules_project_on_their_spec() -> None:
     )
     check(actor, LOC_SCALE, None)
     for one in (module, actor):
-        policy = lowered(one, flat(TensorDict(ACTION | LOC_SCALE, [N])), torch.Size([N]), None)
+        policy = Policy(one, flat(TensorDict(ACTION | LOC_SCALE, [N])), torch.Size([N]), None)
         assert policy.straight
 
 
@@ -588,7 +588,7 @@ def test_a_spec_that_changes_meanwhile() -> None:
     module = AdditiveGaussianModule(WIDE, safe=True)
     step = flat(TensorDict(ACTION, [N]))
     with set_exploration_type(RANDOM):
-        policy = lowered(module, step, torch.Size([N]), None)
+        policy = Policy(module, step, torch.Size([N]), None)
         policy(step)
         assert step["action"].abs().max() == 0.5
         module.spec = Bounded(-0.25, 0.25, (N, 4))
@@ -599,7 +599,7 @@ def test_a_spec_that_changes_meanwhile() -> None:
 def test_other_hooks_beside_the_projection_are_called_on_a_tensordict() -> None:
     module = SafeModule(lambda x: 3 * x, ["action"], ["action"], spec=WIDE, safe=True)
     module.register_forward_hook(lambda module, given, out: out.set("seen", out["action"] + 1))
-    policy = lowered(module, flat(TensorDict(ACTION, [N])), torch.Size([N]), None)
+    policy = Policy(module, flat(TensorDict(ACTION, [N])), torch.Size([N]), None)
     assert [how for _, how in policy.described] == ["on a TensorDict: has hooks"]
     check(module, ACTION, None)
 
@@ -622,7 +622,7 @@ def test_state_dependent_exploration() -> None:
     for kind in (RANDOM, DETERMINISTIC):
         check(module, given, None, kind=kind)
         with set_exploration_type(kind):
-            policy = lowered(module, flat(TensorDict(given, [N])), torch.Size([N]), None)
+            policy = Policy(module, flat(TensorDict(given, [N])), torch.Size([N]), None)
         assert policy.straight
 
 

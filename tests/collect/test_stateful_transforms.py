@@ -14,7 +14,7 @@ from torchrl import envs as E
 from torchrl.collectors import Collector as TorchRLCollector
 
 from tdcollect import Collector
-from tdcollect.collect import path
+from tdcollect.collect import plan
 
 from . import policies, transforms
 from .envs import ENVS
@@ -153,7 +153,7 @@ def test_the_state_is_torchrls_from_batch_to_batch(
         stream = iter(collector)
         env = collector.env
         for on_arrays in (True, True, False, True):
-            monkeypatch.setattr(path, "RUN_ON_ARRAYS", on_arrays)
+            monkeypatch.setattr(plan, "RUN_ON_ARRAYS", on_arrays)
             yield next(stream)
             yield env.transform.state_dict()
         yield env.rollout(5, break_when_any_done=False)

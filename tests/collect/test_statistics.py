@@ -21,9 +21,8 @@ from torchrl.testing import mocking_classes as mocks
 
 import tdcollect
 from tdcollect import Collector, make_env
-from tdcollect.collect import Collection
-from tdcollect.collect.statistics import Tally
-from tdcollect.collect.step_dict import entry_path
+from tdcollect.collect.statistics import Collection, Tally
+from tdcollect.keys import entry_path
 
 from .envs import ENVS, cartpole, make_toy
 from .oracle import UPSTREAM, seed_everything

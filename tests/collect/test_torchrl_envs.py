@@ -186,7 +186,7 @@ PARALLEL: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.slow  # the quick run compares tdcollect's ParallelEnv: tests/test_torchrl_envs.py
+@pytest.mark.slow  # the quick run compares tdcollect's ParallelEnv: tests/envs/test_torchrl_envs.py
 @pytest.mark.parametrize("name", PARALLEL)
 def test_parallel_envs_give_the_parents_batches(name: str) -> None:
     def started() -> Any:

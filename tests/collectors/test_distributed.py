@@ -26,7 +26,7 @@ from tdcollect.collectors import (
 )
 from tdcollect.keys import TRAJ_IDS
 
-from ..test_process_exit import gone
+from ..workers.test_process_exit import gone
 from .noisy import noisy
 
 N, T = 2, 10

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tdcollect import make_env
-from tdcollect.collectors import LinkedCollector, link, on_worker
-from tdcollect.collectors.link import Links
+from tdcollect.collectors import distributed as link
+from tdcollect.collectors.distributed import LinkedCollector, Links
+from tdcollect.collectors.worker import facts_of, report_of, seeded
 
 from .noisy import noisy
 
@@ -40,8 +41,8 @@ def pair() -> Iterator[tuple[Links, list[LinkedCollector]]]:
 
 def test_calls_reach_each_worker(pair: tuple[Links, list[LinkedCollector]]) -> None:
     links, _ = pair
-    assert [facts.slots for facts in links.call(on_worker.facts)] == [2, 2]
-    links.call(on_worker.seeded, [3, 5], [3, 3], [0, 1])
+    assert [facts.slots for facts in links.call(facts_of, {0: (), 1: ()})] == [2, 2]
+    links.call(seeded, {0: (3, 3, 0), 1: (5, 3, 1)})
     firsts = [collector.next()["observation"][:, 0] for collector in pair[1]]
     env = make_env("CartPole-v1", 4)
     env.set_seed(3)
@@ -55,7 +56,7 @@ def test_batches_tell_how_often_their_worker_was_seeded(
     links, collectors = pair
     collectors[1].next()
     links.first_batch()
-    links.call(on_worker.counted)
+    links.call(link._counted, {0: (), 1: ()})
     collectors[1].next()
     assert [links.seedings_of_batch(1) for _ in range(2)] == [0, 1]
 
@@ -63,8 +64,8 @@ def test_batches_tell_how_often_their_worker_was_seeded(
 def test_an_error_of_a_call_comes_back(pair: tuple[Links, list[LinkedCollector]]) -> None:
     links, _ = pair
     with pytest.raises(RuntimeError, match=r"(?s)a call of worker 0 failed:.*expected compon"):
-        links.call(LinkedCollector.state_dict, [["none"]] * 2)
-    assert len(links.call(on_worker.report)) == 2
+        links.call(LinkedCollector.state_dict, dict.fromkeys(range(2), (["none"],)))
+    assert len(links.call(report_of, {0: (), 1: ()})) == 2
 
 
 def test_the_end_of_a_connection_is_a_lost_worker(
@@ -73,7 +74,7 @@ def test_the_end_of_a_connection_is_a_lost_worker(
     links, _ = pair
     assert links.lost() == []
     with pytest.raises(EOFError):
-        links.call(hang_up, [False, True])
+        links.call(hang_up, {0: (False,), 1: (True,)})
     assert links.lost() == [1]
 
 
@@ -81,7 +82,7 @@ def test_iteration_waits_to_begin() -> None:
     links = Links("localhost", 1, begins_when_told=True)
     collector = linked(links, 0)
     links.accept(lambda: None)
-    links.call(on_worker.seeded, [3], [3], [0])
+    links.call(seeded, {0: (3, 3, 0)})
     links.begin()
     assert next(iter(collector)).shape == (2, 4)
     links.close()
@@ -105,14 +106,14 @@ def test_strays_are_dropped(words: bytes | None, monkeypatch: pytest.MonkeyPatch
     stray = speaks(links.addresses[0], words)
     collector = linked(links, 0)
     links.accept(lambda: None)
-    assert [facts.slots for facts in links.call(on_worker.facts)] == [2]
+    assert [facts.slots for facts in links.call(facts_of, {0: ()})] == [2]
     links.close()
     stray.close()
     collector.shutdown()
 
 
 def test_workers_that_never_connect_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "_PATIENCE", 0.0)
+    monkeypatch.setattr(link, "_CONNECT_WITHIN", 0.0)
     links = Links("localhost", 2)
     with pytest.raises(TimeoutError, match=r"expected 2 workers to connect to .* got 0; see"):
         links.accept(lambda: None)

@@ -25,7 +25,7 @@ from tdcollect.collectors import (
     MultiSyncCollector,
     worker_of,
 )
-from tdcollect.collectors.seeds import generator_seeds
+from tdcollect.collectors.worker import generator_seeds
 from tdcollect.envs.adopted import chain
 
 from ..collect.oracle import UPSTREAM

@@ -26,8 +26,9 @@ from tdcollect.collectors import (
     WorkerLostError,
     worker_of,
 )
-from tdcollect.collectors.lost import LostWorker, LostWorkers, slots_of
-from tdcollect.workers.child import ending
+from tdcollect.collectors.asking import LostWorker, LostWorkers, slots_of
+from tdcollect.collectors.worker import facts_of
+from tdcollect.processes.child import ending
 
 from ..collect.oracle import UPSTREAM
 from .made import Leaning, batches, drawing, kill, two_slots, wait_until
@@ -223,7 +224,7 @@ def test_another_is_asked_what_the_lost_one_was() -> None:
         next(stream)
         for pid in [proc.pid for proc in collector.procs]:
             kill(pid)
-        assert collector.map_fn("worker_facts")[0].slots == 2
+        assert collector.map_fn("run_function", [(facts_of,)] * 2)[0].slots == 2
         assert next(stream).shape == (2, 32)
         assert sorted(lost.worker for lost in collector.lost) == [0, 1]
 

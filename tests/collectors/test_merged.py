@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tdcollect.collect.path import Part
+from tdcollect.collect.plan import Part
 from tdcollect.collect.statistics import Collection, Statistics
-from tdcollect.collectors.inner import WorkerReport
-from tdcollect.collectors.merged import merged_explanation, merged_states
-from tdcollect.collectors.seeds import (
-    first_seeds,
+from tdcollect.collectors.asking import merged_explanation, merged_states, replacement_seed
+from tdcollect.collectors.worker import (
+    TrajectoryIds,
+    WorkerReport,
     generator_seeds,
-    replacement_seed,
-    seed_generators,
+    seeded,
+    worker_of,
 )
-from tdcollect.collectors.trajectory_ids import TrajectoryIds, worker_of
 
 RETURNS = st.lists(st.lists(st.floats(-100, 100), max_size=5), min_size=1, max_size=4)
 
@@ -114,13 +114,6 @@ def test_explanation(reports: list[WorkerReport], text: str) -> None:
 # ------------------------------------------------------------------------------------------ seeds
 
 
-@given(st.integers(0, 2**31), st.lists(st.integers(1, 9), min_size=1, max_size=9))
-def test_slots_count_on_over_workers(seed: int, slots: list[int]) -> None:
-    firsts = first_seeds(seed, slots)
-    seeds = [first + i for first, n in zip(firsts, slots, strict=True) for i in range(n)]
-    assert seeds == list(range(seed, seed + sum(slots)))
-
-
 @given(st.integers(0, 2**31), st.integers(0, 99))
 def test_seeds_of_generators(seed: int, worker: int) -> None:
     several = {generator_seeds(seed, worker, again) for again in range(3)}
@@ -134,15 +127,17 @@ def test_seeds_of_generators(seed: int, worker: int) -> None:
 def test_generators_are_seeded() -> None:
     import random
 
+    env = SimpleNamespace(set_seed=lambda seed, static_seed: seed)
+
     def drawn() -> tuple[Any, ...]:
         numpys = np.random.random()  # noqa: NPY002
         return torch.rand(()).item(), numpys, random.random()
 
-    seed_generators(3, 1)
+    seeded(env, 0, 3, 1)
     first = drawn()
-    seed_generators(3, 1)
+    seeded(env, 0, 3, 1)
     assert drawn() == first
-    seed_generators(3, 2)
+    seeded(env, 0, 3, 2)
     assert not {*drawn()} & {*first}
 
 

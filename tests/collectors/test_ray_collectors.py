@@ -15,11 +15,11 @@ import torch
 from tensordict import TensorDictBase
 
 from tdcollect import Collector, make_env
-from tdcollect._upstream.ray import state_of
+from tdcollect._upstream.others import state_of
 from tdcollect.collectors import LostWorker, WorkerLostError, worker_of
 from tdcollect.keys import TRAJ_IDS
 
-from ..test_process_exit import gone
+from ..workers.test_process_exit import gone
 from .noisy import noisy
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")

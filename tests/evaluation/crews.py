@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator, Sequence
-from importlib import import_module
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tdcollect import LocalWorkers
-
-
-class Forked:
-    """Stands for ``Spawned`` in a process that has one thread."""
-
-    def __init__(self, module: str, descriptors: Sequence[int]):
-        self.pid = os.fork()
-        if not self.pid:
-            try:
-                import_module(module).main(*descriptors)
-            finally:
-                os._exit(1)
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.evaluate import Recording, run
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.workers.dispatcher import Evaluation
+from tdcollect.evaluation.workers.worker import Job
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +33,34 @@ def some(workers: LocalWorkers, count: int) -> LocalWorkers:
     return workers
 
 
+def started(
+    workers: LocalWorkers,
+    job: Job,
+    *,
+    keep: bool = False,
+    weights: dict[str, bytes] | None = None,
+) -> tuple[Evaluation, Generator[Episode, None, None]]:
+    """Return an evaluation of a job on workers, without files, and its records as they come."""
+
+    def record(manifest: Any) -> Recording:
+        return Recording(manifest, job.settings.episode_indices, recheck=False)
+
+    def records() -> Generator[Episode, None, None]:
+        with closing(run([evaluation], workers, note=lambda line: None)) as events:
+            for _, what in events:
+                if isinstance(what, Exception):
+                    raise what
+                if isinstance(what, Finished):
+                    yield what.record
+
+    evaluation = Evaluation(lambda: job, record, keep, weights)
+    return evaluation, records()
+
+
 def pids(workers: LocalWorkers) -> list[int]:
     """The processes of the workers, by rank, and that of their template."""
     own = [worker.pid for _, worker in sorted(workers.crew.items())]
-    return [*own, *(one._child.pid for one in workers._templates)]
+    return [*own, *(one.child.pid for one in workers._templates)]
 
 
 def descendants(pid: int) -> list[int]:

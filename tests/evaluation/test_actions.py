@@ -17,8 +17,8 @@ from torchrl.envs import transforms as T
 from torchrl.modules import RandomPolicy
 
 from tdcollect import Collector, make_env
-from tdcollect.collect.policies import RandomActions
-from tdcollect.evaluation.episodes.streams import DrawByRow, Streams, stream
+from tdcollect.collect.policy import RandomActions
+from tdcollect.evaluation.episodes.policy import DrawByRow, Streams, stream
 
 from .envs import Walk
 from .ledger import digest, episodes_of, records

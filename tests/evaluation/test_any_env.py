@@ -30,11 +30,10 @@ from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, TanhNorma
 import tdcollect
 from tdcollect import EvaluationCollector, NotReproducibleError, make_env
 from tdcollect.cli import main
-from tdcollect.evaluation.episodes.global_streams import WithStreams
 from tdcollect.evaluation.ledger.manifest import describe
 from tdcollect.evaluation.ledger.records import Episode, ledger_digest
+from tdcollect.randomness import WithStreams, global_states
 from tdcollect.seeding import env_seed, global_seeds
-from tdcollect.states import global_states
 
 from .envs import GlobalNumpy, GlobalPython, GlobalTorch, SeedsGlobal, Walk
 from .ledger import digest, episodes_of, records
@@ -245,7 +244,7 @@ def test_an_evaluation_is_resumed_replayed_and_verified(tmp_path: Path) -> None:
     Interrupting.__qualname__, Interrupting.__name__ = Teams.__qualname__, "Teams"
     Interrupting.__module__ = Teams.__module__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tdcollect.evaluation.episodes.feed.AllAtOnce.seconds", 0.0)
+        patch.setattr("tdcollect.evaluation.episodes.collector.AllAtOnce.seconds", 0.0)
         with pytest.raises(KeyboardInterrupt):
             tdcollect.evaluate(Interrupting, policy, 8, num_envs=1, output_dir=out, **kept)
     assert 0 < len(tdcollect.EvaluationResult.load(out).episodes) < 8

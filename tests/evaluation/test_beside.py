@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tdcollect import Collector, make_env
-from tdcollect.evaluation.episodes.isolation import GlobalRandomness, NotReproducibleError
+from tdcollect.randomness import GlobalRandomness, NotReproducibleError
 from tdcollect.threads import busy_threads, collecting, evaluating
 
 from .envs import GlobalNumpy, Walk

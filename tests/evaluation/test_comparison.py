@@ -15,7 +15,7 @@ from scipy import stats
 
 from tdcollect import env_seed
 from tdcollect.evaluation.reports.comparison import Comparison, compare, episodes_needed
-from tdcollect.evaluation.reports.intervals import Interval
+from tdcollect.evaluation.reports.statistics import Interval
 
 from .ledgers import ENV, run
 
@@ -179,8 +179,8 @@ def test_the_detectable_difference_needs_the_episodes_that_there_are() -> None:
     [
         ((0, 1), "expected a finite difference other than zero, got 0"),
         ((1, -1), "expected a finite standard deviation, not negative, got -1"),
-        ((1, 1, 80), "expected a power between 0 and 1, got 80"),
-        ((1, 1, 0.8, 1.0), r"expected a confidence between 0 and 1, got 1\.0"),
+        ((1, 1, 80), "expected power to be between 0 and 1, got 80"),
+        ((1, 1, 0.8, 1.0), r"expected confidence to be between 0 and 1, got 1\.0"),
     ],
 )
 def test_episodes_needed_refuses_what_has_no_answer(arguments, said) -> None:

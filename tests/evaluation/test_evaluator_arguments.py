@@ -18,7 +18,7 @@ from torchrl.weight_update import MultiProcessWeightSyncScheme
 
 import tdcollect
 from tdcollect import Evaluator
-from tdcollect.workers import late
+from tdcollect.processes.child import Spawned
 
 from .envs import Walk
 from .policies import categorical, deterministic
@@ -32,7 +32,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def spawned(*_: Any) -> None:
         raise AssertionError("a process started")
 
-    monkeypatch.setattr(late, "Spawned", spawned)
+    monkeypatch.setattr(Spawned, "_begin", spawned)
 
 
 class Locked:
@@ -48,18 +48,18 @@ class Locked:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"policy": None}, "policy or policy_factory must be provided, got neither; for random acti"),
     ({"policy_factory": categorical}, "expected policy or policy_factory, not both"),
-    ({"policy": 3}, "expected policy to be callable, got 3"),
+    ({"policy": 3}, "expected policy to be callable or None, got 3"),
     ({"env": 3}, "expected a gymnasium id, a callable that makes an env, or a TorchRL env, got 3"),
     ({"env": gym.make("CartPole-v1")}, "got <TimeLimit.*; pass a function that makes it"),
     ({"num_trajectories": 0}, "expected num_trajectories to be a positive int, got 0"),
     ({"num_trajectories": 2.5}, "expected num_trajectories to be a positive int, got 2.5"),
     ({"queue_size": 0}, "expected queue_size to be a positive int, got 0"),
-    ({"max_steps": -1}, "expected max_episode_steps to be a positive int, got -1"),
+    ({"max_steps": -1}, "expected max_episode_steps to be a positive int or None, got -1"),
     ({"frames_per_batch": 0}, "expected frames_per_batch to be a positive int or None, got 0"),
     ({"seed": -1}, "expected a root seed that is an int and not negative, got -1"),
-    ({"busy_policy": "replace"}, "busy_policy to be one of 'queue', 'skip', 'error', got 'repl"),
-    ({"backend": "invalid"}, "expected backend to be one of 'thread', 'process', 'ray', got 'inv"),
-    ({"best": "median"}, "expected best to be one of 'mean', 'iqm', got 'median'"),
+    ({"busy_policy": "replace"}, "busy_policy to be 'queue', 'skip' or 'error', got 'repl"),
+    ({"backend": "invalid"}, "expected backend to be 'thread', 'process' or 'ray', got 'inv"),
+    ({"best": "median"}, "expected best to be 'mean' or 'iqm', got 'median'"),
     ({"exploration_type": "mean"}, "expected exploration_type to be one of torchrl's Exploration"),
     ({"done_keys": ("next", "terminated")}, "expected done_keys to be .'next', 'done'., got"),
     ({"collector_cls": "MultiSyncCollector"}, "expected collector_cls to be None or 'Collector'"),
@@ -67,6 +67,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"collector_kwargs": {"traj_format": "cat"}}, "expected no collector_kwargs, got 'traj_form"),
     ({"collector_kwargs": {"max_frames_per_traj": 5}}, "pass max_steps= instead"),
     ({"weight_sync_schemes": {"critic": None}}, "the keys of weight_sync_schemes .* got 'critic'"),
+    ({"frames_per_batches": 5}, "got frames_per_batches; did you mean frames_per_batch"),
+    ({"num_trajectory": 5}, "got num_trajectory; did you mean num_trajectories"),
     ({"metrics_fn": 3}, "expected metrics_fn to be callable or None, got 3"),
     ({"on_result": "log"}, "expected on_result to be callable or None, got 'log'"),
     ({"init_fn": 0}, "expected init_fn to be callable or None, got 0"),
@@ -181,7 +183,7 @@ def test_errors_of_env_policy_and_functions_are_raised_once_and_the_next_one_run
         evaluator.trigger_eval()
         with pytest.raises(Refused, match="by the user") as raised:
             evaluator.wait(60)
-        assert "In the process that evaluates:\nTraceback" in raised.value.__notes__[0]
+        assert "in the process that evaluates:\n\nTraceback" in str(raised.value.__cause__)
         assert evaluator.wait() is None
         assert evaluator.evaluate()["eval/calls"] == 2
         with pytest.raises(

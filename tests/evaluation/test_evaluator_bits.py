@@ -17,7 +17,7 @@ from torchrl.weight_update import WeightStrategy
 
 import tdcollect
 from tdcollect import Collector, Evaluator, LocalWorkers, make_env
-from tdcollect.evaluation.episodes.isolation import GlobalRandomness
+from tdcollect.randomness import GlobalRandomness
 
 from .envs import Leaking, Walk
 from .evaluators import Box, normalized, statistics

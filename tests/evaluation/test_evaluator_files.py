@@ -15,12 +15,12 @@ import tdcollect
 from tdcollect import Evaluator
 from tdcollect.cli import main
 from tdcollect.display import number_texts
-from tdcollect.evaluation.beside.curve import Best, Point, read_csv, to_csv
-from tdcollect.evaluation.beside.curve_page import curve_page
-from tdcollect.evaluation.beside.folder import Folder, read_folder
+from tdcollect.evaluation.curve import Best, Point, read_csv, to_csv
+from tdcollect.evaluation.curve_folder import Folder, read_folder
 from tdcollect.evaluation.ledger.reading import sha256
 from tdcollect.evaluation.ledger.records import LOST, Episode
-from tdcollect.view import view
+from tdcollect.pages.curve import curve_page
+from tdcollect.pages.view import view
 
 from .envs import Walk
 from .evaluators import shape_of
@@ -106,21 +106,21 @@ def test_the_page_has_each_point_and_leads_to_its_report(whole: Path) -> None:
 
 def test_a_page_of_no_finite_return_has_no_figure() -> None:
     point = Point(1, 2, 0, None, None, None, None, None, 7.0, "ab" * 32)
-    page, drawn = curve_page([point], None, "<Walk>", "mean", lambda step: None)
-    assert drawn is None
-    assert b"No return is finite." in page
-    assert b"<h1>&lt;Walk&gt;: learning curve</h1>" in page
-    page, drawn = curve_page([point, POINT], Best(10, 0.1, None), "W", "mean", lambda step: None)
-    assert drawn is not None
+    page = curve_page([point], None, "<Walk>", "mean", lambda step: None)
+    assert page.sections[0] == ("Figures", ["No return is finite."])
+    assert b"<h1>&lt;Walk&gt;: learning curve</h1>" in page.html()
+    page = curve_page([point, POINT], Best(10, 0.1, None), "W", "mean", lambda step: None)
+    assert [figure.name for figure in page.figures()] == ["curve", "lengths"]
 
 
 @pytest.mark.parametrize("length", [0.1, 7.0])
 def test_mean_lengths_that_equal_the_mean_returns_are_not_drawn(length: float) -> None:
     curve = [POINT, POINT._replace(step=20)]
     curve = [point._replace(length=length) for point in curve]
-    page, _ = curve_page(curve, None, "Walk", "mean", lambda step: None)
-    assert page.count(b"<svg") == (1 if length == POINT.mean else 2)
-    assert (b"The mean length, in steps, is the same" in page) == (length == POINT.mean)
+    drawn = curve_page(curve, None, "Walk", "mean", lambda step: None).figures()
+    assert len(drawn) == (1 if length == POINT.mean else 2)
+    same = "The mean length, in steps, is the same" in drawn[0].note
+    assert same == (length == POINT.mean)
 
 
 def test_the_best_weights_load_into_the_policy(whole: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 import tdcollect
 from tdcollect import Evaluator, env_seed
 
-from ..test_process_exit import ROOT, gone, runs
+from ..workers.test_process_exit import ROOT, gone, runs
 from .envs import Walk
 from .evaluators import Deadly, Gated
 from .policies import categorical

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from tdcollect.evaluation import to_pandas, write_evaluations_npz
+from tdcollect.evaluation import export, to_pandas
 
 from .ledgers import ledger
 
@@ -57,7 +57,7 @@ def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path, with_success
         records = ledger(expected["results"][row], success=success)
         lengths = expected["ep_lengths"][row].tolist()
         evaluations[steps] = [replace(e, length=lengths[e.index]) for e in records]
-    written = write_evaluations_npz(tmp_path / "ours" / "evaluations.npz", evaluations)
+    written = export(evaluations, "npz", tmp_path / "ours" / "evaluations.npz")
 
     found = dict(np.load(written))
     assert found.keys() == expected.keys()
@@ -68,31 +68,29 @@ def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path, with_success
 
 def test_evaluations_are_written_by_training_steps_and_episodes_by_index(tmp_path: Path) -> None:
     early, late = ledger([1.0, 2.0]), ledger([3.0, 4.0])
-    found = np.load(write_evaluations_npz(tmp_path / "e.npz", {100: late[::-1], 0: early}))
+    found = np.load(export({100: late[::-1], 0: early}, "npz", tmp_path / "e.npz"))
     assert found["timesteps"].tolist() == [0, 100]
     assert found["results"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
 def test_the_same_ledger_gives_the_same_bytes(tmp_path: Path) -> None:
-    first, second = (
-        write_evaluations_npz(tmp_path / name, {0: ledger([1.0, 2.0])}) for name in ("a", "b")
-    )
+    first, second = (export({0: ledger([1.0, 2.0])}, "npz", tmp_path / name) for name in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
 
 
 def test_successes_are_left_out_where_the_env_did_not_say_of_every_episode(tmp_path: Path) -> None:
     records = ledger([1.0, 2.0], success={0: True})
-    assert "successes" not in np.load(write_evaluations_npz(tmp_path / "e.npz", {0: records}))
+    assert "successes" not in np.load(export({0: records}, "npz", tmp_path / "e.npz"))
 
 
 def test_zero_episodes_give_empty_arrays(tmp_path: Path) -> None:
-    found = np.load(write_evaluations_npz(tmp_path / "e.npz", {0: []}))
+    found = np.load(export({0: []}, "npz", tmp_path / "e.npz"))
     assert found["results"].shape == found["ep_lengths"].shape == (1, 0)
 
 
 def test_evaluations_of_different_length_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the same number of episodes .* by step, {0: 1, 9: 2}"):
-        write_evaluations_npz(tmp_path / "e.npz", {0: ledger([1.0]), 9: ledger([1.0, 2.0])})
+        export({0: ledger([1.0]), 9: ledger([1.0, 2.0])}, "npz", tmp_path / "e.npz")
 
 
 # Failed episodes, which the format cannot hold
@@ -101,14 +99,14 @@ def test_evaluations_of_different_length_are_refused(tmp_path: Path) -> None:
 def test_failed_episodes_are_refused_unless_they_are_to_be_dropped(tmp_path) -> None:
     records = ledger([1.0, 2.0, 3.0], failed=[1])
     with pytest.raises(ValueError, match=r"got 1 failed of 3 at step 5: pass drop_failed=True"):
-        write_evaluations_npz(tmp_path / "file", {5: records})
+        export({5: records}, "npz", tmp_path / "file")
     assert not (tmp_path / "file").exists()
-    assert write_evaluations_npz(tmp_path / "file", {5: records}, drop_failed=True).exists()
+    assert export({5: records}, "npz", tmp_path / "file", drop_failed=True).exists()
 
 
 def test_no_evaluation_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"at least one evaluation, as \{0: episodes\}, got none"):
-        write_evaluations_npz(tmp_path / "file", {})
+        export({}, "npz", tmp_path / "file")
 
 
 # pandas

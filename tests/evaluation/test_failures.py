@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect import evaluate, make_env
-from tdcollect.envs.errors import SlotError
+from tdcollect.envs.slots import SlotError
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger.records import Episode
 

@@ -26,12 +26,11 @@ from torchrl.modules import GRUModule, LSTMModule
 import tdcollect
 from tdcollect import EvaluationCollector
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.episodes.inference import Inference
-from tdcollect.evaluation.episodes.streams import DrawByRow, RowNoise, Streams, stream
+from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, RowNoise, Streams, stream
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.weights import set_policy, snapshot, unpickled_weights
-from tdcollect.evaluation.workers.job import Job
-from tdcollect.states import global_states
+from tdcollect.evaluation.workers.worker import Job
+from tdcollect.randomness import global_states
 
 from ..simulated_cuda import Crossings, simulated
 from .envs import Walk

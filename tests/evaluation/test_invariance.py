@@ -20,7 +20,7 @@ from torchrl.envs import transforms as T
 from torchrl.modules import CEMPlanner, GRUModule, LSTMModule, WorldModelWrapper
 
 from tdcollect import EvaluationCollector, make_env
-from tdcollect.evaluation.episodes.inference import Inference
+from tdcollect.evaluation.episodes.policy import Inference
 from tdcollect.evaluation.ledger.records import ledger_digest
 
 from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
@@ -335,7 +335,7 @@ def test_blocks_may_end_at_any_step(monkeypatch) -> None:
             return super().step(action)
 
     def first_of(seconds: float) -> tuple[int, Any]:
-        monkeypatch.setattr("tdcollect.evaluation.episodes.feed.AllAtOnce.seconds", seconds)
+        monkeypatch.setattr("tdcollect.evaluation.episodes.collector.AllAtOnce.seconds", seconds)
         with EvaluationCollector(Counted, recurrent(GRUModule), 12, num_envs=3, **RANDOM) as run:
             ended = run.run()
             before = len(steps)

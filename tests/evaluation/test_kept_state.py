@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn import functional
 
 from tdcollect import EvaluationResult, Evaluator, LocalWorkers, Suite, evaluate, merge, verify
-from tdcollect.evaluation.episodes.isolation import NotReproducibleError
-from tdcollect.evaluation.episodes.kept_state import check_kept, state_of
+from tdcollect.evaluation.episodes.policy import check_kept, state_of
 from tdcollect.evaluation.ledger.reading import REFUSED, RESULTS, SHARD
+from tdcollect.randomness import NotReproducibleError
 
 from .crews import seven, some
 from .envs import Failing, Walk

@@ -14,11 +14,10 @@ import pytest
 from tdcollect import EvaluationResult, evaluate
 from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.ledger.records import Episode, ledger_digest
-from tdcollect.evaluation.reports import episode_rows
-from tdcollect.evaluation.reports.report import write_report
 from tdcollect.evaluation.reports.statistics import summarize
 from tdcollect.files import write_atomically
-from tdcollect.pages import plots
+from tdcollect.pages import evaluation, plots
+from tdcollect.pages.evaluation import write_report
 
 from .ledgers import ledger, manifest
 
@@ -54,8 +53,8 @@ def test_seeds_that_were_asked_for_are_not_held_for_ever(seeds: Any) -> None:
 
 
 def test_the_report_of_many_episodes_does_not_grow(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(episode_rows, "MOST", 200)
-    monkeypatch.setattr(episode_rows, "EXTREMES", 50)
+    monkeypatch.setattr(evaluation, "MOST", 200)
+    monkeypatch.setattr(evaluation, "EXTREMES", 50)
     sizes = []
     for count in (1000, 3000):
         returns = np.random.default_rng(0).normal(size=count).tolist()
@@ -72,7 +71,7 @@ def test_drawings_of_many_values_have_a_bounded_size() -> None:
     values = np.random.default_rng(0).normal(size=200_000)
     x = np.arange(len(values), dtype=np.float64)
     for drawing, most in [
-        (plots.histogram(values.tolist(), "return"), 10_000),
+        (plots.histogram(values.tolist(), "return"), 12_000),
         (plots.cloud(values, values[::-1], "a", "b"), 60_000),
         (plots.lines([plots.Line("mean", x, values, values - 1, values + 1)], "x", "y"), 40_000),
         (plots.ridges([("a", values.tolist()), ("b", values.tolist())], "return"), 20_000),

@@ -24,14 +24,14 @@ from torchrl.modules import LSTMModule
 
 import tdcollect
 from tdcollect import RayWorkers, evaluate, ray_cluster
-from tdcollect._upstream.ray import bounded, started_here
+from tdcollect._upstream.others import bounded, started_here
 from tdcollect.cli import main
 from tdcollect.evaluation.ledger.directory import Directory
-from tdcollect.evaluation.workers import ray_actors
+from tdcollect.evaluation.workers import ray as ray_workers
 
 from .. import forkserver
-from ..test_docs import blocks_of
-from ..test_process_exit import gone
+from ..docs.test_docs import blocks_of
+from ..workers.test_process_exit import gone
 from . import envs, policies
 from .test_interrupted import contents
 from .test_workers import Slow
@@ -220,7 +220,7 @@ def on_a_machine_that_dies(out: str) -> None:
     died: list[float] = []
     with RayWorkers(1) as workers, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Directory, "add", adds)
-        patch.setattr(ray_actors, "_ALONE", 5.0)
+        patch.setattr(ray_workers, "_ALONE", 5.0)
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError) as error:
             slow(output_dir=out, workers=workers)
@@ -452,8 +452,8 @@ def test_workers_that_wait_for_a_place_are_said(
     cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster may grow. The episodes run on the workers that have a place."""
-    monkeypatch.setattr(ray_actors, "started_here", lambda: False)
-    monkeypatch.setattr(ray_actors, "_PATIENCE", 1.0)
+    monkeypatch.setattr(ray_workers, "started_here", lambda: False)
+    monkeypatch.setattr(ray_workers, "_PATIENCE", 1.0)
     with (
         RayWorkers(2, num_cpus=0, num_gpus=1) as workers,
         warnings.catch_warnings(record=True) as said,
@@ -537,7 +537,7 @@ def test_missing_ray_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_actors_import_no_torch() -> None:
-    code = "import tdcollect.evaluation.workers.ray_host, sys; assert 'torch' not in sys.modules"
+    code = "import tdcollect.evaluation.workers.ray, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -561,7 +561,7 @@ def reasons() -> dict[str, BaseException]:
 
 @pytest.mark.parametrize("said", reasons())
 def test_reasons_are_plain_words(said: str) -> None:
-    assert ray_actors._reason(reasons()[said]) == said
+    assert ray_workers._reason(reasons()[said]) == said
 
 
 def test_what_ray_tells_of_causes_outside_of_env_and_policy() -> None:
@@ -575,10 +575,10 @@ def test_what_ray_tells_of_causes_outside_of_env_and_policy() -> None:
     )
     own = told.OutOfMemoryError(users.format(34)), told.OutOfMemoryError("..."), StopIteration()
     where = "process 34 on host"
-    assert [ray_actors._is_outside(error, where) for error in of_others] == [True] * 3
-    assert [ray_actors._is_outside(error, where) for error in own] == [False] * 3
+    assert [ray_workers._is_outside(error, where) for error in of_others] == [True] * 3
+    assert [ray_workers._is_outside(error, where) for error in own] == [False] * 3
     failed = [error for said, error in reasons().items() if said.startswith("ended with")]
-    assert [ray_actors._is_outside(error, where) for error in failed] == [False] * 2
+    assert [ray_workers._is_outside(error, where) for error in failed] == [False] * 2
 
 
 class Streaming:

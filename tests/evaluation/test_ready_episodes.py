@@ -22,7 +22,7 @@ from torchrl.modules import GRUModule, LSTMModule
 from tdcollect import Evaluator, evaluate
 from tdcollect.evaluation.ledger.records import FAILED, Episode
 
-from ..uneven import Gated, Naps, Pace, ready_env
+from ..zoo.uneven import Gated, Naps, Pace, ready_env
 from .envs import Failing, Walk
 from .ledger import digest, episodes_of, records
 from .policies import categorical, deterministic, epsilon_greedy, recurrent

@@ -21,7 +21,7 @@ from torchrl.envs import transforms as T
 
 from tdcollect import Collector, make_env
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.randomness import NotReproducibleError
 
 from .envs import (
     Leaking,
@@ -335,9 +335,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "seeds-function": ({"env_seeds": lambda i: i / 2}, "got 0.0 for episode 0"),
     "max_episode_steps": (
         {"max_episode_steps": 0},
-        "expected max_episode_steps to be a positive int, got 0",
+        "expected max_episode_steps to be a positive int or None, got 0",
     ),
-    "num_envs": ({"num_envs": 0}, "expected num_envs to be a positive int, got 0"),
+    "num_envs": ({"num_envs": 0}, "expected num_envs to be a positive int or None, got 0"),
     "batch": ({"inference_batch_size": 0}, "expected inference_batch_size to be a positive int"),
     "threads": ({"inference_threads": 0}, "expected inference_threads to be a positive int"),
     "mode": ({"eval_mode": "eval"}, "expected eval_mode to be a bool, got 'eval'"),
@@ -349,7 +349,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"max_restarts": -1},
         "expected max_restarts to be an int and not negative, got -1",
     ),
-    "backend": ({"backend": "threads"}, "expected a backend of serial, process"),
+    "backend": (
+        {"backend": "threads"},
+        "expected backend to be 'serial', 'process'",
+    ),
     "exploration": ({"exploration_type": "random"}, "expected exploration_type to be one of"),
 }
 

@@ -14,16 +14,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from tdcollect import compare
 from tdcollect import files as files_module
-from tdcollect.evaluation import (
-    compare,
-    summarize,
-    write_comparison_report,
-    write_report,
-)
+from tdcollect.evaluation import summarize
 from tdcollect.evaluation.ledger.manifest import RANDOM
-from tdcollect.evaluation.reports import comparison_page, episode_rows
-from tdcollect.evaluation.reports.running import mean_and_deviation
+from tdcollect.evaluation.reports.statistics import mean_and_deviation
+from tdcollect.pages import evaluation
+from tdcollect.pages.evaluation import write_comparison_report, write_report
 from tdcollect.pages.plots import bin_edges
 
 from ..forkserver import run as in_fork
@@ -294,9 +291,8 @@ def test_every_text_is_escaped(tmp_path: Path) -> None:
 
 
 def test_of_many_episodes_those_that_matter_are_listed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(episode_rows, "MOST", 100)
-    for name in ("EXTREMES", "TROUBLED"):
-        monkeypatch.setattr(episode_rows, name, 5)
+    monkeypatch.setattr(evaluation, "MOST", 100)
+    monkeypatch.setattr(evaluation, "EXTREMES", 5)
     _, page = report(tmp_path, ledger(range(130), failed=range(20, 40)))
     listed = [int(row[0]) for row in page.tables[1][1:]]
     assert listed == [*range(5), *range(20, 25), *range(125, 130)]
@@ -448,8 +444,8 @@ def test_a_comparison_lists_each_episode(tmp_path: Path) -> None:
 
 
 def test_a_comparison_of_many_episodes_lists_those_that_differ_most(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(comparison_page, "MOST", 30)
-    monkeypatch.setattr(comparison_page, "EXTREMES", 3)
+    monkeypatch.setattr(evaluation, "MOST", 30)
+    monkeypatch.setattr(evaluation, "EXTREMES", 3)
     runs = [run([0.0] * 40), run(range(40))]
     _, _, page = compared(tmp_path, *runs, names=["a", "b"])
     assert [row[0] for row in page.tables[1][1:]] == ["0", "1", "2", "37", "38", "39"]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tdcollect.evaluation.reports import intervals
-from tdcollect.evaluation.reports.intervals import (
+from tdcollect.evaluation.reports import statistics
+from tdcollect.evaluation.reports.statistics import (
     Values,
     interquartile_mean_interval,
     mean_interval,
@@ -66,20 +66,20 @@ def test_resamples_by_blocks_are_distributed_as_those_value_by_value(
     values = RETURNS[returns](np.random.default_rng(3), 2000)
     cut = len(values) // share_cut if share_cut else 0
     singly = resampled_means(values, cut, 2000, np.random.default_rng(0))
-    monkeypatch.setattr(intervals, "DRAWN_SINGLY", 1999)
+    monkeypatch.setattr(statistics, "DRAWN_SINGLY", 1999)
     by_blocks = resampled_means(values, cut, 2000, np.random.default_rng(1))
     assert stats.ks_2samp(singly, by_blocks).pvalue > 0.001
     assert by_blocks.std() == pytest.approx(singly.std(), rel=0.1)
 
 
 def test_resamples_by_blocks_of_equal_values_are_that_value(monkeypatch: Any) -> None:
-    monkeypatch.setattr(intervals, "DRAWN_SINGLY", 10)
+    monkeypatch.setattr(statistics, "DRAWN_SINGLY", 10)
     values = np.full(1000, 0.1)
     assert resampled_means(values, 250, 20, np.random.default_rng(0)) == pytest.approx(0.1)
 
 
 def test_resamples_by_blocks_are_the_same_in_any_batches_of_values(monkeypatch: Any) -> None:
-    monkeypatch.setattr(intervals, "DRAWN_SINGLY", 10)
+    monkeypatch.setattr(statistics, "DRAWN_SINGLY", 10)
     values = np.random.default_rng(0).normal(size=400)
     found = [resampled_means(values, 100, 50, np.random.default_rng(s)) for s in (0, 0, 1)]
     assert found[0].tolist() == found[1].tolist() != found[2].tolist()

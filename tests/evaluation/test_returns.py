@@ -40,8 +40,8 @@ from tdcollect import (
     evaluate,
     make_env,
 )
-from tdcollect.envs.errors import SlotError
-from tdcollect.evaluation.episodes.returns import exact_sum
+from tdcollect.envs.slots import SlotError
+from tdcollect.evaluation.episodes.data import exact_sum
 
 from .envs import Walk
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.workers import schedule as module
-from tdcollect.evaluation.workers.schedule import Schedule
+from tdcollect.evaluation.workers import dispatcher as module
+from tdcollect.evaluation.workers.dispatcher import Schedule
+from tdcollect.randomness import NotReproducibleError
 
 
 def record(index: int, digest: str = "") -> Episode:

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.intervals import (
+from tdcollect.evaluation.reports.statistics import (
     Interval,
+    Summary,
     check_settings,
     interquartile_mean_interval,
     mean_interval,
+    summarize,
 )
-from tdcollect.evaluation.reports.statistics import Summary, summarize
 
 from .ledgers import ledger
 
@@ -121,7 +122,7 @@ def test_global_random_state_is_neither_used_nor_changed() -> None:
 def test_more_values_than_one_batch_of_resamples_give_the_same_interval(monkeypatch) -> None:
     values = np.array(RETURNS)
     whole = mean_interval(values, 0.95, 1000, np.random.default_rng(0))
-    monkeypatch.setattr("tdcollect.evaluation.reports.intervals.BATCH_VALUES", 700)
+    monkeypatch.setattr("tdcollect.evaluation.reports.statistics.BATCH_VALUES", 700)
     assert mean_interval(values, 0.95, 1000, np.random.default_rng(0)) == whole
 
 
@@ -252,11 +253,11 @@ def test_few_episodes_are_said_to_be_few() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"confidence": 95}, "expected a confidence between 0 and 1, 0.95 say, got 95"),
-        ({"confidence": 0.0}, "expected a confidence between 0 and 1"),
-        ({"resamples": 0}, "expected a positive number of resamples, got 0"),
-        ({"seed": -1}, "expected a seed that is an int and not negative, got -1"),
-        ({"seed": 1.0}, "expected a seed that is an int and not negative, got 1.0"),
+        ({"confidence": 95}, "expected confidence to be between 0 and 1, got 95"),
+        ({"confidence": 0.0}, "expected confidence to be between 0 and 1"),
+        ({"resamples": 0}, "expected resamples to be a positive int, got 0"),
+        ({"seed": -1}, "expected seed to be an int and not negative, got -1"),
+        ({"seed": 1.0}, "expected seed to be an int and not negative, got 1.0"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import json
 import pickle
@@ -17,7 +18,7 @@ import torch
 
 import tdcollect
 from tdcollect.cli import commands, main
-from tdcollect.cli import output as printing
+from tdcollect.cli import program as printing
 from tdcollect.display import visible
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.ledger.reading import sha256
@@ -408,7 +409,7 @@ def test_the_call_of_a_page_works_as_typed(here) -> None:
     assert call.endswith(").replay(0)")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir("run")
-        assert len(eval(call.replace("&quot;", '"'), names)) == 5
+        assert len(eval(html.unescape(call), names)) == 5
 
 
 # Text

@@ -25,17 +25,17 @@ from torch import nn
 
 from tdcollect import LocalWorkers, evaluate, merge
 from tdcollect.display import without_process_ids
+from tdcollect.evaluation.evaluate import EvaluationResult
 from tdcollect.evaluation.ledger.directory import Directory
 from tdcollect.evaluation.ledger.records import LOST, Episode
-from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.evaluation.workers import channel, dispatcher, local, template
-from tdcollect.evaluation.workers.driver import Driver
-from tdcollect.evaluation.workers.job import Job
-from tdcollect.workers import child
+from tdcollect.evaluation.workers import dispatcher, local
+from tdcollect.evaluation.workers.worker import Job
+from tdcollect.processes import channel, template
+from tdcollect.processes.child import Spawned
 
-from ..test_process_exit import gone, runs
-from .crews import pids, seven, some
+from ..workers.test_process_exit import gone, runs
+from .crews import pids, seven, some, started
 from .envs import Walk
 from .policies import OneHotOfBest, deterministic, net
 from .test_interrupted import contents
@@ -412,15 +412,13 @@ def test_workers_that_are_killed_very_often(set_up: Any, seed: int, tmp_path: Pa
 def during(signals: Callable[[LocalWorkers], None], workers: LocalWorkers) -> EvaluationResult:
     """Evaluate; do something to the workers once some episodes have ended."""
     settings = EvaluationSettings(40, env_seeds=SEEDS)
-    runner = Driver(workers, Job(partial(Slow, 0.003), deterministic(), settings, 2))
-    runner.note = lambda line: None
+    one, run = started(workers, Job(partial(Slow, 0.003), deterministic(), settings, 2))
     records = []
-    for finished in runner.run(range(40), keep=False):
-        records.append(finished.record)
+    for record in run:
+        records.append(record)
         if len(records) == 3:
             signals(workers)
-    runner.close()
-    return EvaluationResult(runner.manifest, records)
+    return EvaluationResult(one.manifest, records)
 
 
 @pytest.mark.parametrize("whom", ["workers", "template", "all", "stopped"])
@@ -451,23 +449,22 @@ def test_a_template_that_does_not_answer_is_replaced(
         workers.start(0)
         (own,) = workers._templates
         if when == "stopped":
-            os.kill(own._child.pid, signal.SIGSTOP)
+            os.kill(own.child.pid, signal.SIGSTOP)
         else:
-            own.close()
-            quick, hit = template.Spawned, []
+            own.child.end()
+            quick, hit = Spawned._begin, []
 
-            def killed(module: str, descriptors: Any) -> Any:
-                if len(hit) == 2:
-                    return quick(module, descriptors)
-                hit.append(child.Spawned(module, descriptors))
-                os.kill(hit[-1].pid, signal.SIGKILL)
-                return hit[-1]
+            def killed(spawned: Any, *files: Any) -> None:
+                quick(spawned, *files)
+                if len(hit) < 2:
+                    hit.append(spawned.pid)
+                    os.kill(spawned.pid, signal.SIGKILL)
 
-            monkeypatch.setattr(template, "Spawned", killed)
+            monkeypatch.setattr(Spawned, "_begin", killed)
         again = quiet(Walk, deterministic(), 9, workers=workers)
         assert again.digest == quiet(Walk, deterministic(), 9).digest
         assert workers._templates != [own]
-    assert gone([own._child.pid])
+    assert gone([own.child.pid])
 
 
 # --- trajectories on their way -----------------------------------------------------------------
@@ -477,7 +474,7 @@ def test_a_template_that_does_not_answer_is_replaced(
 def test_a_worker_that_ends_or_stops_amid_a_trajectory(
     set_up: Any, kind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "_AT_ONCE", 4096)
+    monkeypatch.setattr(channel, "_MOST_READ", 4096)
     answers = local.LocalWorker.answers
     hit: list[int] = []
 
@@ -508,14 +505,14 @@ def test_a_driver_that_takes_its_time_blames_no_worker(set_up: Any) -> None:
     """It does not read meanwhile, so that workers wait for it."""
     env = partial(Walk, size=10_000)
     quiet(env, None, 40, workers=set_up(2))
-    runner = Driver(set_up(2, timeout=0.5), Job(env, None, EvaluationSettings(40), 2))
-    run = runner.run(range(40), keep=True)
+    job = Job(env, None, EvaluationSettings(40), 2)
+    one, run = started(set_up(2, timeout=0.5), job, keep=True)
     ended = 0
     for ended, _ in enumerate(run, 1):
         if ended in (1, 2, 20):
             time.sleep(1)
-    runner.close()
-    assert (ended, runner.lost) == (40, [])
+    assert one.dispatcher is not None
+    assert (ended, one.dispatcher.lost) == (40, [])
 
 
 # --- hanging -----------------------------------------------------------------------------------
@@ -658,14 +655,10 @@ def test_a_worker_that_differs_is_refused(
 
 def evaluate_and_kill(workers: LocalWorkers, job: Job) -> None:
     """Run episodes; kill worker 0 after the first one."""
-    runner = Driver(workers, job)
-    runner.note = lambda line: None
-    try:
-        run = runner.run(range(40), keep=False)
+    _, run = started(workers, job)
+    with contextlib.closing(run):
         next(run)
         os.kill(workers.crew[0].pid, signal.SIGKILL)
         while runs(workers.crew[0].pid):
             time.sleep(0.001)
         list(run)
-    finally:
-        runner.close()

@@ -21,20 +21,19 @@ from torchrl.envs import ExplorationType, GymEnv, SerialEnv, StepCounter, Transf
 from torchrl.modules import LSTMModule
 
 from tdcollect import LocalWorkers, evaluate, make_env
-from tdcollect.envs.errors import SlotError
-from tdcollect.evaluation.episodes.isolation import NotReproducibleError
+from tdcollect.envs.slots import SlotError
 from tdcollect.evaluation.ledger.directory import Directory
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.weights import snapshot
-from tdcollect.evaluation.workers import template
-from tdcollect.evaluation.workers.driver import Driver
-from tdcollect.evaluation.workers.job import Job
+from tdcollect.evaluation.workers.dispatcher import Dispatcher
+from tdcollect.evaluation.workers.worker import Job
+from tdcollect.randomness import NotReproducibleError
 
 from ..forkserver import start
-from ..test_process_exit import gone, runs
+from ..workers.test_process_exit import gone, runs
 from . import torchrl_envs
-from .crews import Forked, descendants, open_files, pids, seven, some
+from .crews import descendants, open_files, pids, seven, some, started
 from .envs import Failing, GlobalNumpy, GlobalTorch, Leaking, Touching, Unseeded, Walk
 from .policies import categorical, deterministic, recurrent
 from .test_interrupted import contents
@@ -354,12 +353,10 @@ def test_another_number_of_workers_goes_on(seven: LocalWorkers, tmp_path: Path) 
 
 def test_a_run_that_is_broken_off_ends_those_at_work(seven: LocalWorkers) -> None:
     settings = EvaluationSettings(500)
-    driver = Driver(some(seven, 2), Job(Walk, deterministic(), settings, 2))
-    run = driver.run(range(500), keep=False)
+    _, run = started(some(seven, 2), Job(Walk, deterministic(), settings, 2))
     next(run)
     before = pids(seven)
     run.close()
-    driver.close()
     assert gone(before[:2])
     assert quiet(Walk, deterministic(), 20, workers=seven).digest == (
         quiet(Walk, deterministic(), 20).digest
@@ -380,8 +377,9 @@ class Slow(Walk):
 
 def evaluate_slowly(out: Path) -> None:
     """Run 60 episodes on two workers, in a process that has one thread."""
-    template.Spawned = Forked
-    quiet(partial(Slow, 0.01), None, 60, workers=2, output_dir=out)
+    with LocalWorkers(2) as workers:
+        workers.template_is_fork = True
+        quiet(partial(Slow, 0.01), None, 60, workers=workers, output_dir=out)
 
 
 @pytest.mark.parametrize(
@@ -439,19 +437,17 @@ def test_weights_are_those_of_their_evaluation(seven: LocalWorkers) -> None:
     job = Job(Walk, policy, EvaluationSettings(20), 2)
     for weights, expected in ((None, here), (other, there), (None, here), (policy, here)):
         given = None if weights is None else {"policy": snapshot(weights, "policy")}
-        driver = Driver(some(seven, 2), job, given)
-        records = [finished.record for finished in driver.run(range(20), keep=False)]
-        driver.close()
-        assert sorted(records, key=lambda record: record.index) == expected
+        _, run = started(some(seven, 2), job, weights=given)
+        assert sorted(run, key=lambda record: record.index) == expected
 
 
 def test_two_evaluations_at_once_are_refused(seven: LocalWorkers) -> None:
     workers = some(seven, 2)
-    driver = Driver(workers, Job(Walk, None, EvaluationSettings(5), 2))
+    _, run = started(workers, Job(Walk, None, EvaluationSettings(5), 2))
+    next(run)
     with pytest.raises(RuntimeError, match="expected workers that are free, got LocalWorkers"):
         quiet(Walk, None, 5, workers=workers)
-    assert len(list(driver.run(range(5), keep=False))) == 5
-    driver.close()
+    assert len(list(run)) == 4
     assert len(quiet(Walk, None, 5, workers=workers).episodes) == 5
 
 
@@ -564,18 +560,15 @@ def test_progress_tells_episodes_workers_time_left_and_losses(
 ) -> None:
     monkeypatch.setattr("tdcollect.progress.SECONDS_BETWEEN_LINES", 0.0)
     workers = some(seven, 2)
-    driver_of = Driver.run
+    taken_in, hit = Dispatcher._ended, []
 
-    def killing(self: Driver, *arguments: Any) -> Any:
-        run = driver_of(self, *arguments)
-        yield next(run)
-        busiest = max(
-            (0, 1), key=self._dispatcher._schedule.held
-        )  # the other one may not be up yet
-        os.kill(pids(workers)[busiest], signal.SIGKILL)
-        yield from run
+    def killing(self: Dispatcher, *answer: Any) -> Any:
+        yield from taken_in(self, *answer)
+        if not hit:  # the busiest, as the other one may not be up yet
+            hit.append(pids(workers)[max((0, 1), key=self._schedule.held)])
+            os.kill(hit[0], signal.SIGKILL)
 
-    monkeypatch.setattr(Driver, "run", killing)
+    monkeypatch.setattr(Dispatcher, "_ended", killing)
     evaluate(partial(Slow, 0.002), None, 40, workers=workers, progress=True)
     lines = capsys.readouterr().err.splitlines()
     lost = [line for line in lines if "SIGKILL" in line]

@@ -7,17 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tdcollect.evaluation import (
-    Request,
-    compare,
-    summarize,
-    write_comparison_report,
-    write_report,
-)
-from tdcollect.evaluation.beside.curve import Best, Point
-from tdcollect.evaluation.beside.curve_page import curve_page
-from tdcollect.suites.definition import Policy, Score, Task
-from tdcollect.suites.page import suite_page
+from tdcollect import compare
+from tdcollect.evaluation import Request, summarize
+from tdcollect.evaluation.curve import Best, Point
+from tdcollect.pages.curve import curve_page
+from tdcollect.pages.evaluation import write_comparison_report, write_report
+from tdcollect.pages.suite import suite_page
+from tdcollect.suites.tables import Policy, Score, Task
 
 from ..evaluation.ledgers import ENV, ledger, manifest, run
 from ..suites.made import results
@@ -67,11 +63,11 @@ def _curve(folder: Path) -> Path:
         for step in range(1, 13)
     ]  # fmt: skip
     curve[4] = curve[4]._replace(mean=None, low=None, high=None, std=None)
-    html, _ = curve_page(
+    page = curve_page(
         curve, Best(12000, 120.0, None), EVIL, "mean", lambda step: f"step {step}/{EVIL}.html"
     )
     folder.mkdir()
-    (folder / "curve.html").write_bytes(html)
+    (folder / "curve.html").write_bytes(page.html())
     return folder / "curve.html"
 
 
@@ -79,9 +75,9 @@ def _suite(folder: Path) -> Path:
     source = Score(0.0, 100.0, EVIL)
     tasks = [Task(f"task{n}", EVIL, group=EVIL, score=source) for n in range(4)]
     tasks += [Task("unscored", "env", presets={EVIL: 1})]
-    policies = [Policy("random", EVIL), Policy("ppo", "ppo", runs=("0", "1", "2"))]
-    policies += [Policy("other-with-a-long-name-" * 3, "o", runs=("0", "1"))]
+    policies = [Policy("random", "random"), Policy("ppo", "m:ppo", runs=("0", "1", "2"))]
+    policies += [Policy("other-with-a-long-name-" * 3, "m:o", runs=("0", "1"))]
     found = results(tasks, policies, missing=[25], failed={27: EVIL}, remarks=[EVIL])
     folder.mkdir()
-    (folder / "report.html").write_bytes(suite_page(found))
+    (folder / "report.html").write_bytes(suite_page(found).html())
     return folder / "report.html"

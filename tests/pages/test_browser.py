@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tdcollect.pages import tables
-from tdcollect.pages.html import page as page_of
+from tdcollect.pages.build import Column, Page, Table
 
 from .made import EPISODES, EVIL
 
@@ -149,9 +148,10 @@ def test_tables_filter(table: Any, text: str, count: int) -> None:
 def test_a_long_table_shows_the_first_rows_until_it_is_asked_for_all(
     browser: Any, tmp_path: Path
 ) -> None:
-    rows = [[str(place), str(place % 7)] for place in range(1200)]
-    found = tables.table([tables.Column("a", number=True), tables.Column("b", number=True)], rows)
-    (tmp_path / "long.html").write_bytes(page_of("long", "", [found]))
+    numbers = [str(place) for place in range(1200)]
+    rests = [str(place % 7) for place in range(1200)]
+    found = Table([Column("a", numbers, "n"), Column("b", rests, "n")])
+    (tmp_path / "long.html").write_bytes(Page("long", "", "", [("rows", [found])]).html())
     page = opened(browser, tmp_path / "long.html").page
     shown = page.locator("tbody tr")
     assert shown.count() == 500

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from tdcollect.pages import plots
-from tdcollect.pages.drawing import Drawing
-from tdcollect.pages.palette import COLOURS, HEAT
-from tdcollect.pages.tables import Commands
+from tdcollect.pages.build import Figure
+from tdcollect.pages.plots import Drawing
 
 pytest.importorskip("matplotlib.backends.backend_svg")  # before warnings are errors
 SVG = "{http://www.w3.org/2000/svg}"
@@ -49,7 +48,7 @@ def drawings(values: list[float], name: str) -> list[Drawing]:
 def test_any_values_are_drawn(values: list[float]) -> None:
     for drawing in drawings(values, "x"):
         assert "nan" not in drawing.content
-        ElementTree.fromstring(drawing.file("a", "b"))
+        ElementTree.fromstring(Figure("a", "a", drawing, "b").file())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_any_values_are_drawn(values: list[float]) -> None:
 )
 def test_any_name_is_text(name: str) -> None:
     for drawing in drawings([1.0, 2.0], name):
-        root = ElementTree.fromstring(drawing.file(name, name))
+        root = ElementTree.fromstring(Figure("f", name, drawing, name).file())
         tags = {element.tag.removeprefix(SVG) for element in root.iter()}
         assert tags <= {
             *("svg", "title", "desc", "style", "rect", "g", "path", "use", "text", "defs"),
@@ -69,13 +68,13 @@ def test_any_name_is_text(name: str) -> None:
 
 def test_colours_are_roles_and_ids_are_distinct_in_a_page() -> None:
     first, second = (
-        "".join(d.inline(f"{prefix}{n}", "") for n, d in enumerate(drawings([1.0, 2.0], "x")))
+        "".join(d.named(f"{prefix}{n}") for n, d in enumerate(drawings([1.0, 2.0], "x")))
         for prefix in ("a", "b")
     )
-    assert not re.search(r"#[0-9a-f]{6}|style=", first)
-    roles = {role for found in re.findall('class="(.*?)"', first) for role in found.split()}
-    assert {role[2:] for role in roles} <= {*COLOURS} - {*HEAT}
-    ids = re.findall('id="(.*?)"', first + second)
+    assert not re.search(r"=\"#[0-9a-f]{6}|style=", first)
+    file = Figure("a", "a", drawings([1.0], "x")[0], "").file().decode()
+    assert {*re.findall(r"var\((--[a-z0-9]+)\)", first)} <= {*re.findall("(--[a-z0-9]+):", file)}
+    ids = re.findall(' id="(.*?)"', first + second)
     assert len(ids) == len({*ids})
     used = set(re.findall(r'href="#(.*?)"|url\(#(.*?)\)', first))
     assert {one or other for one, other in used} <= {*ids}
@@ -128,13 +127,6 @@ def test_equal_lines_are_both_seen() -> None:
     assert off == pytest.approx(2 * on)
     assert turns == [(pytest.approx(-turn * on % (on + off)), on, off) for turn in range(3)]
     for place in range(4):
-        strokes = re.findall(f'<path[^>]*class="s-series{place + 1}"[^>]*>', drawn)
+        strokes = re.findall(f'<path[^>]*stroke="var.--series{place + 1}[)]"[^>]*>', drawn)
         assert len(strokes) == 2
         assert sum("dash" in stroke for stroke in strokes) == (place < 3)
-
-
-def test_the_halves_of_a_command_are_those_around_the_index() -> None:
-    one, other = (f"replay . {index} --kwargs '{{1}} 2 {{}}'" for index in "12")
-    found = Commands.of(one, other)
-    assert found.of_row("1") == one
-    assert found.of_row("37") == "replay . 37 --kwargs '{1} 2 {}'"

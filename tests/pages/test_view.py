@@ -16,11 +16,10 @@ import pytest
 
 import tdcollect
 from tdcollect.cli import main
-from tdcollect.cli.view import server_of
 from tdcollect.evaluation import Request
-from tdcollect.evaluation.beside.curve import point_of, to_csv
-from tdcollect.pages.html import content_policy
-from tdcollect.view import view
+from tdcollect.evaluation.curve import point_of, to_csv
+from tdcollect.pages.build import content_policy
+from tdcollect.pages.view import server_of, view
 
 from ..evaluation.ledgers import unfinished
 
@@ -216,7 +215,7 @@ def test_commands_are_typed_in_the_folder(runs: Path, out: Path, monkeypatch, ca
     assert main(command.split()) == 0
     assert "the same to the bit" in capsys.readouterr().out
     page = (out / "pages" / "b" / "report.html").read_text()
-    assert "tdcollect.EvaluationResult.load(&quot;b&quot;, env).replay(" in page
+    assert "tdcollect.EvaluationResult.load(&#34;b&#34;, env).replay(" in page
 
 
 def test_the_command_prints_what_it_found(runs: Path, monkeypatch, capsys) -> None:

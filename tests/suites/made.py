@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tdcollect.evaluation.reports.intervals import Interval
+from tdcollect.evaluation.reports.statistics import Interval
 from tdcollect.suites.aggregates import aggregate
-from tdcollect.suites.definition import Policy, Task
 from tdcollect.suites.results import FAILED, FINISHED, MISSING, CellResult, SuiteResults
+from tdcollect.suites.tables import Policy, Task
 
 
 def results(

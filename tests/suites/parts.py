@@ -15,14 +15,14 @@ import torch
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 
-from tdcollect.evaluation import finishing
-from tdcollect.evaluation.reports import intervals
+from tdcollect.evaluation import evaluate as evaluating
+from tdcollect.evaluation.reports import statistics
 from tdcollect.files import write_atomically
 from tdcollect.suites.suite import Suite
 
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical, deterministic
-from ..uneven import Naps, ready_env
+from ..zoo.uneven import Naps, ready_env
 
 
 class Short(Walk):
@@ -154,9 +154,9 @@ def small_reports() -> Iterator[None]:
         return [write_atomically(Path(directory) / "report.html", b"a report")]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finishing, "write_report", write)
-        patch.setattr(intervals, "MOST_RESAMPLES", 100)
-        patch.setattr(intervals, "FEWEST_RESAMPLES", 100)
+        patch.setattr(evaluating, "write_report", write)
+        patch.setattr(statistics, "MOST_RESAMPLES", 100)
+        patch.setattr(statistics, "FEWEST_RESAMPLES", 100)
         yield
 
 

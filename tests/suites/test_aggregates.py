@@ -12,22 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tdcollect.suites import resampling
-from tdcollect.suites.aggregates import aggregate
-from tdcollect.suites.estimates import LABELS, Aggregates
-from tdcollect.suites.metrics import (
+from tdcollect.suites import aggregates
+from tdcollect.suites.aggregates import (
+    LABELS,
     METRICS,
-    optimality_gap,
-    probability_of_improvement,
-    profile,
-)
-from tdcollect.suites.resampling import (
+    Aggregates,
+    aggregate,
     draw_runs,
-    percentile_interval,
+    percentiles,
     policy_generator,
+    probability_of_improvement,
     resampled,
-    resampled_improvement,
     resampled_improvements,
+    shares_above,
 )
 
 SHAPES = [(1, 1), (2, 3), (3, 1), (5, 7), (10, 26)]
@@ -43,6 +40,10 @@ def scores_of(shape: tuple[int, int], seed: int = 0, digits: int = 1) -> Any:
 def suite(**runs: int) -> dict[str, Any]:
     """Scores of policies on four tasks, by the number of their runs."""
     return {name: scores_of((count, 4), seed, 3) for seed, (name, count) in enumerate(runs.items())}
+
+
+def profile(scores: Any, thresholds: Any) -> Any:
+    return shares_above(np.searchsorted(thresholds, scores), len(thresholds))
 
 
 def quick(scores: Any, **options: Any) -> Aggregates:
@@ -102,9 +103,9 @@ def test_the_probability_of_improvement_is_rliables_on_the_same_resamples(
     rng = np.random.default_rng(1)
     first, second = scores_of((runs, 5)), scores_of((other_runs, 5), seed=1)
     drawn = rng.integers(0, runs, (20, runs, 5)), rng.integers(0, other_runs, (20, other_runs, 5))
-    pairs = zip(resampled(first, drawn[0]), resampled(second, drawn[1]), strict=True)
-    expected = [rliable.probability_of_improvement(a, b) for a, b in pairs]
-    close(resampled_improvement(first, second, *drawn), expected)
+    samples = resampled(first, drawn[0]), resampled(second, drawn[1])
+    expected = [rliable.probability_of_improvement(*pair) for pair in zip(*samples, strict=True)]
+    close(probability_of_improvement(*samples), expected)
     close(
         probability_of_improvement(first, second),
         rliable.probability_of_improvement(first, second),
@@ -132,7 +133,7 @@ def test_intervals_are_those_of_rliables_bootstrap_with_its_draws(rliable: Any) 
             values = (
                 profile(samples, THRESHOLDS) if name == "profile" else METRICS[name](samples, 1.0)
             )
-            close(percentile_interval(values, 0.9).reshape(2, -1), expected)
+            close(percentiles(values, 0.9).reshape(2, -1), expected)
     finally:
         np.random.set_state(state)  # noqa: NPY002
 
@@ -156,8 +157,8 @@ def test_improvement_intervals_are_those_of_rliables_bootstrap_with_its_draws(rl
     finally:
         np.random.set_state(state)  # noqa: NPY002
     indices = [np.stack(part) for part in zip(*drawn, strict=True)]
-    values = resampled_improvement(first, second, *indices)
-    close(percentile_interval(values, 0.9)[:, None], expected)
+    values = probability_of_improvement(*map(resampled, (first, second), indices))
+    close(percentiles(values, 0.9)[:, None], expected)
 
 
 # From the draws to the result
@@ -179,15 +180,15 @@ def test_estimates_come_from_the_draws_of_each_policys_generator(drawn_runs: str
             assert estimate.interval is not None
             close(
                 [estimate.interval.low, estimate.interval.high],
-                percentile_interval(METRICS[metric](sample, 0.4), 0.95),
+                percentiles(METRICS[metric](sample, 0.4), 0.95),
             )
         shown = found.profiles[policy]
         close(shown.values, profile(array, THRESHOLDS))
-        close([shown.low, shown.high], percentile_interval(profile(sample, THRESHOLDS), 0.95))
-    values = resampled_improvement(scores["a"], scores["b"], indices["a"], indices["b"])
+        close([shown.low, shown.high], percentiles(profile(sample, THRESHOLDS), 0.95))
+    values = probability_of_improvement(*(resampled(scores[p], indices[p]) for p in ("a", "b")))
     interval = found.improvement["a"]["b"].interval
     assert interval is not None
-    close([interval.low, interval.high], percentile_interval(values, 0.95))
+    close([interval.low, interval.high], percentiles(values, 0.95))
 
 
 @pytest.mark.parametrize("held", [1, 100, 1_000_000])
@@ -196,7 +197,7 @@ def test_blocks_bound_the_memory_and_change_no_bit(
 ) -> None:
     scores = suite(a=3, b=7)
     expected = quick(scores)
-    monkeypatch.setattr(resampling, "BATCH_VALUES", held)
+    monkeypatch.setattr(aggregates, "BATCH_VALUES", held)
     assert quick(scores) == expected
 
 
@@ -291,8 +292,8 @@ def test_the_improvement_of_many_pairs_is_that_of_each() -> None:
     }
     assert list(found) == [("a", "b"), ("a", "c"), ("b", "c")]
     for (a, b), values in found.items():
-        expected = resampled_improvement(scores[a], scores[b], indices[a], indices[b])
-        np.testing.assert_array_equal(values, expected)
+        expected = probability_of_improvement(*(resampled(scores[p], indices[p]) for p in (a, b)))
+        close(values, expected)
 
 
 # Few runs, few tasks
@@ -382,7 +383,7 @@ def test_gamma_is_the_score_from_which_the_gap_is_zero() -> None:
     scores = [[0.0, 3.0]]
     assert quick({"a": scores}).estimates["a"]["optimality_gap"].value == 0.5
     assert quick({"a": scores}, gamma=2.0).estimates["a"]["optimality_gap"].value == 1.0
-    assert optimality_gap(np.array(scores), 3.0) == 1.5
+    assert METRICS["optimality_gap"](np.array(scores), 3.0) == 1.5
 
 
 def test_default_thresholds_reach_from_zero_to_one_and_over_most_scores() -> None:
@@ -443,11 +444,11 @@ def test_names_are_escaped_where_they_are_shown() -> None:
         ({"a": [[1.0]]}, {"groups": {"g": []}}, "at least one, got"),
         ({"a": [[1.0]]}, {"thresholds": [1.0, 0.0]}, "finite, rising scores, got"),
         ({"a": [[1.0]]}, {"thresholds": []}, "finite, rising scores, got"),
-        ({"a": [[1.0]]}, {"drawn_runs": "all"}, 'drawn_runs to be "n" or "n-1", got \'all\''),
+        ({"a": [[1.0]]}, {"drawn_runs": "all"}, "drawn_runs to be 'n' or 'n-1', got 'all'"),
         ({"a": [[1.0]]}, {"gamma": np.nan}, "expected a finite gamma, got nan"),
-        ({"a": [[1.0]]}, {"confidence": 95}, "confidence between 0 and 1"),
-        ({"a": [[1.0]]}, {"resamples": 0}, "positive number of resamples"),
-        ({"a": [[1.0]]}, {"seed": -1}, "a seed that is an int and not negative"),
+        ({"a": [[1.0]]}, {"confidence": 95}, "confidence to be between 0 and 1"),
+        ({"a": [[1.0]]}, {"resamples": 0}, "resamples to be a positive int"),
+        ({"a": [[1.0]]}, {"seed": -1}, "seed to be an int and not negative"),
     ],
 )
 def test_arguments_that_cannot_be_honoured_are_refused(

@@ -14,10 +14,10 @@ from gymnasium.envs.registration import EnvSpec
 
 import tdcollect
 from tdcollect.evaluation import Request
-from tdcollect.suites import presets as of_presets
-from tdcollect.suites.presets import human_scores, parse, preset, presets
+from tdcollect.suites import tables
+from tdcollect.suites.tables import human_scores, preset, presets, read_task
 
-FILES = Path(of_presets.__file__).parent / "presets"
+FILES = Path(tables.__file__).parent / "presets"
 LISTS = [name for name in presets() if not preset(name).is_conditions]
 CONDITIONS = [name for name in presets() if preset(name).is_conditions]
 
@@ -53,8 +53,10 @@ def test_the_presets_are_those_that_the_docs_name() -> None:
 @pytest.mark.parametrize("name", presets())
 def test_each_number_has_a_source(name: str) -> None:
     found = preset(name)
+    assert (found.name, found.version > 0) == (name, True)
     assert found.description
     assert found.sources
+    assert all(isinstance(source, str) and source for source in found.sources.values())
     for path in numbers(found.defaults):
         own = path.startswith("score.")  # a score has its source beside it, which is checked
         assert own or path in found.sources or path.split(".")[0] in found.sources, path
@@ -63,7 +65,10 @@ def test_each_number_has_a_source(name: str) -> None:
 
 @pytest.mark.parametrize("name", LISTS)
 def test_each_task_is_an_env_with_a_range(name: str) -> None:
-    for task in preset(name).tasks:
+    tasks = preset(name).tasks
+    assert len({task["name"] for task in tasks}) == len(tasks)
+    for task in tasks:
+        assert not read_task(task, {}).settings.keys() - {"max_episode_steps"}
         assert task["env"].endswith(spec_of(task["env"]).id)
         if task["score"] == "human-normalized":
             low, high = human_scores(task["env"])
@@ -175,35 +180,3 @@ def test_games_without_human_scores_are_named() -> None:
     message = r"no human scores of 'Pacman' \(env 'ALE/Pacman-v5'\); did you mean MsPacman"
     with pytest.raises(ValueError, match=message):
         human_scores("ALE/Pacman-v5")
-
-
-HEAD = 'name = "p"\nversion = 1\ndescription = "d"\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("name =", "expected the preset p to be TOML"),
-        (HEAD, "to have tasks or defaults"),
-        (HEAD.replace('"p"', '"q"'), "to have its name to be 'p', got 'q'"),
-        (HEAD.replace("1", "0"), "to have a version from 1, got 0"),
-        (HEAD.replace("1", "true"), "to have a version from 1, got True"),
-        (HEAD + "other = 1", r"to have no \['other'\], which no preset has"),
-        (HEAD + "[defaults]\nenvs = 1", r"its defaults to have no \['envs'\], which no task has"),
-        (HEAD + "[[tasks]]\nname = 'a'", "task 'a' to have a name and an env"),
-        (HEAD + "[[tasks]]\nname = 'a'\nenv = 'e'\nscore = 3", "a score with low and high, got 3"),
-        (
-            HEAD + "[[tasks]]\nname = 'a'\nenv = 'e'\nscore = { low = 2, high = 1, source = 's' }",
-            "to have low below high",
-        ),
-        (
-            HEAD + "[[tasks]]\nname = 'a'\nenv = 'e'\nscore = { low = 0, high = 1 }",
-            "to have a source of its score",
-        ),
-        (HEAD + "[[tasks]]\nname = 'a'\nenv = 'e'\n" * 2, r"different names, got \['a'\] twice"),
-        (HEAD + "[defaults]\ngroup = 'g'\n[sources]\na = 1", "the source of a to be a text"),
-    ],
-)
-def test_files_of_another_form_are_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse(text, "p")

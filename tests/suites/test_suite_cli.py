@@ -141,7 +141,7 @@ def test_an_interrupted_suite_says_how_it_goes_on(
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tdcollect.suites.run._Running.add", interrupt)
+    monkeypatch.setattr("tdcollect.evaluation.evaluate.Recording.add", interrupt)
     status, _, err = typed("suite run suite.toml --output-dir out --quiet")
     assert status == 130
     assert err == "tdcollect: interrupted; the same command resumes the evaluation\n"

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tdcollect.suites.aggregates import aggregate
-from tdcollect.suites.exports import (
-    write_leaderboard_csv,
-    write_leaderboard_markdown,
-    write_scores_npz,
-)
+from tdcollect.suites import Policy, Score, SuiteResults, Task, aggregate, export
+
+from .made import results
 
 SCORES = {
     "ppo": np.array([[0.5, 1.0], [0.7, 0.9], [0.6, 0.8]]),
@@ -31,60 +27,58 @@ def found(**options: Any) -> Any:
     return aggregate(SCORES, tasks=TASKS, resamples=50, **options)
 
 
+def run(*names: str, tasks: Sequence[str] = ("walk", "swim"), **options: Any) -> SuiteResults:
+    """The results of policies of two runs each, or of ``random``."""
+    made = [Policy(name, "a:b", runs=("0", "1")) for name in names]
+    return results([Task(name, "e", score=Score(0.0, 100.0)) for name in tasks], made, **options)
+
+
 # scores.npz
 
 
 def test_the_arrays_are_the_mapping_that_rliable_takes(tmp_path: Path) -> None:
     library = pytest.importorskip("rliable.library")
     metrics = pytest.importorskip("rliable.metrics")
-    scores = dict(np.load(write_scores_npz(tmp_path / "scores.npz", SCORES, tasks=TASKS)))
-    assert list(scores) == list(SCORES)
+    of = run("ppo", "random")
+    scores = dict(np.load(export(of, "npz", tmp_path / "scores.npz")))
+    assert list(scores) == ["ppo", "random"]
     for policy, array in scores.items():
         assert array.dtype == np.float64
-        np.testing.assert_array_equal(array, SCORES[policy])
+        np.testing.assert_array_equal(array, of.scores()[policy])
     points, intervals = library.get_interval_estimates(
         scores, lambda sample: np.array([metrics.aggregate_iqm(sample)]), reps=10
     )
-    assert points.keys() == intervals.keys() == SCORES.keys()
-    assert points["ppo"][0] == pytest.approx(found().estimates["ppo"]["iqm"].value, abs=1e-12)
+    assert points.keys() == intervals.keys() == scores.keys()
+    assert of.aggregates is not None
+    expected = of.aggregates.estimates["ppo"]["iqm"].value
+    assert points["ppo"][0] == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_names_lie_beside_the_scores(tmp_path: Path) -> None:
-    write_scores_npz(tmp_path / "scores.npz", SCORES | {"a/b": [[1, 2]]}, tasks=TASKS)
-    names = json.loads((tmp_path / "scores.json").read_text())
-    assert names == {
-        "tasks": TASKS,
-        "policies": {"ppo": "ppo", "random": "random", "a%2Fb": "a/b"},
-    }
-
-
-ODD = ["file", "allow_pickle", "a", "a.npy", "A", "..", ".", "a/b", "a%2Fb", "../x", "\ud800", "\n"]
-
-
-@settings(max_examples=50, deadline=None)
-@given(names=st.lists(st.text(min_size=1) | st.sampled_from(ODD), min_size=1, unique=True))
-def test_any_names_of_policies_come_back(names: list[str], tmp_path_factory: Any) -> None:
-    path = tmp_path_factory.mktemp("scores") / "scores.npz"
-    arrays = np.load(write_scores_npz(path, {name: [[n]] for n, name in enumerate(names)}))
-    keys = json.loads(path.with_suffix(".json").read_text())["policies"]
-    assert [keys[key] for key in arrays.files] == names
-    assert [arrays[key].item() for key in arrays.files] == list(range(len(names)))
-    for key in arrays.files:
-        assert unquote(key, errors="surrogatepass") == keys[key]
-        assert not set(key) & set('/\\:*?"<>|\n')
-        assert not key.startswith(".")
+    names = ["ppo", "a.npy", "file", "allow_pickle", "b."]  # some that numpy would take for its own
+    of = run(*names)
+    arrays = np.load(export(of, "npz", tmp_path / "scores.npz"))
+    read = json.loads((tmp_path / "scores.json").read_text())
+    assert read["tasks"] == ["walk", "swim"]
+    assert [read["policies"][key] for key in arrays.files] == names
+    assert [*read["policies"]] == ["ppo", "a%2Enpy", "file", "allow_pickle", "b%2E"]
+    for key, name in read["policies"].items():
+        np.testing.assert_array_equal(arrays[key], of.scores()[name])
 
 
 def test_the_same_scores_give_the_same_bytes(tmp_path: Path) -> None:
-    first, second = (write_scores_npz(tmp_path / d / "scores.npz", SCORES) for d in ("a", "b"))
+    first, second = (export(run("a"), "npz", tmp_path / f"{d}.npz") for d in ("a", "b"))
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_scores_that_cannot_be_held_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="finite score of each run on each task"):
-        write_scores_npz(tmp_path / "scores.npz", {"a": [[np.nan]]})
-    with pytest.raises(ValueError, match=r"expected a path that ends in .npz, got '.*scores'"):
-        write_scores_npz(tmp_path / "scores", SCORES)
+def test_results_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    for of, path in [(run("a"), "scores"), (found(), "scores.npz")]:
+        with pytest.raises(ValueError, match=r"a path that ends in \.npz for format='npz', got"):
+            export(of, "npz", tmp_path / path)
+    with pytest.raises(ValueError, match="with a policy that has all its scores, got none"):
+        export(run("a", missing=[0]), "csv", tmp_path / "leaderboard.csv")
+    with pytest.raises(ValueError, match="format to be 'npz', 'csv' or 'markdown', got 'json'"):
+        export(run("a"), "json", tmp_path / "file")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,7 +87,7 @@ def test_scores_that_cannot_be_held_are_refused(tmp_path: Path) -> None:
 
 def test_the_csv_has_every_digit_and_nothing_where_there_is_no_interval(tmp_path: Path) -> None:
     aggregates = found(metrics=["mean", "optimality_gap"])
-    path = write_leaderboard_csv(tmp_path / "leaderboard.csv", aggregates)
+    path = export(aggregates, "csv", tmp_path / "leaderboard.csv")
     with path.open(newline="") as file:
         best, last = csv.DictReader(file)
     assert (best["rank"], best["policy"], best["runs"]) == ("1", "ppo", "3")
@@ -108,9 +102,9 @@ def test_the_csv_has_every_digit_and_nothing_where_there_is_no_interval(tmp_path
 
 def test_the_markdown_has_the_tables_and_the_notes(tmp_path: Path) -> None:
     aggregates = found(groups={"one_group": ["pendulum"]})
-    path = write_leaderboard_markdown(tmp_path / "l.md", aggregates, title="my <suite>")
-    text = path.read_text()
-    assert text.startswith("# my \\<suite\\>\n\n| policy | rank | runs | interquartile mean |")
+    of = replace(run("a"), name="my <suite>", aggregates=aggregates)
+    text = export(of, "markdown", tmp_path / "l.md").read_text()
+    assert text.startswith("# my \\<suite\\> 1\n\n| policy | rank | runs | interquartile mean |")
     assert f"| ppo | 1 | 3 | {aggregates.estimates['ppo']['iqm']} |" in text
     assert f"| random |  | {aggregates.improvement['ppo']['random']} |" not in text
     assert f"| ppo |  | {aggregates.improvement['ppo']['random']} |" in text
@@ -121,11 +115,10 @@ def test_the_markdown_has_the_tables_and_the_notes(tmp_path: Path) -> None:
     assert all(line.replace("\\|", "").count("|") > 2 for line in rows)
 
 
-@pytest.mark.parametrize("write", [write_leaderboard_csv, write_leaderboard_markdown])
-def test_control_characters_of_names_are_written_out(tmp_path: Path, write: Any) -> None:
+@pytest.mark.parametrize("format", ["csv", "markdown"])
+def test_control_characters_of_names_are_written_out(tmp_path: Path, format: Any) -> None:
     aggregates = aggregate({"a\nb\x1b\ud800": [[1.0]]}, tasks=["t\n"])
-    options = {"title": "x"} if write is write_leaderboard_markdown else {}
-    path = write(tmp_path / "file", aggregates, **options)
-    assert write(tmp_path / "other", aggregates, **options).read_bytes() == path.read_bytes()
+    path = export(aggregates, format, tmp_path / "file")
+    assert export(aggregates, format, tmp_path / "other").read_bytes() == path.read_bytes()
     assert "\x1b" not in path.read_text()
     assert "a\\nb" in path.read_text().replace("\\\\", "\\")

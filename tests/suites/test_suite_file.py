@@ -129,7 +129,7 @@ REFUSED = [
     ("report", [1], "expected .report. to be a table"),
     ("suite.name", 5, "expected a text as name of .suite., got 5"),
     ("suite.description", 5, "expected a text as description of .suite."),
-    ("suite.presets", "minigrid", "expected presets to be a list, of .suite., such as"),
+    ("suite.presets", "minigrid", "expected presets to be a list, of .suite., as"),
     ("suite.presets", [["minigrid"]], "a text as an entry of presets"),
     ("suite.episodes", 0, "episodes in .suite. to be an int of at least 1, got 0"),
     ("suite.seed", -1, "seed in .suite. to be an int of at least 0"),
@@ -177,9 +177,9 @@ REFUSED = [
     ("report.metrics", ["best"], "expected metrics in .report. of iqm, mean, median"),
     ("report.metrics", [["iqm"]], "expected metrics in .report. of iqm, mean, median"),
     ("report.metrics", ["iqm", "iqm"], "expected metrics in .report. of iqm, mean, median"),
-    ("report.groups", 1, "groups in .report. to be True or False, got 1"),
+    ("report.groups", 1, "groups in .report. to be a bool, got 1"),
     ("report.metrics", "iqm", "expected metrics in .report. of iqm, mean, median"),
-    ("report.confidence", 95, "between 0 and 1, got 95"),
+    ("report.confidence", 95, "confidence in .report. to be between 0 and 1, got 95"),
     ("report.drawn_runs", "n-2", "to be 'n' or 'n-1', got 'n-2'"),
 ]
 

@@ -8,16 +8,16 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tdcollect.pages.palette import heat
+from tdcollect.pages.build import heat
+from tdcollect.pages.suite import suite_page
 from tdcollect.suites.aggregates import aggregate
-from tdcollect.suites.definition import Policy, Score, Task
-from tdcollect.suites.page import suite_page
+from tdcollect.suites.tables import Policy, Score, Task
 
 from .made import results
 
 TASKS = [Task(f"task{n}", "Env-v0", score=Score(0.0, 100.0, "a paper")) for n in range(3)]
 TASKS += [Task("free", "Free-v0")]
-POLICIES = [Policy("random", "random"), Policy("ppo", "ppo", runs=("0", "1", "2"))]
+POLICIES = [Policy("random", "random"), Policy("ppo", "m:ppo", runs=("0", "1", "2"))]
 
 
 class Page(HTMLParser):
@@ -57,7 +57,7 @@ class Page(HTMLParser):
 
 def test_the_leaderboard_is_that_of_the_aggregates() -> None:
     found = results(TASKS, POLICIES)
-    page = Page(suite_page(found))
+    page = Page(suite_page(found).html())
     estimate = found.aggregates.estimates["ppo"]["iqm"]
     low, high = estimate.interval.low, estimate.interval.high
     head, first, second = page.tables[0]
@@ -69,7 +69,7 @@ def test_the_leaderboard_is_that_of_the_aggregates() -> None:
 
 def test_each_finished_cell_leads_to_its_report() -> None:
     found = results(TASKS, POLICIES, missing=[2], failed={3: "no <checkpoint>"})
-    page = Page(suite_page(found))
+    page = Page(suite_page(found).html())
     finished = [cell for cell in found.cells if cell.status == "finished"]
     leads = [f"./{cell.path}/report.html" for cell in finished]
     assert page.links == [*leads, *leads]  # of the heat map, and of the table of evaluations
@@ -85,7 +85,9 @@ def test_each_finished_cell_leads_to_its_report() -> None:
 
 
 def test_failed_and_missing_evaluations_are_listed_with_the_reason() -> None:
-    page = Page(suite_page(results(TASKS, POLICIES, missing=[2], failed={3: "no <checkpoint>"})))
+    page = Page(
+        suite_page(results(TASKS, POLICIES, missing=[2], failed={3: "no <checkpoint>"})).html()
+    )
     assert page.tables[-2][1:] == [
         ["task0/ppo/1", "missing", "0", "-"],
         ["task0/ppo/2", "failed", "0", "no <checkpoint>"],
@@ -93,14 +95,14 @@ def test_failed_and_missing_evaluations_are_listed_with_the_reason() -> None:
 
 
 def test_scores_have_their_sources() -> None:
-    page = Page(suite_page(results(TASKS, POLICIES)))
+    page = Page(suite_page(results(TASKS, POLICIES)).html())
     assert page.tables[-1][1] == ["task0", "Env-v0", "-", "0", "100", "-", "a paper"]
     assert page.tables[-1][4] == ["free", "Free-v0", "-", "-", "-", "-", "-"]
 
 
 def test_figures_say_what_they_show() -> None:
     found = results(TASKS, POLICIES)
-    page = Page(suite_page(found))
+    page = Page(suite_page(found).html())
     assert len(page.shown) == 6
     iqm = found.aggregates.estimates["random"]["iqm"].value
     assert f"random: {iqm:.2f}." in page.shown[0]
@@ -109,7 +111,7 @@ def test_figures_say_what_they_show() -> None:
 
 
 def test_metrics_stand_in_one_row_with_the_policies_in_one_order() -> None:
-    page = suite_page(results(TASKS, POLICIES)).decode()
+    page = suite_page(results(TASKS, POLICIES)).html().decode()
     row = page.partition('<div class="figures row">')[2].partition("</section>")[0]
     assert row.count("<figure>") == 4
     assert re.findall(">(random|ppo|[01][.]0)</text>", row) == ["0.0", "1.0", "ppo", "random"] * 4
@@ -122,16 +124,16 @@ def test_profiles_that_are_equal_are_named() -> None:
     scores = {name: [[0.1, 0.5]] for name in ("random", "ppo", "last")} | {"other": [[0.2, 0.5]]}
     equal = replace(found, aggregates=aggregate(scores, resamples=9))
     said = "The lines of last, ppo and random are equal: their dashes alternate."
-    assert said in Page(suite_page(equal)).words
-    assert "are equal" not in Page(suite_page(found)).words
+    assert said in Page(suite_page(equal).html()).words
+    assert "are equal" not in Page(suite_page(found).html()).words
 
 
 @pytest.mark.parametrize("policies", [POLICIES[:1], POLICIES], ids=["one policy", "two"])
 @pytest.mark.parametrize("tasks", [TASKS[:1], TASKS[3:]], ids=["one task", "no score"])
 def test_any_suite_has_a_page(tasks: list[Task], policies: list[Policy]) -> None:
     found = results(tasks, policies)
-    assert suite_page(found) == suite_page(found)
-    Page(suite_page(results(tasks, policies, missing=[0])))
+    assert suite_page(found).html() == suite_page(found).html()
+    Page(suite_page(results(tasks, policies, missing=[0])).html())
 
 
 def test_the_colour_of_a_score() -> None:

@@ -20,13 +20,14 @@ import torch
 import tdcollect
 from tdcollect import LocalWorkers
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.episodes.isolation import NotReproducibleError
-from tdcollect.evaluation.runner import Recording
+from tdcollect.evaluation.evaluate import Recording
+from tdcollect.pages.build import Page
+from tdcollect.pages.view import view
+from tdcollect.randomness import NotReproducibleError
 from tdcollect.suites import Suite
 from tdcollect.suites import run as module
 from tdcollect.suites.folder import claim_folder, described_cells
-from tdcollect.suites.reading import state_of
-from tdcollect.view import view
+from tdcollect.suites.results import state_of
 
 from ..evaluation.crews import seven, some
 from ..evaluation.envs import Walk
@@ -229,13 +230,12 @@ runs = [0, 1]
 def cells_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the cells that begin from now on."""
     begun: list[str] = []
-    begin = module._Running.begin
 
-    def noting(self: Any, cell: Any, manifest: Any) -> Any:
-        begun.append(cell.name)
-        return begin(self, cell, manifest)
+    def noting(*given: Any, output_dir: Path, **how: Any) -> Recording:
+        begun.append("/".join(output_dir.parts[-3:]))
+        return Recording(*given, output_dir=output_dir, **how)
 
-    monkeypatch.setattr(module._Running, "begin", noting)
+    monkeypatch.setattr(module, "Recording", noting)
     return begun
 
 
@@ -398,12 +398,15 @@ def test_missing_files_are_named_before_anything_runs(folder: Path) -> None:
 
 def test_settings_that_cannot_be_honoured_are_refused_before_anything_runs(folder: Path) -> None:
     for defaults, match in [
-        ({"num_envs": 0}, "task walk with policy random: expected num_envs to be a positive int"),
+        (
+            {"num_envs": 0},
+            "task walk with policy random: expected num_envs to be a positive int or None",
+        ),
         ({"device": "gpu"}, "expected device to be one of torch, such as 'cpu' or 'cuda:0'"),
         ({"device": 0.5}, "expected device to be one of torch"),
         ({"fresh_envs": "no"}, "expected fresh_envs to be a bool or None"),
         ({"exploration": "sometimes"}, "exploration to be one of"),
-        ({"backend": "cloud"}, "a backend of"),
+        ({"backend": "cloud"}, "expected backend to be"),
     ]:
         with pytest.raises((TypeError, ValueError), match=match):
             quiet(small(folder, defaults=defaults), folder / "out")
@@ -704,7 +707,8 @@ def test_a_suite_replaced_in_python_runs_as_it_is(folder: Path) -> None:
 @pytest.fixture
 def viewed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], Any]:
     """View a folder, with short pages of evaluations: their figures take most of the time."""
-    monkeypatch.setattr("tdcollect.view.report_page", lambda *given: (b"a page", []))
+    short = Page("short", "", "", [])
+    monkeypatch.setattr("tdcollect.pages.view.report_page", lambda *given: short)
 
     def view_one(folder: Path, out: Path) -> Any:
         (one,) = view(folder, out)[1]
@@ -722,7 +726,7 @@ def test_a_suite_is_viewed_without_its_file(whole: Path, tmp_path: Path, viewed:
     assert page == there.replace('<dl class="cards">', f'{back}\n<dl class="cards">', 1)
     for cell in one.suite.cells:
         folder = tmp_path / "out" / "pages" / "whole"
-        assert (folder / cell.path / "report.html").read_bytes() == b"a page"
+        assert (folder / cell.path / "report.html").read_bytes() == Page("short", "", "", []).html()
         assert f'href="./{cell.path}/report.html"' in page
     assert 'href="./pages/whole/report.html">whole<' in (tmp_path / "out/index.html").read_text()
 

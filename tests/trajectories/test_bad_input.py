@@ -73,7 +73,7 @@ def test_dtypes() -> None:
 
 
 def test_layout() -> None:
-    with pytest.raises(ValueError, match="padded, jagged, flat, list, got 'nested'"):
+    with pytest.raises(ValueError, match="'padded', 'jagged', 'flat' or 'list', got 'nested'"):
         split_trajectories(make(DONE), layout="nested")  # type: ignore[call-overload]
 
 

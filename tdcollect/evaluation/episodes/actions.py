@@ -25,25 +25,22 @@ from torchrl.data import (
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from tdcollect import keys
+from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.policies import draws_from_spec, is_masked
-from tdcollect.collect.step_dict import Key, StepDict, flat
-from tdcollect.collect.tensordict_env import SteppedEnv
+from tdcollect.collect.policy import draws_from_spec, is_masked
+from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.envs.serial import SerialBackend
-from tdcollect.envs.transforms import base_of
+from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.policy import DrawByRow, Streams
 from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
-from tdcollect.evaluation.episodes.streams import DrawByRow, Streams
+from tdcollect.keys import Key
 
 
 class LegalActions:
     """Random actions that the masks of an env's action specs allow, slot by slot.
 
     A transform or the env itself keeps the masks, in the specs that its ``rand_action`` draws from.
-
-    Args:
-        env: the slots.
-        spec: of the actions, as it was before the slots were reset.
     """
 
     def __init__(self, env: SteppedEnv, spec: Composite):
@@ -93,10 +90,6 @@ class ActionCheck:
 
     Floats are refused unless the spec has them, or they are exact one-hot rows. Bounds of
     continuous actions are not checked: TorchRL and gymnasium let envs clip them.
-
-    Args:
-        env: the env with its transforms.
-        dims: the number of batch dimensions of blocks.
     """
 
     def __init__(self, env: EnvBase, dims: int):
@@ -105,11 +98,7 @@ class ActionCheck:
         self._dims = dims
 
     def check_first_call(self, rows: StepDict) -> None:
-        """Check the outputs ``[B, ...]`` of a policy's first call.
-
-        Raises:
-            ValueError: with the entry, and the expected and actual values.
-        """
+        """Check the outputs ``[B, ...]`` of a policy's first call."""
         for key, spec in self._specs.items():
             values = rows.get(key)
             if values is None:
@@ -121,11 +110,7 @@ class ActionCheck:
             _check_values(key, spec, values)
 
     def check_block(self, block: Block) -> None:
-        """Check all actions of the episodes in a block.
-
-        Raises:
-            ValueError: as :meth:`check_first_call` does.
-        """
+        """Check all actions of the episodes in a block."""
         for key, spec in self._specs.items():
             entry = block.entries.get(key)
             if entry is not None and isinstance(spec, _LISTED):
@@ -203,9 +188,6 @@ def with_masks(env: EnvBase, policy: Any) -> EnvBase:
     """Return the env, under a transform that adds masks if a module of the policy reads them.
 
     Such a module has an attribute ``mask_size``.
-
-    Raises:
-        ValueError: for an env without masks, or one whose masks cannot be read.
     """
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     sizes = [size for module in modules if (size := getattr(module, "mask_size", None))]
@@ -239,11 +221,7 @@ def check_masks(env: EnvBase) -> None:
 
 
 def read_mask(env: Any, slot: int, size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return the mask of valid actions of one gymnasium env, bool ``[size]``.
-
-    Raises:
-        ValueError: for a mask of another size.
-    """
+    """Return the mask of valid actions of one gymnasium env, bool ``[size]``."""
     mask = np.asarray(env.get_wrapper_attr(ACTION_MASKS)())
     if mask.size != size:
         raise ValueError(
@@ -257,9 +235,6 @@ class ActionMasks(Transform):
     """Adds the masks of the envs in this process, bool ``[N, size]``, True for valid actions.
 
     They are read after each reset and step of a slot; all are True once its episode has ended.
-
-    Args:
-        size: the number of choices, of all parts of the action together.
     """
 
     def __init__(self, size: int):

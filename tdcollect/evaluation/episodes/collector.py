@@ -1,52 +1,42 @@
-"""The collector of test episodes, which are the same to the bit however they are run."""
+"""EvaluationCollector: test episodes, the same to the bit however they are run."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import nn
 from torchrl.envs import EnvBase, Transform, TransformedEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.collect.arguments import explain_unfit_observations
-from tdcollect.collect.construction import needs_state
-from tdcollect.collect.env_parts import exact_reward_of
-from tdcollect.collect.episodes import Start
-from tdcollect.collect.path import placement, stepped_env
-from tdcollect.collect.policies import RandomActions
-from tdcollect.collect.ready.episodes import episode_loop
-from tdcollect.collect.step_dict import Key, StepDict
-from tdcollect.collect.tensordict_env import SteppedEnv
+from tdcollect.collect.arrays import SteppedEnv
+from tdcollect.collect.collector import needs_state
+from tdcollect.collect.episodes import Episodes, Start
+from tdcollect.collect.lowering import exact_reward_of
+from tdcollect.collect.plan import by_episodes, plan_for
+from tdcollect.collect.policy import RandomActions
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.collect.store import placement
 from tdcollect.display import one_line
-from tdcollect.envs.transforms import base_of, transforms_of
+from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, with_masks
-from tdcollect.evaluation.episodes.data import Assembly, Finished
-from tdcollect.evaluation.episodes.feed import AllAtOnce, Feed
-from tdcollect.evaluation.episodes.inference import (
+from tdcollect.evaluation.episodes.data import Assembly, Finished, Returns
+from tdcollect.evaluation.episodes.opening import Opened, Verdict, open_env, probe_env, probe_slots
+from tdcollect.evaluation.episodes.policy import (
     Inference,
     as_policy,
     at_batch_size,
     device_of,
 )
-from tdcollect.evaluation.episodes.isolation import (
-    GlobalRandomness,
-    NotReproducibleError,
-    check_alone,
-    in_eval_mode,
-    isolated,
-    mode_of,
-    with_threads,
-)
-from tdcollect.evaluation.episodes.opening import Opened, open_env
-from tdcollect.evaluation.episodes.probe import Verdict, probe_env, probe_slots
 from tdcollect.evaluation.episodes.requested_env import RequestedEnv
-from tdcollect.evaluation.episodes.returns import Returns
 from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
 from tdcollect.evaluation.ledger.records import Episode
 from tdcollect.evaluation.settings import (
@@ -55,10 +45,55 @@ from tdcollect.evaluation.settings import (
     check_names,
     takes_settings,
 )
+from tdcollect.keys import Key
+from tdcollect.randomness import (
+    GlobalRandomness,
+    NotReproducibleError,
+    check_alone,
+)
 from tdcollect.threads import evaluating
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class Feed(Protocol):
+    """Gives the indices of the episodes to run, and is told of each step."""
+
+    seconds: float
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def __next__(self) -> int:
+        """Return the next index, if there is one; asked at each step while slots are free."""
+
+    def goes_on(self) -> bool:
+        """Wait for further indices once all episodes have ended; False if none will come."""
+
+    def stepped(self) -> None:
+        """A step of the running episodes has begun."""
+
+
+class AllAtOnce:
+    """Episodes that are known from the start."""
+
+    seconds = 1.0
+
+    def __init__(self, indices: Sequence[int]):
+        self._indices = iter(indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        return next(self._indices)
+
+    def goes_on(self) -> bool:
+        return False
+
+    def stepped(self) -> None:
+        pass
+
 
 # Steps between two checks: this often, finished episodes are yielded and reach the journal.
 _STEPS = 128
@@ -201,7 +236,7 @@ class EvaluationCollector:
         self.has_streams = opened.slots is not None
 
     def _check_fresh_envs(self) -> None:
-        if self.settings.fresh_envs and not self.base.rebuilds_singly:
+        if self.settings.fresh_envs and not self.base.can.rebuild:
             what, advice = (
                 f"the env {self.base.name} that is given",
                 "pass a function that makes it",
@@ -375,7 +410,10 @@ class EvaluationCollector:
         if self._fresh_envs is None:
             self._fresh_envs = self._probe()
         fresh_envs = self._fresh_envs
-        env = self._opened.slots or stepped_env(self.env, exact_reward_of(self.env))
+        env: SteppedEnv | None = self._opened.slots
+        if env is None:
+            exact = exact_reward_of(self.env)
+            env = by_episodes(plan_for(self.env, exact), self.env, exact)
         slots = env.batch_size.numel()
         inference = Inference(
             self._policy,
@@ -425,19 +463,18 @@ class EvaluationCollector:
             failures.append(assembly.failed(start.index))
             return None
 
-        loop = episode_loop(
+        loop = Episodes(
             env,
             act,
             lambda rows: remembered or [],
             map(self._start, feed),
-            place=placement(self.device, env.transformed.device, torch.device("cpu"), env.home),
+            placement(env, self.device, torch.device("cpu")),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
             seconds=feed.seconds,
-            arrived=feed.arrived,
             max_episode_steps=self.settings.max_episode_steps,
             rebuild=fresh_envs,
-            started=start,
-            replace=None if max_restarts is None else failed,
+            on_start=start,
+            on_error=None if max_restarts is None else failed,
         )
         while True:
             for block in loop:
@@ -506,3 +543,70 @@ class EvaluationCollector:
         state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
         episodes = f"{len(self.episode_indices)} episodes of {self.base.name}"
         return one_line(self, episodes, *state, f"{self.slots} slots")
+
+
+@contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """Run torch's operations on the CPU with ``count`` threads: sums round by how they are split.
+
+    This sets the threads of torch and MKL in this process, not those of NumPy.
+    """
+    before = torch.get_num_threads()
+    try:
+        if before != count:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def in_eval_mode(module: Any) -> Iterator[None]:
+    """Run with all parts of a module in eval mode; each returns to its own mode afterwards."""
+    modules = module.modules() if isinstance(module, nn.Module) else ()
+    before = [(part, part.training) for part in modules]
+    changing = any(training for _, training in before)
+    try:
+        if changing:
+            module.eval()
+        yield
+    finally:
+        if changing:
+            # Modules may do more than set the flag; parents come before their children.
+            for part, training in before:
+                if part.training is not training:
+                    part.train(training)
+            for part, training in before:
+                part.training = training
+
+
+def mode_of(policy: Any) -> str | None:
+    """Return the mode of a policy's modules, ``"eval"``, ``"train"`` or ``"mixed"``, or None."""
+    modes = {m.training for m in policy.modules()} if isinstance(policy, nn.Module) else set()
+    if len(modes) == 2:
+        return "mixed"
+    return {True: "train", False: "eval"}[modes.pop()] if modes else None
+
+
+@contextmanager
+def isolated(
+    transforms: Sequence[Transform], exploration_type: ExplorationType
+) -> Iterator[GlobalRandomness]:
+    """Run with an exploration type and without gradients; set global random states back.
+
+    The transforms are in eval mode, with their running statistics frozen. Yields the states
+    as they were. If another thread may have drawn from them, they are not set back, as that would
+    repeat its random numbers.
+    """
+    before = GlobalRandomness()
+    learning = [t for t in transforms if getattr(t, "frozen", None) is False]
+    with ExitStack() as stack:
+        stack.callback(before.settle)
+        for transform in transforms:
+            stack.enter_context(in_eval_mode(transform))
+        for transform in learning:
+            stack.callback(transform.unfreeze)
+            transform.freeze()
+        with torch.no_grad(), set_exploration_type(exploration_type):
+            yield before

@@ -1,4 +1,4 @@
-"""Finished episodes out of blocks of steps: their records, digests and, if kept, their data."""
+"""Finished episodes out of blocks of steps: their returns, records, digests and data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,59 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
-from tdcollect.collect.step_dict import Key, entry_path, from_next, under_next
 from tdcollect.envs.spaces import nested
-from tdcollect.evaluation.episodes.returns import Returns, combined
 from tdcollect.evaluation.ledger.records import COMPLETED, FAILED, Episode
+from tdcollect.keys import Key, entry_path, from_next, under_next
+
+COMBINED = "mean over the agents of a group, then over groups"
+"""The rule by which several rewards of a step make one return, as the manifest says it."""
+
+
+class Returns:
+    """The reward entries of an env, and how they make a return.
+
+    The only entry ``"reward"`` with one value per step is summed. Elsewhere the return of an entry
+    (of a group of agents, say) is the mean over its values (the agents) of their sums over the
+    episode, and the return of the episode is the mean over entries.
+    """
+
+    def __init__(self, env: EnvBase, chosen: Sequence[str] | None = None):
+        of = {entry_path(key): key for key in env.reward_keys}
+        unknown = [path for path in chosen or () if path not in of]
+        if unknown:
+            raise ValueError(
+                f"expected reward_keys among the env's, {', '.join(sorted(of))}, got "
+                f"{', '.join(unknown)}"
+            )
+        self.entries: list[Key] = [of[path] for path in sorted(of)]
+        self.counted: list[Key] = [of[path] for path in sorted(chosen or of)]
+        shape = env.full_reward_spec_unbatched[self.entries[0]].shape
+        self.is_plain = self.entries == [keys.REWARD] and shape.numel() == 1
+
+    def described(self) -> dict[str, Any] | None:
+        """Return the entry of the manifest; None for a plain return."""
+        if self.is_plain:
+            return None
+        return {"rewards": [entry_path(key) for key in self.counted], "combined": COMBINED}
+
+
+def combined(rewards: Mapping[str, np.ndarray[Any, Any]]) -> tuple[float, dict[str, float]]:
+    """Return an episode's return, and that of each reward entry."""
+    returns = {path: exact_sum(values) / values.shape[1] for path, values in rewards.items()}
+    return exact_sum(np.array([*returns.values()])) / len(returns), returns
+
+
+def exact_sum(rewards: np.ndarray[Any, Any]) -> float:
+    """Return the sum of float64 values, rounded once; infinite or NaN if it has no other."""
+    rewards = rewards.reshape(-1)
+    odd = rewards[~np.isfinite(rewards)]
+    if odd.size:
+        return sum(odd.tolist())
+    try:
+        return math.fsum(rewards.tolist())
+    except OverflowError:  # maybe of a partial sum only
+        return math.fsum((rewards * 2.0**-64).tolist()) * 2.0**64
+
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
 _EXACT = (keys.NEXT, keys.EXACT_REWARD)
@@ -29,12 +78,7 @@ _FLAG_PATHS = [entry_path(key) for key in _FLAGS]
 
 
 class Finished(NamedTuple):
-    """An episode that has ended.
-
-    Attributes:
-        record: its line in the ledger.
-        data: its steps ``[L]``; None if they are not kept or the episode failed.
-    """
+    """An episode that has ended."""
 
     record: Episode
     data: TensorDict | None
@@ -50,18 +94,7 @@ class _Unfinished:
 
 
 class Assembly:
-    """Joins the pieces of episodes.
-
-    Args:
-        env: the env with its transforms.
-        dims: the number of batch dimensions of blocks.
-        returns: from the rewards of an episode to its return.
-        seeds: returns an episode's env seed and policy seed, given its index.
-        keep: keep the episodes' data.
-
-    Attributes:
-        restarts: the number of restarts of each episode, by index.
-    """
+    """Joins the pieces of episodes."""
 
     def __init__(self, env: EnvBase, dims: int, returns: Returns, seeds: Any, keep: bool):
         self._dims = dims

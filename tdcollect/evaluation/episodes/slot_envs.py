@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,14 +15,15 @@ from torchrl.envs import transforms as T
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, resets_with_seed, wrapped_env
-from tdcollect.collect.step_dict import Key, StepDict, flat, from_next
-from tdcollect.collect.tensordict_env import SteppedEnv
+from tdcollect.collect.arrays import SteppedEnv
+from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.display import one_line
-from tdcollect.envs.errors import SlotError
+from tdcollect.envs.slots import Can, SlotError
 from tdcollect.envs.spaces import nested
-from tdcollect.envs.transforms import all_transforms_of, innermost
+from tdcollect.envs.traits import all_transforms_of, innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.global_streams import GlobalStream, Outside
+from tdcollect.keys import Key, from_next
+from tdcollect.randomness import GlobalStream, Outside
 
 _SUCCESS = ("is_success", "success")
 
@@ -47,16 +48,14 @@ class SlotEnvs(SteppedEnv):
         ValueError: for an env whose entries are not tensors of fixed shapes.
     """
 
-    waits = True
     base = None
-    seeds_singly = True
-    resets_singly = True
     marks_truncation = True
 
     def __init__(self, envs: Sequence[EnvBase], make: Callable[[], EnvBase] | None = None):
         self.envs = list(envs)
         self._closed = False
         self._make = make
+        self.can = Can(rebuild=make is not None)
         self.prepare: Callable[[EnvBase], None] | None = None
         env = self.envs[0]
         leaves = {
@@ -85,11 +84,6 @@ class SlotEnvs(SteppedEnv):
         self._streams: list[GlobalStream | None] = [None] * len(self.envs)
         self._latest: list[StepDict] = [StepDict() for _ in self.envs]
         self._following: list[StepDict | None] = [None] * len(self.envs)
-
-    @property
-    def rebuilds_singly(self) -> bool:
-        """True if single slots can be built anew."""
-        return self._make is not None
 
     @property
     def is_closed(self) -> bool:
@@ -269,9 +263,8 @@ class SlotEnvs(SteppedEnv):
         """The entries of one slot, with flags of its own."""
         row = self.entries(tensordict)
         if keys.DONE not in row:
-            flags = {name: list(_of_groups(row, name)) for name in keys.FLAGS}
-            row[keys.DONE] = _all(flags[keys.DONE])
-            row[keys.TERMINATED] = _all(flags[keys.TERMINATED]) & row[keys.DONE]
+            row[keys.DONE] = _all_groups(row, keys.DONE)
+            row[keys.TERMINATED] = _all_groups(row, keys.TERMINATED) & row[keys.DONE]
         if keys.TRUNCATED not in row:
             row[keys.TRUNCATED] = row[keys.DONE] & ~row[keys.TERMINATED]
         return row
@@ -299,12 +292,7 @@ def env_name(env: EnvBase) -> str:
     return f"{type(base).__name__}({', '.join(told)})" if told else type(base).__name__
 
 
-def _of_groups(row: StepDict, name: str) -> Iterator[torch.Tensor]:
-    for key, value in row.items():
-        if not isinstance(key, str) and key[-1] == name:
-            yield value
-
-
-def _all(flags: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The flag ``[1]`` of an episode, from those of its groups."""
-    return torch.stack([flag.all() for flag in flags]).all().reshape(1)
+def _all_groups(row: StepDict, name: str) -> torch.Tensor:
+    """The flag ``[1]`` of an episode, from those of its groups of agents."""
+    flags = [v.all() for key, v in row.items() if not isinstance(key, str) and key[-1] == name]
+    return torch.stack(flags).all().reshape(1)

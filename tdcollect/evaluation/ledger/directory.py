@@ -22,7 +22,6 @@ from typing import Any
 from tensordict import TensorDict
 
 from tdcollect.display import without_process_ids
-from tdcollect.evaluation.episodes.isolation import NotReproducibleError
 from tdcollect.evaluation.ledger.manifest import (
     MIXED,
     differences,
@@ -43,22 +42,28 @@ from tdcollect.evaluation.ledger.reading import (
     is_finished,
     kept_digests,
     kept_trajectories,
+    link_trajectory,
     read_data,
     read_json,
     read_manifest,
     read_records,
     read_shard,
     sha256,
-    trajectory_path,
-)
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.ledger.shards import Shard
-from tdcollect.evaluation.ledger.trajectory_files import (
-    link_trajectory,
     trajectory_digest,
+    trajectory_path,
     write_trajectory,
 )
-from tdcollect.files import check_no_links, is_leftover, locked, naming, remove, write_atomically
+from tdcollect.evaluation.ledger.records import Episode, Shard
+from tdcollect.files import (
+    check_no_links,
+    check_output,
+    is_leftover,
+    locked,
+    naming,
+    remove,
+    write_atomically,
+)
+from tdcollect.randomness import NotReproducibleError
 
 
 class Directory:
@@ -179,9 +184,6 @@ class Directory:
 
         It is rewritten before they run, so that a ledger never has episodes that it does not tell
         of. Values that it has already change nothing.
-
-        Args:
-            manifest: the other manifest, which differs only in entries that may be mixed.
         """
         mixed = mixed_entries(self.manifest, json.loads(_json(manifest)))
         if mixed != mixed_values(self.manifest):
@@ -196,11 +198,7 @@ class Directory:
                 shutil.rmtree(part)
 
     def check_kept(self, episodes: Iterable[Episode]) -> None:
-        """Refuse to keep data if some episodes have ended without.
-
-        Raises:
-            ValueError: naming the first such episode.
-        """
+        """Refuse to keep data if some episodes have ended without."""
         lacking = [
             episode.index
             for episode in episodes
@@ -245,12 +243,7 @@ class Directory:
         write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))
 
     def write_results(self, results: Mapping[str, Any], files: Sequence[Path]) -> None:
-        """Write the statistics and the digests of the other files, which finishes the evaluation.
-
-        Args:
-            results: the statistics.
-            files: the files of the report.
-        """
+        """Write the statistics and digests of the other files, which finishes the evaluation."""
         digests = {
             **self._digests(),
             "files": {str(file.relative_to(self.path)): sha256(file) for file in files},
@@ -317,26 +310,11 @@ class Directory:
 
 
 def check_directory(path: Path) -> dict[str, Any] | None:
-    """Refuse a path that neither is nor can become the directory of an evaluation.
-
-    Returns:
-        The manifest found there, or None.
-
-    Raises:
-        ValueError: for a file, and for a directory that holds something else.
-    """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"expected output_dir to be a directory, got the file {path}")
-    if not path.is_dir():
-        return None
+    """Return the manifest found at a path, or None; refuse one that holds something else."""
     if (path / MANIFEST).exists():
         return read_manifest(path)
-    for entry in path.iterdir():
-        if not is_leftover(entry.name, (MANIFEST,)):  # a process died as it wrote the first file
-            raise ValueError(
-                f"expected output_dir to be empty, or the directory of an evaluation, got {path}, "
-                "which holds other files; choose another"
-            )
+    # A process may have died as it wrote the first file.
+    check_output(path, "an evaluation", lambda name: is_leftover(name, (MANIFEST,)))
     return None
 
 

@@ -23,13 +23,13 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect._upstream.torchrl import wrapped_env
-from tdcollect.collect.step_dict import entry_path
 from tdcollect.display import visible
-from tdcollect.envs.transforms import HOLD_EPISODES, all_transforms_of, innermost
+from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.ledger.records import FORMAT, Episode
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.keys import entry_path
 from tdcollect.seeding import EVALUATION_PROTOCOL
 
 if TYPE_CHECKING:
@@ -57,11 +57,7 @@ _ENV_PACKAGES = (
 
 
 def describe(collector: EvaluationCollector) -> dict[str, Any]:
-    """Return the manifest of an evaluation that has not begun, and runs in this process.
-
-    Raises:
-        NotReproducibleError: if the env does not give the same episode for the same seeds.
-    """
+    """Return the manifest of an evaluation that has not begun, and runs in this process."""
     return {**subject(collector), "git": git_state()}
 
 
@@ -70,9 +66,6 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
 
     It does not depend on the number of slots, the backend, the time or the directory. The env is
     probed for it, unless it has been.
-
-    Raises:
-        NotReproducibleError: if the env does not give the same episode for the same seeds.
     """
     collector.prepare()
     settings = collector.settings
@@ -127,13 +120,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
 
 
 def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> EvaluationSettings:
-    """Return the settings that run one episode of an evaluation again.
-
-    Args:
-        manifest: the manifest of the evaluation.
-        episode: the episode's record.
-        how: the settings that a manifest does not hold: ``env_kwargs``, ``backend``, ``device``.
-    """
+    """Return the settings that run one episode of an evaluation again."""
     return EvaluationSettings(
         [episode.index],
         manifest["seeds"]["root"],
@@ -142,8 +129,7 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
         max_episode_steps=manifest["max_episode_steps"],
         reward_keys=manifest_entry(manifest, "returns.rewards"),
         inference_batch_size=manifest["inference_batch_size"],
-        # Protocol 1 had neither: it ran with the threads and in the modes that it found.
-        inference_threads=manifest.get("inference_threads", torch.get_num_threads()),
+        inference_threads=manifest["inference_threads"],
         eval_mode=manifest["policy"].get("mode") == "eval",
         **how,
     )
@@ -322,7 +308,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _transform(transform: Any) -> str:
-    digest = None if isinstance(transform, HOLD_EPISODES) else weights_digest(transform)
+    digest = None if isinstance(transform, of_kind("holds_episode")) else weights_digest(transform)
     name = type(transform).__name__
     return name if digest is None else f"{name}({digest[:16]})"
 

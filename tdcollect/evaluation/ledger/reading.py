@@ -1,31 +1,195 @@
-"""Reading the files of an evaluation, each checked against the others.
-
-A directory may come from somebody else. Nothing in it is run, and files that contradict each other
-are refused: a record's seeds follow from the manifest, the digests of ledger and manifest are in
-``results.json``, and those of data that were kept are in the ledger.
-"""
+"""The files of an evaluation, read as data and checked against each other."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType
 
+from tdcollect import keys
+from tdcollect._upstream.torchrl import MEMMAP_TYPE, encode_key_for_filesystem
+from tdcollect.check import is_count
 from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.episodes.data import disagreements
 from tdcollect.evaluation.ledger.manifest import MIXED, may_be_mixed
-from tdcollect.evaluation.ledger.records import FORMAT, Episode, is_count, is_digest
-from tdcollect.evaluation.ledger.shards import Shard
-from tdcollect.evaluation.ledger.trajectory_files import read_trajectory, trajectory_digest
+from tdcollect.evaluation.ledger.records import FORMAT, Episode, Shard, is_digest
+from tdcollect.files import naming
 from tdcollect.seeding import env_seed, policy_seed
+
+_META = "meta.json"
+_NOT_ENTRIES = ("shape", "device", MEMMAP_TYPE)  # in meta.json, beside the entries
+_DTYPES = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex64, torch.complex128),
+    )
+}
+_MOST_DIMS = 64  # torch's own limit
+_ROOM = 1 << 13  # bytes of a file's blocks besides its contents
+_MOST_BYTES = 1 << 20  # of a meta.json
+
+
+def write_trajectory(path: Path, data: TensorDict) -> None:
+    """Write the data ``[L]`` of an episode: a folder of plain files of tensors."""
+    lost = [key for key in data.keys(True) if keys.name_of(key) in _NOT_ENTRIES]
+    if lost:
+        raise ValueError(
+            f"expected entries to keep that are called neither {' nor '.join(_NOT_ENTRIES)}, which "
+            f"memory maps of TorchRL lose, got {lost}; rename the policy's, or do not keep the data"
+        )
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sizes = [value.numel() * value.element_size() for value in data.values(True, True)]
+        # A disk that is full ends a process that writes to a map: ask first.
+        if shutil.disk_usage(path.parent).free < sum(sizes) + _ROOM * len(sizes):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data.memmap(path)
+
+
+def link_trajectory(source: Path, path: Path) -> None:
+    """Take over the data of an episode: links to the files that :func:`read_trajectory` reads.
+
+    Files are copied where links cannot be made, as from one file system to another. The files of
+    an episode are never written again, so that links are as safe as copies.
+    """
+    path.mkdir(parents=True)
+    for file in sorted(source.iterdir()):
+        if file.name.startswith("."):  # which is never read
+            continue
+        if stat.S_ISDIR(file.lstat().st_mode):
+            link_trajectory(file, path / file.name)
+            continue
+        try:
+            os.link(file, path / file.name, follow_symlinks=False)
+        except OSError:
+            shutil.copyfile(file, path / file.name, follow_symlinks=False)
+
+
+def read_trajectory(path: Path) -> TensorDict:
+    """Read the data ``[L]`` of an episode that :func:`write_trajectory` wrote.
+
+    Tensors are mapped from their files when they are used; writes to them stay in memory and never
+    reach a file. No code is run, whatever the files hold.
+    """
+    try:
+        data = _read(path)
+        if data.ndim != 1:
+            raise ValueError(f"its shape is {list(data.shape)}, and not [L]")
+        return data.refine_names(keys.TIME)
+    except (OSError, ValueError, TypeError, RuntimeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} does not hold the data of an episode as an evaluation keeps them: {error}; "
+            "remove the directory, and run the episode again with replay()"
+        ) from error
+
+
+def trajectory_digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of all files of an episode's data."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.name.startswith("."):  # which is never read
+            continue
+        if stat.S_ISDIR(file.lstat().st_mode):
+            part = trajectory_digest(file)
+        else:
+            _check_kind(file, stat.S_ISREG, "a file")
+            with file.open("rb") as opened:
+                part = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest.update(os.fsencode(file.name) + f"\0{part}\n".encode())
+    return digest.hexdigest()
+
+
+def _read(folder: Path) -> TensorDict:
+    _check_kind(folder, stat.S_ISDIR, "a folder")
+    meta = _meta(folder / _META)
+    found: dict[str, Any] = {}
+    files = {_META}
+    for key, entry in meta.items():
+        if key in _NOT_ENTRIES:
+            continue
+        name = _file_name(key)
+        if not isinstance(entry, dict):
+            raise ValueError(f"{folder / _META} says {entry!r} of {key!r}")  # noqa: TRY004
+        if "type" in entry:
+            if entry != {"type": "TensorDict"}:
+                raise ValueError(f"{key!r} is of {entry['type']!r}, which is no tensor")
+            found[key] = _read(folder / name)
+        else:
+            name += ".memmap"
+            found[key] = _tensor(folder / name, entry)
+        files.add(name)
+    # Other files are not read, but a file that may belong to the data is not ignored.
+    for file in sorted(folder.iterdir()):
+        if file.name not in files and not file.name.startswith("."):
+            raise ValueError(f"{file.name} is there, which {_META} does not name")
+    return TensorDict(found, _shape(meta.get("shape")), device="cpu")
+
+
+def _meta(file: Path) -> Mapping[str, Any]:
+    size = _check_kind(file, stat.S_ISREG, "a file").st_size
+    if size > _MOST_BYTES:
+        raise ValueError(f"{file.name} has {size} bytes")
+    meta = json.loads(file.read_bytes())
+    if not isinstance(meta, dict) or meta.get(MEMMAP_TYPE) != str(TensorDict):
+        raise ValueError(f"{file} describes no TensorDict")
+    return meta
+
+
+def _tensor(file: Path, entry: Mapping[str, Any]) -> torch.Tensor:
+    dtype, shape = _DTYPES.get(str(entry.get("dtype"))), _shape(entry.get("shape"))
+    if dtype is None or entry.get("is_nested", False) is not False:
+        raise ValueError(f"{file.name} is no plain tensor: {dict(entry)!r}")
+    count = prod(shape)
+    if not count:  # has no file
+        return torch.empty(shape, dtype=dtype)
+    size = _check_kind(file, stat.S_ISREG, "a file").st_size
+    if size != count * dtype.itemsize:
+        raise ValueError(
+            f"{file.name} has {size} bytes, not those of shape {shape} and dtype {entry['dtype']}"
+        )
+    return torch.from_file(str(file), shared=False, size=count, dtype=dtype).view(shape)
+
+
+def _shape(value: Any) -> list[int]:
+    if not isinstance(value, list) or len(value) > _MOST_DIMS:
+        raise ValueError(f"{value!r} is no shape")
+    if not all(type(size) is int and 0 <= size < 2**63 for size in value):
+        raise ValueError(f"{value!r} is no shape")
+    return value
+
+
+def _file_name(key: str) -> str:
+    """Return the name of the entry's file or folder, within its folder."""
+    name: str = encode_key_for_filesystem(key)
+    if Path(name).name != name:
+        raise ValueError(f"{key!r} names no file")
+    return name
+
+
+def _check_kind(path: Path, kind: Any, called: str) -> Any:
+    """Refuse links, which lead elsewhere, and pipes and devices, which have no end."""
+    found = path.lstat()
+    if not kind(found.st_mode):
+        raise ValueError(f"{path.name} is not {called}")
+    return found
+
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
 REFUSED = "refused.json"
@@ -62,26 +226,14 @@ class Problem(NamedTuple):
 
 
 def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Episode]]:
-    """Read the manifest and the records of an evaluation, which may be unfinished.
-
-    Returns:
-        The manifest, with the present names of entries; and the records, by index.
-
-    Raises:
-        FileNotFoundError: if the directory holds no evaluation.
-        ValueError: for the first problem, with its file and line.
-    """
+    """Read the manifest and the records of an evaluation, which may be unfinished."""
     root = Path(path)
     manifest = read_manifest(root)
     return manifest, read_records(root, manifest)
 
 
 def read_records(root: Path, manifest: Mapping[str, Any]) -> list[Episode]:
-    """Read the records of an evaluation, by index.
-
-    Raises:
-        ValueError: for the first problem, with its file and line.
-    """
+    """Read the records of an evaluation, by index."""
 
     def refuse(problem: Problem) -> None:
         raise ValueError(str(problem))
@@ -90,12 +242,7 @@ def read_records(root: Path, manifest: Mapping[str, Any]) -> list[Episode]:
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
-    """Read the manifest of an evaluation.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        ValueError: for another kind of file, an incomplete one, or one of another format.
-    """
+    """Read the manifest of an evaluation."""
     file = root / MANIFEST
     if not file.is_file():
         what = f"has no {MANIFEST}" if root.is_dir() else "is no directory"
@@ -191,11 +338,7 @@ class ShardFile(NamedTuple):
 
 
 def read_shard(root: Path) -> ShardFile | None:
-    """Read which shard of an evaluation a directory holds; None if it is no shard's.
-
-    Raises:
-        ValueError: for a file that holds something else.
-    """
+    """Read which shard of an evaluation a directory holds; None if it is no shard's."""
     file = root / SHARD
     if not file.exists():
         return None
@@ -232,14 +375,7 @@ def kept_trajectories(root: Path) -> frozenset[int]:
 
 
 def kept_digests(root: Path) -> dict[str, str] | None:
-    """Return the digests of the folders with data, by name, as a finished evaluation lists them.
-
-    Returns:
-        None if the evaluation, or its shard, is unfinished.
-
-    Raises:
-        ValueError: for a list that no evaluation has.
-    """
+    """Return the digests of the folders with data, by name, as a finished evaluation lists them."""
     if not (last := _last_file(root)):
         return None
     found = last.get(TRAJECTORIES, {})
@@ -261,22 +397,14 @@ def sha256(file: Path) -> str:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """Read a file that holds one JSON object."""
     advice = "ask for the file as it was, or remove the directory and evaluate again"
     found: dict[str, Any] = read_json(file, dict, advice)
     return found
 
 
 def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]], advice: str) -> Any:
-    """Read a file that holds one JSON value of a kind.
-
-    Raises:
-        ValueError: for anything else, with what to do.
-    """
+    """Read a file that holds one JSON value of a kind."""
     expected = f"expected {file} to hold a JSON {'object' if kind is dict else 'list'}, got"
     if file.exists() and not file.is_file():  # a pipe has no end
         raise ValueError(f"{expected} a thing that is no file; {advice}")
@@ -384,17 +512,7 @@ def _check_digests(
 def read_data(
     root: Path, record: Episode, manifest: Mapping[str, Any], listed: Mapping[str, str] | None
 ) -> TensorDict:
-    """Read the data ``[L]`` that were kept of an episode, and check them against its record.
-
-    Args:
-        root: the directory of the evaluation.
-        record: the episode's line in the ledger.
-        manifest: the manifest of the evaluation.
-        listed: as :func:`kept_digests` returns it; None to check the record alone.
-
-    Raises:
-        ValueError: if the data are not those of the record, or cannot be read.
-    """
+    """Read the data ``[L]`` that were kept of an episode, and check them against its record."""
     path = trajectory_path(root, record.index)
     data = read_trajectory(path)
     try:
@@ -430,30 +548,25 @@ def _seeds(manifest: Mapping[str, Any]) -> Callable[[int], tuple[int, int] | Non
     return seeds
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Mapping)
+Accepts = Callable[[Any], bool]
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _a(kind: Any) -> Accepts:
+    return lambda value: isinstance(value, kind)
 
 
-def _is_positive(value: Any) -> bool:
-    return is_count(value) and value > 0
+def _or_none(accepts: Accepts) -> Accepts:
+    return lambda value: value is None or accepts(value)
 
 
-def _is_list_of_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_count, value))
+def _list_of(accepts: Accepts) -> Accepts:
+    return lambda value: isinstance(value, list) and all(map(accepts, value))
 
 
 def _is_asked(value: Any) -> bool:
     if isinstance(value, list):
-        return _is_list_of_counts(value) and len({*value}) == len(value)
+        return all(map(is_count, value)) and len({*value}) == len(value)
     return is_count(value) and value <= _MOST_EPISODES
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
 
 
 def _is_mixed(value: Any) -> bool:
@@ -463,18 +576,21 @@ def _is_mixed(value: Any) -> bool:
     )
 
 
+_is_object, _is_text, _is_names = _a(Mapping), _a(str), _list_of(_a(str))
+_is_positive = partial(is_count, least=1)
+
 # The check of each entry of a manifest.
-_MANIFEST: dict[str, Callable[[Any], bool]] = {
+_MANIFEST: dict[str, Accepts] = {
     "env": _is_object,
     "env.id": _is_text,
     "episodes": _is_asked,
     "seeds": _is_object,
     "seeds.root": is_count,
-    "seeds.env": lambda value: value is None or _is_list_of_counts(value),
-    "max_episode_steps": lambda value: value is None or is_count(value),
+    "seeds.env": _or_none(_list_of(is_count)),
+    "max_episode_steps": _or_none(is_count),
     "policy": _is_object,
     "policy.class": _is_text,
-    "policy.digest": lambda value: value is None or is_digest(value),
+    "policy.digest": _or_none(is_digest),
     "policy.exploration": lambda value: value in _EXPLORATIONS,
     "policy.mode": lambda value: value in (None, "eval", "train", "mixed"),
     "inference_batch_size": _is_positive,
@@ -482,12 +598,12 @@ _MANIFEST: dict[str, Callable[[Any], bool]] = {
     "device": _is_text,
     "versions": _is_object,
     "platform": _is_object,
-    MIXED: lambda value: value is None or _is_mixed(value),
-    "git": lambda value: value is None or _is_object(value),
+    MIXED: _or_none(_is_mixed),
+    "git": _or_none(_is_object),
     "entries.observation": _is_names,
     "entries.action": _is_names,
-    "entries.reward": lambda value: value is None or _is_names(value),
-    "returns": lambda value: value is None or _is_object(value),
-    "returns.rewards": lambda value: value is None or _is_names(value),
+    "entries.reward": _or_none(_is_names),
+    "returns": _or_none(_is_object),
+    "returns.rewards": _or_none(_is_names),
 }
 _DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

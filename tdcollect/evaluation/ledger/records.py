@@ -1,15 +1,15 @@
-"""The ledger of an evaluation: one record per episode."""
+"""The record of one episode, and the ledger's lines."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
+from tdcollect.check import is_count
 from tdcollect.display import one_line
 
 COMPLETED = "completed"
@@ -130,11 +130,6 @@ KEYS["episode_return"] = "return"  # a keyword of Python's
 """The key of each attribute of an :class:`Episode` in a ledger's lines."""
 
 
-def is_count(value: Any) -> bool:
-    """Tell whether a value is an int that is not negative."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
-
-
 def is_digest(value: Any) -> bool:
     """Tell whether a value is a SHA-256 in hexadecimal."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
@@ -179,3 +174,29 @@ _CHECKS: dict[bool, dict[str, Any]] = {
     False: {**_ALWAYS, **_MEASURED},
     True: {**_ALWAYS, **dict.fromkeys(_MEASURED, _NONE)},
 }
+
+
+class Shard(NamedTuple):
+    """The episodes at every ``shards``-th position of an evaluation, from ``position`` on."""
+
+    position: int
+    shards: int
+
+    @classmethod
+    def of(cls, value: Any) -> Shard:
+        """Return the shard that a pair ``(i, n)`` stands for, checked."""
+        if isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_count, value)):
+            position, shards = map(int, value)
+            if position < shards:
+                return cls(position, shards)
+        raise ValueError(
+            "expected shard to be (i, n) with two ints, i from 0 to n - 1, got "
+            f"{value!r}; pass (0, 4), (1, 4), (2, 4) and (3, 4) for four shards"
+        )
+
+    def select(self, indices: Sequence[int]) -> Sequence[int]:
+        """Return the indices of its episodes, out of those of the evaluation."""
+        return indices[self.position :: self.shards]
+
+    def __str__(self) -> str:
+        return f"shard {self.position}/{self.shards}"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from tdcollect import check
 from tdcollect.display import (
     count_text,
     html_table,
+    listed_text,
     number_columns,
     number_text,
     one_line,
@@ -19,23 +21,126 @@ from tdcollect.display import (
     text_table,
     visible,
 )
-from tdcollect.evaluation.ledger.manifest import manifest_entry
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.comparable import (
-    Evaluation,
-    check_same_episodes,
-    remarks,
+from tdcollect.evaluation.ledger.manifest import (
+    RANDOM,
+    leaf_differences,
+    manifest_entry,
+    mixed_values,
 )
-from tdcollect.evaluation.reports.intervals import (
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.reports.statistics import (
+    Quantity,
     check_settings,
+    describe,
     ends,
     exact_mean,
     flips_are_exact,
     generator,
+    in_order,
+    mean_text,
     sign_flip_p_value,
 )
-from tdcollect.evaluation.reports.statistics import Quantity, describe, in_order, mean_text
-from tdcollect.extras import extra_module
+from tdcollect.versions import extra_module
+
+SAME = ("protocol", "env", "max_episode_steps", "returns")
+REMARKED = (
+    "inference_batch_size",
+    "inference_threads",
+    "device",
+    "platform",
+    "versions",
+)
+TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
+OF_POLICY = ("policy.exploration", "policy.mode")
+
+
+class Evaluation(Protocol):
+    """An evaluation to compare: its manifest and its records."""
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The manifest of the evaluation."""
+
+    @property
+    def episodes(self) -> Sequence[Episode]:
+        """Its records."""
+
+
+def check_same_episodes(
+    first: Evaluation, second: Evaluation, first_name: str, second_name: str
+) -> None:
+    """Refuse evaluations that are not of the same episodes."""
+    reasons = [
+        *(
+            text
+            for text in _manifest_differences(first, second, SAME, first_name, second_name)
+            if not text.startswith(TRANSFORMS)
+        ),
+        *_episode_differences(
+            in_order(first.episodes), in_order(second.episodes), first_name, second_name
+        ),
+    ]
+    if reasons:
+        raise ValueError(
+            f"expected evaluations on the same episodes, but {first_name} and {second_name} "
+            "differ: " + "; ".join(reasons)
+        )
+
+
+def remarks(
+    first: Evaluation, second: Evaluation, first_name: str, second_name: str
+) -> tuple[str, ...]:
+    """Return their other differences that may change a return, one sentence each."""
+    acting = (manifest_entry(e.manifest, "policy.class") != RANDOM for e in (first, second))
+    # Random actions do not depend on the mode, nor on the exploration type.
+    keys = REMARKED + (OF_POLICY if all(acting) else ())
+    found = _manifest_differences(first, second, keys, first_name, second_name)
+    transforms = [
+        f"Not the same in both: {text}. Returns can be compared if these leave rewards alone."
+        for text in _manifest_differences(first, second, [TRANSFORMS], first_name, second_name)
+    ]
+    mixed = [
+        f"Not the same for all episodes of {name}: {path}, {listed_text(values)}."
+        for name, evaluation in ((first_name, first), (second_name, second))
+        for path, values in mixed_values(evaluation.manifest).items()
+    ]
+    return (*(f"Not the same in both: {text}." for text in found), *transforms, *mixed)
+
+
+def _manifest_differences(
+    first: Evaluation, second: Evaluation, keys: Sequence[str], name_a: str, name_b: str
+) -> list[str]:
+    return [
+        f"{path} is {a!r} in {name_a} and {b!r} in {name_b}"
+        for key in keys
+        for path, a, b in leaf_differences(
+            key, manifest_entry(first.manifest, key), manifest_entry(second.manifest, key)
+        )
+    ]
+
+
+def _episode_differences(
+    first: Sequence[Episode], second: Sequence[Episode], name_a: str, name_b: str
+) -> list[str]:
+    reasons = []
+    if len(first) != len(second):
+        reasons.append(f"{name_a} has {len(first)} episodes and {name_b} has {len(second)}")
+    seeds_a = {episode.index: episode.env_seed for episode in first}
+    seeds_b = {episode.index: episode.env_seed for episode in second}
+    common = sorted(seeds_a.keys() & seeds_b.keys())
+    unequal = [index for index in common if seeds_a[index] != seeds_b[index]]
+    if unequal:
+        index = unequal[0]
+        text = (
+            f"env_seed of episode {index} is {seeds_a[index]} in {name_a} and {seeds_b[index]} "
+            f"in {name_b}"
+        )
+        others = len(unequal) - 1
+        reasons.append(text + (f", and {others} more differ" if others else ""))
+    if len(first) == len(second) and len(common) < len(first):
+        missing = min(seeds_a.keys() ^ seeds_b.keys())
+        reasons.append(f"episode {missing} is in only one of {name_a} and {name_b}")
+    return reasons
 
 
 @dataclass(frozen=True)
@@ -319,9 +424,7 @@ def episodes_needed(
 
 
 def _sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
-    for name, chance in [("power", power), ("confidence", confidence)]:
-        if not 0 < chance < 1:
-            raise ValueError(f"expected a {name} between 0 and 1, got {chance}")
+    check.share(power=power, confidence=confidence)
     stats = extra_module("scipy.stats", "the number of episodes needed")
     z_test, z_power = stats.norm.ppf([0.5 + confidence / 2, power]).tolist()
     return (z_test + z_power) ** 2, z_test**2 / 2
@@ -337,7 +440,8 @@ def _difference(
     seed: int,
     place: int,
 ) -> Difference:
-    both = [(a, b) for a, b in zip(baseline, other, strict=True) if a.completed and b.completed]
+    pairs = [*zip(baseline, other, strict=True)]
+    both = [(a, b) for a, b in pairs if a.completed and b.completed]
     returns_a = np.array([a.episode_return for a, _ in both], np.float64)
     returns_b = np.array([b.episode_return for _, b in both], np.float64)
     values = returns_b - returns_a
@@ -351,13 +455,9 @@ def _difference(
         values=tuple(values.tolist()),
         returns=tuple(returns_b.tolist()),
         baseline_returns=tuple(returns_a.tolist()),
-        failed=sum(a.completed > b.completed for a, b in zip(baseline, other, strict=True)),
-        baseline_failed=sum(
-            a.completed < b.completed for a, b in zip(baseline, other, strict=True)
-        ),
-        both_failed=sum(
-            not (a.completed or b.completed) for a, b in zip(baseline, other, strict=True)
-        ),
+        failed=sum(a.completed > b.completed for a, b in pairs),
+        baseline_failed=sum(a.completed < b.completed for a, b in pairs),
+        both_failed=sum(not (a.completed or b.completed) for a, b in pairs),
         mean=exact_mean(returns_b) if usable else None,
         baseline_mean=exact_mean(returns_a) if usable else None,
         difference=describe(values, confidence, resamples, rngs[:2]),

@@ -1,4 +1,4 @@
-"""Ledgers in the formats of other tools."""
+"""Results of evaluations in files for readers and for other tools."""
 
 from __future__ import annotations
 
@@ -6,41 +6,66 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from tdcollect import check
+from tdcollect.evaluation.evaluate import EvaluationResult
 from tdcollect.evaluation.ledger.records import KEYS, Episode
+from tdcollect.evaluation.reports.comparison import Comparison
 from tdcollect.evaluation.reports.statistics import in_order
-from tdcollect.extras import extra_module
 from tdcollect.files import write_atomically
+from tdcollect.pages.evaluation import write_comparison_report, write_report
+from tdcollect.versions import extra_module
 
 Evaluations = Mapping[int, Sequence[Episode]]
 
 
-def write_evaluations_npz(
-    path: str | os.PathLike[str], evaluations: Evaluations, *, drop_failed: bool = False
+def export(
+    results: EvaluationResult | Comparison | Evaluations,
+    format: Literal["html", "npz"],
+    path: str | os.PathLike[str],
+    *,
+    drop_failed: bool = False,
 ) -> Path:
-    """Write ``evaluations.npz``, as Stable-Baselines3's ``EvalCallback`` does.
-
-    With K evaluations of E episodes: ``timesteps [K]`` int64, ``results [K, E]`` float64 (the
-    returns), ``ep_lengths [K, E]`` int64 and, if the env reports it for every episode,
-    ``successes [K, E]`` bool.
+    """Write results for readers or for other tools; the same results give the same bytes.
 
     Args:
-        path: the file, ``evaluations.npz`` in the folder that a plotting script is given.
-        evaluations: the number of training steps before each evaluation, and its records; for
-            one evaluation, ``{0: episodes}``.
-        drop_failed: leave out failed episodes, which the format cannot hold.
+        results: what :func:`tdcollect.evaluate` or :func:`tdcollect.compare` returns. For ``"npz"``
+            also the records of several evaluations, by the number of training steps before each;
+            a result alone is that of step 0.
+        format: ``"html"``: a page that embeds its figures and needs no network, and the figures as
+            SVG under ``figures/``. ``"npz"``: ``evaluations.npz``, as Stable-Baselines3's
+            ``EvalCallback`` writes it. With K evaluations of E episodes: ``timesteps [K]`` int64,
+            ``results [K, E]`` float64 (the returns), ``ep_lengths [K, E]`` int64 and, if the env
+            reports it for every episode, ``successes [K, E]`` bool.
+        path: the directory of the page; for ``"npz"`` the file.
+        drop_failed: leave failed episodes out of an ``"npz"``, which cannot hold them.
 
     Returns:
-        The path of the file.
+        The path of the page or the file.
 
     Raises:
-        ValueError: no evaluation; a failed episode without ``drop_failed``; evaluations that are
-            left with different numbers of episodes.
+        ValueError: for another format, or one that these results do not have; for ``"npz"``: no
+            evaluation; a failed episode without ``drop_failed``; evaluations that are left with
+            different numbers of episodes.
     """
-    kept = _kept(evaluations, drop_failed)
+    check.one_of(("html", "npz"), format=format)
+    if isinstance(results, EvaluationResult):
+        if format == "html":
+            how = (results.manifest, results.episodes, results.summary())
+            return write_report(path, *how)[-1]
+        results = {0: results.episodes}
+    if isinstance(results, Comparison) == (format == "npz"):
+        raise ValueError(
+            f"expected the result of an evaluation for format={format!r}, or "
+            f"{'records by step' if format == 'npz' else 'a comparison'}, got "
+            f"{type(results).__name__}"
+        )
+    if isinstance(results, Comparison):
+        return write_comparison_report(path, results)[-1]
+    kept = _kept(results, drop_failed)
     ledgers = list(kept.values())
     arrays: dict[str, Any] = {
         "timesteps": np.array(list(kept), np.int64),

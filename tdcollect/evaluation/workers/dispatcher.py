@@ -1,15 +1,16 @@
-"""The dispatcher: one evaluation after the other on workers, or several at the same time."""
+"""Which worker runs which episodes of which evaluation, and what follows if a worker is lost."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
-from tdcollect.display import count_text
+from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.episodes.probe import GROUPS
+from tdcollect.evaluation.episodes.opening import GROUPS
 from tdcollect.evaluation.ledger.manifest import (
     MIXED,
     differences,
@@ -18,7 +19,6 @@ from tdcollect.evaluation.ledger.manifest import (
     mixed_entries,
 )
 from tdcollect.evaluation.ledger.records import LOST, Episode
-from tdcollect.evaluation.runner import warn
 from tdcollect.evaluation.workers.protocol import (
     MOST_HELD,
     Ended,
@@ -32,15 +32,94 @@ from tdcollect.evaluation.workers.protocol import (
     Worker,
     Workers,
 )
-from tdcollect.evaluation.workers.schedule import WEIGHT, Schedule
-from tdcollect.evaluation.workers.work import Work
-from tdcollect.workers.protocol import raised_there
+from tdcollect.evaluation.workers.worker import Job, Pickled
+from tdcollect.processes.errors import raised_there
+from tdcollect.progress import warn
+from tdcollect.randomness import NotReproducibleError
 
 _START_SECONDS = 60.0  # an env has at least so long to be made, whatever the timeout
 _LOOK_SECONDS = 0.5  # between two looks at the workers' steps
+_SECONDS = 0.5  # of work that a worker has beside the episodes that it runs
+_MOST = 1024  # episodes beside those
+
+WEIGHT = 10
+"""The weight of a lost worker. One that is known to be lost by a cause outside of its episodes has
+a weight of 1, so that nothing goes on for ever."""
 
 
-Event = tuple[Work, Finished | Exception | None]
+class Evaluation:
+    """An evaluation to run, and what is known of it on its way.
+
+    Args:
+        make_job: returns its job; called when its turn has come, or a worker is free for it.
+        record: given its manifest, opens its recording.
+        keep: yield the data of episodes too.
+        weights: pickled weights by model id, where the job's own are not meant.
+
+    Attributes:
+        recording: its :class:`~tdcollect.evaluation.evaluate.Recording`, while it is open.
+        dispatcher: the dispatcher that runs it; None in this process.
+        manifest: of the first worker that was ready.
+        errors: the last error of each failed episode, by index, as text.
+        env: the env as text.
+        threads: the number of torch's threads.
+    """
+
+    def __init__(
+        self,
+        make_job: Callable[[], Job],
+        record: Callable[[Mapping[str, Any]], Any],
+        keep: bool = False,
+        weights: Mapping[str, bytes] | None = None,
+    ):
+        self.make_job = make_job
+        self.record = record
+        self.keep = keep
+        self.weights = weights
+        self.number = -1
+        self.manifest: dict[str, Any] = {}
+        self.recording: Any = None
+        self.dispatcher: Dispatcher | None = None
+        self.errors: dict[int, str] = {}
+        self.env = ""
+        self.threads = 0
+        self.begun = False
+        # The weight of workers lost as they made the env, by rank; None: as they probed it.
+        self.died: Counter[int | None] = Counter()
+        self.skipped = 0  # groups of seeds that the probe leaves out, as they end workers
+        self.unlike: list[Mapping[str, Any]] = []  # manifests of workers that are let in
+        self._pickled: Pickled | None = None
+
+    @property
+    def pickled(self) -> Pickled:
+        """The job, pickled; made when it is first asked for."""
+        if self._pickled is None:
+            job = self.make_job()
+            self.seeds = job.settings.seed_schedule()
+            self._pickled = job.pickled()
+            if self.weights is not None:  # in place of the job's, which stay where it is held
+                self._pickled = self._pickled._replace(key=f"{self._pickled.key}, with weights")
+        return self._pickled
+
+    @property
+    def key(self) -> str:
+        """Tells its messages from those of others, which may have an equal job."""
+        return f"{self.pickled.key}, {self.number}"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The env and what runs it, for the notes on a run."""
+        return {"env": self.env, "threads": self.threads}
+
+    def release(self) -> None:
+        """Let go of the job."""
+        self._pickled = None
+
+    def __repr__(self) -> str:
+        return one_line(self, self.env or "not opened")
+
+
+Event = tuple[Evaluation, Finished | Exception | None]
 """An evaluation and what came of it: an episode, its failure, or None once it has a manifest."""
 
 
@@ -50,23 +129,28 @@ class Dispatcher:
     Args:
         workers: the workers, which are started if they are not running.
         allow_mixed: take workers in whose versions, platform or device differ from the manifest's.
+        note: is told in a line of each worker that is lost.
 
     Attributes:
         workers: the workers.
-        note: is told in a line of each worker that is lost; warns unless it is set.
         lost: how each lost worker ended, in lines.
 
     Raises:
         RuntimeError: if the workers are in use.
     """
 
-    def __init__(self, workers: Workers, allow_mixed: bool = False):
+    def __init__(
+        self,
+        workers: Workers,
+        allow_mixed: bool = False,
+        note: Callable[[str], None] = warn,
+    ):
         self.workers = workers
-        self.note: Callable[[str], None] = warn
+        self.note = note
         self.lost: list[str] = []
         self._allow_mixed = allow_mixed
-        self._works: dict[int, Work] = {}
-        self._by_key: dict[str, Work] = {}  # those that a worker was sent
+        self._works: dict[int, Evaluation] = {}
+        self._by_key: dict[str, Evaluation] = {}  # those that a worker was sent
         self._added = 0
         self._opened: dict[int, Opened] = {}  # by rank; of the evaluation that it is at
         self._probing: dict[int, int] = {}  # by rank: the groups of seeds that it leaves out
@@ -87,33 +171,35 @@ class Dispatcher:
             self.close()
             raise
 
-    def add(self, work: Work) -> None:
+    def add(self, work: Evaluation) -> None:
         """Add an evaluation; it is opened once a worker is free for it."""
-        work.number = self._added
+        work.number, work.dispatcher = self._added, self
         self._added += 1
         self._works[work.number] = work
         self._schedule.add(work.number, None)
 
-    def begin(self, work: Work, indices: Iterable[int]) -> None:
+    def begin(self, work: Evaluation, indices: Iterable[int]) -> None:
         """Run these episodes of an evaluation, which has been opened."""
         work.begun = True
         self._schedule.add(work.number, indices)
 
-    def about(self, work: Work) -> dict[str, Any]:
+    def about(self, work: Evaluation) -> dict[str, Any]:
         """Return the env of an evaluation and the workers, for the notes on a run."""
         workers = {
             "kind": self.workers.kind,
             "number": self.workers.num_workers,
             "lost": self.lost,
         }
-        return {"env": work.env, "threads": work.threads, "workers": workers}
+        return {**work.about, "workers": workers}
 
-    def left(self, work: Work) -> int:
+    def left(self, work: Evaluation) -> int:
         """Return the number of episodes of an evaluation that have not ended."""
         return self._schedule.left(work.number)
 
-    def remove(self, work: Work) -> None:
+    def remove(self, work: Evaluation) -> None:
         """Forget an evaluation; if it has not ended, workers that are busy with it are ended."""
+        if self._works.get(work.number) is not work:
+            return
         unfinished = not work.begun or bool(self.left(work))
         del self._works[work.number]
         self._by_key = {key: other for key, other in self._by_key.items() if other is not work}
@@ -124,11 +210,7 @@ class Dispatcher:
         work.release()
 
     def events(self) -> Iterator[Event]:
-        """Hand out episodes, and wait for answers for a moment; yields what came of them.
-
-        Raises:
-            NotReproducibleError: if an episode that ran twice has two digests.
-        """
+        """Hand out episodes, and wait for answers for a moment; yields what came of them."""
         yield from self.hand_out()
         yield from self.answers()
 
@@ -141,20 +223,20 @@ class Dispatcher:
                 continue
             work = self._works[placed]
             if placed != number or rank not in self.workers.crew:
-                worker = self.workers.crew.get(rank) or self.workers.start(rank)
                 try:
-                    self._open(worker, work)
+                    work.pickled  # noqa: B018, which fails before a worker starts
                 except Exception as error:
                     yield self._fail(work, error)
                     continue
+                self._open(self.workers.crew.get(rank) or self.workers.start(rank), work)
             if work.begun and rank in self._opened:
                 self._hand_out(rank, work)
 
-    def _hand_out(self, rank: int, work: Work) -> None:
+    def _hand_out(self, rank: int, work: Evaluation) -> None:
         while work.unlike:
             unlike = work.unlike.pop()
             work.manifest[MIXED] = mixed_entries(work.manifest, unlike)
-            work.let_in(unlike)
+            work.recording.let_in(unlike)
         idle = not self._schedule.holds(rank)
         more = self._schedule.hand_out(rank, self._opened[rank].slots)
         if more:
@@ -163,7 +245,7 @@ class Dispatcher:
             if idle:
                 self._beats[rank] = (worker.beats(), time.monotonic())
 
-    def policy_state(self, work: Work) -> dict[str, Any]:
+    def policy_state(self, work: Evaluation) -> dict[str, Any]:
         """Return the policy's ``state_dict``, on the CPU; empty if it has none."""
         asked: Worker | None = None
         self._states.clear()
@@ -185,9 +267,6 @@ class Dispatcher:
 
         Args:
             wait: wait for them for a moment.
-
-        Raises:
-            NotReproducibleError: if an episode that ran twice has two digests.
         """
         timeout = self.workers.timeout
         seconds = min(_LOOK_SECONDS, timeout or _LOOK_SECONDS) if wait else 0.0
@@ -223,9 +302,13 @@ class Dispatcher:
             if self.workers.crew.get(worker.rank) is worker:
                 yield from self._lose(worker, f"was ended, as it finished no step in {limit:g} s")
 
-    def _ended(self, worker: Worker, answer: Ended, work: Work) -> Iterator[Event]:
+    def _ended(self, worker: Worker, answer: Ended, work: Evaluation) -> Iterator[Event]:
         """Take in an episode that has ended."""
-        new = self._schedule.take_in(work.number, worker.rank, worker.name, answer.record)
+        try:
+            new = self._schedule.take_in(work.number, worker.rank, worker.name, answer.record)
+        except NotReproducibleError as error:
+            yield self._fail(work, error)
+            return
         if not self._schedule.holds(worker.rank):
             self._beats.pop(worker.rank, None)
         if new and answer.error is not None:
@@ -233,11 +316,11 @@ class Dispatcher:
         if new:
             yield work, Finished(answer.record, answer.data)
 
-    def _fail(self, work: Work, error: Exception) -> Event:
+    def _fail(self, work: Evaluation, error: Exception) -> Event:
         self.remove(work)
         return work, error
 
-    def _open(self, worker: Worker, work: Work) -> None:
+    def _open(self, worker: Worker, work: Evaluation) -> None:
         """Have a worker make env and policy, unless it has them."""
         key, (_, env_key, job, around) = work.key, work.pickled
         self._by_key[key] = work
@@ -250,7 +333,7 @@ class Dispatcher:
         worker.holds = [*(held for held in worker.holds if held != key), key][-MOST_HELD:]
         self._beats[worker.rank] = (worker.beats(), time.monotonic())
 
-    def _take_in(self, worker: Worker, opened: Opened, work: Work) -> Iterator[Event]:
+    def _take_in(self, worker: Worker, opened: Opened, work: Evaluation) -> Iterator[Event]:
         """Take a worker in that has env and policy."""
         crew = self.workers.crew
         self.workers.verdicts[work.pickled.env_key] = opened.verdict
@@ -272,7 +355,7 @@ class Dispatcher:
         except ValueError as error:
             yield self._fail(work, error)
 
-    def _check(self, worker: Worker, opened: Opened, work: Work) -> None:
+    def _check(self, worker: Worker, opened: Opened, work: Evaluation) -> None:
         """Refuse a worker that differs from the manifest, unless it may."""
         manifest = {**opened.manifest, "git": self._git}
         found = differences(work.manifest, manifest)
@@ -335,7 +418,9 @@ class Dispatcher:
             work.errors[index] = text
             yield work, Finished(Episode(index, *work.seeds(index), LOST), None)
 
-    def _unopened(self, worker: Worker, work: Work, how: str, outside: bool) -> Exception | None:
+    def _unopened(
+        self, worker: Worker, work: Evaluation, how: str, outside: bool
+    ) -> Exception | None:
         """Count a worker that was lost as it made env and policy, or probed the env.
 
         Returns:
@@ -376,3 +461,224 @@ class Dispatcher:
         for work in [*self._works.values()]:
             self.remove(work)
         self.workers.in_use = False
+
+
+class Schedule:
+    """Hands out the episodes of one evaluation, or of several that share the workers.
+
+    A worker runs episodes of one evaluation at a time. It begins with one that nobody is at, which
+    opens the fewest envs, and helps where most is left once there is none.
+
+    Workers get a little more than they can run at once, so that no slot waits for the driver; and
+    near the end no more than a fair share, so that none has work left while another is idle.
+
+    A worker that is lost gives its episodes back. One of them may have been the cause, so they run
+    again in smaller groups, each with a worker to itself, and finally one by one. An episode that
+    was alone when its worker was lost, for the ``max_lost``-th time, is given up as lost. A loss
+    that is known to come from outside weighs a tenth, and leads to no suspicion at first.
+
+    Args:
+        num_workers: the number of workers.
+        max_lost: the workers that an episode may cost.
+    """
+
+    def __init__(self, num_workers: int, max_lost: int):
+        self._num_workers = num_workers
+        self._max_lost = max_lost
+        self._queues: dict[int, _Queue] = {}  # by evaluation
+        self._at: dict[int, int] = {}  # the evaluation of each rank
+        self._held: dict[int, dict[int, None]] = {}  # by rank; in the order of handing out
+        self._grouped: set[int] = set()  # ranks that run a group of suspects
+        self._paces: dict[int, _Pace] = {}
+
+    def add(self, evaluation: int, indices: Iterable[int] | None) -> None:
+        """Add the episodes of an evaluation; None if they are not known before it is opened."""
+        self._queues[evaluation] = _Queue(indices)
+
+    def drop(self, evaluation: int) -> list[int]:
+        """Forget an evaluation; return the ranks that are at it, which hold nothing afterwards."""
+        self._queues.pop(evaluation, None)
+        ranks = [rank for rank, at in self._at.items() if at == evaluation]
+        for rank in ranks:
+            self._leave(rank)
+        return ranks
+
+    def left(self, evaluation: int) -> int:
+        """Return the number of episodes of an evaluation that have not ended."""
+        held = sum(self.held(rank) for rank, at in self._at.items() if at == evaluation)
+        return self._queues[evaluation].left + held
+
+    def at(self, rank: int) -> int | None:
+        """Return the evaluation that a worker is at."""
+        return self._at.get(rank)
+
+    def holds(self, rank: int) -> bool:
+        """Tell whether a worker has episodes to run."""
+        return bool(self._held.get(rank))
+
+    def held(self, rank: int) -> int:
+        """Return the number of episodes that a worker has to run."""
+        return len(self._held.get(rank, ()))
+
+    def place(self, rank: int) -> int | None:
+        """Put a worker at an evaluation with episodes to hand out, unless it is at one.
+
+        Returns:
+            The evaluation that it is at now; None if it is at none, and none has any.
+        """
+        at = self._at.get(rank)
+        if self.holds(rank) or (at in self._queues and self._queues[at].waits):
+            return at
+        staff = Counter(self._at.values())
+        waiting = [number for number, queue in self._queues.items() if queue.waits]
+        if waiting:
+            # In the order in which they were added, unless somebody is at each.
+            at = min(waiting, key=lambda n: (staff[n] > 0, -self._queues[n].left / (1 + staff[n])))
+            self.put(rank, at)
+        return at
+
+    def put(self, rank: int, evaluation: int) -> None:
+        """Put a worker at an evaluation, whatever there is to run."""
+        self._leave(rank)
+        self._at[rank] = evaluation
+
+    def hand_out(self, rank: int, slots: int) -> list[int]:
+        """Return further episodes for a worker, of its evaluation; none if it has enough.
+
+        Args:
+            rank: the worker.
+            slots: its number of slots.
+        """
+        queue = self._queues.get(self._at.get(rank, -1))
+        held = self._held.setdefault(rank, {})
+        if queue is None or rank in self._grouped:
+            return []
+        if queue.suspects and not held:
+            group = queue.suspects.popleft()
+            self._grouped.add(rank)
+        else:
+            pace = self._paces.setdefault(rank, _Pace())
+            depth = slots + pace.episodes_in(_SECONDS)
+            if len(held) > depth - max(1, depth // 4):
+                return []
+            # What others hold, they may be about to end; but at first nobody is.
+            left = sum(len(other.waiting or ()) for other in self._queues.values())
+            if not pace.ended:
+                left += sum(map(len, self._held.values())) + queue.suspected
+            share = -(-left // self._num_workers)
+            waiting = queue.waiting or deque()
+            count = min(depth, share, len(held) + len(waiting)) - len(held)
+            group = [waiting.popleft() for _ in range(count)]
+        held.update(dict.fromkeys(group))
+        return group
+
+    def take_in(self, evaluation: int, rank: int, name: str, record: Episode) -> bool:
+        """Take a record in; False if the episode had ended before, with the same digest.
+
+        Args:
+            evaluation: whose episode it is.
+            rank: the worker that ran it, which may have been lost since.
+            name: its name.
+            record: the record.
+
+        Raises:
+            NotReproducibleError: if the digests differ.
+        """
+        queue = self._queues[evaluation]
+        held = self._held.get(rank, {}) if self._at.get(rank) == evaluation else {}
+        if record.index in held:
+            del held[record.index]
+            if not held:
+                self._grouped.discard(rank)
+        self._paces.setdefault(rank, _Pace()).ended += 1
+        before = queue.ended.get(record.index)
+        if before is None:
+            if queue.lost[record.index]:
+                queue.ended[record.index] = (record.digest, name)
+            return True
+        digest, by = before
+        if digest != record.digest:
+            raise NotReproducibleError(
+                f"expected one digest of episode {record.index}, which ran twice, got {digest} "
+                f"from {by} and {record.digest} from {name}: the machines differ, or something "
+                "that no seed reaches decides the episode"
+            )
+        return False
+
+    def lose(self, rank: int, outside: bool = False) -> list[int]:
+        """Take the episodes of a worker back that was lost; return those that are given up.
+
+        Args:
+            rank: the worker.
+            outside: it is known to be lost by a cause outside of its episodes.
+        """
+        queue = self._queues.get(self._at.get(rank, -1))
+        held = list(self._held.get(rank, ()))
+        self._leave(rank)
+        if queue is None:
+            return []
+        held = [index for index in held if index not in queue.ended]
+        if not held:
+            return []
+        for index in held:
+            queue.lost[index] += 1 if outside else WEIGHT
+        most = max(queue.lost[index] for index in held)
+        if len(held) == 1 and most >= WEIGHT * (self._max_lost + outside):
+            return held
+        if most < WEIGHT:
+            assert queue.waiting is not None
+            queue.waiting.extendleft(reversed(held))
+            return []
+        size = 1 if most >= WEIGHT * (self._max_lost - 1) else -(-len(held) // 4)
+        for at in range(0, len(held), size):
+            queue.suspects.append(held[at : at + size])
+        return []
+
+    def _leave(self, rank: int) -> None:
+        self._at.pop(rank, None)
+        self._held.pop(rank, None)
+        self._paces.pop(rank, None)
+        self._grouped.discard(rank)
+
+
+class _Queue:
+    """The episodes of an evaluation that nobody runs.
+
+    Attributes:
+        waiting: those that have not been handed out; None if they are not known yet.
+        suspects: groups of those whose worker was lost.
+        lost: the weight of the workers lost, by episode.
+        ended: digest and worker of episodes that may end twice.
+    """
+
+    def __init__(self, indices: Iterable[int] | None):
+        self.waiting = None if indices is None else deque(indices)
+        self.suspects: deque[list[int]] = deque()
+        self.lost: Counter[int] = Counter()
+        self.ended: dict[int, tuple[str | None, str]] = {}
+
+    @property
+    def suspected(self) -> int:
+        return sum(map(len, self.suspects))
+
+    @property
+    def left(self) -> int:
+        return len(self.waiting or ()) + self.suspected
+
+    @property
+    def waits(self) -> bool:
+        """Episodes can be handed out, or it must be opened to know them."""
+        return self.waiting is None or bool(self.left)
+
+
+class _Pace:
+    """The episodes that a worker has ended, and since when it runs them."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self._since = time.monotonic()
+
+    def episodes_in(self, seconds: float) -> int:
+        """Estimate how many it ends in some time; at least two."""
+        passed = max(time.monotonic() - self._since, 1e-3)
+        return int(min(_MOST, max(2, self.ended / passed * seconds)))

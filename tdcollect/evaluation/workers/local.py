@@ -8,24 +8,21 @@ import os
 import pickle
 import select
 import signal
-import socket
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from tdcollect.evaluation.ledger.records import is_count
-from tdcollect.evaluation.pickling import pickled_part
-from tdcollect.evaluation.workers.channel import Channel
-from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
-from tdcollect.evaluation.workers.template import ForkOfTemplate, Template
-from tdcollect.workers import late
-from tdcollect.workers.child import Lifeline, Spawned, ending
-from tdcollect.workers.launch import GRACE
-from tdcollect.workers.protocol import InterruptsHeld, packed, shared_file
+from tdcollect import check
+from tdcollect.check import is_count
+from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers, pickled_part
+from tdcollect.processes.channel import Channel, InterruptsHeld
+from tdcollect.processes.child import GRACE, Child, Forked, Spawned, disown_in_forks, shared_file
+from tdcollect.processes.template import FromTemplate, Template
 
-_Start = Callable[[Lifeline, tuple[int, ...]], Spawned | ForkOfTemplate]
+_WORKER = "tdcollect.evaluation.workers.worker"
+_Start = Callable[[tuple[int, ...]], Child]
 _EXIT_SECONDS = 2.0  # between the end of a process's connection and its own
 _STARTS = 4  # of templates, one after the other
 _FROM_OUTSIDE = (-signal.SIGTERM, -signal.SIGHUP)  # as a scheduler or a user ends a process
@@ -68,14 +65,13 @@ class LocalWorkers(Workers):
         init_fn: Callable[[], Any] | None = None,
     ):
         super().__init__(num_workers, timeout, max_lost)
-        if init_fn is not None and not callable(init_fn):
-            raise TypeError(f"expected init_fn to be callable or None, got {init_fn!r}")
+        check.callables(init_fn=init_fn)
         self.init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
         self.template_is_fork = False  # of this process; else a fresh interpreter
         self._templates: list[Template] = []  # at most one
         self._beats: memoryview | None = None
         self._end: Any = None
-        _living.add(self)
+        disown_in_forks(self)
 
     def __reduce__(self) -> Any:
         """Copy the arguments only: the workers belong to this process."""
@@ -91,21 +87,26 @@ class LocalWorkers(Workers):
         self._beats[rank] = 0
         if self.init_fn is not None:
             with InterruptsHeld():
-                return self._started(rank, self._fresh)
+                return self._started(
+                    rank, partial(Spawned, f"{_WORKER}:main", init_fn=self.init_fn)
+                )
         for _ in range(_STARTS):  # one that has gone, or goes as it starts, is replaced
             if not self._templates:
                 with InterruptsHeld():
-                    self._templates.append(Template(self.template_is_fork))
+                    self._templates.append(Template(self._template_process()))
             template = self._templates[0]
             if template.ready():
                 with InterruptsHeld(), contextlib.suppress(ChildProcessError):
-                    return self._started(rank, template.fork)
-            template.close()
-            self._templates.clear()
+                    return self._started(rank, partial(FromTemplate, template))
+            self._templates.pop().child.end()
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
 
-    def _fresh(self, lifeline: Lifeline, descriptors: tuple[int, ...]) -> Spawned:
-        return late.start(__name__, lifeline, descriptors, self.init_fn)
+    def _template_process(self) -> Child:
+        if not self.template_is_fork:
+            return Spawned(f"{_WORKER}:template")
+        from tdcollect.evaluation.workers.worker import template
+
+        return Forked(template)
 
     def _started(self, rank: int, start: _Start) -> Worker:
         assert self._beats is not None
@@ -146,10 +147,6 @@ class LocalWorkers(Workers):
         if self._end is None:
             return
         self._end.detach()
-        for worker in self._running:
-            worker.abandon()
-        for template in self._templates:
-            template.abandon()
         os.close(self._beats_file)
         self.crew.clear()
         self._templates.clear()
@@ -164,7 +161,7 @@ class LocalWorker(Worker):
         rank: its rank.
         beats: the shared memory for its steps.
         beats_file: the file behind it.
-        start: starts the process, given its lifeline and the arguments of :func:`main`.
+        start: starts the process, given the files for it.
 
     Attributes:
         read: makes an answer of its bytes.
@@ -173,29 +170,16 @@ class LocalWorker(Worker):
     def __init__(self, rank: int, beats: memoryview, beats_file: int, start: _Start):
         super().__init__(rank)
         self._beats = beats
-        self._ended: str | None = None
         self.read: Callable[[bytes], Any] = pickle.loads
-        ours, theirs = socket.socketpair()
-        self._lifeline = Lifeline()
-        self._channel = Channel(ours)
-        self._process: int | None = None
-        try:
-            self._child = start(self._lifeline, (theirs.fileno(), beats_file))
-            # A process that the env has forked may hold the socket open: its end is no sure sign.
-            if hasattr(os, "pidfd_open"):
-                self._process = os.pidfd_open(self.pid)
+        self.process = start((beats_file,))
+        self._channel = Channel(self.process.socket)
+        with contextlib.suppress(OSError):  # it has gone, which reading tells
             self._channel.post(pickle.dumps(rank))
-        except BaseException:
-            self.abandon()
-            raise
-        finally:
-            theirs.close()
-            os.close(self._lifeline.descriptor)
 
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._child.pid
+        return self.process.pid
 
     @property
     def where(self) -> str:
@@ -204,8 +188,11 @@ class LocalWorker(Worker):
     @property
     def signs(self) -> list[tuple[int, int]]:
         """The descriptors that tell when it answers or ends, with the events to poll them for."""
-        own = [] if self._process is None else [(self._process, select.POLLIN)]
-        return [(self._channel.fileno(), self._channel.events), *own]
+        signs = [(self._channel.fileno(), self._channel.events)]
+        if self.process.pidfd is not None:
+            # A process that the env has forked may hold the socket open: its end is no sure sign.
+            signs.append((self.process.pidfd, select.POLLIN))
+        return signs
 
     def send(self, message: Message) -> None:
         with contextlib.suppress(OSError):
@@ -229,7 +216,7 @@ class LocalWorker(Worker):
         except EOFError:
             yield None
             return
-        if messages is None and self._process in ready:
+        if messages is None and self.process.pidfd in ready:
             yield None
         yield from map(self.read, messages or ())
 
@@ -240,68 +227,26 @@ class LocalWorker(Worker):
         """Ask it to close its envs and to end."""
         self._channel.send_no_more()
 
-    def kill(self) -> None:
-        """Kill the process, from another thread say; ``end`` comes next."""
-        with contextlib.suppress(ProcessLookupError):
-            if self._process is None:
-                os.kill(self.pid, signal.SIGKILL)
-            else:
-                signal.pidfd_send_signal(self._process, signal.SIGKILL)
-
     def wait(self, seconds: float) -> None:
         """Wait for its end, so long at most; it may have much to clear away after its last word."""
         deadline, listened = time.monotonic() + seconds, True
         while (left := deadline - time.monotonic()) > 0:
             waiting = select.poll()
             for descriptor, events in self.signs:
-                if listened or descriptor == self._process:
+                if listened or descriptor == self.process.pidfd:
                     waiting.register(descriptor, events)
             ready = {descriptor for descriptor, _ in waiting.poll(1000 * left)}
-            if self._process in ready:
+            if self.process.pidfd in ready:
                 return
             if None in self.answers(ready):  # the others are of no use now
-                if self._process is None:
+                if self.process.pidfd is None:
                     return
                 listened = False
 
     def end(self, waits: bool = False) -> str:
-        if self._ended is None:
-            runs = not self._has_ended(_EXIT_SECONDS if waits else 0.0)
-            # If it has ended by itself, its exit code tells how; the signal does not arrive.
-            self.kill()
-            code = self._child.kill()
-            self.abandon()
-            self.outside = not runs and code in _FROM_OUTSIDE
-            self._ended = "closed its connection, and was ended" if runs else ending(code)
-        return self._ended
-
-    def _has_ended(self, seconds: float) -> bool:
-        """Tell whether the process ends by itself; True where that cannot be known."""
-        if self._process is None:
-            return True
-        waiting = select.poll()
-        waiting.register(self._process, select.POLLIN)
-        return bool(waiting.poll(1000 * seconds))
-
-    def abandon(self) -> None:
-        """Close all that leads to the process."""
-        self._lifeline.close()
-        self._channel.close()
-        if self._process is not None:
-            os.close(self._process)
-            self._process = None
-
-
-_living: weakref.WeakSet[LocalWorkers] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for workers in list(_living):
-        workers.disown()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
+        how = self.process.end(_EXIT_SECONDS if waits else 0.0)
+        self.outside = self.process.code in _FROM_OUTSIDE
+        return how
 
 
 def _unpickled(
@@ -318,7 +263,7 @@ def _end_all(crew: dict[int, Worker], templates: list[Template], beats_file: int
         worker.end()
     crew.clear()
     while templates:
-        templates.pop().close()
+        templates.pop().child.end()
     os.close(beats_file)
 
 
@@ -336,39 +281,3 @@ def as_workers(workers: Any) -> Workers | None:
             f"{workers!r}"
         )
     return LocalWorkers(workers) if workers else None
-
-
-def main(end: int, beats_file: int) -> None:
-    """Run a worker.
-
-    Args:
-        end: this worker's end of the socket pair.
-        beats_file: memory with one int64 per worker, in which it counts its steps.
-    """
-    from tdcollect.evaluation.workers.serving import serve
-
-    channel = Channel(socket.socket(fileno=end))
-    messages: deque[bytes] = deque()
-
-    def receive(waits: bool) -> Any:
-        try:
-            while not messages:
-                arrived = channel.read()
-                if arrived is None and not waits:
-                    return None
-                if arrived is None:
-                    channel.wait()
-                messages.extend(arrived or ())
-        except EOFError:
-            return None
-        return pickle.loads(messages.popleft())
-
-    rank = receive(True)
-    beats = memoryview(mmap.mmap(beats_file, 0)).cast("q")
-    os.close(beats_file)
-
-    def beat() -> None:
-        beats[rank] += 1
-
-    for answer in serve(receive, beat):
-        channel.send(packed(answer))

@@ -2,7 +2,7 @@
 
 The driver hands out indices of episodes, and alone writes files. A worker makes env and policy of a
 job once, keeps them, and answers with one record per episode that ends. Local processes and Ray
-actors run the same loop (``serving.py``) and differ in how messages travel.
+actors run the same loop (``worker.py``) and differ in how messages travel.
 
 Nothing here imports torch: the actors of a Ray cluster only pass messages on.
 """
@@ -13,15 +13,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import cloudpickle
+
+from tdcollect import check
 from tdcollect.display import count_text, one_line
-from tdcollect.evaluation.ledger.records import Episode, is_count
-from tdcollect.workers.protocol import Failure
+from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.processes.errors import Described
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from tdcollect.evaluation.episodes.probe import Verdict
-    from tdcollect.evaluation.workers.surroundings import Surroundings
+    from tdcollect.evaluation.episodes.opening import Verdict
+    from tdcollect.evaluation.workers.worker import Surroundings
+
+_ADVICE = {
+    "env": "pass a function that makes it, lambda: make_env()",
+    "policy": "make it without such parts; an Evaluator takes a function that makes it, "
+    "policy_factory=",
+}
 
 MOST_HELD = 4
 """Jobs that a worker holds at a time."""
@@ -125,7 +134,7 @@ class Raised(NamedTuple):
 
     turn: int
     key: str
-    failure: Failure
+    failure: Described
 
 
 Message = Open | Run | Fetch
@@ -196,9 +205,7 @@ class Workers(ABC):
     kind: ClassVar[str]
 
     def __init__(self, num_workers: int, timeout: float | None, max_lost: int):
-        for name, value in (("num_workers", num_workers), ("max_lost", max_lost)):
-            if not is_count(value) or value < 1:
-                raise ValueError(f"expected {name} to be a positive int, got {value!r}")
+        check.positive_int(num_workers=num_workers, max_lost=max_lost)
         if timeout is not None:
             number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
             if not number or not timeout > 0:
@@ -235,3 +242,22 @@ class Workers(ABC):
     def __repr__(self) -> str:
         running = f"{len(self.crew)} running" if self.crew else "not started"
         return one_line(self, count_text(self.num_workers, "worker"), running)
+
+
+def pickled_part(name: str, value: Any) -> bytes:
+    """Pickle an argument, functions of any kind included.
+
+    Raises:
+        TypeError: if it cannot be, naming the argument.
+    """
+    try:
+        dumped: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # whatever a class's own __reduce__ raises
+        advice = _ADVICE.get(name, "let it refer to nothing that is bound to this process")
+        of = value[0] if name == "env" else value
+        text = " ".join(f"{type(of).__name__} {of}".split())
+        raise TypeError(
+            f"expected {name} to be picklable, as episodes run in processes of their own, got "
+            f"{text[:120]} ({type(error).__name__}: {error}); {advice}"
+        ) from error
+    return dumped

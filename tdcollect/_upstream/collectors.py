@@ -1,0 +1,174 @@
+"""Private names of TorchRL's collectors: in this process, with workers, on Ray, distributed."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl._comm.backends import _get_service_backend as service_backend
+from torchrl._comm.backends import normalize_service_backend as backend_of_alias
+from torchrl.collectors import Collector, MultiCollector
+
+from tdcollect._upstream import Alias, View
+
+__all__ = ["CollectorMeta", "MultiCollectorMeta", "backend_of_alias", "service_backend"]
+
+CollectorMeta: Any = type(Collector)
+MultiCollectorMeta: Any = type(MultiCollector)
+
+normalize_env_functions = CollectorMeta._normalize_direct_env_fn
+"""``(args, kwargs)`` of a collector in this process: one function for its env, not a list."""
+
+one_env_each = CollectorMeta._normalize_env_fns
+"""``(args, kwargs, num_collectors)`` of several collectors: a list of one env per collector."""
+
+drop_generic_defaults = CollectorMeta._drop_inapplicable_defaults
+"""Takes those of ``Collector``'s defaults out of kwargs that a class has others for."""
+
+rollout_with_gradients = inspect.unwrap(Collector.rollout)
+"""The rollout of TorchRL's collector without the ``no_grad`` that it is decorated with."""
+
+
+class CollectorState(View):
+    """The private state and methods of TorchRL's collector."""
+
+    carrier = Alias[TensorDictBase]("_carrier")
+    """The step to begin with: one row per slot."""
+    preallocates = Alias[bool]("_use_buffers")
+    """True if batches are stacked into :attr:`preallocated`."""
+    preallocated = Alias[TensorDictBase]("_final_rollout")
+    left_out_of_next = Alias[Sequence[Any]]("_compact_next_keys")
+    """The entries that ``compact_obs`` leaves out of batches."""
+    ignores_replay_buffer = Alias[bool]("_ignore_rb")
+    """True if batches are yielded although there is a replay buffer."""
+    truncate_last_step = Alias[Callable[[TensorDictBase], TensorDictBase]]("_maybe_set_truncated")
+    """Marks the last step of a batch as truncated, where ``set_truncated`` asks for it."""
+
+    wrapped_policy = Alias[Any]("_wrapped_policy")
+    """The policy as the collector calls it on TensorDicts, compiled if it is to be."""
+    uncompiled_policy = Alias[Any]("_wrapped_policy_uncompiled")
+    policy_call = Alias[Callable[[TensorDictBase], Any]]("_wrapped_policy_maybe_compiled")
+    """The callable that the loop of ``rollout`` looks up and calls at each step."""
+    policy_output_keys = Alias[Sequence[Any]]("_policy_output_keys")
+    """The entries that the loop takes over from the output of a compiled policy."""
+    casts_to_policy_device = Alias[bool]("_cast_to_policy_device")
+    stateful_policy = Alias[Any]("_policy_w_state_dict", None)
+    """The policy whose weights the state dict holds; None where it has none."""
+    registers_transforms = Alias[bool | None]("_auto_register_policy_transforms")
+
+    frames = Alias[int]("_frames")
+    """The number of frames yielded so far."""
+    iteration = Alias[int]("_iter")
+    """The index of the latest batch; -1 before the first."""
+    count_frames = Alias[Callable[[int], Any]]("_increment_frames")
+    """Adds to :attr:`frames`, and closes the env where they reach ``total_frames``."""
+    acts_randomly = Alias[Callable[[], bool]]("_should_use_random_frames")
+    """Tells whether ``init_random_frames`` has the next batch act at random."""
+    trajectory_ids = Alias[Any]("_traj_pool")
+    """The counter of trajectory ids: ``get_traj_and_increment(count)``, and a state dict."""
+    start_new_trajectories = Alias[Callable[[], None]]("_start_new_trajectories")
+    """Gives every slot of :attr:`carrier` a new trajectory id."""
+
+    @contextmanager
+    def without_preallocation(self) -> Iterator[None]:
+        """Have each batch stacked into memory of its own, for a while."""
+        before, self.preallocates = self.preallocates, False
+        try:
+            yield
+        finally:
+            self.preallocates = before
+
+
+class WorkersState(View):
+    """The private state and methods of TorchRL's collector with workers."""
+
+    frames = Alias[int]("_frames")
+    iteration = Alias[int]("_iter")
+    worker_trajectories = Alias[int | None]("_worker_trajs_per_batch")
+    """The ``trajs_per_batch`` of the workers."""
+    flush_trajectories = Alias[Callable[[], None]]("_flush_trajectory_assembly")
+    """Drops the trajectories that are put together in this process."""
+
+    def answer(self, worker: int) -> tuple[Any, str]:
+        """The next message of a worker: an answer, and its name; waits for it."""
+        return self._of._recv_and_check(self._of.pipes[worker], worker_idx=worker)
+
+    def end_weight_sync(self) -> None:
+        """End what sends weights: left to the interpreter's end, it would never come to one."""
+        for scheme in (getattr(self._of, "_weight_sync_schemes", None) or {}).values():
+            scheme.shutdown()
+
+    def release_update(self, worker: int) -> None:
+        """Stop waiting for a worker's acknowledgement of new weights."""
+        for scheme in (self._of._weight_sync_schemes or {}).values():
+            waited_for = getattr(scheme, "_ack_queues", {}).get(worker)
+            if waited_for is not None:
+                waited_for.put("updated")
+
+
+class RayState(View):
+    """The private state of TorchRL's ``RayCollector``."""
+
+    actors = Alias[list[Any] | None]("_remote_collectors", None)
+    """Of the workers; None until the constructor begins to start them."""
+    thread = Alias[threading.Thread | None]("_collection_thread")
+    """The thread that collects after ``start()``."""
+    stop = Alias[threading.Event]("_stop_event")
+    """Set once collection is to end."""
+    frames_per_worker = Alias[int]("_frames_per_batch_corrected")
+    sync = Alias[bool]("_sync")
+    learner_sends = Alias[bool]("_external_weight_sender", False)
+    """True if a learner on Ray sends weights to the workers itself."""
+    connected = Alias[bool]("_weight_sync_initialized")
+    """Set, no update of weights connects the schemes first, and no iteration warns of it."""
+
+
+class DistributedState(View):
+    """The private state of TorchRL's collectors on torch.distributed."""
+
+    frames_per_worker = Alias[int]("_frames_per_batch_corrected")
+    schemes = Alias[dict[str, Any] | None]("_weight_sync_schemes", None)
+    shut_down = Alias[bool]("_shutdown", False)
+    """True if ``shutdown()`` has nothing to do any more."""
+    received = Alias[Any]("_tensordict_out")
+    """The memory that batches are received into: ``[W, ...]``, or W of them."""
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Wait so long for an answer of a worker of ``DistributedCollector``, in place of 10 s."""
+        self._of._store.set_timeout(timedelta(seconds=seconds))
+
+    def separate(self) -> None:
+        """Give each worker memory of its own.
+
+        That of ``DistributedSyncCollector`` is one batch, expanded: all workers write to it.
+        """
+        memory = self._of._tensordict_out.clone()
+        self._of._single_tds = memory.unbind(0)
+        self._of._tensordict_out = memory.lock_()
+
+    def ask_for_batch(self, worker: int, trackers: list[Any]) -> None:
+        """Let a worker go on, as the loop of ``DistributedCollector(sync=False)`` does."""
+        self._of._store.set(f"NODE_{worker + 1}_in", b"continue")
+        memory = self._of._tensordict_out[worker]
+        trackers[worker] = memory.irecv(src=worker + 1, return_premature=True)
+
+
+def readers(queues: Iterable[Any]) -> list[Any]:
+    """The ends of multiprocessing's queues that can be waited for."""
+    return [queue._reader for queue in queues]
+
+
+@contextmanager
+def same_threads() -> Iterator[None]:
+    """Undo the change of torch's number of threads that TorchRL's collectors make."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,111 @@
+"""Checks of arguments and settings, each with one wording: "expected ..., got ..."."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Tell whether a value is an int of at least ``least``."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a real number."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def count(**values: Any) -> None:
+    """Raise ValueError for what is no int, or is negative."""
+    for name, value in values.items():
+        if not is_count(value):
+            raise ValueError(f"expected {name} to be an int and not negative, got {value!r}")
+
+
+def positive_int(**values: Any) -> None:
+    """Raise ValueError for what is no positive int."""
+    for name, value in values.items():
+        if not is_count(value, 1):
+            raise ValueError(f"expected {name} to be a positive int, got {value!r}")
+
+
+def positive_int_or_none(**values: Any) -> None:
+    """Raise ValueError for what is neither a positive int nor None."""
+    for name, value in values.items():
+        if value is not None and not is_count(value, 1):
+            raise ValueError(f"expected {name} to be a positive int or None, got {value!r}")
+
+
+def int_up_to(most: int, note: str, **values: Any) -> None:
+    """Raise ValueError for what is neither an int from 1 to ``most`` nor None.
+
+    Args:
+        note: what ``most`` is, and what None means.
+        values: by name.
+    """
+    for name, value in values.items():
+        if value is not None and not (is_count(value, 1) and value <= most):
+            raise ValueError(
+                f"expected {name} to be an int from 1 to {most}, {note}, got {value!r}"
+            )
+
+
+def seconds_or_none(**values: Any) -> None:
+    """Raise ValueError for what is neither a positive, finite number nor None."""
+    for name, value in values.items():
+        if value is not None and not (is_number(value) and 0 < value < math.inf):
+            raise ValueError(f"expected {name} to be seconds above 0, or None, got {value!r}")
+
+
+def share(**values: Any) -> None:
+    """Raise ValueError for what is no number between 0 and 1."""
+    for name, value in values.items():
+        if not (is_number(value) and 0 < value < 1):
+            raise ValueError(f"expected {name} to be between 0 and 1, got {value!r}")
+
+
+def one_of(choices: Sequence[Any], **values: Any) -> None:
+    """Raise ValueError for a value that is none of the choices."""
+    for name, value in values.items():
+        if value not in choices:
+            *texts, last = map(repr, choices)
+            raise ValueError(
+                f"expected {name} to be {', '.join(texts)}{' or ' * bool(texts)}{last}, "
+                f"got {value!r}"
+            )
+
+
+def either(**values: Any) -> None:
+    """Raise ValueError unless exactly one of the values is not None."""
+    if sum(value is not None for value in values.values()) != 1:
+        got = " and ".join(f"{name}={value!r}" for name, value in values.items())
+        raise ValueError(f"expected either {' or '.join(values)}, got {got}")
+
+
+def bools(**values: Any) -> None:
+    """Raise TypeError for what is no bool."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"expected {name} to be a bool, got {value!r}")
+
+
+def callables(**values: Any) -> None:
+    """Raise TypeError for what is neither callable nor None."""
+    for name, value in values.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"expected {name} to be callable or None, got {value!r}")
+
+
+def only_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raise ValueError for a key that a table does not have, with the nearest one that it has."""
+    known = list(known)
+    for key in table:
+        if key not in known:
+            raise ValueError(
+                f"expected in {where} only {', '.join(known)}, got {key!r}"
+                + "".join(f"; did you mean {near!r}?" for near in get_close_matches(key, known, 1))
+            )

@@ -1,0 +1,666 @@
+"""ArrayEnv: an env and its transforms, stepped on StepDicts.
+
+The env inside is gymnasium slots, which write into arrays, or any other TorchRL env, stepped by its
+own code on TensorDicts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.envs import EnvBase
+
+from tdcollect import keys
+from tdcollect._upstream.torchrl import (
+    arguments_of_resets,
+    carried_entries,
+    complete_done,
+    env_reset_of,
+    env_step_of,
+    skipped_step,
+)
+from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
+from tdcollect.collect.transforms import StepTransform
+from tdcollect.envs.adopted import reset_arguments
+from tdcollect.envs.buffers import StepBuffers
+from tdcollect.envs.slots import Can, SlotError, Stepper
+from tdcollect.envs.spaces import key_of, nested, nested_unchecked
+from tdcollect.envs.traits import base_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.keys import Key, from_next
+
+_CPU = torch.device("cpu")
+
+Exact = Callable[[torch.Tensor], torch.Tensor]
+"""Carries float64 rewards through the transforms."""
+
+
+class SteppedEnv:
+    """An env that the loops step on StepDicts.
+
+    Attributes:
+        transformed: the env with its transforms.
+        carried: the entries that a step hands on to the next one.
+        batch_size: the env's.
+        step_bytes: the size of one step's observations, over all slots.
+        base: the env itself; None where it is not tdcollect's.
+        can: what the slots can do, transforms included.
+        home: the device of the entries that it takes and gives.
+    """
+
+    transformed: EnvBase
+    carried: list[Key]
+    batch_size: torch.Size
+    step_bytes: int
+    base: GymnasiumEnv | None
+    can: Can
+    home = _CPU
+
+    @property
+    def marks_truncation(self) -> bool:
+        """True if steps have a flag to mark a time limit with."""
+        return keys.TRUNCATED in self.transformed.done_keys
+
+    @property
+    def broken_episodes(self) -> Mapping[int, Exception]:
+        """The errors of slots whose envs the latest step built anew, by slot."""
+        return {} if self.base is None else self.base.broken_episodes
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        """The info of a slot's latest step; empty where the env is not tdcollect's."""
+        return {} if self.base is None else self.base.latest_info(slot)
+
+    def rebuild_slots(self, slots: list[int]) -> None:
+        """Build the envs of ``slots`` anew."""
+        assert self.base is not None
+        self.base.rebuild_slots(slots)
+
+    def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
+        """Start an episode in every slot; the entries of its first step."""
+        arguments = reset_arguments(base_of(self.transformed), seeds, options)
+        return flat(self.transformed.reset(**arguments))
+
+    def allocate(self, count: int, pinned: bool = False) -> list[Any]:
+        """Buffers for ``count`` steps; Nones for an env that allocates its own output."""
+        return [None] * count
+
+    def advance(
+        self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None
+    ) -> tuple[StepDict, SlotError | None]:
+        """Step ``slots`` (ascending; None for all).
+
+        Args:
+            step: the step to take, with the policy's outputs.
+            next_keys: the policy's outputs that belong to the following step.
+            buffers: are written.
+            slots: those to step.
+
+        Returns:
+            The following step's entries, of all slots; and the error of slots whose envs raised,
+            whose rows mean nothing.
+        """
+        raise NotImplementedError
+
+    def begin(
+        self,
+        following: StepDict,
+        starting: torch.Tensor,
+        slots: list[int],
+        seeds: list[int] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> StepDict:
+        """Start an episode in ``slots``.
+
+        Args:
+            following: the entries that the latest step led to.
+            starting: bool ``[N, 1]`` (``[1]`` unbatched), true for these slots.
+            slots: ascending.
+            seeds: one per slot in ``slots``.
+            options: gymnasium's reset options.
+
+        Returns:
+            The entries that begin the next step, of all slots.
+        """
+        raise NotImplementedError
+
+
+class InnerEnv(Protocol):
+    """An env without its transforms.
+
+    Attributes:
+        slots: the env on gymnasium slots; None where it has none.
+        step_bytes: the size of one step's observations, over all slots.
+        whole: whether a reset gives entries of slots that go on, too, which mean nothing.
+        follows_specs: as of :class:`StepTransform`.
+        transforms: those that run inside of it, innermost first.
+        home: the device of its entries.
+        resets_by_mask: whether resets may be asked for at every step, by marks alone.
+        how: the way in which it is stepped, in words.
+        cost: about what that costs where it leaves the arrays; empty on them.
+    """
+
+    slots: GymnasiumEnv | None = None
+    step_bytes: int
+    whole: bool = False
+    follows_specs: bool = True
+    transforms: Sequence[StepTransform] = ()
+    home: torch.device = _CPU
+    resets_by_mask: bool = False
+    how: str = "steps on arrays"
+    cost: str = ""
+
+    def on_host(self, flag: torch.Tensor) -> torch.Tensor | None:
+        """The flag's copy on the CPU, if there is one already."""
+        return None
+
+    def allocate(self, count: int, pinned: bool, exact: bool) -> list[Any]:
+        """Buffers for ``count`` steps; see :meth:`GymnasiumEnv.allocate`."""
+        return [None] * count
+
+    def step(
+        self, given: StepDict, slots: list[int] | None, buffers: Any
+    ) -> tuple[StepDict, SlotError | None]:
+        """Step ``slots`` (None for all); see :meth:`SteppedEnv.advance`."""
+        ...
+
+    def reset(
+        self,
+        marks: StepDict,
+        slots: list[int],
+        seeds: list[int] | None,
+        options: dict[str, Any] | None,
+    ) -> StepDict:
+        """Start an episode in ``slots``, for which ``"_reset"`` in ``marks`` is true.
+
+        Returns:
+            The entries of all slots, flags included.
+        """
+        ...
+
+
+_SPARE_BYTES = 2**16
+"""Buffers for resets are allocated in advance where an observation takes no more than this."""
+
+
+class SlotArrays(InnerEnv):
+    """gymnasium slots, which write into arrays."""
+
+    slots: GymnasiumEnv
+
+    def __init__(self, slots: GymnasiumEnv):
+        entries = slots.stepper.entries
+        sizes = (entry.dtype.itemsize * math.prod(entry.shape) for entry in entries)
+        self.slots = slots
+        self.step_bytes = slots.num_envs * sum(sizes)
+        flags = (keys.TERMINATED, keys.TRUNCATED, keys.DONE)
+        self._written: list[Key] = [*(key_of(e.path) for e in entries), keys.REWARD, *flags]
+        self._spare: list[StepBuffers] = []
+        self._pinned = False
+        self._done: tuple[torch.Tensor, torch.Tensor] | None = None  # at home, and on the CPU
+
+    def allocate(self, count: int, pinned: bool, exact: bool) -> list[StepBuffers]:
+        self._pinned = pinned
+        return self.slots.allocate(count, pinned, exact)
+
+    def step(
+        self, given: StepDict, slots: list[int] | None, buffers: StepBuffers
+    ) -> tuple[StepDict, SlotError | None]:
+        error = None
+        try:
+            self.slots.stepper.step(self.slots.read_actions(given), slots, buffers)
+        except SlotError as raised:
+            error = raised
+        return self.entries(buffers), error
+
+    def entries(self, buffers: StepBuffers) -> StepDict:
+        """The entries of a step or reset, at home."""
+        entries = StepDict(zip(self._written, buffers.tensors, strict=True))
+        if self.home == _CPU:
+            return entries
+        at_home = StepDict((key, sent(value, self.home)) for key, value in entries.items())
+        self._done = at_home[keys.DONE], entries[keys.DONE]
+        return at_home
+
+    def on_host(self, flag: torch.Tensor) -> torch.Tensor | None:
+        # No transform that is known to follow the specs writes into the flag itself.
+        return self._done[1] if self._done is not None and flag is self._done[0] else None
+
+    def reset(
+        self,
+        marks: StepDict,
+        slots: list[int],
+        seeds: list[int] | None,
+        options: dict[str, Any] | None,
+    ) -> StepDict:
+        if not self._spare:
+            # Several at once cost little more than one; large ones would take memory for nothing.
+            count = 1 if self.step_bytes > _SPARE_BYTES else 32
+            self._spare = self.slots.allocate(count, self._pinned)
+        buffers = self._spare.pop()
+        self.slots.stepper.reset(slots, buffers, seeds, options)
+        begun = self.entries(buffers)
+        del begun[keys.REWARD]
+        return begun
+
+
+class TorchRLEnv(InnerEnv):
+    """Any TorchRL env, stepped by its own code on TensorDicts.
+
+    Args:
+        env: the env, without its transforms.
+        reason: why it is not on arrays.
+    """
+
+    whole = True
+    follows_specs = False
+    cost = "its own step, and 30 to 60 us"
+
+    def __init__(self, env: EnvBase, reason: str):
+        self.how = f"steps by its own code, on TensorDicts: {reason}"
+        leaves = env.observation_spec.values(True, True)
+        self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
+        self._env = env
+        # Statically at first: wrappers would ask the env inside.
+        has_it = inspect.getattr_static(env, "resets_by_mask", False)
+        self.resets_by_mask = bool(has_it and env.resets_by_mask)
+        self.home = with_index(env.device) if env.device else _CPU
+        self._flags = [(key, spec.shape) for key, spec in env.full_done_spec.items(True, True)]
+        self._step, self._reset = env_step_of(env), env_reset_of(env)
+        self._arguments = arguments_of_resets(env)
+
+    def step(
+        self, given: StepDict, slots: list[int] | None, buffers: None
+    ) -> tuple[StepDict, SlotError | None]:
+        return self._completed(self._step(self._packed(given))), None
+
+    def _packed(self, entries: StepDict) -> TensorDict:
+        env = self._env
+        if env.device is None or all(value.device == self.home for value in entries.values()):
+            return nested_unchecked(entries.items(), env.batch_size, env.device and self.home)
+        return nested(entries.items(), env.batch_size, env.device)
+
+    def _completed(self, made: TensorDictBase) -> StepDict:
+        entries = flat(made)
+        if all(key in entries and entries[key].shape == shape for key, shape in self._flags):
+            return entries
+        complete_done(self._env, made)
+        return flat(made)
+
+    def reset(
+        self,
+        marks: StepDict,
+        slots: list[int],
+        seeds: list[int] | None,
+        options: dict[str, Any] | None,
+    ) -> StepDict:
+        arguments = {**self._arguments, **reset_arguments(self._env, seeds, options)}
+        return self._completed(self._reset(self._packed(marks), **arguments))
+
+
+class RewardShape(StepTransform):
+    """Gives rewards the shape of their spec, as ``EnvBase.step`` does last."""
+
+    anywhere = True
+
+    def __init__(self, env: EnvBase):
+        self._shapes = {key: env.full_reward_spec[key].shape for key in env.reward_keys}
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        for key, shape in self._shapes.items():
+            if following[key].shape != shape:
+                following[key] = following[key].view(shape)
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        pass
+
+
+class Arrived(NamedTuple):
+    """Slots that have done what they were sent to do; rows of other slots mean nothing.
+
+    Attributes:
+        following: the entries that steps led to.
+        stepped: the slots that have stepped, ascending.
+        began: those whose episodes have begun.
+        failed: the failures of steps.
+        failed_begins: those of resets.
+        begun: the entries that episodes begin with.
+        written: the entries as the env wrote them, in which the rows of other slots are their
+            present ones.
+    """
+
+    following: StepDict
+    stepped: list[int]
+    began: list[int]
+    failed: SlotError | None
+    failed_begins: SlotError | None = None
+    begun: StepDict = StepDict()
+    written: StepDict = StepDict()
+
+
+class ArrayEnv(SteppedEnv):
+    """An env, its transforms included, stepped on arrays.
+
+    Args:
+        inner: the env itself.
+        transforms: its transforms, innermost first.
+        transformed: the env with its transforms.
+        exact: carries float64 rewards through the transforms; they are added to each step under
+            ``"_exact_reward"``. None to leave them out.
+
+    Attributes:
+        parts: the user's transforms, innermost first, those inside of the env included.
+        resets_by_mask: whether slots are reset at every step, by marks that the host does not know.
+        why: the reasons for what the slots can do, and the whole cannot, by field of :attr:`can`.
+        ends_by_done: whether a trajectory is known to end only where the flag ``"done"`` is true.
+            A user's env or transform may truncate without it: TorchRL then resets nothing, but
+            gives a new trajectory id, and the next step keeps the flag.
+        drops_unspecified: whether entries without a spec are left out of the following step, as
+            TorchRL's preallocated batches have no room for them.
+    """
+
+    drops_unspecified = False
+
+    def __init__(
+        self,
+        inner: InnerEnv,
+        transforms: list[StepTransform],
+        transformed: EnvBase,
+        exact: Exact | None = None,
+    ):
+        self.transformed = transformed
+        self.carried = carried_entries(transformed)
+        self.batch_size = transformed.batch_size
+        self.step_bytes = inner.step_bytes
+        self.base = inner.slots
+        self.transforms = transforms
+        self.inner = inner
+        self.home = inner.home
+        self._away = inner.home.type != "cpu"
+        # A transform that mixes rows must see in all of them what it sees under TorchRL. Slots
+        # that go on get their own rows back afterwards.
+        self._merges = inner.whole or not all(transform.by_row for transform in transforms)
+        for transform in transforms:
+            transform.merged = self._merges
+        self._exact = exact
+        self._taken = StepDict()
+        known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
+        self._unspecified: list[Key] | None = [] if known else None
+        self.ends_by_done = known
+        if not known:
+            self.carried += transformed.done_keys
+        self._inverse = list(reversed(transforms))
+        self.parts = [part for part in (*inner.transforms, *transforms) if part.label]
+        needy = [part.label for part in self.parts if not part.own_pace]
+        self.resets_by_mask = inner.resets_by_mask and not needy
+        self.can = Can(pause=False) if inner.slots is None else inner.slots.can
+        self.why: dict[str, str] = {}
+        if not all(transform.steps_singly for transform in transforms):
+            self.can = self.can._replace(pause=False)
+        if self.can.asynchronous and (needy or self._away or not known):
+            reason = f"transforms have tensors on {self.home}"
+            if needy:
+                reason = f"{', '.join(needy)} may depend on all slots together"
+            elif not self._away:
+                reason = "a trajectory may end without done"
+            self.can, self.why = self.can._replace(wait_num=None), {"asynchronous": reason}
+
+    def allocate(self, count: int, pinned: bool = False) -> list[Any]:
+        return self.inner.allocate(count, pinned, self._exact is not None)
+
+    def advance(
+        self,
+        step: StepDict,
+        next_keys: list[Key],
+        buffers: Any,
+        slots: list[int] | None = None,
+    ) -> tuple[StepDict, SlotError | None]:
+        given = self._taken = step
+        if self.transforms:
+            given = StepDict(step)
+            for transform in self._inverse:
+                transform.inv(given)
+            if keys.STEP in given:
+                slots = self._chosen(given, slots)
+                if slots == []:
+                    return self._skipped(given, next_keys), None
+        following, error = self.inner.step(given, slots, buffers)
+        for key in next_keys:
+            following.setdefault(from_next(key), step[key])  # the env's own entry wins
+        for transform in self.transforms:
+            transform.step(given, following)
+        if self._away:
+            self._bring_home(following)
+        if self.drops_unspecified:
+            if self._unspecified is None:
+                self._unspecified = self._without_spec(following, next_keys)
+            for key in self._unspecified:
+                following.pop(key, None)
+        if self._exact is not None and self.base is not None:
+            following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))
+        return following, error
+
+    @property
+    def stepper(self) -> Stepper:
+        """The slots, if they are tdcollect's."""
+        assert self.base is not None
+        return self.base.stepper
+
+    # An asynchronous step has two parts. The rows of slots in flight stay in the step as they were
+    # when they were sent.
+
+    def send(self, step: StepDict, slots: list[int]) -> None:
+        """Have ``slots`` take a step, and return at once."""
+        given = step
+        if self.transforms:
+            given = StepDict(step)
+            for transform in self._inverse:
+                transform.inv(given)
+        self._taken = given
+        self.stepper.send(self.base.read_actions(given), slots)  # type: ignore[union-attr]
+
+    def send_reset(
+        self, slots: list[int], seeds: list[int] | None, options: dict[str, Any] | None
+    ) -> None:
+        """Start an episode in ``slots``, and return at once."""
+        self.stepper.send_reset(slots, seeds, options)
+
+    def receive(self, next_keys: list[Key], buffers: Any) -> Arrived:
+        """Wait for slots that were sent.
+
+        Args:
+            next_keys: the policy's outputs that belong to the following step.
+            buffers: are written.
+        """
+        assert isinstance(self.inner, SlotArrays)
+        came = self.stepper.receive(buffers)
+        written = self.inner.entries(buffers)
+        following, begun = StepDict(written), StepDict()
+        if came.stepped:
+            stepped = torch.zeros(self.batch_size, dtype=torch.bool)
+            stepped[came.stepped] = True
+            for key in next_keys:
+                following.setdefault(from_next(key), self._taken[key])
+            for transform in self.transforms:
+                transform.rows = stepped
+                transform.step(self._taken, following)
+            if self._exact is not None:
+                following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))  # type: ignore[union-attr]
+        if came.begun:
+            marks = torch.zeros((*self.batch_size, 1), dtype=torch.bool)
+            marks[came.begun] = True
+            begun = StepDict(written)
+            del begun[keys.REWARD]
+            # Resets may come back alone: the entries of transforms are those of the step then.
+            before = following if came.stepped else StepDict({**self._taken, **following})
+            for transform in self.transforms:
+                transform.reset(begun, StepDict({keys.RESET: marks}), before)
+        return Arrived(following, *came, begun, written)
+
+    def _chosen(self, given: StepDict, slots: list[int] | None) -> list[int] | None:
+        """Of ``slots``, those that a transform has chosen to be stepped; None for all."""
+        chosen = given[keys.STEP].reshape(-1)
+        if chosen.all():
+            del given[keys.STEP]
+            return slots
+        if not isinstance(self.inner, SlotArrays | TorchRLEnv):
+            raise NotImplementedError(
+                "expected a transform that steps all slots, got one that writes "
+                f"{keys.STEP!r} over envs with transforms of their own; set "
+                "the environment variable TDCOLLECT_ARRAYS=0"
+            )
+        found: list[int] = chosen.nonzero()[:, 0].tolist()
+        return found if slots is None else [slot for slot in slots if slot in found]
+
+    def _skipped(self, given: StepDict, next_keys: list[Key]) -> StepDict:
+        """The entries of a step that no slot takes: no transform sees it."""
+        env = self.transformed
+        following = flat(skipped_step(env, nested(given.items(), env.batch_size, env.device)))
+        for key in next_keys:
+            following.setdefault(from_next(key), given[key])
+        return following
+
+    def ends(self, following: StepDict) -> tuple[list[int], list[int]]:
+        """The slots to reset, and those whose trajectories end; a GPU is waited for once."""
+        names = [keys.DONE] if self.ends_by_done else [keys.DONE, *self.transformed.done_keys]
+        flags = [following[name] for name in names]
+        if self._away:
+            flags = self._on_host(flags)
+        done = flags[0].numpy().reshape(-1)
+        ended = done.nonzero()[0].tolist() if np.count_nonzero(done) else []  # the quickest way
+        if self.ends_by_done:
+            return ended, ended
+        over = np.logical_or.reduce([flag.numpy().reshape(-1) for flag in flags])
+        return ended, over.nonzero()[0].tolist()
+
+    def _on_host(self, flags: list[torch.Tensor]) -> list[torch.Tensor]:
+        known = [self.inner.on_host(flag) for flag in flags]
+        if all(flag is not None for flag in known):
+            return known  # type: ignore[return-value]
+        return list(torch.stack([flag.reshape(-1) for flag in flags]).cpu().unbind(0))
+
+    def _without_spec(self, following: StepDict, next_keys: list[Key]) -> list[Key]:
+        """The entries that are not the policy's, and that TorchRL's batch has no room for."""
+        known = {from_next(key) for key in next_keys}
+        for spec in self.transformed.output_spec.values():
+            known.update(spec.keys(True, True))
+        return [key for key in following if key not in known]
+
+    def over(self, following: StepDict) -> torch.Tensor:
+        """The flag of slots whose trajectories end, at home."""
+        over = following[keys.DONE]
+        if not self.ends_by_done:
+            for name in self.transformed.done_keys:
+                over = over if name == keys.DONE else over | following[name]
+        return over
+
+    def begin(
+        self,
+        following: StepDict,
+        starting: torch.Tensor,
+        slots: list[int] | None,
+        seeds: list[int] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> StepDict:
+        marks = StepDict({keys.RESET: starting})
+        for transform in self._inverse:
+            transform.prepare(marks)
+        begun = self.inner.reset(marks, slots or [], seeds, options)
+        for transform in self.transforms:
+            transform.reset(begun, marks, following)
+        if self._away:
+            self._bring_home(begun)
+        if self._merges and (slots is None or len(slots) < self.batch_size.numel()):
+            self._merge(begun, following, starting)
+        return begun
+
+    def _bring_home(self, entries: StepDict) -> None:
+        """Move what a transform wrote on the CPU, as a TensorDict of another device would."""
+        for key, value in entries.items():
+            if value.device != self.home:
+                entries[key] = sent(value, self.home)
+
+    def _merge(self, begun: StepDict, following: StepDict, starting: torch.Tensor) -> None:
+        """Give the slots that go on their own rows back."""
+        for key in self.carried:
+            own = following.get(key, self._taken.get(key))
+            if own is None:
+                continue
+            mask = like_rows(starting, own)
+            if key in begun:
+                begun[key] = torch.where(mask, begun[key], own)
+            else:
+                begun[key] = own.masked_fill(mask, 0)  # as TorchRL does
+
+
+class _WholeEnv(InnerEnv):
+    """Any TorchRL env with its transforms, by its own ``step``."""
+
+    def __init__(self, env: EnvBase, exact: bool):
+        base = base_of(env)
+        self.slots = base if isinstance(base, GymnasiumEnv) else None
+        leaves = env.observation_spec.values(True, True)
+        self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
+        self.home = with_index(env.device) if env.device else _CPU
+        self._env, self._exact = env, exact
+
+    def step(
+        self, given: StepDict, slots: list[int] | None, buffers: None
+    ) -> tuple[StepDict, SlotError | None]:
+        packed = nested(given.items(), self._env.batch_size, self._env.device)
+        with self.slots.exact_rewards() if self._exact and self.slots else nullcontext():
+            return flat(self._env.step(packed).get(keys.NEXT)), None
+
+    def reset(
+        self,
+        marks: StepDict,
+        slots: list[int],
+        seeds: list[int] | None,
+        options: dict[str, Any] | None,
+    ) -> StepDict:
+        given = nested(marks.items(), self._env.batch_size, self._env.device)
+        arguments = reset_arguments(base_of(self._env), seeds, options)
+        return flat(self._env.reset(given, select_reset_only=True, **arguments))
+
+
+class TensorDictEnv(ArrayEnv):
+    """Any TorchRL env, stepped with its transforms by its own code, on TensorDicts.
+
+    Raises:
+        ValueError: for an env whose slots do not end one by one, each with a flag of its own, or
+            whose observations are not tensors of fixed shapes.
+    """
+
+    def __init__(self, transformed: EnvBase, exact: Exact | None = None):
+        if keys.DONE not in transformed.done_keys or len(transformed.done_keys_groups) > 1:
+            raise ValueError(
+                f"expected an env with one {keys.DONE!r} flag per slot, got the flags "
+                f"{list(transformed.done_keys)}; collect by frames, and split the batch"
+            )
+        leaves = transformed.observation_spec.items(True, True)
+        odd = [key for key, leaf in leaves if leaf.dtype is None or -1 in leaf.shape]
+        if odd:
+            raise ValueError(
+                "expected an env whose observations are tensors of fixed shapes, got other ones "
+                f"in {odd}; collect by frames"
+            )
+        super().__init__(_WholeEnv(transformed, exact is not None), [], transformed, exact)
+        self.can = self.can._replace(pause=False, wait_num=None)
+
+    def begin(
+        self,
+        following: StepDict,
+        starting: torch.Tensor,
+        slots: list[int] | None,
+        seeds: list[int] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> StepDict:
+        marks = StepDict(following).exclude(keys.REWARD, keys.EXACT_REWARD, inplace=True)
+        marks[keys.RESET] = starting
+        return self.inner.reset(marks, slots or [], seeds, options)

@@ -1,1 +1,0 @@
-"""Collection on arrays. Without this folder everything still works, as slowly as TorchRL."""

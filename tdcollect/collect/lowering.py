@@ -1,0 +1,405 @@
+"""Which of an env's transforms run how on StepDicts: of one env, and of the envs of a SerialEnv.
+
+Transforms inside of the envs of a ``SerialEnv`` that treat each row by itself, and are alike in all
+envs, run once for the batch. The others run env by env. An env with such a transform begins its
+episodes by its own ``reset``: it may take no-op steps there, draw numbers, or update statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import transforms as T
+from torchrl.envs.llm.transforms import PolicyVersion
+
+from tdcollect import keys
+from tdcollect._upstream.torchrl import (
+    call_of,
+    changes_loop,
+    does_nothing_in_steps,
+    has_forward_hooks,
+    only_applies,
+    preparation_of,
+    replaced_calls,
+    replaced_methods,
+    settings_of,
+)
+from tdcollect.collect import transforms as on_steps
+from tdcollect.collect.stateful import CatFrames, vec_norm
+from tdcollect.collect.step_dict import StepDict, flat
+from tdcollect.collect.transforms import Applied, Changed, Island, OwnCode, StepTransform
+from tdcollect.envs.adopted import reset_arguments
+from tdcollect.envs.slots import SlotError
+from tdcollect.envs.spaces import nested
+from tdcollect.envs.traits import (
+    EnvAction,
+    NotKnown,
+    of_kind,
+    runs_once,
+    traits_of,
+    transforms_of,
+)
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.keys import Key, from_next, is_next
+from tdcollect.states import equal
+
+if TYPE_CHECKING:
+    from tdcollect.collect.arrays import InnerEnv, SlotArrays
+
+
+class FrameSkip(StepTransform):
+    """TorchRL's FrameSkipTransform: the part of the env below it takes each step several times.
+
+    The transforms below are TorchRL's copies, made at the first step: some share the state of the
+    originals.
+    """
+
+    steps_singly = False
+
+    def __init__(self, transform: T.FrameSkipTransform, env: EnvBase):
+        self._transform = transform
+        self._below: list[StepTransform] | None = None
+
+    def attach(self, inner: InnerEnv, further: Sequence[StepTransform]) -> None:
+        self._inner, self._further = inner, further
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        if keys.STEP in step:
+            raise NotImplementedError(
+                "expected no transform that steps some slots alone around FrameSkipTransform; set "
+                "the environment variable TDCOLLECT_ARRAYS=0"
+            )
+        key: Key = self._transform.parent.reward_key
+        reward, latest = following[key], following
+        for _ in range(self._transform.frame_skip - 1):
+            latest = self._again(step)
+            reward = reward + latest[key]
+        if latest is not following:
+            following.clear()
+            following.update(latest)
+        following[key] = reward
+
+    def _again(self, step: StepDict) -> StepDict:
+        """Step the part below. Its inverse transforms apply once more, as in TorchRL."""
+        if self._below is None:
+            parent = self._transform.parent
+            self._below = [*self._further, *lower_transforms(transforms_of(parent), parent)]
+            for transform in self._below:
+                transform.attach(self._inner, self._further)
+        given = StepDict(step)
+        for transform in reversed(self._below):
+            transform.inv(given)
+        (buffers,) = self._inner.allocate(1, False, False)
+        following, error = self._inner.step(given, None, buffers)
+        if error is not None:
+            raise error
+        for key in step:
+            if is_next(key):
+                following.setdefault(from_next(key), step[key])
+        for transform in self._below:
+            transform.step(given, following)
+        return following
+
+
+LOWERED: dict[type, Callable[[Any, EnvBase], StepTransform]] = {
+    EnvAction: on_steps.KeptAction,
+    PolicyVersion: on_steps.Version,
+    T.ActionScaling: on_steps.ActionScaling,
+    T.CatFrames: CatFrames,
+    T.DeviceCastTransform: on_steps.device_cast,
+    T.EndOfLifeTransform: on_steps.EndOfLife,
+    T.ExcludeTransform: on_steps.exclude,
+    T.FiniteTensorDictCheck: on_steps.finite_check,
+    T.FrameSkipTransform: FrameSkip,
+    T.InitTracker: on_steps.InitTracker,
+    T.NoopResetEnv: on_steps.InResets,
+    T.RemoveEmptySpecs: on_steps.nothing,
+    T.RenameTransform: on_steps.Rename,
+    T.RewardSum: on_steps.RewardSum,
+    T.SelectTransform: on_steps.select,
+    T.StepCounter: on_steps.StepCounter,
+    T.TensorDictPrimer: on_steps.primer,
+    T.VecNorm: vec_norm,
+    T.VecNormV2: vec_norm,
+}
+"""The transforms that are written out here; others of :data:`TRAITS` run by their own code."""
+
+
+def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
+    """Transforms on StepDicts, innermost first; NotKnown for one that changes the env's loop."""
+    lowered: list[StepTransform] = []
+    reasons: list[str] = []
+    carried: set[Key] = set()
+    for transform in transforms:
+        if reason := _changes_loop(transform, env):
+            reasons.append(reason)
+            continue
+        try:
+            made = _lower(transform, env)
+        except NotKnown as unknown:
+            made = _island(transform, env, str(unknown))
+        if isinstance(made, OwnCode | Changed) and carried.intersection(transform.in_keys):
+            made.by_row = False  # the rows of slots that go on hold its result already
+            carried.update(transform.out_keys)
+        carried.update(made.keys)
+        made.label = type(transform).__name__
+        lowered.append(made)
+    if reasons:
+        raise NotKnown(*reasons)
+    return lowered
+
+
+def _changes_loop(transform: T.Transform, env: EnvBase) -> str:
+    """Why TorchRL's own loop must run; empty where it need not."""
+    name = type(transform).__name__
+    if changes_loop(transform):
+        return f"the transform {name} changes the env's own loop"
+    alone = type(transform) is T.ActionDiscretizer and env.transform is transform
+    if alone and transform.in_keys_inv != transform.out_keys_inv:
+        return (
+            f"the transform {name}, where it is alone, writes to the step that the batch holds; "
+            "put it into a Compose"
+        )
+    return ""
+
+
+def _lower(transform: T.Transform, env: EnvBase) -> StepTransform:
+    """A transform on StepDicts; raises NotKnown with the reason why it must be an island."""
+    kind, trait = type(transform), traits_of(transform)
+    if replaced := replaced_calls(transform):
+        raise NotKnown(f"has a {replaced[0]} of its own")
+    if has_forward_hooks(transform):
+        raise NotKnown("has hooks")
+    if kind in LOWERED:
+        return LOWERED[kind](transform, env)
+    if trait is None or not trait.own_code:
+        raise NotKnown("is not known to run on arrays")
+    entries = (*transform.in_keys, *transform.out_keys)
+    if kind in (T.Stack, T.Timer) and any(isinstance(key, tuple) for key in entries):
+        raise NotKnown("has nested entries")
+    return OwnCode(transform, env, trait)
+
+
+def _island(transform: T.Transform, env: EnvBase, reason: str) -> StepTransform:
+    """A transform that is not known, on as little as it needs."""
+    if only_applies(transform, of_kind("elementwise")) and preparation_of(transform) is None:
+        return Applied(transform, env)
+    return Island(transform, env, reason)
+
+
+# ------------------------------------------------------------------------- the envs of a SerialEnv
+
+
+class Shown(StepTransform):
+    """Notes what resets give in the tensors ``[N, ...]`` where TorchRL's ``SerialEnv`` keeps it.
+
+    ``mixes``: transforms that mix rows follow. They must find what they find under TorchRL: for
+    slots that go on, the entries of their latest reset.
+    """
+
+    def __init__(self, shown: Mapping[Key, torch.Tensor], mixes: bool):
+        self._shown = shown
+        self._mixes = mixes
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        starting = marks[keys.RESET].view(-1)
+        for key, shown in self._shown.items():
+            value, there = begun[key], shown.device  # the env's; its envs may be elsewhere
+            marked = starting.to(there)
+            shown[marked] = value.to(there)[marked]
+            if self._mixes:
+                begun[key] = shown.to(value.device, copy=True)
+
+
+class _EnvByEnv(StepTransform):
+    """One transform per env, each on the row of its slot; episodes begin by their own resets."""
+
+    by_row = False
+
+    def __init__(self, transforms: Sequence[StepTransform]):
+        self._transforms = transforms
+        self.how = f"env by env, {transforms[0].how}"
+        self.label = transforms[0].label
+        self.follows_specs = transforms[0].follows_specs
+        self.cost = transforms[0].cost and f"{transforms[0].cost} and env"
+
+    def inv(self, step: StepDict) -> None:
+        rows = self._rows(step)
+        found = [dict(row) for row in rows]
+        for transform, row in zip(self._transforms, rows, strict=True):
+            transform.inv(row)
+        _join(step, rows, found)
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        taken, rows = self._rows(step), self._rows(following)
+        found = [dict(row) for row in rows]
+        for transform, given, row in zip(self._transforms, taken, rows, strict=True):
+            transform.step(given, row)
+        _join(following, rows, found)
+
+    def _rows(self, step: StepDict) -> list[StepDict]:
+        unbound = [(key, value.unbind(0)) for key, value in step.items()]
+        slots = range(len(self._transforms))
+        return [StepDict((key, values[slot]) for key, values in unbound) for slot in slots]
+
+
+def _join(
+    step: StepDict, rows: Sequence[StepDict], found: Sequence[dict[Key, torch.Tensor]]
+) -> None:
+    """Take over what has changed in some rows since they were found so."""
+    for key in [key for key in step if key not in rows[0]]:
+        del step[key]
+    for key in rows[0]:
+        if any(row[key] is not old.get(key) for row, old in zip(rows, found, strict=True)):
+            step[key] = torch.stack([torch.as_tensor(row[key]) for row in rows])
+
+
+class MemberSlots:
+    """The slots of envs that begin their episodes by their own resets; an :class:`InnerEnv`."""
+
+    whole = follows_specs = True
+    resets_by_mask = False
+
+    def __init__(
+        self,
+        arrays: SlotArrays,
+        members: Sequence[EnvBase],
+        transforms: Sequence[StepTransform],
+        shown: Mapping[Key, torch.Tensor],
+    ):
+        self.slots, self.home = arrays.slots, arrays.home
+        self.how, self.cost = arrays.how, arrays.cost
+        self.step_bytes = arrays.step_bytes
+        self.allocate, self.on_host = arrays.allocate, arrays.on_host
+        self.transforms = transforms
+        self._arrays = arrays
+        self._members = members
+        self._shown = shown
+        self._written: set[Key] | None = None
+        if not all(transform.follows_specs for transform in transforms):
+            specs = members[0].output_spec.values()
+            self._written = {key for spec in specs for key in spec.keys(True, True)}
+
+    def step(
+        self, given: StepDict, slots: list[int] | None, buffers: Any
+    ) -> tuple[StepDict, SlotError | None]:
+        given = StepDict(given)
+        for transform in reversed(self.transforms):
+            transform.inv(given)
+        following, error = self._arrays.step(given, slots, buffers)
+        for transform in self.transforms:
+            transform.step(given, following)
+        if self._written is not None:  # the SerialEnv has room for no other entries
+            for key in [key for key in following if key not in self._written]:
+                del following[key]
+        return following, error
+
+    def reset(
+        self,
+        marks: StepDict,
+        slots: list[int],
+        seeds: list[int] | None,
+        options: dict[str, Any] | None,
+    ) -> StepDict:
+        starting = torch.ones(1, dtype=torch.bool)
+        for i, slot in enumerate(slots):
+            member = self._members[slot]
+            given = nested([(keys.RESET, starting)], member.batch_size, member.device)
+            seed = None if seeds is None else [seeds[i]]
+            row = flat(member.reset(given, **reset_arguments(member, seed, options)))
+            for key, shown in self._shown.items():
+                shown[slot] = row[key]
+        self._arrays.slots.stepper.follow()
+        begun = StepDict((key, shown.clone()) for key, shown in self._shown.items())
+        flags = torch.zeros_like(marks[keys.RESET])
+        begun.update((key, flags) for key in keys.FLAGS)
+        return begun
+
+
+def member_slots(
+    arrays: SlotArrays, members: Sequence[EnvBase], shown: Mapping[Key, torch.Tensor], mixes: bool
+) -> tuple[Any, list[StepTransform]]:
+    """The slots of a ``SerialEnv`` as an :class:`InnerEnv`, and the transforms to run on them.
+
+    ``shown`` are the tensors in which the ``SerialEnv`` keeps what its resets gave; ``mixes`` tells
+    whether transforms around it mix rows.
+    """
+    stacks = [transforms_of(member) for member in members]
+    if len({tuple(map(type, stack)) for stack in stacks}) > 1:
+        raise NotKnown("its envs have transforms unlike each other's")
+    lowered = [_lowered_singly(stack, env) for stack, env in zip(stacks, members, strict=True)]
+    together: list[StepTransform] = []
+    once = True
+    for ones, made in zip(zip(*stacks, strict=True), zip(*lowered, strict=True), strict=True):
+        if runs_once(ones[0]) and _are_alike(ones):
+            together.append(made[0])
+        else:
+            once = False
+            if not does_nothing_in_steps(ones[0]):
+                together.append(_EnvByEnv(made))
+    if once:
+        return arrays, [*together, Shown(shown, mixes)]
+    return MemberSlots(arrays, members, together, shown), []
+
+
+def _lowered_singly(stack: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
+    """The transforms of one env; one that steps the env again does so by its own code."""
+    lowered = lower_transforms(stack, env)
+    for i, transform in enumerate(stack):
+        if not lowered[i].steps_singly:
+            lowered[i] = Island(transform, env, "steps its env again")
+            lowered[i].label = type(transform).__name__
+    return lowered
+
+
+def _are_alike(transforms: Sequence[T.Transform]) -> bool:
+    settings = settings_of(transforms[0])
+    return all(equal(settings_of(other), settings) for other in transforms[1:])
+
+
+# ------------------------------------------------------------------------------------ exact rewards
+
+
+class ExactReward:
+    """The reward after the transforms that change it, computed in float64."""
+
+    def __init__(self, transforms: Sequence[T.Transform]):
+        self._calls = [call_of(transform) for transform in transforms]
+
+    def __call__(self, reward: torch.Tensor) -> torch.Tensor:
+        step = StepDict({keys.REWARD: reward})
+        for call in self._calls:
+            call(step)
+        return step[keys.REWARD]
+
+
+def exact_reward_of(env: EnvBase) -> ExactReward | None:
+    """Carries the rewards of an env through its transforms in float64.
+
+    None where a transform may cast or is not known, and where only the env itself knows what
+    becomes of its rewards.
+    """
+    base = env.base_env if type(env) is TransformedEnv else env
+    if type(base) is not GymnasiumEnv or replaced_methods(env) or replaced_methods(base):
+        return None
+    changing = []
+    for transform in transforms_of(env):
+        trait = traits_of(transform)
+        alone = list(transform.in_keys) == list(transform.out_keys) == [keys.REWARD]
+        if trait and trait.scalar and alone:
+            changing.append(transform)
+        elif not _leaves_reward(transform):
+            return None
+    return ExactReward(changing)
+
+
+def _leaves_reward(transform: T.Transform) -> bool:
+    if type(transform) is T.RenameTransform:
+        return keys.REWARD not in (*transform.in_keys, *transform.out_keys)
+    if type(transform) is T.ExcludeTransform:
+        return keys.REWARD not in transform.excluded_keys
+    trait = traits_of(transform)
+    return trait is not None and trait.leaves_reward and keys.REWARD not in transform.out_keys

@@ -1,0 +1,740 @@
+"""Policies on StepDicts: a tree of TensorDict modules as a flat list of calls.
+
+The calls are of the same modules, in the same order, with the same operations and random numbers;
+only the bookkeeping between them is gone. A module that is not known to the letter (a subclass
+with another ``forward``, hooks, a plain callable) is called as it is, on a TensorDict.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    skip_existing,
+)
+from tensordict.nn.distributions import CompositeDistribution
+from tensordict.nn.probabilistic import InteractionType, interaction_type
+from torch import Tensor, nn
+from torch.nn import functional
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
+from torchrl.data.tensor_specs import BoundedContinuous
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.utils import ExplorationType, exploration_type
+from torchrl.modules import (
+    MLP,
+    AdditiveGaussianModule,
+    ConsistentDropoutModule,
+    DistributionalDQNnet,
+    DistributionalQValueModule,
+    EGreedyModule,
+    GRUModule,
+    LSTMModule,
+    OrnsteinUhlenbeckProcessModule,
+    QValueModule,
+    RandomPolicy,
+    TanhModule,
+)
+from torchrl.modules.distributions.utils import sample_and_log_prob
+from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
+from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
+
+from tdcollect._upstream.torchrl import (
+    MODULE_METHODS,
+    PROBABILISTIC_METHODS,
+    SEQUENTIAL_METHODS,
+    draw_of,
+    draws_sample,
+    get_options,
+    has_generator,
+    has_hooks,
+    is_compiled,
+    keyword_names,
+    modules_in_order,
+    only_projects,
+    parameters_of,
+    project_outputs,
+    reshapes_output,
+    selects_output,
+    validates_arguments,
+)
+from tdcollect.collect.arguments import missing_entries, no_tensordict
+from tdcollect.collect.samplers import (
+    CompositeDraw,
+    Draw,
+    GlobalNoise,
+    Noise,
+    Sampler,
+    in_order,
+    sampler,
+)
+from tdcollect.collect.step_dict import StepDict, is_plain, not_taken_apart
+from tdcollect.envs.spaces import nested
+from tdcollect.envs.traits import NotKnown
+from tdcollect.keys import Key, entry_path, name_of
+
+Call = Callable[[StepDict], None]
+"""Reads and writes entries of a StepDict."""
+
+ON_TENSORDICT = "on a TensorDict"
+"""The beginning of the line on a module that is called as it is."""
+
+_STRAIGHT = "called straight"
+_OWN = "its own code, on arrays"
+_DRAWN = "drawn from the action spec, on arrays"
+
+
+class Policy:
+    """A policy as calls on StepDicts: taken apart where it is known, else called as it is.
+
+    Args:
+        policy: the callable that a collector would call on a TensorDict.
+        given: the entries that the first call finds.
+        batch_size: the env's.
+        device: the device that TensorDicts made on the way name, if any.
+        select: the outputs of a compiled policy, which is called as it is; None for others.
+        checked: draw with the distributions themselves, which check at every call; else whoever
+            runs the policy calls :meth:`check` at the end.
+        noise: the samplers' source of random numbers; None for torch's global generator.
+        as_it_is: why the policy must be called as it is; None to take it apart.
+
+    Attributes:
+        calls: its parts, in order; each reads and writes entries of the step.
+        described: a line for each call: its name, and how it runs.
+        sampling: the calls of samplers, which draw from ``noise``.
+        straight: whether no module is called on a TensorDict.
+        writes: the entries that every call of the policy writes.
+        reads_first: the entries that it may read before it has written them.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[..., Any],
+        given: StepDict,
+        batch_size: torch.Size,
+        device: torch.device | None,
+        *,
+        select: Sequence[Key] | None = None,
+        checked: bool = False,
+        noise: Noise | None = None,
+        as_it_is: str | None = None,
+    ):
+        self.calls: list[Call] = []
+        self.described: list[tuple[str, str]] = []
+        self.sampling: set[Call] = set()
+        self.straight = True
+        self.writes: set[Key] = set()
+        self.reads_first: set[Key] = set()
+        self._samplers: list[Sampler] = []
+        self._batch_size = batch_size
+        self._device = device
+        self._given = set(given)
+        self._shapes = given.shapes
+        self._checked = checked
+        self._noise = noise or GlobalNoise()
+        if select is not None:
+            self._call_as_it_is(policy, "is compiled", select)
+        elif as_it_is is not None:
+            self._call_as_it_is(policy, as_it_is)
+        else:
+            self._lower(policy)
+
+    def __call__(self, step: StepDict) -> None:
+        """Run the policy; its outputs join the step."""
+        for call in self.calls:
+            call(step)
+
+    def check(self) -> None:
+        """Raise where a draw had parameters that its distribution refuses."""
+        for draw in self._samplers:
+            draw.check()
+
+    def _lower(self, module: Any) -> None:
+        spec = _random_spec(module)
+        if spec is not None:
+            name = "RandomPolicy" if isinstance(module, RandomPolicy) else "random actions"
+            written = _leaves(spec)
+            self._add(_random_call(spec), f"{name}({_names(written)})", _DRAWN)
+            self.writes.update(written)
+            return
+        try:
+            _check_known(module)
+            if isinstance(module, TensorDictSequential):
+                for part in modules_in_order(module):
+                    self._lower(part)
+            else:
+                self._lower_one(module)
+                self.writes.update(key for key in module.out_keys if key != "_")
+        except NotKnown as reason:
+            self._call_as_it_is(module, str(reason))
+            return
+        if only_projects(module):
+            name = f"safe {type(module).__name__}: projected on its spec"
+            self._add(_SafeOutputs(module), name, _OWN)
+
+    def _lower_one(self, module: Any) -> None:
+        if getattr(module, "distribution_class", None) is CompositeDistribution:
+            self._lower_composite(module)
+            return
+        missing = set(module.in_keys) - self._given - self.writes
+        if missing and (self.straight or not isinstance(self._noise, GlobalNoise)):
+            raise NotKnown("reads an entry that is no tensor of the env or the policy")
+        self.reads_first.update(set(module.in_keys) - self.writes)
+        if type(module) in _OWN_CODE:
+            self._add(self._own_code(module), label(module), _OWN)
+            self.reads_first.update(self._given - self.writes)  # masks, say, beside in_keys
+            if isinstance(module, OrnsteinUhlenbeckProcessModule):
+                self.reads_first.update([module.is_init_key, *module.ou.out_keys])
+        elif not isinstance(module, ProbabilisticTensorDictModule):
+            self._add(_module_call(module, self._batch_size), label(module), _STRAIGHT)
+        else:
+            draw = self._draw(module)
+            drawing = draw and sampler(draw)
+            if draw is None or drawing is None:
+                self._add(_distribution_call(module), label(module), _STRAIGHT)
+            else:
+                entries = dict(zip(_parameters(module), module.in_keys, strict=True))
+                call = _sampler_call(module, [entries[name] for name in draw.names], drawing)
+                self._add_draws(call, label(module), [drawing])
+        if missing:
+            # A module that is called on a TensorDict may write them, and as tensors.
+            as_it_is = _call_on_tensordict(module, self._batch_size, self._device)
+            self.calls.append(_if_tensors(missing, self.calls.pop(), as_it_is))
+
+    def _lower_composite(self, module: ProbabilisticTensorDictModule) -> None:
+        draw = self._draw(module)
+        if draw is None:
+            raise NotKnown("draws from a composite distribution, which checks its arguments")
+        call = CompositeDraw(module, draw, self._given | self.writes, self._batch_size)
+        self.reads_first.update(call.reads - self.writes)
+        self._add_draws(call, label(module), call.samplers)
+
+    def _draw(self, module: ProbabilisticTensorDictModule) -> Draw | None:
+        """The draw of a sampler; None where the distribution itself must check its arguments."""
+        interaction = interaction_type() or module.default_interaction_type
+        if interaction is None or self._checked or validates_arguments():
+            return None
+        at_random = interaction is InteractionType.RANDOM
+        return Draw(
+            module.distribution_class,
+            in_order(_parameters(module)),
+            module.distribution_kwargs,
+            interaction,
+            module.return_log_prob,
+            at_random and isinstance(module, SafeProbabilisticModule),
+            self._noise,
+        )
+
+    def _add_draws(self, call: Call, name: str, samplers: list[Sampler]) -> None:
+        self._add(call, name, "computed straight, checked once per batch")
+        self._samplers += samplers
+        self.sampling.add(call)
+
+    def _add(self, call: Call, name: str, how: str) -> None:
+        self.calls.append(call)
+        self.described.append((name, how))
+
+    def _call_as_it_is(self, module: Any, reason: str, select: Sequence[Key] | None = None) -> None:
+        self.straight = False
+        call = _call_on_tensordict(module, self._batch_size, self._device, select)
+        self._add(call, label(module), f"{ON_TENSORDICT}: {reason}")
+        # Its out_keys promise what it writes, and need not keep it.
+        self.reads_first.update(self._given - self.writes)
+
+    def _own_code(self, module: Any) -> Call:
+        """A call of a TorchRL module's own ``forward``, freed of what dispatches it."""
+        forward, batch_size, device = _OWN_CODE[type(module)], self._batch_size, self._device
+        if isinstance(module, (GRUModule, LSTMModule)):
+            return _recurrent(module, forward, batch_size)
+        if isinstance(module, AdditiveGaussianModule) and module.spec is not None:
+            return _gaussian_call(module)
+        action_key: Any = getattr(module, "action_key", None)
+        if isinstance(module, OrnsteinUhlenbeckProcessModule):
+            action_key = module.ou.key
+        above = action_key[:-1] if isinstance(action_key, tuple) else ()
+        # A TensorDict that the policy makes has the batch size of the one in which it lies.
+        around = [above[:n] for n in range(len(above), 0, -1) if above[:n] in self._shapes]
+        shape = self._shapes[around[0]] if around else batch_size
+
+        def run(step: StepDict) -> None:
+            step.shape, step.device = batch_size, device
+            forward(module, step)
+
+        def run_nested(step: StepDict) -> None:  # it asks for the TensorDict with the action
+            value, name = step[action_key], action_key[-1]
+            inner = StepDict({name: value})
+            inner.shape, inner.device = shape, device
+            step[above] = inner  # type: ignore[assignment]
+            try:
+                run(step)
+            finally:
+                del step[above]
+            if inner[name] is not value:
+                step[action_key] = inner[name]
+
+        return run_nested if above else run
+
+
+# ------------------------------------------------------------------------------ what is known
+
+
+_OWN_CODE: dict[type, Callable[[Any, StepDict], Any]] = {
+    cls: inspect.unwrap(cls.forward)
+    for cls in (
+        AdditiveGaussianModule,
+        ConsistentDropoutModule,
+        DistributionalDQNnet,
+        DistributionalQValueModule,
+        EGreedyModule,
+        GRUModule,
+        LSTMModule,
+        OrnsteinUhlenbeckProcessModule,
+        QValueModule,
+        TanhModule,
+    )
+}
+"""Modules whose own ``forward`` runs on StepDicts."""
+
+_KNOWN: list[tuple[type, tuple[str, ...], tuple[type, ...]]] = [
+    (
+        TensorDictSequential,
+        SEQUENTIAL_METHODS,
+        (
+            TensorDictSequential,
+            ProbabilisticTensorDictSequential,
+            SafeSequential,
+            SafeProbabilisticTensorDictSequential,
+        ),
+    ),
+    (
+        ProbabilisticTensorDictModule,
+        PROBABILISTIC_METHODS,
+        (ProbabilisticTensorDictModule, SafeProbabilisticModule),
+    ),
+    (TensorDictModule, MODULE_METHODS, (TensorDictModule,)),
+]
+"""Classes, the methods that decide what they do, and the classes whose methods are known."""
+
+
+def unknown_class(module: Any) -> str | None:
+    """The reason why a module's class is not known to the letter; None where it is."""
+    if not isinstance(module, TensorDictModuleBase):
+        return "is no TensorDict module"
+    for base, methods, classes in _KNOWN:
+        if isinstance(module, base):
+            for name in methods:
+                own = vars(module).get(name, getattr(type(module), name, None))
+                if all(own is not getattr(known, name, None) for known in classes):
+                    return f"has a {name} of its own"
+            return None
+    return "is of a class that is not known here"
+
+
+def _check_known(module: Any) -> None:
+    """Raise NotKnown for a module that must be called as it is."""
+    own_code = type(module) in _OWN_CODE
+    if isinstance(module, TensorDictModuleBase) and skip_existing():
+        raise NotKnown("runs under set_skip_existing")
+    if own_code and "forward" in vars(module):
+        raise NotKnown("has a forward of its own")
+    if own_code and isinstance(module, (LSTMModule, GRUModule)) and module.recurrent_mode:
+        raise NotKnown("is in recurrent mode")
+    if not own_code and (reason := unknown_class(module)):
+        raise NotKnown(reason)
+    if has_hooks(module) and not only_projects(module):
+        raise NotKnown("has hooks")
+    if own_code:
+        return
+    if isinstance(module, TensorDictSequential):
+        if selects_output(module) or module.inplace not in (None, True):
+            raise NotKnown("selects its output")
+        if module.partial_tolerant:
+            raise NotKnown("tolerates missing inputs")
+        if isinstance(module, ProbabilisticTensorDictSequential) and not draws_sample(module):
+            raise NotKnown("does not sample")
+    elif isinstance(module, ProbabilisticTensorDictModule):
+        several = module.distribution_class is not CompositeDistribution and (
+            len(module.dist_sample_keys) != 1
+        )
+        if several or module.num_samples is not None or has_generator(module):
+            raise NotKnown("draws several samples or brings a generator")
+    elif module.inplace is not True or get_options(module):
+        raise NotKnown("selects its output")
+
+
+def label(module: Any) -> str:
+    """The name of a module, with the entries that it reads and writes."""
+    name: str = type(module).__name__
+    if not isinstance(module, nn.Module):
+        name = getattr(module, "__name__", name)
+    # A class with a __call__ of its own need not say what it reads and writes.
+    ins, outs = getattr(module, "in_keys", None), getattr(module, "out_keys", None)
+    if not isinstance(module, TensorDictModuleBase) or ins is None or outs is None:
+        return name
+    return f"{name}({_names(ins)} -> {_names(outs)})"
+
+
+def _names(entries: Iterable[Key]) -> str:
+    return ", ".join(map(entry_path, entries))
+
+
+# ----------------------------------------------------------------------------- calls of modules
+
+
+def _call_on_tensordict(
+    module: Callable[..., Any],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    select: Sequence[Key] | None = None,
+) -> Call:
+    def call(step: StepDict) -> None:
+        given = nested(step.items(), batch_size, device)
+        if select is not None:
+            torch.compiler.cudagraph_mark_step_begin()
+        try:
+            out = module(given)
+        except KeyError as error:
+            missing = missing_entries(module, step)
+            raise error if missing is None else KeyError(missing) from error
+        if select is not None:
+            # A graph writes its outputs into the same memory each time.
+            out = out.select(*select, strict=False).clone()
+        try:
+            written = out.items(True, True, is_leaf=not_taken_apart)
+        except (AttributeError, TypeError) as error:
+            raise TypeError(no_tensordict(out)) from error
+        for key, value in written:
+            if step.get(key) is not value:
+                step[key] = value
+
+    return call
+
+
+def _if_tensors(entries: set[Key], call: Call, otherwise: Call) -> Call:
+    """One call where entries of the step are tensors, and another where they are not."""
+
+    def run(step: StepDict) -> None:
+        (call if all(is_plain(step.get(key)) for key in entries) else otherwise)(step)
+
+    return run
+
+
+def _module_call(module: TensorDictModule, batch_size: torch.Size) -> Call:
+    in_keys: list[Key] = list(module.in_keys)
+    out_keys: list[Key] = list(module.out_keys)
+    names: list[str] | None = keyword_names(module)
+    call = (
+        _direct(module.module) if module.method is None else getattr(module.module, module.method)
+    )
+    kwargs = module.method_kwargs
+    single = out_keys[0] if len(out_keys) == 1 else None
+
+    def run(step: StepDict) -> None:
+        if names is None:
+            out = call(*[step[key] for key in in_keys], **kwargs)
+        else:
+            out = call(**{n: step[k] for n, k in zip(names, in_keys, strict=True)}, **kwargs)
+        if single is not None and type(out) is Tensor:
+            step[single] = out
+            return
+        if isinstance(out, (dict, TensorDictBase)) and all(key in out for key in out_keys):
+            out = tuple(out.get(key) for key in out_keys)
+        if not isinstance(out, tuple):
+            out = (out,)
+        if len(out) != len(out_keys):
+            raise RuntimeError(
+                f"expected {len(out_keys)} outputs, one for each of out_keys={out_keys}, got "
+                f"{len(out)} from {module}"
+            )
+        for key, value in zip(out_keys, out, strict=True):
+            if isinstance(value, Tensor):
+                step[key] = value
+            else:
+                _set_other(step, key, value, batch_size)
+
+    def without_ignored(step: StepDict) -> None:
+        run(step)
+        del step["_"]
+
+    return without_ignored if "_" in out_keys else run
+
+
+def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``forward`` of a module without hooks; another module itself."""
+    if (
+        not isinstance(module, nn.Module)
+        or has_hooks(module)
+        or type(module).__call__ is not nn.Module.__call__
+        or is_compiled(module)
+        or "forward" in module.__dict__
+    ):
+        return module
+    if type(module) is nn.Linear:
+        # Looking its parameters up through the module costs as much as a small product.
+        parameters: dict[str, Any] = parameters_of(module)
+        return lambda value: functional.linear(value, parameters["weight"], parameters["bias"])
+    plain_mlp = type(module) is MLP and not reshapes_output(module)
+    if not plain_mlp and type(module) is not nn.Sequential:
+        return module.forward
+    # Not children(), which leaves out a module that comes twice.
+    calls = [_direct(child) for child in cast(nn.Sequential, module)]
+
+    def run(value: Any) -> Any:
+        for call in calls:
+            value = call(value)
+        return value
+
+    if plain_mlp:  # which joins several inputs
+        return lambda value, *more: run(torch.cat([value, *more], -1) if more else value)
+    return run
+
+
+def _set_other(step: StepDict, key: Key, value: Any, batch_size: torch.Size) -> None:
+    """Store an output that is no tensor, as a TensorDict would."""
+    if isinstance(value, (np.ndarray, np.generic, float, int)):
+        step[key] = torch.as_tensor(value)
+        return
+    made = TensorDict.from_any(value)
+    if isinstance(made, Tensor) and made.shape[: len(batch_size)] != batch_size:
+        raise ValueError(
+            f"expected the policy's entry {key!r} to have the batch size {list(batch_size)} in "
+            f"front, got a {type(value).__name__} of shape {list(made.shape)}; return a tensor"
+        )
+    made = TensorDict(batch_size=batch_size).set(key, made)
+    step.update(made.items(True, True, is_leaf=not_taken_apart))
+
+
+def _recurrent(module: Any, forward: Callable[..., Any], batch_size: torch.Size) -> Call:
+    in_keys: list[Key] = list(module.in_keys)
+
+    def run(step: StepDict) -> None:
+        # These reshape all that they are given: hand them their inputs alone.
+        given = StepDict((key, step[key]) for key in in_keys)
+        given.shape = batch_size
+        forward(module, given)
+        for key in module.out_keys:
+            step[key] = given[key]
+
+    return run
+
+
+# ---------------------------------------------------------------------------------------- draws
+
+
+def _parameters(module: ProbabilisticTensorDictModule) -> tuple[str, ...]:
+    """The parameters of a module's distribution, one for each of its ``in_keys``."""
+    return tuple(map(name_of, module.dist_keys))
+
+
+def _outputs(module: ProbabilisticTensorDictModule) -> tuple[Key, Key | None]:
+    """The entries of the sample and, if it is wanted, of the log-probability."""
+    return module.dist_sample_keys[0], module.log_prob_key if module.return_log_prob else None
+
+
+def _sampler_call(module: ProbabilisticTensorDictModule, in_keys: list[Key], draw: Sampler) -> Call:
+    sample_key, log_prob_key = _outputs(module)
+
+    def run(step: StepDict) -> None:
+        step[sample_key], log_prob = draw(*[step[key] for key in in_keys])
+        if log_prob_key is not None and log_prob is not None:
+            step[log_prob_key] = log_prob
+
+    return run
+
+
+def _distribution_call(module: ProbabilisticTensorDictModule) -> Call:
+    draw = draw_of(module)
+    sample_key, log_prob_key = _outputs(module)
+    interaction = interaction_type() or module.default_interaction_type
+    # TorchRL's module scores the very draw that it returns; tensordict's scores the result.
+    together = isinstance(module, SafeProbabilisticModule) and interaction is InteractionType.RANDOM
+
+    def run(step: StepDict) -> None:
+        dist = module.get_dist(step)
+        if together and log_prob_key is not None:
+            step[sample_key], step[log_prob_key] = sample_and_log_prob(
+                dist, torch.Size(), reparameterize=dist.has_rsample
+            )
+            return
+        sample = step[sample_key] = draw(dist, interaction_type=interaction)
+        if log_prob_key is not None:
+            step[log_prob_key] = dist.log_prob(sample)
+
+    return run
+
+
+# ---------------------------------------------------------------------------------- projections
+
+
+Projection = Callable[[Tensor], Tensor]
+
+
+def _projection(spec: TensorSpec) -> Projection:
+    """The projection that ``spec.project`` makes; the bounds of floats are read once."""
+    if type(spec) not in (Bounded, BoundedContinuous) or not spec.dtype.is_floating_point:
+        project: Projection = spec.project
+        return project
+    shape, dtype, device, dims = spec.shape, spec.dtype, spec.device, len(spec.shape)
+    low, high = spec.space.low, spec.space.high
+
+    def clamped(value: Tensor) -> Tensor:
+        fits = value.ndim >= dims and value.shape[value.ndim - dims :] == shape
+        if not fits or value.dtype != dtype or value.device != device:
+            return spec.project(value)
+        found = torch.clamp(value, low, high)
+        # The value itself within the bounds, with the sign of its zeros.
+        return value if torch.equal(found, value) else found
+
+    return clamped
+
+
+class _SafeOutputs:
+    """The hook of modules made with ``safe=True``, whose spec may change meanwhile."""
+
+    def __init__(self, module: Any):
+        self._module = module
+        self._spec: Any = None
+        self._projections: list[tuple[Key, Projection]] = []
+
+    def __call__(self, step: StepDict) -> None:
+        spec = self._module.spec
+        if spec is not self._spec:
+            if type(spec) is not Composite:
+                project_outputs(self._module, step, step)
+                return
+            leaves = [(key, spec[key]) for key in spec.keys(True, True)]
+            self._projections = [
+                (key, _projection(leaf)) for key, leaf in leaves if leaf is not None
+            ]
+            self._spec = spec
+        for key, project in self._projections:
+            value = step.get(key)
+            if value is not None:
+                step[key] = project(value)
+
+
+def _gaussian_call(module: AdditiveGaussianModule) -> Call:
+    """A call that adds a module's noise, as its ``forward`` does."""
+    key: Key = module.action_key
+    seen: Any = None
+    project: Projection
+
+    def run(step: StepDict) -> None:
+        nonlocal seen, project
+        if exploration_type() not in (ExplorationType.RANDOM, None):
+            return
+        spec = module.spec
+        if spec is not seen:
+            project, seen = _projection(spec[key]), spec
+        action = step[key]
+        mean, std = (
+            value if value.is_floating_point() else value.to(torch.get_default_dtype())
+            for value in (module.mean.expand(action.shape), module.std.expand(action.shape))
+        )
+        noise = torch.normal(mean=mean, std=std).to(action.device)
+        step[key] = project(action + noise * module.sigma)
+
+    return run
+
+
+# ------------------------------------------------------------------------------- random actions
+
+
+class RandomActions:
+    """Random actions of an action spec, as a policy.
+
+    Args:
+        spec: of the actions, with the batch size in front; it may change meanwhile (masks).
+    """
+
+    def __init__(self, spec: Composite):
+        self.spec = spec
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write actions."""
+        return tensordict.update(self.spec.rand())
+
+
+def draws_from_spec(env: EnvBase) -> bool:
+    """Tell whether ``env.rand_action`` is TorchRL's, which draws from the action spec."""
+    known = (EnvBase.rand_action, TransformedEnv.rand_action)
+    while type(env).rand_action in known and "rand_action" not in env.__dict__:
+        if not isinstance(env, TransformedEnv):
+            return True
+        env = env.base_env
+    return False
+
+
+def is_masked(spec: Composite) -> bool:
+    """Tell whether an action spec has a mask of the legal actions now."""
+    return any(getattr(leaf, "mask", None) is not None for leaf in spec.values(True, True))
+
+
+def _random_spec(policy: Any) -> Composite | None:
+    """The spec that a random policy draws from, if its leaves are drawn one by one."""
+    if type(policy) is RandomActions:
+        spec = policy.spec
+    elif type(policy) is RandomPolicy and policy.action_spec is not None:
+        spec = policy.action_spec
+        if not isinstance(spec, Composite):
+            spec = Composite({policy.action_key: spec}, shape=())
+    else:
+        return None
+    return spec if _drawn_by_leaf(spec) else None
+
+
+_LEAVES = (Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded)
+
+
+def _drawn_by_leaf(spec: TensorSpec | None) -> bool:
+    if isinstance(spec, Composite):
+        plain = type(spec) is Composite and spec.data_cls is None
+        return plain and all(map(_drawn_by_leaf, spec.values()))
+    return spec is None or isinstance(spec, _LEAVES)
+
+
+def _leaves(spec: Composite, above: tuple[str, ...] = ()) -> list[Key]:
+    """The entries that a spec gives, in the order in which it draws them."""
+    found: list[Key] = []
+    for name, part in spec.items():
+        if isinstance(part, Composite):
+            found += _leaves(part, (*above, name))
+        elif part is not None:
+            found.append((*above, name) if above else name)
+    return found
+
+
+def _random_call(spec: Composite) -> Call:
+    """A call that draws each leaf of a spec, as ``Composite.rand`` does."""
+
+    def draw(step: StepDict, spec: Composite, above: tuple[str, ...]) -> None:
+        device = spec.device
+        for name, part in spec.items():
+            if isinstance(part, Composite):
+                draw(step, part, (*above, name))
+            elif part is not None:
+                value = part.rand(())
+                if device is not None and value.device != device:
+                    value = value.to(device)
+                step[(*above, name) if above else name] = value
+
+    return lambda step: draw(step, spec, ())

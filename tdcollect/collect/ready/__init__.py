@@ -1,1 +1,0 @@
-"""Slots that are ready go on: collecting where envs take unlike times."""

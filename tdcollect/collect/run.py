@@ -1,0 +1,531 @@
+"""The runner of a collector: the position of its slots, and one batch."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs.utils import exploration_type, set_exploration_type
+from torchrl.modules import RandomPolicy
+
+from tdcollect import keys
+from tdcollect.collect import plan as plans
+from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
+from tdcollect.collect.arrays import ArrayEnv
+from tdcollect.collect.episodes import whole_episodes
+from tdcollect.collect.first_states import FirstStates
+from tdcollect.collect.frames import Arrivals, Frames
+from tdcollect.collect.plan import Explanation, Plan
+from tdcollect.collect.policy import Policy, RandomActions, draws_from_spec, is_masked
+from tdcollect.collect.statistics import CollectionLog
+from tdcollect.collect.step_dict import (
+    NotTensors,
+    StepDict,
+    flat,
+    is_plain,
+    nested_shapes,
+    shaped_like,
+    stacked_lazily,
+)
+from tdcollect.collect.store import Placement, placement
+from tdcollect.collect.torchrl_loop import CollectorPart, TorchRLLoop
+from tdcollect.collect.turns import Lower
+from tdcollect.envs.adopted import early_seeds, reset_arguments
+from tdcollect.envs.spaces import nested
+from tdcollect.envs.traits import base_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.keys import Key
+
+
+class Runner(CollectorPart):
+    """Steps the env of a collector, and keeps the position of its slots.
+
+    The position is the step that the collector carries, which TorchRL's loop moves too, and
+    whether the envs are where that step says. Everything that a loop needs beside is read off the
+    collector when a batch begins: its user may have changed it since the last.
+
+    Args:
+        collector: is not kept alive.
+
+    Attributes:
+        stale: whether the carried step does not say where the envs are: they must be reset before
+            anything else is collected.
+        arrivals: what stays of a collection by arrival from one batch to the next.
+        owns_batch: whether the latest batch of iteration has memory of its own; TorchRL's loop
+            stacks into memory that its next batch reuses.
+        first_states: those of the transforms, until something is collected.
+        env_state: the state dict of a batched env that was closed with the last batch; else None.
+    """
+
+    def __init__(self, collector: Any):
+        super().__init__(collector)
+        self._loop = TorchRLLoop(collector, self.lose_position)
+        self._not_tensors: Sequence[Key] = ()  # policy outputs that are no dense tensors
+        self._shrunk = False  # the parent's preallocated batch has the memory of one step
+        self._has_acted = False  # the carried step has the policy's outputs already
+        self._arrives_randomly = False  # whether slots in flight act randomly
+        self.arrivals = Arrivals()
+        self.stale = False
+        self.owns_batch = False
+        self.first_states: FirstStates | None = None  # set before the first reset
+        self.env_state: Any = None
+        self._has_warned = False
+
+    def check_open(self, to_go_on: bool = False) -> None:
+        """Raise RuntimeError for a collector that is shut down, or has yielded all its frames."""
+        collector = self._collector
+        if collector.closed:
+            raise RuntimeError(
+                "the collector is shut down, as an exception while iterating also does; make a new "
+                "one to collect"
+            )
+        if to_go_on and self._parent.frames >= collector.total_frames:
+            raise RuntimeError(
+                f"the collector has yielded its total_frames={collector.total_frames} and closed "
+                "its env; make a new one, without total_frames, to collect"
+            )
+
+    # ------------------------------------------------------------------------------- the position
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the envs must be reset: they have gone on from where they are known to be."""
+        return self.stale or (self._collector.by_arrival and self.arrivals.lost)
+
+    def lose_position(self) -> None:
+        """The envs have gone on from the carried step."""
+        self.stale = True
+
+    def set_position(self, carrier: TensorDictBase | None = None, stale: bool = False) -> None:
+        """The envs are at a step: this one, or the carried one (None)."""
+        if carrier is not None:
+            # Agents and the like keep the batch sizes that TorchRL gave them.
+            for path, size in nested_shapes(self._parent.carrier).items():
+                part = carrier.get(path, None)
+                if part is not None and part.batch_size != size:
+                    part.batch_size = size
+            self._parent.carrier = carrier
+        else:
+            self.arrivals = Arrivals()
+        self.stale = stale
+
+    def gather_position(self) -> None:
+        """Have all entries of the carried step where the env is: TorchRL resets it in part there.
+
+        The policy's outputs may lie elsewhere.
+        """
+        home = self._collector.env.device or torch.device("cpu")
+        carrier = self._parent.carrier
+        for key, value in carrier.items(True, True):
+            if isinstance(value, torch.Tensor) and value.device != home:
+                carrier.set(key, value.to(home))
+
+    def restart(
+        self,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
+        static_seed: bool = False,
+    ) -> Any:
+        """Reset every slot; the seed for the next env."""
+        collector, following, seeds = self._collector, None, None
+        base = base_of(collector.env)
+        if seed is not None:
+            self._restore_first_states()
+            following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
+            seeds = early_seeds(base, seed, static_seed)
+        collector.reset(**reset_arguments(base, seeds, options))
+        return following
+
+    def rebuild_env(self, env_kwargs: dict[str, Any]) -> None:
+        """Make the envs anew, and restart."""
+        self.check_open(to_go_on=True)
+        base = base_of(self._collector.env)
+        if not isinstance(base, GymnasiumEnv):
+            raise TypeError(
+                f"expected an env of tdcollect.make_env, got a {type(base).__name__}; make a new "
+                "collector over a new env"
+            )
+        base.rebuild(**env_kwargs)
+        self._collector.reset()
+
+    # -------------------------------------------------------------------------------- the fork
+
+    def plan(self, iterating: bool = False) -> Plan:
+        """Decide whether the env is stepped on arrays.
+
+        Args:
+            iterating: for iteration, whose batches TorchRL may have to end or to store itself.
+        """
+        collector, reasons = self._collector, []
+        if iterating and collector.interruptor is not None:
+            reasons.append("an interruptor may end a batch early")
+        if iterating and collector.replay_buffer is not None and not collector.extend_buffer:
+            reasons.append(
+                "every step goes to the replay buffer by itself; leave extend_buffer=False out"
+            )
+        if self._not_tensors:
+            entries = self._not_tensors
+            reasons.append(f"the policy writes entries that are no dense tensors, {entries}")
+        return plans.plan_for(collector.env, reasons=reasons)
+
+    def explain(self) -> Explanation:
+        """The parts of iteration, and how they run; nothing is run."""
+        collector, plan = self._collector, self.plan(iterating=True)
+        with set_exploration_type(collector.exploration_type):
+            if self.stacked_lazily:
+                policy = self.lower(StepDict(), as_it_is="the env's entries are stacked lazily")
+            else:
+                given = flat(self._parent.carrier)
+                policy = self.lower(given, checked=plan.env is None)
+                if self._ignores_masks:
+                    ((what, how),) = policy.described
+                    policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
+                if plan.env is not None and self._parent.acts_randomly():
+                    ((what, how),) = self.lower(given, policy=self._random).described
+                    policy.described.insert(0, (f"{what}, until init_random_frames", how))
+        same, arrival = collector.return_same_td, collector.by_arrival
+        place = Placement() if plan.env is None else self._place(plan.env)
+        return plans.explanation(collector.env, plan, policy, place, same, arrival)
+
+    def _restore_first_states(self) -> None:
+        if self.first_states is not None:
+            self.first_states.restore()
+
+    # ------------------------------------------------------------------------------- the loops
+
+    def iterate(self, log: CollectionLog) -> TensorDictBase | None:
+        """Collect one batch ``[N, T]`` of iteration; None where steps go to the replay buffer."""
+        collector = self._collector
+        self.first_states = None
+        if self.is_lost:
+            collector.reset()
+        if collector.reset_at_each_iter:
+            collector._monitor.drop()
+        plan = self.plan(iterating=True)
+        random = self._parent.acts_randomly()
+        self.owns_batch = plan.env is not None and not (random and self._holds_odd_entries)
+        if not (self.owns_batch or collector.by_arrival):
+            return self._as_torchrl(log)
+        self._allot_buffer(shrunk=not collector.return_same_td)
+        if collector.pre_collect_hook is not None:
+            collector.pre_collect_hook()
+        if collector.reset_at_each_iter:
+            self._parent.carrier.update(collector.env.reset())
+            self._parent.start_new_trajectories()
+        with set_exploration_type(collector.exploration_type):
+            lower = partial(self.lower, policy=self._random) if random else self.lower
+            if collector.by_arrival:
+                return self._arriving(plan, lower, collector.frames_asked, log, random)
+            batch = self._on_arrays(plan, lower, int(collector.frames_per_batch), log)
+        if batch is None:
+            self.owns_batch = False
+            self._loop.warn_of_lost(self._not_tensors)
+            return self._as_torchrl(log, pre_collect_hook=None, reset_at_each_iter=False)
+        if collector.return_same_td and self._parent.preallocates:
+            return self._parent.preallocated.update_(batch)
+        return batch
+
+    def frames(
+        self, steps: int, log: CollectionLog, random: bool, gradients: bool
+    ) -> TensorDictBase:
+        """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival."""
+        collector = self._collector
+        self.first_states = None
+        if self.is_lost:
+            collector.reset()
+        lower = self._lowering(random, gradients)
+        if collector.by_arrival:
+            return self._arriving(self.plan(), lower, steps, log, random, gradients)
+        batch = self._on_arrays(self.plan(), lower, steps, log, gradients)
+        if batch is None:
+            with self._parent.without_preallocation():
+                batch = self._as_torchrl(
+                    log,
+                    restore=False,
+                    frames_per_batch=steps,
+                    exploration_type=exploration_type(),
+                    init_random_frames=math.inf if random else 0,
+                    reset_at_each_iter=False,
+                    pre_collect_hook=None,
+                    interruptor=None,
+                )
+            assert batch is not None
+            if self._parent.preallocates:
+                shaped_like(self._parent.preallocated, batch, cast=True)
+        if gradients:
+            self._parent.carrier = self._parent.carrier.detach()
+        return batch
+
+    def episodes(
+        self,
+        count: int,
+        log: CollectionLog,
+        seed: int | None,
+        options: dict[str, Any] | None,
+        random: bool,
+        gradients: bool,
+        max_episode_steps: int | None,
+    ) -> TensorDictBase:
+        """Collect whole episodes from a fresh start: ``[sum of lengths]``."""
+        collector = self._collector
+        env, lower = log.timed_parts(
+            plans.by_episodes(self.plan(), collector.env), self._lowering(random, gradients)
+        )
+        first_seeds = None
+        if seed is not None:
+            self._restore_first_states()
+            TorchRLCollector.set_seed(collector, seed)
+            first_seeds = early_seeds(base_of(collector.env), seed)
+        self.first_states = None
+        collector._monitor.drop()
+        self.lose_position()
+        if collector.by_arrival and env.base is not None and seed is None:
+            env.base.stepper.derive_seeds()  # timing has left the envs' generators anywhere
+        entries = whole_episodes(
+            env,
+            lower,
+            count,
+            self._parent.trajectory_ids.get_traj_and_increment,
+            self._place(env),
+            log.note_blocks,
+            max_episode_steps=max_episode_steps,
+            left_out=self._left_out,
+            first_seeds=first_seeds,
+            options=options,
+            in_one_piece=gradients,
+            watch=log.watch,
+        )
+        log.note_entries(entries, collector.env.reward_keys)
+        return self.assemble(entries, (len(entries[keys.NEXT_DONE]),))
+
+    def _on_arrays(
+        self,
+        plan: Plan,
+        lower: Lower,
+        steps: int,
+        log: CollectionLog,
+        gradients: bool = False,
+    ) -> TensorDictBase | None:
+        """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``.
+
+        None where the env is not on arrays, or the policy turns out to write something else than
+        tensors: it has then been called for the first step, and its outputs are in the carried
+        step, with which TorchRL's loop is to begin.
+        """
+        if plan.env is None:
+            return None
+        collector, parent = self._collector, self._parent
+        plan.env.drops_unspecified = parent.preallocates
+        env, lower = log.timed_parts(plan.env, lower)
+        loop = self._frames(env, lower, log, gradients)
+        try:
+            entries = (loop.asynchronous if env.can.asynchronous else loop.synchronous)(steps)
+        except NotTensors as found:
+            self._not_tensors, self._has_acted = found.entries, True
+            return None
+        log.note_entries(entries, collector.env.reward_keys)
+        batch = self.assemble(entries, (*collector.env.batch_size, steps))
+        return parent.truncate_last_step(batch)
+
+    def _frames(self, env: ArrayEnv, lower: Lower, log: CollectionLog, gradients: bool) -> Frames:
+        collector = self._collector
+        tracked = isinstance(collector.policy_version, int)
+        return Frames(
+            env,
+            lower,
+            self._parent.carrier,
+            self._new_ids,
+            self._left_out,
+            self._place(env),
+            self.set_position,
+            gradients,
+            log.watch,
+            (lambda: collector.policy_version) if collector.by_arrival and tracked else None,
+        )
+
+    # ---------------------------------------------------------------------------- rows by arrival
+
+    def check_by_arrival(self) -> ArrayEnv:
+        """The env on arrays; ValueError if rows cannot be collected by arrival, or not stored."""
+        collector, plan = self._collector, plans.plan_for(self._collector.env)
+        if plan.env is None:
+            raise by_arrival_needs("; ".join(plan.reasons))
+        if not plan.env.can.asynchronous:
+            raise by_arrival_needs(plan.env.why.get("asynchronous", ""))
+        if collector.replay_buffer is not None:
+            check_arrival_buffer(collector.replay_buffer, collector.n_env)
+        return plan.env
+
+    def _arriving(
+        self,
+        plan: Plan,
+        lower: Lower,
+        count: int,
+        log: CollectionLog,
+        random: bool,
+        gradients: bool = False,
+    ) -> TensorDictBase:
+        """Collect ``count`` rows in the order of their arrival: ``[count]``."""
+        env = plan.env
+        if env is None or not env.can.asynchronous:  # the env has changed since
+            env = self.check_by_arrival()
+        env.drops_unspecified = self._parent.preallocates
+        if random != self._arrives_randomly:  # the entries of the rows in flight are others
+            self.settle(log)
+            self._arrives_randomly = random
+        env, lower = log.timed_parts(env, lower)
+        entries, slots = self._frames(env, lower, log, gradients).arriving(count, self.arrivals)
+        if gradients:  # the graph ends with the batch
+            self.settle(log)
+            rows = self.arrivals.surplus
+            self.arrivals.surplus = {key: value.detach() for key, value in rows.items()}
+            self._parent.carrier = self._parent.carrier.detach()
+        entries[keys.SLOT] = torch.tensor(slots)
+        log.note_arrivals(entries, self._collector.env.reward_keys)
+        batch: TensorDictBase = self.assemble(entries, (count,))
+        batch.names = None  # rows of one slot do not lie beside each other
+        return batch
+
+    def settle(self, log: CollectionLog | None = None) -> None:
+        """Have slots in flight wait where they come to; their rows join the next batch.
+
+        Args:
+            log: of the present collection; None between two.
+        """
+        if self.arrivals.turns is None or self.is_lost:
+            return
+        plan = self.plan()
+        if plan.env is not None:
+            log = log or self._collector._monitor.unnoted_log()
+            self._frames(plan.env, self.lower, log, False).settle(self.arrivals)
+
+    # ------------------------------------------------------------------------------ TorchRL's loop
+
+    def _as_torchrl(
+        self, log: CollectionLog, restore: bool = True, **settings: Any
+    ) -> TensorDictBase | None:
+        """Collect a batch in TorchRL's loop, with other settings of the collector for it."""
+        collector = self._collector
+        if restore:
+            self._allot_buffer(shrunk=False)
+        has_acted, self._has_acted = self._has_acted, False
+        lower = None
+        if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
+            lower = partial(self.lower, checked=True, policy=self._parent.wrapped_policy)
+        return self._loop.rollout(log, lower, has_acted, **settings)
+
+    def _allot_buffer(self, shrunk: bool) -> None:
+        """Give the parent's preallocated batch memory of its own, or the memory of one step."""
+        parent = self._parent
+        if not parent.preallocates:
+            return
+        buffer = parent.preallocated
+        # One with lazy stacks or other data than tensors is never contiguous, and stays as it is.
+        if shrunk and buffer.is_contiguous():
+            one = buffer[..., :1].clone()
+            parent.preallocated = one.expand(buffer.shape).refine_names(..., keys.TIME)
+            self._shrunk = True
+        elif self._shrunk and not shrunk:
+            parent.preallocated = buffer.clone()
+            self._shrunk = False
+
+    # ------------------------------------------------------------------------------- its parts
+
+    def _place(self, env: ArrayEnv) -> Placement:
+        collector = self._collector
+        return placement(env, collector.policy_device, collector.storing_device)
+
+    @property
+    def _new_ids(self) -> Callable[[int], torch.Tensor] | None:
+        """Gives so many new trajectory ids; None where they are not tracked."""
+        if not self._collector.track_traj_ids:
+            return None
+        new_ids: Callable[[int], torch.Tensor] = self._parent.trajectory_ids.get_traj_and_increment
+        return new_ids
+
+    @property
+    def _left_out(self) -> frozenset[Key]:
+        left_out = frozenset(self._parent.left_out_of_next)
+        return left_out if self._collector.track_traj_ids else left_out | {keys.TRAJ_IDS}
+
+    @property
+    def stacked_lazily(self) -> bool:
+        """True if entries of the carried step may not be one tensor each."""
+        carrier = self._parent.carrier
+        return type(carrier) is not TensorDict or stacked_lazily(carrier)
+
+    @property
+    def _holds_odd_entries(self) -> bool:
+        """True if the parent's buffers hold entries that are no dense tensors."""
+        parent = self._parent
+        return parent.preallocates and not all(
+            is_plain(value) for value in parent.preallocated.values(True, True)
+        )
+
+    @property
+    def _random(self) -> Callable[..., Any]:
+        """Random actions of the env, as its ``rand_action`` draws them."""
+        env = self._collector.env
+        if draws_from_spec(env):
+            return RandomActions(env.input_spec[keys.FULL_ACTION_SPEC])
+        rand_action: Callable[..., Any] = env.rand_action
+        return rand_action
+
+    @property
+    def _ignores_masks(self) -> bool:
+        """True if iteration draws from a copy of the action spec, and the env's has masks."""
+        collector = self._collector
+        return type(collector.policy) is RandomPolicy and is_masked(collector.env.full_action_spec)
+
+    def _lowering(self, random: bool, gradients: bool) -> Lower:
+        # Gradients are those of the distributions' own classes.
+        policy = self._random if random else None
+        return partial(self.lower, checked=gradients, policy=policy)
+
+    def lower(
+        self,
+        step: StepDict,
+        checked: bool = False,
+        policy: Callable[..., Any] | None = None,
+        as_it_is: str | None = None,
+    ) -> Policy:
+        """The policy, or another in its place, on StepDicts."""
+        collector, parent = self._collector, self._parent
+        if policy is None and self._ignores_masks and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "random actions ignore the env's action masks, as in TorchRL's collector; pass "
+                "env.rand_action as the policy for legal ones",
+                stacklevel=2,
+            )
+        compiled = collector.compiled_policy or collector.cudagraphed_policy
+        cast = parent.casts_to_policy_device and collector.policy_device is not None
+        if not self.stacked_lazily:
+            step.shapes = nested_shapes(parent.carrier)
+        return Policy(
+            policy or parent.wrapped_policy,
+            step,
+            collector.env.batch_size,
+            collector.policy_device if cast else parent.carrier.device,
+            select=parent.policy_output_keys if compiled and policy is None else None,
+            checked=checked,
+            as_it_is=as_it_is,
+        )
+
+    def assemble(self, entries: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
+        """The entries of a batch as the TensorDict that the parent makes of them."""
+        collector, parent = self._collector, self._parent
+        buffered = parent.preallocates
+        # Has the devices and empty entries of the parent's batch, and the dtypes of its buffers.
+        template = parent.preallocated if buffered else parent.carrier
+        batch = nested(entries.items(), shape, collector.storing_device or template.device)
+        shaped_like(template, batch, cast=buffered, fill=buffered)
+        if buffered or collector.replay_buffer is None or parent.ignores_replay_buffer:
+            batch.refine_names(..., keys.TIME)
+        return batch

@@ -1,0 +1,474 @@
+"""Samplers: actions and log-probabilities of known distributions, without distribution objects.
+
+Each sampler does the operations of its distribution's own class, in the same order and with the
+same random numbers, so the results are the same to the bit. What its class checks at every call
+(``torch.multinomial`` and the like), :meth:`Sampler.check` makes up for once per batch.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from tensordict import TensorDict, unravel_key
+from tensordict.nn import ProbabilisticTensorDictModule, composite_lp_aggregate
+from tensordict.nn.probabilistic import InteractionType
+from torch import Tensor, distributions
+from torch.nn.functional import cross_entropy
+from torchrl.modules import (
+    IndependentNormal,
+    MaskedCategorical,
+    MaskedOneHotCategorical,
+    OneHotCategorical,
+    TanhDelta,
+    TanhNormal,
+)
+
+from tdcollect import keys
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.envs.traits import NotKnown
+from tdcollect.keys import Key, as_path, beside, name_of
+
+_RANDOM, _DETERMINISTIC = InteractionType.RANDOM, InteractionType.DETERMINISTIC
+_MODES = (_DETERMINISTIC, InteractionType.MODE)
+_HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
+_FEW_SLOTS = 64
+
+
+class Noise(Protocol):
+    """A source of random numbers, of the shape and dtype of a tensor."""
+
+    def exponential(self, like: Tensor) -> Tensor:
+        """Draws from the exponential distribution of rate 1."""
+
+    def standard_normal(self, like: Tensor) -> Tensor:
+        """Draws from the standard normal distribution."""
+
+
+class GlobalNoise:
+    """Random numbers of torch's global generator; a :class:`Noise`."""
+
+    def exponential(self, like: Tensor) -> Tensor:
+        return torch.empty_like(like).exponential_(1)
+
+    def standard_normal(self, like: Tensor) -> Tensor:
+        return torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_()
+
+
+class Draw(NamedTuple):
+    """A draw of a distribution module.
+
+    Attributes:
+        kind: the class of the distribution.
+        names: its parameters, in the order in which they are given.
+        kwargs: its other arguments.
+        interaction: random, deterministic, the mode or the mean.
+        scored: whether the log-probability is wanted.
+        together: whether the very draw is scored, as TorchRL's module does; tensordict's scores
+            the result, and recomputes what led to it.
+        noise: the source of random numbers.
+    """
+
+    kind: Any
+    names: tuple[str, ...]
+    kwargs: dict[str, Any]
+    interaction: InteractionType
+    scored: bool
+    together: bool
+    noise: Noise
+
+
+class Sampler(abc.ABC):
+    """Draws for one distribution module, as it would."""
+
+    def __init__(self, draw: Draw):
+        self._draw = draw
+
+    @abc.abstractmethod
+    def __call__(self, *parameters: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A sample and, if it is wanted, its log-probability."""
+
+    def check(self) -> None:  # noqa: B027
+        """Raise if a draw since the last check had parameters that its class refuses."""
+
+
+_ORDERS = {frozenset(names): names for names in (("loc", "scale"), ("logits", "mask"))}
+
+
+def in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Parameters in the order in which samplers take them."""
+    return _ORDERS.get(frozenset(names), names)
+
+
+def sampler(draw: Draw) -> Sampler | None:
+    """The sampler of a distribution, or None where there is none."""
+    kind, random, mode = draw.kind, draw.interaction is _RANDOM, draw.interaction in _MODES
+    options = _OPTIONS.get(kind)
+    if options is None or not options.issuperset(draw.kwargs):
+        return None
+    if kind in _CATEGORICAL:
+        wanted = ("logits", "mask") if kind in _MASKED else ("logits",)
+        known = draw.names == wanted and (random or mode)
+        return (_Categorical if random else _CategoricalMode)(draw) if known else None
+    if kind is TanhDelta:
+        known = draw.names == ("param",) and (random or mode) and not draw.scored
+        return _TanhDelta(draw) if known else None
+    if draw.names != (("loc",) if "scale" in draw.kwargs else ("loc", "scale")):
+        return None
+    if kind is TanhNormal:
+        # It has no mode, and estimates its mean from many draws.
+        return _TanhNormal(draw) if random or draw.interaction is _DETERMINISTIC else None
+    return _Normal(draw) if random else None
+
+
+_MASKED = (MaskedCategorical, MaskedOneHotCategorical)
+_ONE_HOT = (OneHotCategorical, MaskedOneHotCategorical)
+_CATEGORICAL = {distributions.Categorical, *_MASKED, *_ONE_HOT}
+_OPTIONS: dict[Any, frozenset[str]] = {
+    **{kind: frozenset() for kind in _CATEGORICAL},
+    distributions.Normal: frozenset(),
+    IndependentNormal: frozenset({"scale", "tanh_loc", "upscale", "event_dim"}),
+    TanhNormal: frozenset(
+        {"scale", "tanh_loc", "upscale", "low", "high", "event_dims", "safe_tanh"}
+    ),
+    TanhDelta: frozenset({"low", "high", "event_dims", "atol", "rtol", "safe"}),
+}
+"""The arguments that are known, beside the parameters."""
+
+
+# ------------------------------------------------------------------------------------- categorical
+
+
+class _Categorical(Sampler):
+    """Random draws of integers or one-hot, with a mask or without."""
+
+    def __init__(self, draw: Draw):
+        super().__init__(draw)
+        self._one_hot = draw.kind in _ONE_HOT
+        self._masked = draw.kind in _MASKED
+        self._normalizers: list[Tensor] = []
+
+    def __call__(  # type: ignore[override]
+        self, logits: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf)
+        normalizer = logits.logsumexp(dim=-1, keepdim=True)
+        self._normalizers.append(normalizer)
+        logits = logits - normalizer
+        probs = torch.softmax(logits, dim=-1)
+        # As torch.multinomial draws one sample per row, without its checks.
+        index = (probs / self._draw.noise.exponential(probs)).argmax(dim=-1, keepdim=True)
+        return self._drawn(logits, index), self._log_prob(logits, index)
+
+    def _drawn(self, logits: Tensor, index: Tensor) -> Tensor:
+        """The sample for an index ``[..., 1]``."""
+        if self._one_hot:
+            return torch.zeros_like(logits, dtype=torch.long).scatter_(-1, index, 1)
+        return index.squeeze(-1)
+
+    def _log_prob(self, logits: Tensor, index: Tensor) -> Tensor | None:
+        """The log-probability of an index ``[..., 1]``, if it is wanted; logits are normalized."""
+        if not self._draw.scored:
+            return None
+        if not self._masked:
+            return logits.gather(-1, index).squeeze(-1)
+        # The masked classes' own formula, which normalizes once more.
+        if logits.ndim > 2:
+            logits = logits.movedim(-1, 1)
+        log_prob = -cross_entropy(logits, index.squeeze(-1), reduction="none")
+        return torch.where(log_prob.isfinite(), log_prob, -torch.inf)
+
+    def check(self) -> None:
+        normalizers, self._normalizers = self._normalizers, []
+        if normalizers and not torch.stack(normalizers).isfinite().all():
+            raise RuntimeError(
+                "probability tensor contains either `inf`, `nan` or element < 0: the policy gave "
+                "logits that are not numbers, or -inf for every action, in this batch"
+            )
+
+
+class _CategoricalMode(_Categorical):
+    """The most likely action."""
+
+    def __call__(  # type: ignore[override]
+        self, logits: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf)
+        scored = self._draw.scored
+        largest = None if scored else _clearly_largest(logits)
+        if largest is not None:
+            return self._drawn(logits, largest), None
+        logits = logits - logits.logsumexp(dim=-1, keepdim=True)
+        if self._one_hot:
+            mode = (logits == logits.max(-1, True)[0]).to(torch.long)
+            index = mode.argmax(dim=-1, keepdim=True) if scored else mode
+        else:
+            index = torch.softmax(logits, dim=-1).argmax(dim=-1, keepdim=True)
+            mode = index.squeeze(-1)
+        return mode, self._log_prob(logits, index)
+
+
+def _clearly_largest(logits: Tensor) -> Tensor | None:
+    """The index ``[N, 1]`` of each row's largest logit; None where rounding may make it a tie.
+
+    Normalized by ``logsumexp``, as the classes do, logits that differ by less than the rounding of
+    the difference come out equal: by ``eps`` times their own size and that of the normalizer, which
+    is at most ``log(K)`` above the largest. The normalizer takes most of a mode's time (15 of 30
+    us at 8 slots); it is not needed where the two largest are further apart in every row.
+    """
+    if logits.ndim != 2 or logits.shape[1] < 2 or len(logits) > _FEW_SLOTS or logits.is_cuda:
+        return None
+    values, index = logits.topk(2)
+    apart = 64 * torch.finfo(logits.dtype).eps
+    if all(first - second > apart * (abs(first) + 1) for first, second in values.tolist()):
+        return index[:, :1]
+    return None
+
+
+# -------------------------------------------------------------------------------------- continuous
+
+
+class _Normal(Sampler):
+    """Normal distributions: the first draw builds one, which checks its arguments."""
+
+    _event_dims: int | None = None
+
+    def __call__(  # type: ignore[override]
+        self, loc: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        loc, scale = self._parameters(loc, scale)
+        drawn = loc + self._draw.noise.standard_normal(loc) * scale
+        if not self._draw.scored:
+            return drawn, None
+        return drawn, self._log_prob(drawn, loc, scale)
+
+    def _parameters(self, loc: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The parameters as the distribution has them, of the same shape."""
+        if scale is None:
+            scale = self._draw.kwargs["scale"]
+            if callable(scale) and not isinstance(scale, Tensor):
+                scale = scale(loc)
+            elif not isinstance(scale, Tensor):
+                scale = torch.as_tensor(scale, device=loc.device, dtype=loc.dtype)
+        assert scale is not None
+        if scale.device != loc.device:
+            scale = scale.to(loc.device)
+        if self._event_dims is None:
+            kwargs = {key: value for key, value in self._draw.kwargs.items() if key != "scale"}
+            self._build(self._draw.kind(loc, scale, **kwargs))
+        loc = self._moved(loc)
+        if loc.shape != scale.shape:
+            loc, scale = torch.broadcast_tensors(loc, scale)
+        return loc, scale
+
+    def _build(self, built: Any) -> None:
+        """Keep what is the same at every draw."""
+        self._event_dims = len(built.event_shape)
+
+    def _moved(self, loc: Tensor) -> Tensor:
+        return loc
+
+    def _log_prob(self, value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        log_prob = -((value - loc) ** 2) / (2 * scale**2) - scale.log() - _HALF_LOG_TAU
+        return self._sum(log_prob)
+
+    def _sum(self, value: Tensor) -> Tensor:
+        """The sum over the event's dimensions, the last."""
+        dims = self._event_dims
+        if not dims:
+            return value
+        if dims == 1:
+            return value.sum(-1)
+        return value.reshape(value.shape[:-dims] + (-1,)).sum(-1)
+
+
+class _TanhNormal(_Normal):
+    def _build(self, built: Any) -> None:
+        super()._build(built)
+        self._tanh_loc: bool = built.tanh_loc
+        self._upscale = built.upscale
+        self._low = built.low
+        moved = built.non_trivial_max or built.non_trivial_min
+        self._half = (built.high - built.low) / 2 if moved else None
+        given = torch.broadcast_shapes(built.loc.shape, built.scale.shape)
+        self._squash = _Squash(built.transforms[0], given, built.root_dist.loc.shape)
+
+    def _moved(self, loc: Tensor) -> Tensor:
+        if self._tanh_loc:
+            loc = (loc / self._upscale).tanh() * self._upscale
+            if self._half is not None:
+                loc = loc + self._half + self._low
+        return loc
+
+    def __call__(  # type: ignore[override]
+        self, loc: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        loc, scale = self._parameters(loc, scale)
+        draw, squash = self._draw, self._squash
+        if squash.shape is not None:
+            loc, scale = loc.expand(squash.shape), scale.expand(squash.shape)
+        before = loc
+        if draw.interaction is _RANDOM:
+            before = loc + draw.noise.standard_normal(loc) * scale
+        drawn = squash(before)
+        if not draw.scored:
+            return drawn, None
+        if draw.together:
+            log_prob = self._log_prob(before, loc, scale)
+            return drawn, log_prob - self._sum(squash.log_jacobian(before))
+        before = squash.inverse(drawn)
+        log_prob = 0.0 - self._sum(squash.log_jacobian(before))
+        return drawn, log_prob + self._log_prob(before, loc, scale)
+
+
+class _TanhDelta(Sampler):
+    _squash: _Squash | None = None
+
+    def __call__(self, param: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        if self._squash is None:
+            built = TanhDelta(param, **self._draw.kwargs)
+            self._half = (built.high - built.low) / 2 if built.non_trivial else None
+            self._low = built.low
+            self._squash = _Squash(built.transforms[0], param.shape, built.base_dist.param.shape)
+        if self._half is not None:
+            param = param + self._half + self._low
+        if self._squash.shape is not None:
+            param = param.expand(self._squash.shape)
+        return self._squash(param), None
+
+
+class _Squash:
+    """A tanh, and the affine map to the bounds where these are not -1 and 1.
+
+    Bounds of more dimensions expand parameters from the shape ``given`` to the one ``wanted``.
+    """
+
+    def __init__(self, transform: Any, given: torch.Size, wanted: torch.Size):
+        self._transform = transform
+        self._tanh, *affine = getattr(transform, "parts", [transform])
+        self._safe = type(self._tanh) is _SafeTanh
+        self._loc: Any = affine[0].loc if affine else None
+        self._scale: Any = affine[0].scale if affine else None
+        self._log_scale: Tensor | None = None
+        self.shape = wanted if wanted != given else None
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """The value in the bounds."""
+        value = value.tanh()
+        if self._safe:  # SafeTanhTransform, without an autograd function around it
+            bound = 1.0 - torch.finfo(value.dtype).resolution
+            value = value.clamp(-bound, bound)
+        return value if self._scale is None else self._loc + self._scale * value
+
+    def inverse(self, value: Tensor) -> Tensor:
+        """The value before, as far as the bounds leave it."""
+        if not self._safe:
+            return self._transform.inv(value)
+        if self._scale is not None:
+            value = (value - self._loc) / self._scale
+        bound = 1.0 - torch.finfo(value.dtype).resolution
+        return value.clamp(-bound, bound).atanh()
+
+    def log_jacobian(self, before: Tensor) -> Tensor:
+        """The logarithm of the derivative."""
+        found: Tensor = self._tanh.log_abs_det_jacobian(before, None)
+        if self._scale is None:
+            return found
+        if self._log_scale is None:
+            self._log_scale = torch.abs(self._scale).log()
+        return found + self._log_scale
+
+
+_SafeTanh: type = type(TanhNormal(torch.zeros(1), torch.ones(1)).transforms[0])
+
+
+# --------------------------------------------------------------------------------------- composite
+
+_COMPOSITE = {"distribution_map", "name_map", "extra_kwargs", "log_prob_key", "entropy_key"}
+
+
+class CompositeDraw:
+    """The draws of a module whose distribution is composite: one sampler for each of its parts.
+
+    ``known`` has the entries of a step, among them the parameters, below the module's entry.
+
+    Attributes:
+        samplers: those of the parts.
+        reads: the entries of the parameters.
+    """
+
+    def __init__(
+        self,
+        module: ProbabilisticTensorDictModule,
+        draw: Draw,
+        known: Iterable[Key],
+        batch_size: torch.Size,
+    ):
+        self.samplers: list[Sampler] = []
+        self.reads: set[Key] = set()
+        kwargs = draw.kwargs
+        if draw.names != ("params",) or not _COMPOSITE.issuperset(kwargs):
+            raise NotKnown("draws from a composite distribution with options that are not known")
+        prefix = as_path(module.in_keys[0])
+        paths = [*map(as_path, known)]
+        below = [path[len(prefix) :] for path in paths if path[: len(prefix)] == prefix]
+        names = {as_path(k): unravel_key(v) for k, v in (kwargs.get("name_map") or {}).items()}
+        extra = kwargs.get("extra_kwargs") or {}
+        self._parts: list[tuple[Key, list[Key], Sampler]] = []
+        for given, kind in kwargs["distribution_map"].items():
+            key, name = unravel_key(given), as_path(given)
+            parameters = in_order(tuple(path[-1] for path in below if path[:-1] == name))
+            part = draw._replace(kind=kind, names=parameters, kwargs=extra.get(key, {}))
+            found = None
+            if draw.interaction is not _DETERMINISTIC or hasattr(kind, "deterministic_sample"):
+                found = sampler(part)
+            if found is None:
+                raise NotKnown(
+                    "draws from a composite distribution, of whose parts "
+                    f"{getattr(kind, '__name__', kind)} needs an object"
+                )
+            entries: list[Key] = [(*prefix, *name, parameter) for parameter in parameters]
+            self._parts.append((names.get(name, key), entries, found))
+            self.samplers.append(found)
+            self.reads.update(entries)
+        written = [name for name, _, _ in self._parts]
+        if sorted(map(as_path, written)) != sorted(map(as_path, module.dist_sample_keys)):
+            raise NotKnown("draws from a composite distribution whose names are not its out_keys")
+        self._batch_size = batch_size
+        self._together = draw.together
+        self._scores: dict[Key, Key] = {}
+        self._total: Key | None = None
+        if not draw.scored:
+            return
+        self._scores = {name: beside(name, f"{name_of(name)}_{keys.LOG_PROB}") for name in written}
+        if composite_lp_aggregate():
+            if len(prefix) > 1:
+                raise NotKnown("sums the log-probs of a composite distribution of nested entries")
+            self._total = module.log_prob_key
+        elif draw.together:
+            # tensordict's own module does not get to its log_prob_keys.
+            self._scores = dict(zip(module.dist_sample_keys, module.log_prob_keys, strict=True))
+
+    def __call__(self, step: StepDict) -> None:
+        """Draw, and score."""
+        scores: dict[Key, Tensor] = {}
+        for name, entries, draw in self._parts:
+            step[name], log_prob = draw(*[step[key] for key in entries])
+            if log_prob is not None:
+                scores[self._scores[name]] = log_prob
+        step.update(scores)
+        if self._total is None:
+            return
+        # What is flattened, and the order of the sum, are TensorDict's.
+        if self._together:
+            held = TensorDict(scores, self._batch_size)
+            step[self._total] = held.sum(dim="feature", reduce=True)
+        else:
+            held = TensorDict({name: step[name] for name, _, _ in self._parts}, self._batch_size)
+            held = held.empty(recurse=True).update(scores)
+            step[self._total] = sum(held.sum(dim="feature").values(True, True))

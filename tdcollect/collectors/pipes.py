@@ -1,0 +1,511 @@
+"""Pipes to the workers of a collector, and the guard that notices when one of these has died."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import connection
+from queue import Empty
+from typing import Any
+
+from torchrl.collectors import MultiCollector
+
+from tdcollect._upstream.collectors import WorkersState, readers
+from tdcollect.collectors.asking import LostWorker, LostWorkers, WorkerLostError, slots_of
+from tdcollect.collectors.worker import WorkerFailure, WorkerReport
+from tdcollect.processes.child import ending
+
+COLLECT = ("continue", "continue_random")
+_PATIENCE = 2.0  # seconds
+_RUN_FREE, _PAUSE, _RESTART = "run_free", "pause", "restart"
+
+
+class WorkerPipe:
+    """The parent's end of the pipe to a worker, whichever process that is.
+
+    TorchRL sends its messages on it. A worker of an async collector that is asked something while
+    it collects drops its batch and waits; it is told to go on here. A process that takes the place
+    of a lost one is told and asked what that one was.
+
+    Args:
+        pipe: the connection to the first process.
+        guard: of all workers.
+
+    Attributes:
+        pipe: the connection to the present process.
+        holds: do not tell the worker to go on.
+    """
+
+    def __init__(self, pipe: connection.Connection, guard: Guard):
+        self.pipe = pipe
+        self.holds = False
+        self._guard = guard
+        self._order: Any = (None, COLLECT[0])  # the latest message to collect a batch
+        self._owed: Any = None  # the message on which the worker owes word on the queue
+        self._asked: Any = None  # the message that it owes an answer to, on the pipe
+        self._free = False  # it writes to the replay buffer by itself
+        self._told = False  # it has been told to go on
+
+    def send(self, message: Any) -> None:
+        """Send a message of TorchRL's: its data, and its name."""
+        name = message[1]
+        if name in COLLECT:
+            self._order = message
+            if self._told and self._owed is not None:
+                self._told = False
+                return
+            self._owed = message
+        elif name == _RUN_FREE:
+            self._free = True
+        elif name == _PAUSE:
+            self._owed = message
+        elif name != _RESTART:
+            self._asked = message
+        before = self.pipe
+        try:
+            before.send(message)
+        except OSError:
+            self._replaced_or_raise(before)  # the new process has the message
+
+    def recv(self) -> Any:
+        """Receive an answer."""
+        while True:
+            before = self.pipe
+            try:
+                answer = before.recv()
+                break
+            except (EOFError, OSError):
+                self._replaced_or_raise(before)
+        self._asked = None
+        if not self.holds and self._owed is not None and self._owed[1] in COLLECT:
+            self.go_on()
+        return answer
+
+    def _replaced_or_raise(self, before: connection.Connection) -> None:
+        """Have the guard look, while an error is handled; raise it if the process lives on."""
+        end = time.monotonic() + _PATIENCE  # a pipe breaks a little before its process has ended
+        while self.pipe is before:
+            if self._guard.closed or time.monotonic() > end:
+                raise
+            _found_dead(self._guard)
+
+    def go_on(self) -> None:
+        """Have the worker collect a batch, which it owes from now on."""
+        self._owed = self._order
+        self.pipe.send(self._order)
+        self._told = True
+
+    def delivered(self) -> None:
+        """The worker has given what it owed."""
+        self._owed, self._told = None, False
+
+    def replaced(self, pipe: connection.Connection) -> None:
+        """Talk to another process from now on, and tell it what the lost one was told."""
+        self.pipe, self._told = pipe, False
+        if self._asked is not None:
+            pipe.send(self._asked)
+        if self._free:
+            pipe.send((None, _RUN_FREE))
+        if self._owed is not None:
+            pipe.send(self._owed)
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        """Tell whether there is an answer within so many seconds."""
+        return self.pipe.poll(timeout)
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self.pipe.close()
+
+
+class WorkerQueue:
+    """The queue on which workers give word of their batches.
+
+    A worker that takes a lost one's place has a queue of its own, read here too.
+
+    Args:
+        queue: of the first workers.
+        pipes: to the workers.
+        guard: of all workers.
+    """
+
+    def __init__(self, queue: Any, pipes: list[WorkerPipe], guard: Guard):
+        self._queues: list[tuple[Any, int | None]] = [(queue, None)]
+        self._pipes = pipes
+        self._guard = guard
+        self._batches: dict[int, Any] = {}
+        self._begun: set[int] = set()
+
+    def begin(self) -> None:
+        """Begin an iteration: TorchRL's has forgotten the memory that workers collect into.
+
+        They name it with their first batch only. Here it is named with the first of each iteration.
+        """
+        self._begun = set(self._batches)
+
+    def add(self, queue: Any, worker: int) -> None:
+        """Read another queue, on which this one worker writes."""
+        self._queues.append((queue, worker))
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The next word of a worker.
+
+        Raises:
+            Empty: if there is none within ``timeout`` seconds.
+        """
+        return _before(timeout, self._next)
+
+    def _next(self, timeout: float | None) -> Any:
+        ends = readers(queue for queue, _ in self._queues)
+        ready = connection.wait([*ends, *self._guard.deaths()], timeout)
+        for (queue, worker), end in zip(self._queues, ends, strict=True):
+            if end not in ready:
+                continue
+            try:
+                word = queue.get()
+            except (EOFError, OSError):  # its memory went with the process
+                _found_dead(self._guard)
+                continue
+            return self._noted(word, worker)
+        if ready:
+            self._guard.check()
+        raise Empty
+
+    def _noted(self, word: Any, only: int | None) -> Any:
+        what, count = word
+        batch, worker = what if isinstance(what, tuple) else (None, what)
+        worker = worker if only is None else only
+        self._pipes[worker].delivered()
+        self._guard.delivered(worker)
+        if isinstance(what, tuple):
+            self._batches[worker] = batch
+        elif worker in self._begun:
+            batch, count = self._batches[worker], 0
+        self._begun.discard(worker)
+        return (worker if batch is None else (batch, worker)), count
+
+    def drain(self) -> None:
+        """Drop what workers have given and nobody has taken."""
+        while True:
+            try:
+                self._next(0.0)
+            except Empty:
+                return
+
+    def full(self) -> bool:
+        """Tell whether the first workers' queue is full."""
+        return bool(self._queues[0][0].full())
+
+    def close(self) -> None:
+        """Close all queues."""
+        for queue, _ in self._queues:
+            queue.close()
+
+
+def _before(timeout: float | None, attempt: Callable[[float | None], Any]) -> Any:
+    """Try again until it does not raise ``Empty``, or the time is over."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = None if end is None else max(end - time.monotonic(), 0.0)
+        try:
+            return attempt(left)
+        except Empty:
+            if end is not None and time.monotonic() >= end:
+                raise
+
+
+def _found_dead(guard: Guard) -> None:
+    """Something is broken because a process ends: wait for that, and have the guard look."""
+    connection.wait(guard.deaths(), _PATIENCE)
+    guard.check()
+
+
+class Reports:
+    """The parent's ends of channels on which workers are asked for reports.
+
+    Args:
+        workers: how many there are.
+
+    Attributes:
+        ends: the workers' ends.
+    """
+
+    def __init__(self, workers: int):
+        pairs = [multiprocessing.Pipe() for _ in range(workers)]
+        self._channels: list[connection.Connection] = [ours for ours, _ in pairs]
+        self.ends: Sequence[Any] = [theirs for _, theirs in pairs]
+
+    def __bool__(self) -> bool:
+        return bool(self._channels)
+
+    def latest(self, procs: Callable[[], Sequence[Any]]) -> list[WorkerReport]:
+        """The latest report of each worker.
+
+        Args:
+            procs: the processes; raises, or has another take the place, where one has died.
+        """
+        found = [self._ask(worker, procs) for worker in range(len(self._channels))]
+        return found if None not in found else self.latest(procs)  # type: ignore[return-value]
+
+    def _ask(self, worker: int, procs: Callable[[], Sequence[Any]]) -> WorkerReport | None:
+        """The report of one worker; None where another has taken its place meanwhile."""
+        channel = self._channels[worker]
+        try:
+            channel.send("report")
+            while not channel.poll(0.2):
+                procs()
+                if self._channels[worker] is not channel:
+                    return None
+            answer = channel.recv()
+        except (OSError, EOFError):
+            answer = None
+        if not isinstance(answer, WorkerReport):  # it ends, or has ended
+            connection.wait([procs()[worker].sentinel], 5)
+            procs()
+            return None
+        return answer
+
+    def last_word(self, worker: int) -> str:
+        """The error that a worker ended with; empty where it was killed."""
+        last = None
+        with suppress(OSError, EOFError):
+            while self and self._channels[worker].poll():
+                last = self._channels[worker].recv()
+        return last.error if isinstance(last, WorkerFailure) else ""
+
+    def replace(self, worker: int) -> Any:
+        """Talk to another process; returns its end."""
+        self._channels[worker].close()
+        self._channels[worker], theirs = multiprocessing.Pipe()
+        return theirs
+
+    def close(self) -> None:
+        """Close the parent's ends."""
+        for channel in self._channels:
+            channel.close()
+
+
+_log = logging.getLogger("tdcollect.collectors")
+_SIGNAL = getattr(signal, "SIGCHLD", None)
+_MAX_LOST = 3
+"""A worker that is lost so often is not replaced again, unless a batch came, or time passed."""
+_LONG = 60.0
+"""Seconds after which a worker has proved itself, as one that gives a batch."""
+
+
+class _Watched:
+    """A process as TorchRL looks at it. If it finds one dead, it ends the others and gives up."""
+
+    def __init__(self, proc: Any, guard: Guard):
+        self._proc, self._guard = proc, guard
+
+    def is_alive(self) -> bool:
+        if not self._proc.is_alive():
+            self._guard.check()
+        return not self._guard.closed  # another has taken its place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proc, name)
+
+
+class Guard:
+    """Looks after the worker processes of a collector.
+
+    A thread of it waits until a process ends. Whoever waits for a worker in another thread looks
+    here too.
+
+    Args:
+        collector: whose workers they are; is not kept alive.
+        procs: the processes.
+        frames: how many frames each collects per batch.
+        replace: starts another worker in the place of a lost one, given its index and how many
+            have taken this place, the new one included; returns its process. None to raise.
+        cause: the error that a worker ended with, given its index; empty if it had none to tell.
+
+    Attributes:
+        slots: N of each worker; set once it is known.
+        closed: the collector is shut down.
+        lost: the workers that were lost.
+        lock: held while a worker is replaced.
+    """
+
+    def __init__(
+        self,
+        collector: MultiCollector,
+        procs: list[Any],
+        frames: Sequence[int],
+        replace: Callable[[int, int], Any] | None,
+        cause: Callable[[int], str],
+    ):
+        self.procs = procs
+        self.pids = [proc.pid for proc in procs]
+        self.slots = [1] * len(procs)
+        self.closed = False
+        self.lost = LostWorkers()
+        self.lock = threading.RLock()
+        self._collector = weakref.ref(collector)
+        self._frames = frames
+        self._replace = replace
+        self._cause = cause
+        self._since = [time.monotonic()] * len(procs)
+        self._in_a_row = [0] * len(procs)
+        self._error: WorkerLostError | None = None
+        self._raises_in_main = False
+        self._previous: Any = None
+        self._handler: Any = None
+        self._wake, self._sleep = multiprocessing.Pipe(duplex=False)
+        self._thread = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._wake), name="tdcollect-guard", daemon=True
+        )
+        self._thread.start()
+
+    def deaths(self) -> list[Any]:
+        """The processes' sentinels, each ready once its process has ended."""
+        if self.closed or self._error is not None:
+            return []
+        return [proc.sentinel for proc in self.procs]
+
+    def replacements(self, worker: int) -> int:
+        """The number of workers that have taken this place after the first."""
+        return sum(lost.worker == worker for lost in self.lost if lost.replaced)
+
+    def watched(self) -> list[Any]:
+        """The processes; a dead one is found by whoever looks whether it is alive."""
+        return [_Watched(proc, self) for proc in self.procs]
+
+    def delivered(self, worker: int) -> None:
+        """A worker has given a batch."""
+        self._in_a_row[worker] = 0
+
+    def check(self) -> None:
+        """Raise for a worker that has died, or put another in its place.
+
+        Raises:
+            WorkerLostError: for ``on_worker_lost="raise"``, and for a worker that is lost again and
+                again; the other workers are ended.
+        """
+        if self.closed:
+            return
+        with self.lock:
+            self._look()
+        if self._error is not None:
+            error = self._error
+            collector = self._collector()
+            if collector is not None:
+                collector.shutdown(timeout=1.0, raise_on_error=False)
+            raise error
+
+    def _look(self) -> None:
+        """Take note of workers that have died."""
+        if self.closed or self._error is not None:
+            return
+        for worker, proc in enumerate(self.procs):
+            if not proc.is_alive():  # a fork server's sentinel is ready only until somebody asks
+                self._note(worker, proc)
+                if self._error is not None:
+                    return
+
+    def _note(self, worker: int, proc: Any) -> None:
+        proc.join(1.0)
+        cause = self._cause(worker)
+        if time.monotonic() - self._since[worker] > _LONG:
+            self._in_a_row[worker] = 0
+        self._in_a_row[worker] += 1
+        lost = LostWorker(
+            worker,
+            self.pids[worker],
+            ending(proc.exitcode) + f" after {cause}" * bool(cause),
+            slots_of(worker, self.slots),
+            self._frames[worker],
+            replaced=self._replace is not None and self._in_a_row[worker] <= _MAX_LOST,
+        )
+        self.lost = LostWorkers((*self.lost, lost))
+        collector = self._collector()
+        if collector is not None:
+            WorkersState(collector).release_update(worker)
+        why = f"as {_MAX_LOST + 1} in a row ended so without a batch; mend what ends them"
+        if self._replace is not None and lost.replaced:
+            _log.warning("%s; another takes its place", lost)
+            try:
+                self.procs[worker] = self._replace(worker, self.replacements(worker))
+                self.pids[worker], self._since[worker] = self.procs[worker].pid, time.monotonic()
+                return
+            except Exception as error:
+                _log.exception("no worker could take the place of the lost one")
+                why = f"as no other could take its place ({error})"
+        _log.error("%s; the other workers are ended", lost)
+        self._error = WorkerLostError(lost, *([why] if self._replace else []))
+        for other in self.procs:
+            if other is not proc:
+                other.terminate()
+
+    # ------------------------------------------------------------------------- while it runs free
+
+    def raise_in_main_thread(self) -> None:
+        """From now on, raise in the main thread when a worker is lost: nothing else may ask here.
+
+        As torch's DataLoader does it: by a handler of SIGCHLD, which calls the one before it.
+        """
+        here = threading.current_thread() is threading.main_thread()
+        if self._raises_in_main or self._replace is not None or _SIGNAL is None or not here:
+            return
+        self._raises_in_main = True
+        previous, itself = signal.getsignal(_SIGNAL), weakref.ref(self)
+
+        def handler(number: int, frame: Any) -> None:
+            if callable(previous):
+                previous(number, frame)
+            guard = itself()
+            if guard is not None and not guard.closed and guard._error is not None:
+                guard.check()
+
+        self._previous = previous
+        self._handler = handler
+        signal.signal(_SIGNAL, handler)
+
+    def look_in_thread(self) -> bool:
+        """Look, in the thread that watches; True to go on watching."""
+        with self.lock:
+            if self.closed:
+                return False
+            with contextlib.suppress(ValueError):  # of a process that a shutdown closes meanwhile
+                self._look()
+            if self._error is not None and self._raises_in_main and _SIGNAL is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+            return self._error is None
+
+    def close(self) -> None:
+        """Stop looking; may be called again."""
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._sleep.close()  # the thread finds its end closed
+        here = threading.current_thread() is threading.main_thread()
+        if self._raises_in_main and here and signal.getsignal(signal.SIGCHLD) is self._handler:
+            signal.signal(signal.SIGCHLD, self._previous or signal.SIG_DFL)
+
+
+def _watch(guard_of: Callable[[], Guard | None], wake: connection.Connection) -> None:
+    """Wait until a process ends, and have the guard look."""
+    try:
+        while True:
+            guard = guard_of()
+            if guard is None or guard.closed:
+                return
+            sentinels = guard.deaths()
+            del guard  # or it would live as long as this thread
+            ready = connection.wait([wake, *sentinels])
+            guard = guard_of()
+            if wake in ready or guard is None or not guard.look_in_thread():
+                return
+            del guard
+    finally:
+        wake.close()

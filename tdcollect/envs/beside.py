@@ -1,0 +1,573 @@
+"""Transforms beside each slot's env, in its worker; the others run once for all slots.
+
+An env made by TorchRL's ``GymEnv`` or ``GymWrapper``, with its transforms, is taken apart. The
+gymnasium env inside is stepped by a worker. Transforms that treat every row by itself run once for
+all slots, in this process. Others, and those before them, stay beside the env: a :class:`SlotEnv`
+has the face of a gymnasium env.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.envs.registration import EnvSpec
+from tensordict import TensorDict
+from torchrl.data import Composite, NonTensor
+from torchrl.envs import EnvBase, EnvCreator, TransformedEnv
+from torchrl.envs import transforms as T
+
+from tdcollect import keys
+from tdcollect._upstream.torchrl import (
+    TRANSIENT_ATTRIBUTES,
+    converts_actions,
+    is_categorical,
+    is_vectorised,
+    replaced_methods,
+    set_wrapped_env,
+    shared_values,
+    stands_for_env,
+    without_locks,
+    wrapped_env,
+)
+from tdcollect.envs.process.values import InfoEntry
+from tdcollect.envs.spaces import SpaceCodec, compose, key_of, observation_name
+from tdcollect.envs.traits import TRAITS, NotKnown, flat_transforms, runs_once, traits_of
+from tdcollect.randomness import global_states, set_global_states
+
+Box = tuple[tuple[str, ...], tuple[int, ...], str]
+"""The path of an array of numbers, its shape and its dtype."""
+
+
+class SlotPlan(NamedTuple):
+    """The way in which a worker runs a slot.
+
+    Attributes:
+        beside: the number of leading transforms that run beside the env.
+        direct: whether the gymnasium env is stepped without TensorDicts; transforms beside it can
+            then only be ``NoopResetEnv`` and ``EndOfLifeTransform``.
+        draws: whether transforms beside it draw random numbers when they step or reset.
+        entries: entries that come with the infos rather than with the observation.
+        boxes: if not direct, the other observation entries.
+    """
+
+    beside: int
+    direct: bool
+    draws: bool
+    entries: Sequence[InfoEntry] = ()
+    boxes: Sequence[Box] = ()
+
+
+class Parts(NamedTuple):
+    """An env taken apart.
+
+    Attributes:
+        plan: the way in which a worker runs it.
+        lifted: the transforms that run once for all slots, without a parent.
+        digest: identifies these transforms and their settings.
+        categorical: whether discrete spaces are encoded as integers.
+        name: the name of the env in messages.
+        observation_spec: the entries that a worker gives.
+        action_spec: of the env in the worker.
+        spec: the gymnasium spec of the env, if it is stepped as gymnasium makes it; else None.
+    """
+
+    plan: SlotPlan
+    lifted: Sequence[T.Transform]
+    digest: str
+    categorical: bool
+    name: str
+    observation_spec: Composite
+    action_spec: Composite
+    spec: EnvSpec | None
+
+
+def parts_of_made(
+    create: Callable[..., EnvBase], kwargs: Mapping[str, Any], known: Sequence[type[EnvBase]]
+) -> Parts:
+    """Make an env, take it apart, and close it; the global random states are as before.
+
+    ``known`` are the classes of envs, without their transforms, that are understood.
+    """
+    if isinstance(create, EnvCreator) and shared_values(create):
+        raise NotKnown("its EnvCreator shares the state of transforms between processes")
+    states = global_states()
+    try:
+        env = create(**kwargs)
+        try:
+            return _parts_of(env, known)
+        finally:
+            env.close(raise_if_closed=False)
+    finally:
+        set_global_states(states)
+
+
+def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:
+    """Take an env apart; its transforms are cloned."""
+    _ = env.specs  # transforms note their entries when the specs are made
+    base, transforms = env, []
+    if type(env) is TransformedEnv:
+        base, transforms = env.base_env, flat_transforms(env.transform)
+    direct = _check_base(base, known)
+    for transform in transforms:
+        trait = traits_of(transform)
+        if trait is None or not trait.beside:
+            raise NotKnown(f"the transform {type(transform).__name__} is not known")
+    count = 1 + max((i for i, t in enumerate(transforms) if not runs_once(t)), default=-1)
+    beside, lifted = transforms[:count], transforms[count:]
+    ends = [t for t in beside if type(t) is T.EndOfLifeTransform]
+    direct = (
+        direct
+        and all(type(t) in (T.NoopResetEnv, T.EndOfLifeTransform) for t in beside)
+        and len(ends) <= 1
+        and all(end.done_key == keys.DONE for end in ends)
+        and all(isinstance(key, str) for end in ends for key in end.out_keys)
+    )
+    inner = env if not lifted else _beside_env(base, [t.clone() for t in beside])
+    _check_specs(inner, base)
+    written = [key for end in ends for key in end.out_keys]
+    direct = direct and _is_read_alike(base, written)
+    boxes: list[Box] = []
+    if direct:
+        entries = [_info_entry(key, inner) for key in written]
+    else:
+        entries, boxes = _split(inner)
+    plan = SlotPlan(count, direct, any(TRAITS[type(t)].draws for t in beside), entries, boxes)
+    spec = wrapped_env(base).spec
+    is_bare = direct and not beside and base.wrapper_frame_skip == 1
+    return Parts(
+        plan,
+        [transform.clone() for transform in lifted],
+        _digest_of(lifted),
+        is_categorical(base),
+        type(base).__name__ if spec is None else str(spec.id),
+        inner.observation_spec.clone(),
+        inner.full_action_spec.clone(),
+        spec if is_bare else None,
+    )
+
+
+def _beside_env(base: EnvBase, transforms: Sequence[T.Transform]) -> EnvBase:
+    """The env with the transforms that run beside it; these have no parent yet."""
+    return TransformedEnv(base, T.Compose(*transforms)) if transforms else base
+
+
+def _check_base(base: EnvBase, known: Sequence[type[EnvBase]]) -> bool:
+    """Check that the env itself can be a slot; tell whether its own code may be left out."""
+    if type(base) not in known:
+        raise NotKnown(f"the env is a {type(base).__name__}, not a GymEnv or GymWrapper")
+    if is_vectorised(base) or base.batch_size:
+        raise NotKnown("the env is vectorised itself")
+    if not isinstance(wrapped_env(base), gym.Env):
+        raise NotKnown("the env inside is not a gymnasium.Env")
+    if not converts_actions(base):
+        raise NotKnown("the env takes tensors as actions (convert_actions_to_numpy=False)")
+    return not base.info_dict_reader and not replaced_methods(base)
+
+
+def _check_specs(inner: EnvBase, base: EnvBase) -> None:
+    """Check that rewards, flags and actions of a slot are those of a gymnasium env."""
+    if list(inner.full_reward_spec.keys(True, True)) != [keys.REWARD]:
+        raise NotKnown("the env has several rewards")
+    reward = inner.reward_spec
+    if tuple(reward.shape) != (1,) or reward.dtype is not torch.float32:
+        raise NotKnown("the env has a reward spec of its own")
+    if set(inner.full_done_spec.keys(True, True)) != set(keys.FLAGS):
+        raise NotKnown("the env has other flags than done, terminated and truncated")
+    if not inner.full_state_spec.is_empty():
+        raise NotKnown("a transform beside the env reads entries of the policy")
+    space = wrapped_env(base).action_space
+    try:
+        codec = SpaceCodec(space, keys.ACTION, categorical=is_categorical(base))
+    except TypeError as error:
+        raise NotKnown(str(error)) from error
+    if not _same_entries(codec, inner.full_action_spec):
+        raise NotKnown("the entries of its actions are not those of its action space")
+
+
+def _is_read_alike(base: Any, others: Sequence[str]) -> bool:
+    """Tell whether observations can be read off the env itself, rather than by TorchRL's code."""
+    space = wrapped_env(base).observation_space
+    try:
+        codec = SpaceCodec(
+            space,
+            observation_name(space),
+            categorical=is_categorical(base),
+            rename_state=True,
+        )
+    except TypeError:
+        return False
+    clashes = {path[0] for path in codec.paths}.intersection(others)
+    return not clashes and _same_entries(codec, base.observation_spec)
+
+
+def _same_entries(codec: SpaceCodec, spec: Composite) -> bool:
+    ours = compose(codec.paths, [leaf.spec for leaf in codec.leaves], ())
+    return described(ours) == described(spec)
+
+
+def described(spec: Composite) -> dict[Any, Any]:
+    """The shape and dtype of each entry of a spec."""
+    return {key: (tuple(s.shape), s.dtype) for key, s in spec.items(True, True)}
+
+
+def _info_entry(key: Any, env: EnvBase) -> InfoEntry:
+    spec = env.observation_spec[key]
+    dtype = torch.empty((), dtype=spec.dtype).numpy().dtype
+    return InfoEntry(key, tuple(spec.shape), dtype)
+
+
+def _split(env: EnvBase) -> tuple[list[InfoEntry], list[Box]]:
+    """Entries of an env's observation that come with the infos, and those of a gymnasium space."""
+    entries, boxes = [], []
+    for key, spec in env.observation_spec.items(True, True):
+        if isinstance(spec, NonTensor) or -1 in spec.shape:
+            raise NotKnown(f"the entry {key!r} is no tensor of a fixed shape")
+        try:
+            entry = _info_entry(key, env)
+        except TypeError as error:
+            raise NotKnown(f"NumPy has no dtype for the entry {key!r}") from error
+        if spec.shape and spec.dtype is not torch.bool:
+            boxes.append((keys.as_path(key), entry.shape, entry.dtype.str))
+        elif isinstance(key, str):
+            entries.append(entry)
+        else:
+            raise NotKnown(f"the entry {key!r} is a nested bool or single number")
+    if not boxes:
+        raise NotKnown("no entry of its observation is an array of numbers")
+    return entries, boxes
+
+
+def _space_of(boxes: Sequence[Box]) -> gym.spaces.Dict:
+    tree: dict[str, Any] = {}
+    for path, shape, dtype in boxes:
+        parent = tree
+        for name in path[:-1]:
+            parent = parent.setdefault(name, {})
+        kind = np.dtype(dtype)
+        low, high = (-np.inf, np.inf)
+        if kind.kind in "iu":
+            low, high = np.iinfo(kind).min, np.iinfo(kind).max
+        parent[path[-1]] = gym.spaces.Box(low, high, shape, kind)
+    return _dict_space(tree)
+
+
+def _dict_space(tree: Mapping[str, Any]) -> gym.spaces.Dict:
+    parts = {k: _dict_space(v) if isinstance(v, dict) else v for k, v in tree.items()}
+    return gym.spaces.Dict(parts)
+
+
+def _digest_of(transforms: Sequence[T.Transform]) -> str:
+    """Identify transforms by their classes, settings and buffers."""
+    digest = hashlib.sha256()
+    for transform in transforms:
+        digest.update(type(transform).__name__.encode())
+        state = {**vars(transform), **dict(transform.named_buffers())}
+        for name in sorted(state.keys() - TRANSIENT_ATTRIBUTES):
+            digest.update(f"{name}={_text(state[name])};".encode())
+    return digest.hexdigest()
+
+
+def _text(value: Any) -> str:
+    """The contents of a setting, where it is data; else its type."""
+    if isinstance(value, torch.Tensor):
+        array = value.detach().cpu().contiguous()
+        raw = array.view(torch.uint8).numpy().tobytes() if array.ndim else repr(array.item())
+        return f"{value.dtype}{tuple(value.shape)}{raw!r}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_text, value))}]"
+    data = (bool, int, float, str, torch.dtype, torch.device, type(None), Composite)
+    return repr(value) if isinstance(value, data) else type(value).__name__
+
+
+# -------------------------------------------------------------------------- one slot, in its worker
+
+
+class SlotSettings(NamedTuple):
+    """The settings that the slots of one ``ParallelEnv`` share.
+
+    Attributes:
+        plan: the way in which a worker runs a slot.
+        states: the global random states that each slot starts with; None for fresh ones.
+        seeds_torch: whether a seed of the env seeds torch's generator, too.
+        threads: the number of torch's threads in a worker.
+    """
+
+    plan: SlotPlan
+    states: Mapping[str, Any] | None
+    seeds_torch: bool
+    threads: int
+
+
+def make_slot(
+    create: Callable[..., EnvBase], kwargs: Mapping[str, Any], settings: SlotSettings
+) -> SlotEnv:
+    """Make the env of a slot, in its worker."""
+    torch.set_num_threads(settings.threads)
+    return (_DirectSlot if settings.plan.direct else _TensorDictSlot)(create, kwargs, settings)
+
+
+class SlotEnv(gym.Env[Any, Any]):
+    """A slot that runs a TorchRL env.
+
+    It has global random states of its own: those of the process when the env is made, seeded, asked
+    by name, and when its transforms may draw.
+    """
+
+    def __init__(
+        self, create: Callable[..., EnvBase], kwargs: Mapping[str, Any], settings: SlotSettings
+    ):
+        self._states: Mapping[str, Any] = settings.states or _fresh_states()
+        self._seeds_torch = settings.seeds_torch
+        plan = settings.plan
+        with self._own_states():
+            self._made = create(**kwargs)
+            _ = self._made.specs
+        base, transforms = self._made, []
+        if isinstance(base, TransformedEnv):
+            base, transforms = base.base_env, flat_transforms(base.transform)
+        self._base: Any = base
+        beside, self._lifted = transforms[: plan.beside], transforms[plan.beside :]
+        self._inner = self._made
+        if self._lifted:
+            for transform in beside:
+                transform.reset_parent()
+            self._inner = _beside_env(base, beside)
+        self._beside = beside
+        self._env: gym.Env[Any, Any] = wrapped_env(base)
+        self.action_space = self._env.action_space
+        self.spec = self._env.spec
+        self.metadata = self._env.metadata
+        self.render_mode = self._env.render_mode
+        # To take the slot's own states costs time, which is for those that may draw.
+        self._drawing: Any = self._own_states if plan.draws else nullcontext
+
+    @contextmanager
+    def _own_states(self) -> Iterator[None]:
+        before = global_states()
+        set_global_states(self._states)
+        try:
+            yield
+        finally:
+            self._states = global_states()
+            set_global_states(before)
+
+    @property
+    def unwrapped(self) -> gym.Env[Any, Any]:
+        """The gymnasium env without its wrappers."""
+        return self._env.unwrapped
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    def digest(self) -> str:
+        """Identify the transforms that run once for all slots, as this slot has them."""
+        return _digest_of(self._lifted)
+
+    def lifted_state(self) -> list[Any]:
+        """The state dicts of these transforms."""
+        return [dict(transform.state_dict()) for transform in self._lifted]
+
+    def command(self, name: str | tuple[str, ...], data: Any) -> Any:
+        """Answer a command of TorchRL's ``ParallelEnv``, or an attribute, as its worker would."""
+        with self._own_states():
+            if name == "seed":
+                seed, static = data
+                if self._seeds_torch:
+                    torch.manual_seed(seed)
+                return "seeded", self._made.set_seed(seed, static_seed=static)
+            if name == "state_dict":
+                return "state_dict", without_locks(self._made.state_dict())
+            if name == "load_state_dict":
+                self._made.load_state_dict(data)
+                return None
+            if name == "set_env_snapshot":
+                kind = type(self._made).__name__
+                why = f"Env workers of type {kind} do not support snapshot writeback"
+                return "set_env_snapshot_error", why
+            return self._attribute(name, data)
+
+    def _attribute(self, name: str | tuple[str, ...], data: Any) -> Any:
+        names = (name,) if isinstance(name, str) else name
+        value: Any = self._made
+        for part in names:
+            value = getattr(value, part)
+        if callable(value):
+            args, kwargs = data
+            value = value(*(arg for arg in args if not stands_for_env(arg)), **kwargs)
+        return "done", None if names == ("to",) else value
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        return self._env.get_wrapper_attr(name)
+
+    def render(self) -> Any:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._made.close(raise_if_closed=False)
+
+
+class _DirectSlot(SlotEnv):
+    """A slot whose gymnasium env is stepped as it is.
+
+    Only resets with ``NoopResetEnv``, which draws its actions from the env's spec, run in TorchRL's
+    own code.
+    """
+
+    def __init__(
+        self, create: Callable[..., EnvBase], kwargs: Mapping[str, Any], settings: SlotSettings
+    ):
+        super().__init__(create, kwargs, settings)
+        self.observation_space = self._env.observation_space
+        self._repeats: int = self._base.wrapper_frame_skip
+        self._recorder: _Recorder | None = None
+        if any(type(transform) is T.NoopResetEnv for transform in self._beside):
+            self._recorder = _Recorder(self._env)
+            set_wrapped_env(self._base, self._recorder)
+        ends = [t for t in self._beside if type(t) is T.EndOfLifeTransform]
+        self._end: Any = ends[0] if ends else None
+        self._lives: Any = 0
+        if self._end is not None:
+            self._read_lives = attrgetter(".".join(self._end.eol_attribute))
+
+    def _present_lives(self) -> Any:
+        lives = self._read_lives(self._base)
+        return lives() if callable(lives) else lives
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        reward: Any
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        for _ in range(self._repeats - 1):
+            if terminated or truncated:
+                break
+            observation, more, terminated, truncated, info = self._env.step(action)
+            reward = reward + more
+        if self._end is not None:
+            before, self._lives = self._lives, self._present_lives()
+            ended = before > self._lives or terminated or truncated
+            info = self._with_lives(info, ended)
+        return observation, reward, terminated, truncated, info
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        ended = False
+        if self._recorder is None:
+            observation, info = self._env.reset(seed=seed, options=options)
+            if self._end is not None:
+                self._lives = self._present_lives()
+        else:
+            with self._own_states():
+                begun = self._inner.reset(**_without_none(seed=seed, options=options))
+            observation, info = self._recorder.latest
+            if self._end is not None:
+                self._lives = begun[self._end.lives_key].numpy()[()]
+                ended = bool(begun[self._end.eol_key].any())
+        return observation, info if self._end is None else self._with_lives(info, ended)
+
+    def _with_lives(self, info: Mapping[str, Any], ended: Any) -> dict[str, Any]:
+        ends = np.array([bool(ended)])
+        return {**info, self._end.eol_key: ends, self._end.lives_key: self._lives}
+
+
+class _Recorder(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps the latest observation and infos of an env, as the env gave them."""
+
+    latest: tuple[Any, dict[str, Any]]
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        given = self.env.step(action)
+        self._keep(given[0], given[4])
+        return given
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._keep(observation, info)
+        return observation, info
+
+    def _keep(self, observation: Any, info: dict[str, Any]) -> None:
+        # TorchRL encodes the entries of the dict that it is given in place.
+        self.latest = (dict(observation) if isinstance(observation, dict) else observation, info)
+
+
+class _TensorDictSlot(SlotEnv):
+    """A slot that TorchRL's own code steps, on TensorDicts."""
+
+    def __init__(
+        self, create: Callable[..., EnvBase], kwargs: Mapping[str, Any], settings: SlotSettings
+    ):
+        super().__init__(create, kwargs, settings)
+        plan = settings.plan
+        self.observation_space = _space_of(plan.boxes)
+        self._paths = [path for path, _, _ in plan.boxes]
+        self._entries = [entry.key for entry in plan.entries]
+        categorical = is_categorical(self._base)
+        self._codec = SpaceCodec(self.action_space, keys.ACTION, categorical=categorical)
+        self._present: Any = None
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        arrays = self._codec.empty(1)
+        self._codec.write_slot(action, arrays, 0)
+        given = self._present
+        for path, array in zip(self._codec.paths, arrays, strict=True):
+            given[key_of(path)] = torch.from_numpy(array[0, ...])
+        with self._drawing():
+            given = self._inner.step(given)
+        following = given[keys.NEXT]
+        self._present = self._inner.step_mdp(given)
+        observation, info = self._read(following)
+        terminated, truncated = following[keys.TERMINATED], following[keys.TRUNCATED]
+        return (
+            observation,
+            following[keys.REWARD].item(),
+            bool(terminated),
+            bool(truncated),
+            info,
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        begin = None
+        if self._present is not None:
+            begin = TensorDict({keys.RESET: torch.ones(1, dtype=torch.bool)})
+        with self._drawing():
+            self._present = self._inner.reset(begin, **_without_none(seed=seed, options=options))
+        self._present.pop(keys.RESET, None)
+        return self._read(self._present)
+
+    def _read(self, entries: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        observation: dict[str, Any] = {}
+        for path in self._paths:
+            parent = observation
+            for name in path[:-1]:
+                parent = parent.setdefault(name, {})
+            parent[path[-1]] = entries[key_of(path)].numpy(force=True)
+        return observation, {key: entries[key].numpy(force=True) for key in self._entries}
+
+
+def _without_none(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _fresh_states() -> dict[str, Any]:
+    """The global random states of a process that has not seeded them."""
+    generator = torch.Generator()
+    generator.seed()
+    return {
+        "torch": generator.get_state(),
+        "cuda": [],
+        "numpy": np.random.RandomState().get_state(),
+        "python": random.Random().getstate(),
+    }

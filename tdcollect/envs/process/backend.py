@@ -1,0 +1,408 @@
+"""The ``process`` backend: gymnasium envs in worker processes, several in each.
+
+A step is a message of a few bytes to each worker, which awaits it awake for a moment, and then
+asleep. Actions, observations, rewards, flags and infos lie in shared memory, where workers write
+them as the ``serial`` backend would. A value that does not fit there (its shape or dtype differs
+from the space) comes pickled, and the code of ``serial`` writes or refuses it. So the data are the
+same.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tdcollect.envs.buffers import SlotBuffers
+from tdcollect.envs.process.pool import WorkerPool, WorkerProcess, usable_cores
+from tdcollect.envs.process.values import (
+    Array,
+    Field,
+    Shared,
+    fields_of,
+    flatten,
+    layout,
+    map_arrays,
+    nest,
+    slot_of,
+    write_info,
+)
+from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
+from tdcollect.envs.slots import Backend, Came, Can, SlotError
+from tdcollect.processes.channel import packed
+from tdcollect.processes.child import GRACE
+
+
+class ProcessBackend(Backend):
+    """N gymnasium envs in worker processes.
+
+    An env that raises leaves its worker as it is: the other slots are stepped or reset all the
+    same. A worker that is killed, or ended as an env in it hangs, is lost with all of its slots,
+    until they are built anew; the other workers go on.
+
+    Args:
+        factories: one callable per slot, sent to its worker with cloudpickle and called there.
+        categorical: encode discrete entries as integers rather than one-hot.
+        num_workers: how many processes; None for as many as this process may use cores.
+        timeout: seconds that an env may take for one call before its worker is killed, which is
+            noticed within twice as long; None to wait for ever.
+        start_method: ``"spawn"`` (a fresh interpreter) or ``"fork"``.
+        grace: seconds that the envs of a worker may take to close before it is killed.
+        wait_num: :meth:`receive` waits for so many slots; None for synchronous slots.
+        wait_timeout: seconds after which it waits for no more than one; None for no limit.
+    """
+
+    name = "process"
+    can = Can(step_ended=True, rebuild=True)
+
+    def __init__(
+        self,
+        factories: Sequence[EnvFactory],
+        categorical: bool = False,
+        *,
+        num_workers: int | None = None,
+        timeout: float | None = None,
+        start_method: str = "spawn",
+        grace: float = GRACE,
+        wait_num: int | None = None,
+        wait_timeout: float | None = None,
+    ):
+        if os.name != "posix":
+            raise RuntimeError(
+                "backend='process' needs a POSIX system (Linux, macOS); use backend='serial'"
+            )
+        self.num_envs = len(factories)
+        self._stepped: Sequence[int] = ()
+        self.can = self.can._replace(wait_num=wait_num)
+        self._wait_timeout = wait_timeout
+        self._asked: dict[
+            WorkerProcess, tuple[bool, Sequence[int]]
+        ] = {}  # is a reset, and its slots
+        self.in_flight: set[int] = set()
+        self._busy: set[int] = set()  # the slots of workers that are at something
+        count = min(num_workers or usable_cores(), self.num_envs)
+        self._pool = WorkerPool(factories, count, timeout, start_method, grace)
+        try:
+            found = self._pool.started(self._pool.processes)
+            observation, action = found[0][0]
+            for process, given in zip(self._pool.processes, found, strict=True):
+                _check_alike(process, given, found[0][0])
+            self._set_spaces(observation, action, categorical)
+            self._share()
+            (self.spec,) = self._pool.call("spec", processes=self._pool.processes[:1])
+        except BaseException:
+            self._pool.end()
+            raise
+
+    def _share(self) -> None:
+        """Lay out the shared memory, and have the workers map it."""
+        fields: list[Field] = []
+        tree = fields_of(self.observation.space, fields)
+        zeros = [np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.action.leaves]
+        actions: list[Array] = []
+        action_tree = flatten(self.action.read(zeros), actions)
+        action_fields = [Field(array.shape[1:], array.dtype.str) for array in actions]
+        self._shared = Shared(self.num_envs, tree, fields, action_tree, action_fields)
+        self._file = self._pool.new_file(layout(self.num_envs, self._shared.fields)[1])
+        outcome, observation, self._actions = self._shared.mapped(self._file)
+        self._reward, self._terminated, self._truncated = outcome
+        self._observation = nest(tree, observation)
+        self._infos: Sequence[Array] = ()
+        self._info_file = -1
+        self._map(self._pool.processes)
+
+    def _map(self, processes: Sequence[WorkerProcess]) -> None:
+        self._pool.call("share", self._shared, descriptor=self._file, processes=processes)
+
+    def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
+        super().read_info(info_keys)
+        fields = [Field(info.shape, info.dtype.str) for info in self.info]
+        self._info_file = self._pool.new_file(layout(self.num_envs, fields)[1])
+        self._infos = map_arrays(self._info_file, self.num_envs, fields)
+        self._map_infos(self._pool.processes)
+
+    def _map_infos(self, processes: Sequence[WorkerProcess]) -> None:
+        arguments = (self.num_envs, self.info)
+        self._pool.call("share_infos", *arguments, descriptor=self._info_file, processes=processes)
+
+    def reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+        out: SlotBuffers,
+    ) -> None:
+        self.recall()
+        payloads = {p: payload for p, _, payload in self._resets(slots, seeds, options)}
+        failed, misfits = self._pool.ask("reset", RESET, payloads)
+        failed.update(self._write([slot for slot in slots if slot not in failed], misfits, out))
+        if failed:
+            raise SlotError("reset", {slot: failed[slot] for slot in slots if slot in failed})
+
+    def _resets(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+    ) -> Iterator[tuple[WorkerProcess, list[int], bytes]]:
+        """The workers of ``slots``, each with its slots and what it is sent to reset them."""
+        given = dict.fromkeys(slots) if seeds is None else dict(zip(slots, seeds, strict=True))
+        self._pool.seeds.update(given)
+        for process in self._pool.processes:
+            mine = [slot for slot in slots if slot in process.slots]
+            if mine:
+                own_seeds = None if seeds is None else [given[slot] for slot in mine]
+                yield process, mine, packed((mine, own_seeds, options))
+
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
+        self.recall()
+        stepped: Sequence[int] = range(self.num_envs) if slots is None else slots
+        payloads = {p: payload for p, _, payload in self._steps(actions, slots)}
+        failed, misfits = self._pool.ask("step", STEP, payloads)
+        if failed:
+            failed = {slot: failed[slot] for slot in stepped if slot in failed}
+            stepped = [slot for slot in stepped if slot not in failed]
+        refused = self._write(stepped, misfits, out)
+        if refused:
+            failed = dict(sorted({**failed, **refused}.items()))
+            stepped = [slot for slot in stepped if slot not in refused]
+        self._write_outcome(stepped, out)
+        if failed:
+            raise SlotError("step", failed)
+
+    def _steps(
+        self, actions: Sequence[Array], slots: Sequence[int] | None
+    ) -> Iterator[tuple[WorkerProcess, Sequence[int], bytes]]:
+        """The workers of ``slots``, each with its slots and what it is sent to step them.
+
+        Actions go to shared memory. Those of another dtype are sent as they are: ``serial`` gives
+        them to envs so, too.
+        """
+        values: list[Array] = []
+        flatten(self.action.read(actions), values)
+        shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
+        if shared:
+            rows: Any = ... if slots is None else list(slots)
+            for array, value in zip(self._actions, values, strict=True):
+                array[rows] = value[rows]
+        for process in self._pool.processes:
+            own = process.slots
+            mine = own if slots is None else [slot for slot in slots if slot in own]
+            if not mine:
+                continue
+            payload = b""
+            if not shared:
+                payload = packed((list(mine), [v[own.start : own.stop] for v in values]))
+            elif len(mine) < len(own):
+                payload = packed((mine, None))
+            yield process, mine, payload
+
+    def _write_outcome(self, stepped: Sequence[int], out: SlotBuffers) -> None:
+        """Write rewards and flags of the slots that have stepped."""
+        self._stepped = stepped
+        rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
+        out.reward[rows] = self._reward[rows]
+        out.terminated[rows] = self._terminated[rows]
+        out.truncated[rows] = self._truncated[rows]
+
+    def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
+        commands = {}
+        for process, mine, payload in self._steps(actions, slots):
+            self._note(process, False, mine)
+            commands[process] = payload, len(mine)
+        self._pool.post("step", STEP, commands)
+
+    def send_reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+    ) -> None:
+        commands = {}
+        for process, mine, payload in self._resets(slots, seeds, options):
+            self._note(process, True, mine)
+            commands[process] = payload, len(mine)
+        self._pool.post("reset", RESET, commands)
+
+    def _note(self, process: WorkerProcess, is_reset: bool, slots: Sequence[int]) -> None:
+        assert process not in self._asked, "a worker has one command at a time"
+        self._asked[process] = is_reset, slots
+        self.in_flight.update(slots)
+        self._busy.update(process.slots)
+
+    def is_idle(self, slot: int) -> bool:
+        return slot not in self._busy
+
+    def receive(self, out: SlotBuffers) -> Came:
+        assert self.can.wait_num is not None
+        stepped: list[int] = []
+        begun: list[int] = []
+        failed_steps: dict[int, Exception] = {}
+        failed_begins: dict[int, Exception] = {}
+        for process, answer in self._pool.collect(self.can.wait_num, self._wait_timeout):
+            is_reset, slots = self._asked.pop(process)
+            self.in_flight.difference_update(slots)
+            self._busy.difference_update(process.slots)
+            failed, misfits = self._pool.read(process, answer, slots)
+            fine = [slot for slot in slots if slot not in failed]
+            failed.update(self._write_singly(fine, misfits, out))
+            fine = [slot for slot in fine if slot not in failed]
+            (begun if is_reset else stepped).extend(fine)
+            (failed_begins if is_reset else failed_steps).update(failed)
+        self._write_outcome(stepped, out)
+        return Came(
+            stepped,
+            begun,
+            SlotError("step", failed_steps) if failed_steps else None,
+            SlotError("reset", dict(sorted(failed_begins.items()))) if failed_begins else None,
+        )
+
+    def recall(self) -> None:
+        if self._asked:
+            self._pool.forget()
+            self._asked.clear()
+            self.in_flight.clear()
+            self._busy.clear()
+
+    def _write(
+        self, slots: Sequence[int], misfits: Mapping[int, Any], out: SlotBuffers
+    ) -> dict[int, Exception]:
+        """Write observations and infos, from shared memory or as they came; returns the errors."""
+        if len(slots) < self.num_envs or misfits:
+            return self._write_singly(slots, misfits, out)
+        try:
+            self.observation.write(self._observation, out.observation)
+        except ValueError:
+            return self._write_singly(slots, misfits, out)
+        for array, values in zip(out.info, self._infos, strict=True):
+            array[...] = values
+        return {}
+
+    def _write_singly(
+        self, slots: Sequence[int], misfits: Mapping[int, Any], out: SlotBuffers
+    ) -> dict[int, Exception]:
+        failed: dict[int, Exception] = {}
+        for slot in slots:
+            try:
+                if slot in misfits:
+                    observation, info = misfits[slot]
+                    self.observation.write_slot(observation, out.observation, slot)
+                    write_info(self.info, info, out.info, slot)
+                else:
+                    observation = slot_of(self._observation, slot)
+                    self.observation.write_slot(observation, out.observation, slot)
+                    for array, values in zip(out.info, self._infos, strict=True):
+                        array[slot] = values[slot]
+            except Exception as error:
+                failed[slot] = error
+        return failed
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        if slot not in self._stepped:
+            return {}
+        holder = [process for process in self._pool.processes if slot in process.slots]
+        info: Mapping[str, Any] = self._pool.call("latest_info", slot, processes=holder)[0]
+        return info
+
+    def rebuild(self, slots: Sequence[int]) -> list[int]:
+        """Make envs anew; all those of a worker that was lost come back together."""
+        built: list[int] = []
+        for process in list(self._pool.processes):
+            mine = [slot for slot in slots if slot in process.slots]
+            if mine and process.lost is None:
+                self._pool.call("rebuild", mine, processes=[process])
+                built += mine
+            elif mine:
+                self._replace(process)
+                built += process.slots
+        return built
+
+    def _replace(self, lost: WorkerProcess) -> None:
+        process = self._pool.relaunch(lost)
+        try:
+            (given,) = self._pool.started([process])
+            _check_alike(process, given, (self.observation.space, self.action.space))
+            self._map([process])
+            if self.info:
+                self._map_infos([process])
+        except BaseException:  # half made, it cannot be used
+            self._pool.lose(process, "was ended, as its envs could not be made")
+            raise
+
+    def save_states(self) -> dict[int, dict[str, Any]]:
+        if not self.can.resume:
+            return super().save_states()
+        is_open = self._pool.end.alive
+        why = "its worker was lost" if is_open else "the env was closed before it was saved"
+        states: dict[int, dict[str, Any]] = {
+            slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)
+        }
+        living = [process for process in self._pool.processes if is_open and not process.lost]
+        for given in self._pool.call("save_states", processes=living):
+            states.update(given)
+        return states
+
+    def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+        if not self.can.resume:
+            return super().load_states(states)
+        found: dict[int, str] = {}
+        for given in self._pool.call("load_states", dict(states)):
+            found.update(given)
+        return found
+
+    def sample_info(self) -> Mapping[str, Any]:
+        info: Mapping[str, Any] = self._pool.call(
+            "sample_info", processes=self._pool.processes[:1]
+        )[0]
+        return info
+
+    def attributes(self, name: str) -> list[Any]:
+        found = self._found("look_up", None, name)
+        return [
+            partial(self._call_one, slot, name) if value is None else pickle.loads(value)
+            for slot, value in enumerate(found)
+        ]
+
+    def _call_one(self, slot: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._found("call", [slot], method, args, kwargs)[0]
+
+    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
+        return self._found("call", slots, name, arguments)
+
+    def _found(self, method: str, slots: Sequence[int] | None, *arguments: Any) -> list[Any]:
+        """The results of a method of workers that gives one per slot."""
+        results: list[Any] = []
+        verb = arguments[0] if method == "call" else method
+        for process in self._pool.processes:
+            mine = [slot for slot in process.slots if slots is None or slot in slots]
+            if mine:
+                asked = self._pool.call(method, mine, *arguments, processes=[process], verb=verb)
+                results += asked[0]
+        return results
+
+    def render(self) -> list[Any]:
+        return self.call("render")
+
+    def close(self) -> None:
+        """Close the envs and end the workers; a second call does nothing.
+
+        A worker whose envs have not closed after ``grace`` seconds is killed.
+        """
+        self._pool.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.num_envs} slots in {len(self._pool.processes)} workers, "
+            f"{self._pool.method})"
+        )
+
+
+def _check_alike(process: WorkerProcess, given: Any, expected: tuple[Any, Any]) -> None:
+    """Raise ValueError if a worker's envs have other spaces than expected."""
+    first, differing = given
+    for slot, found in ((process.slots.start, first), *differing):
+        check_spaces(slot, expected, found)

@@ -1,0 +1,440 @@
+"""The gymnasium envs of consecutive slots, and the worker process that steps them for a parent.
+
+The ``serial`` backend has such envs in its own process. A worker runs in a fresh interpreter, or in
+a fork of the parent; torch is not imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import re
+import select
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+
+from tdcollect.envs.process.values import (
+    Array,
+    Field,
+    InfoEntry,
+    Shared,
+    Tree,
+    as_flag,
+    as_reward,
+    keeps,
+    map_arrays,
+    nest,
+    unstack,
+    write_info,
+)
+from tdcollect.processes.channel import Connection, packed, poll_awake
+from tdcollect.processes.errors import Described, described
+
+STEP, RESET, CALL = range(3)
+"""Kinds of commands."""
+
+EnvFactory = Callable[[], "gym.Env[Any, Any]"]
+Spaces = tuple[Any, Any]
+"""The observation space and the action space."""
+
+_OLD = re.compile(r"keyword argument 'seed'|expected 5, got 4|step gave 4 values|<class 'gym\.")
+_OLD_API = (
+    "this is the API of gym before 0.26: wrap the env in shimmy's GymV21CompatibilityV0, or have "
+    "it take reset(seed=, options=) and return five values from step()"
+)
+
+
+def old_api(message: str) -> str:
+    """The advice for an env of gym's old API, if an error's message shows it; else empty."""
+    return _OLD_API if _OLD.search(message) else ""
+
+
+def spec_of(name: str) -> Any:
+    """The spec of a gymnasium id."""
+    try:
+        return gym.spec(name)
+    except gym.error.NamespaceNotFound as error:
+        raise gym.error.NamespaceNotFound(
+            f"{error} If it is installed, import it, or name it in the id: 'package:{name}'"
+        ) from None
+
+
+class EnvSlots:
+    """The envs of consecutive slots in this process; made by :meth:`make`."""
+
+    spaces: Spaces  # of the first env, which those of the others must equal
+
+    def __init__(self, factories: Sequence[EnvFactory], first: int = 0):
+        self.factories = factories
+        self.first = first
+        self.envs: list[gym.Env[Any, Any]] = []
+
+    def begin(self, slot: int) -> None:
+        """Is called before each call of an env."""
+
+    def make(self) -> list[tuple[int, Spaces]]:
+        """Make the envs; returns the slots whose spaces are not the first env's, with theirs."""
+        differing = []
+        for slot, factory in enumerate(self.factories, self.first):
+            self.begin(slot)
+            env = factory()
+            self._check_new(slot, env)
+            self.envs.append(env)
+            spaces = (env.observation_space, env.action_space)
+            if slot == self.first:
+                self.spaces = spaces
+            elif spaces != self.spaces:
+                differing.append((slot, spaces))
+        return differing
+
+    def rebuild(self, slots: Sequence[int]) -> None:
+        """Make the envs of ``slots`` anew, and close the old ones."""
+        for slot in slots:
+            self.begin(slot)
+            old = self.envs[slot - self.first]
+            with contextlib.suppress(Exception):  # closing it may fail as it did
+                old.close()
+            env = self.factories[slot - self.first]()
+            if env is old:
+                raise RuntimeError(
+                    f"cannot build the env of slot {slot} anew: it was given as one env; pass its "
+                    "id or a callable that makes a new one at each call"
+                )
+            self._check_new(slot, env)
+            check_spaces(slot, self.spaces, (env.observation_space, env.action_space))
+            self.envs[slot - self.first] = env
+
+    def _check_new(self, slot: int, env: Any) -> None:
+        if isinstance(env, gym.vector.VectorEnv):
+            env.close()
+            raise TypeError(
+                "expected a callable that makes a single gymnasium.Env, got one that makes the "
+                f"vector env {env}; call it and pass the vector env itself"
+            )
+        if not isinstance(env, gym.Env):
+            advice = old_api(str(type(env).__mro__))
+            raise TypeError(
+                "expected a callable that makes a gymnasium.Env, got one that returned "
+                f"{type(env).__name__}" + f"; {advice}" * bool(advice)
+            )
+        for other, made in enumerate(self.envs, self.first):
+            if env is made:
+                raise ValueError(
+                    "expected a callable that makes a new env at each call, got that of slot "
+                    f"{other} for slot {slot} again"
+                )
+
+    def sample_info(self) -> Mapping[str, Any]:
+        """Infos of a reset and a step of the first env."""
+        env = self.envs[0]
+        self.begin(self.first)
+        info = dict(env.reset()[1])
+        info.update(env.step(env.action_space.sample())[4])
+        return info
+
+    def call(
+        self,
+        slots: Sequence[int],
+        name: str,
+        arguments: Sequence[Any] = (),
+        keywords: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[Any]:
+        """Call a method of the envs of ``slots``; returns one result per slot."""
+        results = []
+        for slot in slots:
+            self.begin(slot)
+            results.append(getattr(self.envs[slot - self.first], name)(*arguments, **keywords))
+        return results
+
+    def save_states(self) -> dict[int, Any]:
+        """The state of each env, by slot; the envs are resumable."""
+        slots = range(self.first, self.first + len(self.envs))
+        return dict(zip(slots, self.call(slots, "save_state"), strict=True))
+
+    def load_states(self, states: Mapping[int, Any]) -> dict[int, str]:
+        """Bring envs back to saved states; returns the reasons by slot, of those that are not."""
+        failed = {}
+        for slot, env in enumerate(self.envs, self.first):
+            if slot in states:
+                # A replay takes many steps: each is a call that may take its time.
+                begin = partial(self.begin, slot)
+                begin()
+                why = env.load_state(states[slot], begin)  # type: ignore[attr-defined]
+                if why is not None:
+                    failed[slot] = why
+        return failed
+
+    def close(self) -> None:
+        """Close every env; raises the error of the first that failed, once all were asked to."""
+        errors = []
+        for slot, env in enumerate(self.envs, self.first):
+            self.begin(slot)
+            try:
+                env.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def check_spaces(slot: int, expected: Spaces, got: Spaces) -> None:
+    """Raise ValueError if the spaces of ``slot`` are not those of slot 0."""
+    for name, one, other in zip(("observation_space", "action_space"), expected, got, strict=True):
+        if one != other:
+            raise ValueError(
+                f"expected the same {name} in every slot, got {one} in slot 0 and {other} in slot "
+                f"{slot}; make envs of one kind share a batch, or wrap them to agree"
+            )
+
+
+class Worker(EnvSlots):
+    """The envs of consecutive slots, in a process of their own.
+
+    ``control`` are two int64: the slot whose env is at work, and how many calls of envs have begun.
+    """
+
+    def __init__(self, factories: Sequence[EnvFactory], first: int, control: memoryview):
+        super().__init__(factories, first)
+        self.control = control
+        self.latest: dict[int, Mapping[str, Any]] = {}
+        self.infos: Sequence[InfoEntry] = ()
+        self.info_arrays: Sequence[Array] = ()
+        self.closed = False
+
+    def begin(self, slot: int) -> None:
+        """Note the slot, for a parent that wonders whether its env hangs."""
+        self.control[0] = slot
+        self.control[1] += 1
+
+    def start(self) -> tuple[Spaces, list[tuple[int, Spaces]]]:
+        """Make the envs; returns the first one's spaces, and the slots with others, with theirs."""
+        differing = self.make()
+        return self.spaces, differing
+
+    def share(self, shared: Shared, descriptor: int) -> None:
+        """Map the memory of actions, observations, rewards and flags."""
+        outcome, self.observation, action = shared.mapped(descriptor)
+        self.reward, self.terminated, self.truncated = outcome
+        self.fields = shared.observation
+        last = self.first + len(self.factories)
+        self.action = [array[self.first : last] for array in action]
+        self.observation_tree = shared.observation_tree
+        self.action_tree = shared.action_tree
+
+    def share_infos(self, num_envs: int, infos: Sequence[InfoEntry], descriptor: int) -> None:
+        """Map the memory of infos."""
+        self.infos = infos
+        fields = [Field(info.shape, info.dtype.str) for info in infos]
+        self.info_arrays = map_arrays(descriptor, num_envs, fields)
+
+    def step(
+        self, slots: Sequence[int] | None, actions: Sequence[Array] | None = None
+    ) -> tuple[dict[int, Described], dict[int, Any]]:
+        """Step ``slots`` (ascending, None for all).
+
+        ``actions`` are those of all slots here, None for those in shared memory.
+
+        Returns:
+            The failures, by slot; and the observation and infos, by slot, where these do not fit
+            the shared memory.
+        """
+        # Copies: an env may keep or change the array that it is given.
+        given = [array.copy() for array in self.action] if actions is None else actions
+        unbatched = unstack(nest(self.action_tree, given), len(self.envs))
+        failed: dict[int, Described] = {}
+        misfits: dict[int, Any] = {}
+        self.latest = {}
+        first, envs = self.first, self.envs
+        for slot in range(first, first + len(envs)) if slots is None else slots:
+            self.begin(slot)
+            try:
+                observation, reward, terminated, truncated, info = envs[slot - first].step(
+                    unbatched[slot - first]
+                )
+                self.reward[slot] = as_reward(reward)
+                self.terminated[slot] = as_flag("terminated", terminated)
+                self.truncated[slot] = as_flag("truncated", truncated)
+            except Exception as error:
+                failed[slot] = described(error)
+                continue
+            self.latest[slot] = info
+            self._write(slot, observation, info, failed, misfits)
+        return failed, misfits
+
+    def reset(
+        self, slots: Sequence[int], seeds: Sequence[int] | None, options: dict[str, Any] | None
+    ) -> tuple[dict[int, Described], dict[int, Any]]:
+        """Reset some slots, with one seed each or none; returns what :meth:`step` does."""
+        failed: dict[int, Described] = {}
+        misfits: dict[int, Any] = {}
+        for i, slot in enumerate(slots):
+            self.begin(slot)
+            seed = None if seeds is None else seeds[i]
+            try:
+                observation, info = self.envs[slot - self.first].reset(seed=seed, options=options)
+            except Exception as error:
+                failed[slot] = described(error)
+                continue
+            self._write(slot, observation, info, failed, misfits)
+        return failed, misfits
+
+    def _write(
+        self,
+        slot: int,
+        observation: Any,
+        info: Mapping[str, Any],
+        failed: dict[int, Described],
+        misfits: dict[int, Any],
+    ) -> None:
+        """Write an observation and infos to shared memory, or note that they do not fit."""
+        try:
+            fits = self._put(self.observation_tree, observation, slot)
+            if fits and self.infos:
+                write_info(self.infos, info, self.info_arrays, slot)
+        except ValueError:
+            fits = False  # the parent will raise the same
+        except Exception as error:
+            failed[slot] = described(error)
+            return
+        if not fits:
+            if isinstance(info, Mapping):  # only those that are asked for: others may not travel
+                info = {entry.key: info[entry.key] for entry in self.infos if entry.key in info}
+            misfits[slot] = (observation, info)
+
+    def _put(self, tree: Tree, value: Any, slot: int) -> bool:
+        """Write an observation; False if the parent has to look at it."""
+        if isinstance(tree, int):
+            field, array, target = self.fields[tree], np.asarray(value), self.observation[tree]
+            if array.shape != field.shape or array.dtype.kind not in field.kinds:
+                return False
+            if array.dtype is not target.dtype and not keeps(array, target.dtype):
+                return False
+            target[slot] = array
+            return True
+        if isinstance(tree, dict):
+            return (
+                isinstance(value, Mapping)
+                and tree.keys() <= value.keys()
+                and all(self._put(part, value[name], slot) for name, part in tree.items())
+            )
+        return (
+            isinstance(value, (tuple, list))
+            and len(value) == len(tree)
+            and all(self._put(part, item, slot) for part, item in zip(tree, value, strict=True))
+        )
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        return self.latest.get(slot, {})
+
+    def look_up(self, slots: Sequence[int], name: str) -> list[bytes | None]:
+        """An attribute of the envs of ``slots``: its value, pickled, or None for a method."""
+        found = []
+        for slot in slots:
+            self.begin(slot)
+            value = getattr(self.envs[slot - self.first], name)
+            is_method = callable(value) and not isinstance(value, gym.Env)
+            try:
+                found.append(None if is_method else packed(value))
+            except Exception as error:
+                raise AttributeError(
+                    f"{name!r} cannot be sent from its process: {error}"
+                ) from error
+        return found
+
+    def spec(self) -> Any:
+        """The gymnasium spec of the first env; None if it cannot be sent."""
+        spec = self.envs[0].spec
+        with contextlib.suppress(Exception):
+            cloudpickle.dumps(spec)
+            return spec
+        return None
+
+    def close(self) -> None:
+        """Close every env; raises the error of the first that failed."""
+        self.closed = True
+        super().close()
+
+    def serve(self, connection: Connection, awake: float) -> None:
+        """Answer commands until one says to close, or until the parent has gone.
+
+        The next command is awaited without sleep for ``awake`` seconds.
+        """
+        waiting = select.poll()
+        waiting.register(connection, select.POLLIN)
+        while not self.closed:
+            poll_awake(waiting, awake)
+            try:
+                kind, sequence, payload = connection.receive()
+            except (EOFError, OSError):
+                with contextlib.suppress(Exception):
+                    self.close()
+                return
+            if kind == CALL:
+                answer = self._call(connection, payload)
+            else:
+                arguments = pickle.loads(payload) if payload else (None,)
+                failed, misfits = (self.step if kind == STEP else self.reset)(*arguments)
+                answer = _packed_outcome(failed, misfits) if failed or misfits else b""
+            try:
+                connection.send(kind, sequence, answer)
+            except OSError:
+                return
+
+    def _call(self, connection: Connection, payload: bytes) -> bytes:
+        """Call a method by its name; answer with its failure or its result."""
+        name, takes_descriptor, arguments = pickle.loads(payload)
+        if takes_descriptor:
+            descriptor = connection.receive_descriptor()
+            arguments = (*arguments, descriptor)
+        try:
+            return packed((None, getattr(self, name)(*arguments)))
+        except Exception as error:
+            return packed(((self.control[0], described(error)), None))
+        finally:
+            if takes_descriptor:
+                os.close(descriptor)
+
+
+def _packed_outcome(failed: dict[int, Described], misfits: dict[int, Any]) -> bytes:
+    try:
+        return packed((failed, misfits))
+    except Exception as error:  # an observation or an info that is no data at all
+        return packed(({**failed, **dict.fromkeys(misfits, described(error))}, {}))
+
+
+def main(end: int, factories: Sequence[EnvFactory] | None = None) -> None:
+    """Serve a parent.
+
+    Args:
+        end: the descriptor of this worker's end of the socket pair.
+        factories: one callable per slot; None to read them, pickled, from the socket.
+    """
+    connection = Connection(socket.socket(fileno=end))
+    try:
+        _, sequence, payload = connection.receive()
+        descriptor = connection.receive_descriptor()
+    except EOFError:
+        return
+    index, first, awake, blob = pickle.loads(payload)
+    memory = mmap.mmap(descriptor, 0)
+    os.close(descriptor)
+    control = memoryview(memory).cast("q")[2 * index : 2 * index + 2]
+    worker = Worker((), first, control)
+    try:
+        worker.factories = pickle.loads(blob) if factories is None else factories
+        answer = packed((None, worker.start()))
+    except Exception as error:
+        answer = packed(((control[0], described(error)), None))
+        with contextlib.suppress(Exception):
+            worker.close()
+    connection.send(CALL, sequence, answer)
+    worker.serve(connection, awake)

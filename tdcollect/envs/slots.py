@@ -1,0 +1,937 @@
+"""Slots on arrays: what a backend gives, and the `Stepper`, the one place where envs are stepped.
+
+A backend resets and steps N gymnasium slots, and writes the results straight into arrays that its
+caller owns. It knows nothing of TensorDict. The ``EnvBase`` wrapper, which hands it fresh arrays,
+and the collector, which hands it the arrays of many steps allocated together, both drive it through
+a :class:`Stepper`. This adds the entries of TorchRL's StepCounter, RewardSum and InitTracker, a
+time limit, waiting seeds, checks, and restarts of envs that fail.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from tdcollect import keys
+from tdcollect.envs.buffers import (
+    Bookkeeping,
+    SlotBuffers,
+    StepBuffers,
+    allocate_buffers,
+    entries_of,
+)
+from tdcollect.envs.process.values import Array, InfoEntry
+from tdcollect.envs.process.worker import old_api
+from tdcollect.envs.spaces import SpaceCodec, observation_name
+from tdcollect.seeding import restart_seed
+
+RESUMABLE = ("serial", "process")
+"""Backends whose envs can be brought back, in another process too."""
+
+
+class Can(NamedTuple):
+    """What the slots of an env can do. The layers above hand it on, less what they take away.
+
+    Attributes:
+        pause: some slots can be stepped while others wait.
+        step_ended: a slot whose episode has ended may be stepped on, as a plain gymnasium env may.
+            If False, the action would be lost and the step is refused.
+        reset_singly: some slots can be reset while the episodes of others go on. If False, a slot
+            alone starts anew only after the env itself has ended its episode.
+        seed_singly: some slots can be reset with seeds while the episodes of others go on.
+        rebuild: the env of a single slot can be built anew.
+        resume: the envs can be saved and brought back.
+        wait_num: how many slots an asynchronous step waits for; None for synchronous slots only.
+    """
+
+    pause: bool = True
+    step_ended: bool = False
+    reset_singly: bool = True
+    seed_singly: bool = True
+    rebuild: bool = False
+    resume: bool = False
+    wait_num: int | None = None
+
+    @property
+    def asynchronous(self) -> bool:
+        """Slots that are ready may go on while others step."""
+        return self.wait_num is not None
+
+
+class Came(NamedTuple):
+    """The slots that have come back from what they were sent to do.
+
+    The rows of ``stepped`` and of ``begun`` are written; those of other slots mean nothing new.
+    ``failed`` and ``failed_begins`` are the failures of steps and of resets, if there are any.
+    """
+
+    stepped: list[int]
+    begun: list[int]
+    failed: SlotError | None
+    failed_begins: SlotError | None
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+class SlotError(RuntimeError):
+    """The envs of some slots failed; the other slots were stepped or reset all the same.
+
+    Args:
+        verb: what was asked of the env: ``"step"``, ``"reset"`` or ``"rebuild"``.
+        causes: what went wrong in each of these envs, by slot.
+        where: of some of these slots, the words that name episode, step and seed.
+
+    Attributes:
+        causes: as given. What an env raised has the env's own traceback.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        causes: Mapping[int, Exception],
+        where: Mapping[int, str] = MappingProxyType({}),
+    ):
+        self.verb = verb
+        self.causes = dict(causes)
+        self.where = dict(where)
+        slots = "; ".join(
+            f"slot {s}{self.where.get(s, '')}: {type(e).__name__}: {e}"
+            for s, e in self.causes.items()
+        )
+        advice = old_api(slots)
+        super().__init__(f"the env failed in {verb}() of {slots}" + f"; {advice}" * bool(advice))
+        self.__cause__ = next(iter(self.causes.values()))
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.verb, self.causes, self.where)
+
+    def joined(self, other: SlotError) -> SlotError:
+        """One error for both."""
+        return SlotError(self.verb, {**self.causes, **other.causes}, {**self.where, **other.where})
+
+
+class RestartsExhausted(RuntimeError):
+    """An env failed after as many had been built anew as ``max_restarts`` allows."""
+
+
+class RestartBudget:
+    """A count of the envs that were built anew after failures, and its limit."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self.count = 0
+
+    def check(self, more: int, failed: SlotError) -> None:
+        """Raise RestartsExhausted, from the latest failure, if ``more`` envs are too many."""
+        if self.count + more > self.most:
+            raise RestartsExhausted(
+                f"{failed}; {self.count} envs were built anew already and max_restarts="
+                f"{self.most}: correct the env, or pass a larger max_restarts to make_env"
+            ) from failed
+
+
+def not_finite(
+    verb: str,
+    observation: SpaceCodec,
+    slots: Sequence[int],
+    out: SlotBuffers,
+    failed: SlotError | None,
+    reward: Array | None = None,
+) -> SlotError | None:
+    """Join failures with those of slots whose observations or stored rewards are not finite."""
+    found: dict[int, Exception] = {}
+    named = zip(map("/".join, observation.paths), out.observation, strict=True)
+    for name, array in (*named, *([] if reward is None else [("reward", reward)])):
+        finite: Any = np.isfinite(array) if array.dtype.kind == "f" else True
+        if finite is True or finite.all():
+            continue
+        odd = ~finite.reshape(len(array), -1).all(1)
+        for slot in slots:
+            if odd[slot] and slot not in found and (failed is None or slot not in failed.causes):
+                values = np.atleast_1d(array[slot])
+                where = tuple(np.argwhere(~np.isfinite(values))[0].tolist())
+                found[slot] = ValueError(
+                    "expected finite numbers, as check_finite=True asks for, got "
+                    f"{values[where]} at {list(where)} of {name!r}"
+                )
+    if not found:
+        return failed
+    error = SlotError(verb, dict(sorted(found.items())))
+    return error if failed is None else failed.joined(error)
+
+
+# --- backends ----------------------------------------------------------------------------------
+
+
+class Backend(abc.ABC):
+    """N slots of one env."""
+
+    name: ClassVar[str]  # the `backend` argument of make_env
+    can = Can()
+    num_envs: int
+    observation: SpaceCodec
+    action: SpaceCodec
+    info: Sequence[InfoEntry] = ()  # the infos that are written; see read_info
+    envs: Sequence[gym.Env[Any, Any]] = ()  # one per slot, if they are plain ones in this process
+    vector_env: Any = None  # that holds all slots, if they have no env each
+    spec: EnvSpec | None = None  # of a slot's env, wrappers included
+    in_flight: Set[int] = frozenset()  # slots that were sent, and have not been received
+
+    def _set_spaces(
+        self, observation: spaces.Space[Any], action: spaces.Space[Any], categorical: bool
+    ) -> None:
+        name = observation_name(observation)
+        self.observation = SpaceCodec(observation, name, categorical=categorical, rename_state=True)
+        self.action = SpaceCodec(action, keys.ACTION, categorical=categorical)
+
+    @abc.abstractmethod
+    def reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+        out: SlotBuffers,
+    ) -> None:
+        """Start an episode in each of ``slots`` (ascending); write the rows of those slots only.
+
+        A seed that is None leaves its slot to its own generator. ``out`` receives observations and
+        infos; its reward and flags are left alone.
+
+        Raises:
+            ValueError: if seeds or options cannot be honoured.
+            SlotError: if the envs of some slots raised; the rows of the others are written.
+        """
+
+    @abc.abstractmethod
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
+        """Step ``slots`` (ascending, None for all) and write their rows.
+
+        ``actions`` are the action entries, ``[N, *shape]`` each. At the end of an episode, the
+        observation is the true final one.
+
+        Raises:
+            SlotError: if the envs of some slots raised; the rows of the others are written.
+        """
+
+    def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
+        """Have ``slots``, idle ones, take a step, and go on; :meth:`receive` gives its outcome."""
+        raise self._synchronous()
+
+    def send_reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+    ) -> None:
+        """Reset ``slots``, idle ones, and go on; :meth:`receive` gives the outcome."""
+        raise self._synchronous()
+
+    def receive(self, out: SlotBuffers) -> Came:
+        """Wait for slots that were sent, and write their rows."""
+        raise self._synchronous()
+
+    def recall(self) -> None:  # noqa: B027 - nothing is in flight in synchronous slots
+        """Wait for the slots that are in flight, and forget where they came to."""
+
+    def is_idle(self, slot: int) -> bool:
+        """Tell whether a slot may be sent; those that share a worker are busy together."""
+        return True
+
+    def _synchronous(self) -> NotImplementedError:
+        return NotImplementedError(f"the backend {self.name!r} steps its slots together")
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        """The infos of a slot's latest step; empty if they are not kept."""
+        return {}
+
+    def rebuild(self, slots: Sequence[int]) -> list[int]:
+        """Make the envs of ``slots``, and of those lost together with them, anew; returns all."""
+        raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")
+
+    def save_states(self) -> dict[int, dict[str, Any]]:
+        """The states of the envs, by slot, for :meth:`load_states`: built-in and NumPy types."""
+        why = f"the backend {self.name!r} cannot save its envs"
+        if self.name in RESUMABLE:
+            why = "it was made without make_env(resumable=True)"
+        return {slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)}
+
+    def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+        """Bring envs back to saved states; returns the reasons by slot, of those that are not."""
+        here = Backend.save_states(self)
+        return {
+            slot: str(state["why"] if state["how"] == "nothing" else here[slot]["why"])
+            for slot, state in states.items()
+        }
+
+    def check_seeds(self, seeds: Iterable[int]) -> None:  # noqa: B027
+        """Raise ValueError if no reset of this backend could honour these seeds."""
+
+    @abc.abstractmethod
+    def sample_info(self) -> Mapping[str, Any]:
+        """Infos of one slot, which show their shapes and dtypes."""
+
+    def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
+        """Choose the infos to write: names, or a mapping from names to example values.
+
+        Shapes and dtypes of names are read off one reset and one step of the env.
+        """
+        examples = info_keys if isinstance(info_keys, Mapping) else self.sample_info()
+        missing = [key for key in info_keys if key not in examples]
+        if missing:
+            raise KeyError(
+                f"info_keys {missing} are in the info of neither the first reset nor the first "
+                f"step, which hold {sorted(examples)}; to read an info that appears later, pass "
+                "info_keys as a dict from its name to an example value"
+            )
+        self.info = [InfoEntry.like(key, examples[key]) for key in info_keys]
+
+    def attributes(self, name: str) -> list[Any]:
+        """An attribute of the env of each slot: values, or functions that call a method there."""
+        raise AttributeError(f"the backend {self.name!r} has no env per slot")
+
+    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
+        """Call a method of the envs of ``slots`` (None for all); returns one result per slot."""
+        raise NotImplementedError(f"the backend {self.name!r} cannot call its envs singly")
+
+    @abc.abstractmethod
+    def render(self) -> list[Any]:
+        """The rendered frame of each slot."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close the envs and free their resources."""
+
+
+# --- counters and seeds ------------------------------------------------------------------------
+
+
+class EpisodeCounters:
+    """Counts the episodes and steps of N slots.
+
+    One clock goes up at each step; the length of a slot's episode is its difference to the clock
+    at the reset.
+    """
+
+    def __init__(self, num_envs: int):
+        self.seeded: dict[int, tuple[int, int]] = {}  # each slot's latest seed, and its episode
+        self._clock = 0
+        self._begun = np.zeros(num_envs, np.int64)
+        self._episodes = np.zeros(num_envs, np.int64)  # resets so far
+
+    def stepped(self, slots: Sequence[int] | None) -> None:
+        """Count a step of ``slots`` (None for all)."""
+        self._clock += 1
+        if slots is not None:
+            waiting = np.ones(len(self._begun), bool)
+            waiting[list(slots)] = False
+            self._begun[waiting] += 1
+
+    def started(self, slots: Any, seeds: Mapping[int, int]) -> None:
+        """Count an episode in each of ``slots``, begun with the seed given for it, if any."""
+        self._begun[slots] = self._clock
+        self._episodes[slots] += 1
+        for slot, seed in seeds.items():
+            self.seeded[slot] = seed, int(self._episodes[slot]) - 1
+
+    def lengths(self) -> Array:
+        """The steps that each slot has taken in its episode, ``[N]`` int64."""
+        return self._clock - self._begun
+
+    def save_state(self) -> dict[str, Any]:
+        return {
+            "lengths": self.lengths(),
+            "episodes": self._episodes.copy(),
+            "seeds": dict(self.seeded),
+        }
+
+    def load_state(self, state: Mapping[str, Any], slots: Sequence[int]) -> None:
+        rows = list(slots)
+        self._begun[rows] = self._clock - state["lengths"][rows]
+        self._episodes[rows] = state["episodes"][rows]
+        for slot in rows:
+            self.seeded.pop(slot, None)
+            if slot in state["seeds"]:
+                self.seeded[slot] = tuple(state["seeds"][slot])
+
+    def located(self, failed: SlotError, seeds: Mapping[int, int]) -> SlotError:
+        """The same error, with words for episode, step and seed (asked of a reset) of each slot."""
+        words = {}
+        for slot in failed.causes:
+            resets = failed.verb == "reset"
+            episode = int(self._episodes[slot]) - (not resets)
+            step = "" if resets else f", step {int(self._clock - self._begun[slot])}"
+            place = f", episode {episode}{step}" if episode >= 0 else ", before its first reset"
+            seed, at = (seeds[slot], episode) if slot in seeds else self.seeded.get(slot, (None, 0))
+            if seed is not None:
+                place += f", seed {seed}" + ("" if at == episode else f" at episode {at}")
+            words[slot] = place
+        return SlotError(failed.verb, failed.causes, words)
+
+
+class WaitingSeeds:
+    """Seeds for the next resets of slots: the user's, or derived for envs built anew."""
+
+    def __init__(self) -> None:
+        self._seeds: dict[int, int] = {}
+        self._derived: set[int] = set()
+
+    def ask(self, seeds: Sequence[int]) -> None:
+        """Have one seed per slot wait, of all slots."""
+        self._seeds = dict(enumerate(seeds))
+        self._derived.clear()
+
+    def derive(self, slots: Iterable[int], latest: Mapping[int, tuple[int, int]]) -> None:
+        """Choose the next seeds of slots whose envs were built anew.
+
+        The user's seeds stay. Else each follows from the one before, so that seeded runs repeat;
+        slots that were never seeded go on without.
+        """
+        for slot in slots:
+            if slot in self._seeds and slot not in self._derived:
+                continue
+            before = self._seeds.get(slot, latest.get(slot, (None,))[0])
+            if before is not None:
+                self._seeds[slot] = restart_seed(before)
+                self._derived.add(slot)
+
+    def of(self, slots: Iterable[int], given: Mapping[int, int] | None) -> Mapping[int, int]:
+        """The seeds of a reset, by slot: ``given`` to it, or waiting."""
+        if given is not None:
+            return given
+        return {s: self._seeds[s] for s in slots if s in self._seeds} if self._seeds else {}
+
+    def drop(self, slots: Iterable[int]) -> None:
+        """Forget the seeds of ``slots``, which have been reset."""
+        if self._seeds:
+            for slot in slots:
+                self._seeds.pop(slot, None)
+                self._derived.discard(slot)
+
+    def save_state(self) -> dict[str, Any]:
+        return {"seeds": dict(self._seeds), "derived": sorted(self._derived)}
+
+    def load_state(self, state: Mapping[str, Any], slots: Sequence[int]) -> None:
+        self.drop(slots)
+        self._seeds.update({s: seed for s, seed in state["seeds"].items() if s in slots})
+        self._derived.update(set(slots).intersection(state["derived"]))
+
+
+# --- steps -------------------------------------------------------------------------------------
+
+
+class Stepper:
+    """Steps and resets slots on arrays.
+
+    ``check_finite`` takes NaN or infinite observations and rewards for failures of the env; with
+    ``max_restarts``, so many envs may be built anew after failures, which raise otherwise.
+
+    Attributes:
+        entries: the entries beside reward and flags: observations, infos, bookkeeping.
+        latest: the buffers of the latest step or reset, which hold the present state of all slots;
+            None before the first reset.
+        broken: the failures of the latest step, by slot, after which the envs were built anew and
+            the episodes broken off.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        bookkeeping: Bookkeeping = Bookkeeping(),
+        *,
+        name: str = "the env",
+        check_finite: bool = False,
+        max_restarts: int | None = None,
+    ):
+        if bookkeeping.max_episode_steps is not None and not backend.can.reset_singly:
+            raise ValueError(
+                "expected no max_episode_steps: this vector env cannot reset single slots, which a "
+                "limit asks for; make the env itself with one, or use backend='serial'"
+            )
+        if max_restarts is not None and not backend.can.rebuild:
+            raise ValueError(
+                f"expected on_env_error='raise': the backend {backend.name!r} cannot build single "
+                "slots anew; use backend='serial' or 'process'"
+            )
+        self.backend = backend
+        self.can = backend.can
+        self.name = name
+        self.is_closed = False
+        self.latest: StepBuffers | None = None
+        self.restarts = None if max_restarts is None else RestartBudget(max_restarts)
+        self.broken: Mapping[int, Exception] = {}
+        self.num_envs = backend.num_envs
+        self.bookkeeping = bookkeeping
+        self._every_slot = range(self.num_envs)
+        self._set_entries()
+        self._counters = EpisodeCounters(self.num_envs)
+        self._finite = check_finite
+        # Slots whose envs were built anew together with one that failed, amid their own episodes.
+        self._fallen: dict[int, Exception] = {}
+        self._returns = np.zeros(self.num_envs, np.float32)
+        self._must_reset = np.ones(self.num_envs, bool)
+        self._seeds = WaitingSeeds()
+        self._starting: dict[int, tuple[int | None, Any]] = {}  # seeds, options of resets in flight
+        self._unsent: dict[int, Exception] = {}  # failures of slots that could not be sent
+
+    def _set_entries(self) -> None:
+        backend = self.backend
+        self.entries = entries_of(
+            backend.observation,
+            backend.action,
+            backend.info,
+            self.bookkeeping,
+            marks=self.restarts is not None,
+        )
+        self._unstarted = set(self._every_slot)
+
+    def allocate(
+        self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
+    ) -> list[StepBuffers]:
+        """Zeroed buffers for ``count`` steps, allocated together.
+
+        ``pinned`` ones are in page-locked memory, from which copies to a GPU need not be waited
+        for. In ``exact`` ones, the backend writes rewards in float64; tensors hold their rounding.
+        """
+        infos = len(self.backend.observation.leaves)
+        split = infos, infos + len(self.backend.info)
+        return allocate_buffers(self.entries, split, self.num_envs, count, batched, pinned, exact)
+
+    def set_seeds(self, seeds: Sequence[int]) -> None:
+        """Keep one seed per slot for that slot's next reset."""
+        self.backend.check_seeds(seeds)
+        self._seeds.ask(seeds)
+
+    def derive_seeds(self) -> None:
+        """Seed the next reset of each slot that was seeded before from that seed.
+
+        For envs whose generators stand where timing has left them: seeded runs repeat so.
+        """
+        self._seeds.derive(self._every_slot, self._counters.seeded)
+
+    def follow(self) -> None:
+        """Go on from slots that somebody else has reset or stepped."""
+        self._unstarted.clear()
+        self._must_reset[:] = False
+        self.latest = None
+
+    def read_info(self, examples: Mapping[str, Any]) -> None:
+        """Have steps write further infos, with examples by name; all slots must be reset."""
+        if examples:
+            present = {i.key: np.zeros(i.shape, i.dtype) for i in self.backend.info}
+            self.backend.read_info({**present, **examples})
+            self._set_entries()
+            self.latest = None
+
+    # --- all at once ---------------------------------------------------------------------------
+
+    def reset(
+        self,
+        slots: Sequence[int] | None,
+        out: StepBuffers,
+        seeds: Sequence[int] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Start an episode in each of ``slots`` (None for all); slots in flight are waited for.
+
+        ``out`` receives the rows of these slots, flags set to False, but for the reward; the rows
+        of the others show their present state. Without ``seeds``, one per slot, those of
+        :meth:`set_seeds` are used, or the env's own generators.
+
+        Raises:
+            RuntimeError: if the stepper is closed.
+            SlotError: if the envs of some slots failed; the others are reset.
+            RestartsExhausted: if a failure exceeds ``max_restarts``.
+        """
+        self.check_open("reset")
+        if slots is not None:
+            self._hold_present(out)
+        for flag in (out.raw.terminated, out.raw.truncated, out.done):
+            flag[... if slots is None else slots] = False
+        slots = self._every_slot if slots is None else slots
+        self.recall(slots)
+        given = None if seeds is None else dict(zip(slots, seeds, strict=True))
+        failed = self._reset_backend(slots, given, options, out.raw) if slots else None
+        while failed is not None and self.restarts is not None:
+            again = sorted(failed.causes)
+            self._restart(failed, again)
+            failed = self._reset_backend(again, given, options, out.raw)
+        rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
+        used = self._seeds.of(slots, given)
+        self._seeds.drop(slots)
+        for slot in slots if self._fallen else ():
+            self._fallen.pop(slot, None)
+        self._begun(rows, used, out)
+        self.latest = out
+        if failed is not None:
+            raise failed
+
+    def _reset_backend(
+        self,
+        slots: Sequence[int],
+        given: Mapping[int, int] | None,
+        options: dict[str, Any] | None,
+        out: SlotBuffers,
+    ) -> SlotError | None:
+        """Reset slots; returns the failures, with episode and seed."""
+        failed: SlotError | None = None
+        seeds = self._seeds.of(slots, given)
+        self.backend.check_seeds(seeds.values())
+        try:
+            by_slot = [seeds.get(slot) for slot in slots] if seeds else None
+            self.backend.reset(slots, by_slot, options, out)
+        except SlotError as error:
+            failed = error
+        if self._finite:
+            failed = not_finite("reset", self.backend.observation, slots, out, failed)
+        return None if failed is None else self._counters.located(failed, seeds)
+
+    def _begun(self, rows: list[int], seeds: Mapping[int, int], out: StepBuffers) -> None:
+        """Note the episodes that have begun, with the seeds that were used, by slot."""
+        self._counters.started(rows, {slot: seeds[slot] for slot in rows if slot in seeds})
+        if self.bookkeeping.episode_reward:
+            self._returns[rows] = 0
+        self._must_reset[rows] = False
+        self._unstarted.difference_update(rows)
+        self._write_bookkeeping(rows, True, out)
+
+    def step(
+        self,
+        actions: Sequence[Array],
+        slots: Sequence[int] | None,
+        out: StepBuffers,
+        *,
+        restart: bool = True,
+    ) -> None:
+        """Step ``slots`` (None for all); slots in flight are waited for.
+
+        ``out`` receives the rows of these slots: observations (at an episode's end the true final
+        one), reward and flags. The rows of the others show their present state. ``restart=False``
+        raises SlotError also where ``max_restarts`` would have envs built anew.
+
+        Raises:
+            RuntimeError: if the stepper is closed, before the first reset, or if an action would
+                be lost.
+            SlotError: if the envs of some slots failed; the others are stepped.
+            RestartsExhausted: if a failure exceeds ``max_restarts``; the others are stepped.
+        """
+        self.recall()
+        self._check_step(slots)
+        if slots is not None:
+            self._hold_present(out)
+        failed, stepped = None, slots
+        if self._fallen:
+            stepped, failed = self._without_fallen(slots)
+        try:
+            self.backend.step(actions, stepped, out.raw)
+        except SlotError as error:
+            failed = error if failed is None else failed.joined(error)
+        failed = self._stepped(slots, stepped, failed, out, restart)
+        self.latest = out
+        if failed is not None:
+            raise failed
+
+    def _stepped(
+        self,
+        slots: Sequence[int] | None,
+        stepped: Sequence[int] | None,
+        failed: SlotError | None,
+        out: StepBuffers,
+        restart: bool,
+    ) -> SlotError | None:
+        """Complete the rows of a step of ``slots``, of which the backend has done ``stepped``."""
+        buffers = out.raw
+        if out.reward is not buffers.reward:
+            out.reward[...] = buffers.reward
+        if self._finite:
+            checked = self._every_slot if stepped is None else stepped
+            failed = not_finite(
+                "step", self.backend.observation, checked, buffers, failed, out.reward
+            )
+        if self.broken:
+            self.broken = {}
+        if failed is not None:
+            slots, failed = self._failed_step(failed, slots, out, restart)
+        rows: Any = ... if slots is None else list(slots)
+        self._counters.stepped(slots)
+        if self.bookkeeping.max_episode_steps is not None:
+            limit = self.bookkeeping.max_episode_steps
+            buffers.truncated[rows] |= self._counters.lengths()[rows] >= limit
+        if self.bookkeeping.episode_reward:
+            self._returns[rows] += out.reward[rows]
+        np.logical_or(buffers.terminated, buffers.truncated, out=out.done)
+        self._must_reset[rows] = out.done[rows]
+        if out.bookkeeping:
+            self._write_bookkeeping(rows, False, out)
+        return failed
+
+    # --- slots that are ready: a step in two parts ---------------------------------------------
+
+    @property
+    def away(self) -> set[int]:
+        """The slots that were sent and have not been received."""
+        return {*self.backend.in_flight, *self._unsent}
+
+    def idle(self, slots: Iterable[int]) -> list[int]:
+        """Those of ``slots`` that can be sent, ascending; others share a worker that is busy."""
+        return sorted(slot for slot in slots if self.backend.is_idle(slot))
+
+    def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
+        """Have ``slots``, idle ones, take a step, and go on; see :meth:`receive`."""
+        self._check_step(slots)
+        if self._fallen:
+            slots, failed = self._without_fallen(slots)
+            if failed is not None:
+                self._unsent.update(failed.causes)
+        self.backend.send(actions, slots)
+
+    def send_reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Start an episode in ``slots``, idle ones, and go on; see :meth:`receive`.
+
+        Seeds that are None, or not given, are those that wait, or the env's own generator.
+        """
+        self.check_open("reset")
+        used: dict[int, int | None] = {**dict.fromkeys(slots), **self._seeds.of(slots, None)}
+        if seeds is not None:
+            given = zip(slots, seeds, strict=True)
+            used.update({slot: seed for slot, seed in given if seed is not None})
+        self.backend.check_seeds([seed for seed in used.values() if seed is not None])
+        self._seeds.drop(slots)
+        self._starting.update({slot: (seed, options) for slot, seed in used.items()})
+        for slot in slots:
+            self._fallen.pop(slot, None)
+        self.backend.send_reset(slots, list(used.values()), options)
+
+    def receive(self, out: StepBuffers, *, restart: bool = True) -> Came:
+        """Wait for slots that were sent, and write their rows, as :meth:`step` and reset do.
+
+        The rows of other slots show their present state.
+
+        Raises:
+            RestartsExhausted: if a failure exceeds ``max_restarts``.
+        """
+        self._hold_present(out)
+        failed = self._take_unsent(None)
+        came = self.backend.receive(out.raw) if failed is None else Came([], [], failed, None)
+        begun, failed_begins = self._receive_begun(came, out)
+        failed = self._take_unsent(came.failed)
+        slots = sorted([*came.stepped, *(() if failed is None else failed.causes)])
+        if slots:
+            failed = self._stepped(slots, came.stepped, failed, out, restart)
+            gone = () if failed is None else failed.causes
+            slots = [slot for slot in slots if slot not in gone]
+        self.latest = out
+        return Came(slots, begun, failed, failed_begins)
+
+    def _take_unsent(self, failed: SlotError | None) -> SlotError | None:
+        """Join failures with those of slots that could not be sent, if their workers are idle."""
+        taken = {s: error for s, error in self._unsent.items() if self.backend.is_idle(s)}
+        if not taken:
+            return failed
+        self._unsent = {s: error for s, error in self._unsent.items() if s not in taken}
+        error = SlotError("step", taken)
+        return error if failed is None else failed.joined(error)
+
+    def _receive_begun(self, came: Came, out: StepBuffers) -> tuple[list[int], SlotError | None]:
+        """Complete the rows of resets that have come; returns their slots, and the failures.
+
+        Where envs are built anew, those that failed are reset once more.
+        """
+        begun, failed = sorted(came.begun), came.failed_begins
+        if not begun and failed is None:
+            return [], None
+        back = (*begun, *(() if failed is None else failed.causes))
+        asked = {slot: self._starting.pop(slot) for slot in back}
+        seeds = {slot: seed for slot, (seed, _) in asked.items() if seed is not None}
+        for flag in (out.raw.terminated, out.raw.truncated, out.done):
+            flag[begun] = False
+        if self._finite:
+            failed = not_finite("reset", self.backend.observation, begun, out.raw, failed)
+        if failed is not None:
+            begun = [slot for slot in begun if slot not in failed.causes]
+            failed = self._counters.located(failed, seeds)
+        self._begun(begun, seeds, out)
+        if failed is not None and self.restarts is not None:
+            again = sorted(failed.causes)
+            self._restart(failed, again)
+            self.send_reset(again, [asked[slot][0] for slot in again], asked[again[0]][1])
+            failed = None
+        return begun, failed
+
+    def recall(self, resetting: Sequence[int] = ()) -> None:
+        """Wait for slots in flight, if there are any, and forget where they came to.
+
+        They start anew before they are stepped, but for those being reset.
+        """
+        if self.backend.in_flight or self._unsent:
+            away = self.away
+            self.backend.recall()
+            self._unsent, self._starting = {}, {}
+            self._unstarted.update(away.difference(resetting))
+
+    # --- failures ------------------------------------------------------------------------------
+
+    def _without_fallen(self, slots: Sequence[int] | None) -> tuple[list[int], SlotError | None]:
+        """Of ``slots``, those that can be stepped, and the failures of the fallen."""
+        asked = self._every_slot if slots is None else slots
+        fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
+        rest = [slot for slot in asked if slot not in fallen]
+        return rest, SlotError("step", fallen) if fallen else None
+
+    def _failed_step(
+        self, failed: SlotError, slots: Sequence[int] | None, out: StepBuffers, restart: bool
+    ) -> tuple[Sequence[int] | None, SlotError | None]:
+        """Deal with failures; returns the slots that have taken the step, and the error to raise.
+
+        If envs were built anew, all slots have, and there is no error.
+        """
+        failed = self._counters.located(failed, {})
+        if restart and self.restarts is not None:
+            self._break_off(failed, out)
+            self.broken = failed.causes
+            return slots, None
+        self._must_reset[list(failed.causes)] = True
+        asked = self._every_slot if slots is None else slots
+        return [slot for slot in asked if slot not in failed.causes], failed
+
+    def _hold_present(self, out: StepBuffers) -> None:
+        """Write the present state of all slots, for those that a call leaves alone."""
+        if self.latest is not None:
+            out.copy_state(self.latest.state)
+
+    def _break_off(self, failed: SlotError, out: StepBuffers) -> None:
+        """Truncate the episodes of slots whose envs failed, and build these anew."""
+        assert self.latest is not None  # a step follows a reset
+        latest = self.latest.raw
+        self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])
+        rows = list(failed.causes)
+        for array, present in zip(
+            (*out.raw.observation, *out.raw.info),
+            (*latest.observation, *latest.info),
+            strict=True,
+        ):
+            array[rows] = present[rows]
+        out.reward[rows] = out.raw.reward[rows] = 0
+        out.raw.terminated[rows] = False
+        out.raw.truncated[rows] = True
+        for slot in rows:
+            self._fallen.pop(slot, None)
+        self._unstarted.update(rows)
+
+    def _restart(self, failed: SlotError, slots: list[int]) -> None:
+        """Build envs that failed anew, until that succeeds or the budget is spent."""
+        assert self.restarts is not None
+        while slots:
+            self.restarts.check(len(slots), failed)
+            try:
+                built = self.rebuild(slots)
+            except Exception as error:
+                self.restarts.count += len(slots)
+                failed = SlotError("rebuild", dict.fromkeys(slots, error))
+                continue
+            self.restarts.count += len(built)
+            self._seeds.derive(built, self._counters.seeded)
+            return
+
+    def rebuild(self, slots: Sequence[int]) -> list[int]:
+        """Make the envs of ``slots`` anew; each must be reset before it is stepped.
+
+        Envs that were lost together with these are made anew, too. If one of them is amid an
+        episode, its next step fails. Returns the slots built anew, ascending.
+        """
+        built = self.backend.rebuild(slots)
+        for slot in built:
+            if slot not in slots and not self._must_reset[slot]:
+                self._fallen[slot] = RuntimeError(
+                    f"its env was built anew together with that of slot {slots[0]}"
+                )
+            else:
+                self._must_reset[slot] = True
+                self._unstarted.add(slot)
+        return built
+
+    # --- state, checks, end --------------------------------------------------------------------
+
+    def save_state(self) -> dict[str, Any]:
+        """The present state of all slots, with counts, sums and waiting seeds."""
+        return {
+            "counters": self._counters.save_state(),
+            "returns": self._returns.copy(),
+            "must_reset": self._must_reset.copy(),
+            "unstarted": sorted(self._unstarted),
+            "seeds": self._seeds.save_state(),
+            "restarts": None if self.restarts is None else self.restarts.count,
+            "latest": None if self.latest is None else [a.copy() for a in self.latest.state],
+        }
+
+    def load_state(self, state: dict[str, Any], slots: Sequence[int]) -> None:
+        """Restore the part of a :meth:`save_state` that concerns ``slots``, once their envs are."""
+        if not slots or state["latest"] is None:
+            return
+        rows = list(slots)
+        self._counters.load_state(state["counters"], rows)
+        self._returns[rows] = state["returns"][rows]
+        self._must_reset[rows] = state["must_reset"][rows]
+        self._unstarted.difference_update(rows)
+        self._unstarted.update(set(rows).intersection(state["unstarted"]))
+        self._seeds.load_state(state["seeds"], rows)
+        if self.restarts is not None and state["restarts"] is not None:
+            self.restarts.count = state["restarts"]
+        (out,) = self.allocate(1)
+        self._hold_present(out)
+        out.copy_state(state["latest"], rows)
+        self.latest = out
+
+    def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepBuffers) -> None:
+        arrays = iter(out.bookkeeping)
+        if self.bookkeeping.step_count:
+            next(arrays)[rows, 0] = self._counters.lengths()[rows]
+        if self.bookkeeping.episode_reward:
+            next(arrays)[rows, 0] = self._returns[rows]
+        if self.bookkeeping.is_init:
+            next(arrays)[rows] = is_init
+        if self.restarts is not None:
+            marks = next(arrays)
+            marks[rows] = False
+            if self.broken and not is_init:
+                marks[list(self.broken)] = True
+
+    def check_open(self, verb: str) -> None:
+        """Raise RuntimeError if the stepper is closed."""
+        if self.is_closed:
+            raise RuntimeError(f"cannot {verb} {self.name}: the env is closed; make a new one")
+
+    def _check_step(self, slots: Sequence[int] | None) -> None:
+        self.check_open("step")
+        if self._unstarted and (slots is None or self._unstarted.intersection(slots)):
+            raise RuntimeError("expected reset() before the first step(); call env.reset()")
+        if slots is not None and not self.can.pause:
+            raise RuntimeError(
+                f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}: "
+                "this vector env steps its slots together; use backend='serial' to step some"
+            )
+        if not self.can.step_ended:
+            ended = self._must_reset if slots is None else self._must_reset[list(slots)]
+            if ended.any():
+                raise RuntimeError(
+                    f"the episodes of slots {np.flatnonzero(self._must_reset).tolist()} have "
+                    "ended and the env would ignore their actions; reset these slots first (a "
+                    "'_reset' mask, env.maybe_reset or env.step_and_maybe_reset do)"
+                )
+
+    def close(self) -> None:
+        """Close the backend."""
+        self.is_closed = True
+        self.backend.close()

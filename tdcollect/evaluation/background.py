@@ -1,0 +1,280 @@
+"""The process that evaluates beside a training: requests in, answers out."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from tdcollect import keys
+from tdcollect.evaluation.curve import Best, Point, point_of
+from tdcollect.evaluation.curve_folder import Folder
+from tdcollect.evaluation.evaluate import EvaluationResult, Recording, run
+from tdcollect.evaluation.workers.dispatcher import Evaluation
+from tdcollect.evaluation.workers.local import LocalWorkers
+from tdcollect.evaluation.workers.protocol import Workers
+from tdcollect.evaluation.workers.worker import unpickled
+from tdcollect.processes.channel import packed
+from tdcollect.processes.child import leave
+from tdcollect.processes.errors import Described, described
+from tdcollect.trajectories import split_trajectories
+
+
+class Setup(NamedTuple):
+    """The first message: the subject of all evaluations.
+
+    Attributes:
+        job: env, policy and settings, pickled.
+        workers: those that run the episodes, pickled.
+        metrics_fn: the function or None, pickled.
+        output_dir: the directory of the curve; None for none.
+        best_by: ``"mean"`` or ``"iqm"``, the value that the best evaluation is chosen by.
+        log_prefix: the first part of the metrics' names.
+        recheck: as for :func:`tdcollect.evaluate`.
+    """
+
+    job: bytes
+    workers: bytes
+    metrics_fn: bytes
+    output_dir: str | None
+    best_by: str
+    log_prefix: str
+    recheck: bool
+
+
+class Request(NamedTuple):
+    """One evaluation.
+
+    Attributes:
+        step: the training step.
+        weights: pickled :class:`~tdcollect.evaluation.weights.Weights`, by model id.
+        policy: a pickled policy that is no module, as it was at the call; None for the job's own.
+    """
+
+    step: int
+    weights: Mapping[str, bytes]
+    policy: bytes | None = None
+
+
+class Answer(NamedTuple):
+    """The outcome of a request.
+
+    Attributes:
+        records: manifest, records and errors of the evaluation, pickled: few callers want them.
+        directory: that of the evaluation, if it has one.
+        metrics: for loggers, by name.
+        point: its point of the curve.
+        best: the best point so far.
+        lost: how each worker ended that was lost, in lines.
+    """
+
+    records: bytes
+    directory: str | None
+    metrics: dict[str, Any]
+    point: Point
+    best: Best | None
+    lost: list[str]
+
+
+class Failure(NamedTuple):
+    """A request that raised."""
+
+    error: Described
+    applied: bool
+
+
+def metrics_of(
+    point: Point,
+    returns: np.ndarray[Any, np.dtype[np.float64]],
+    frames_per_second: float,
+    custom: Mapping[str, Any],
+    prefix: str,
+) -> dict[str, Any]:
+    """Return the metrics by name, each after ``prefix/``."""
+    # Means of returns that are not finite are what arithmetic makes of them.
+    with np.errstate(invalid="ignore"):
+        mean = point.mean if point.mean is not None or not len(returns) else float(returns.mean())
+    found: dict[str, Any] = {
+        "reward": _or_nan(mean),
+        "reward_std": _std(returns),
+        "reward_low": _or_nan(point.low),
+        "reward_high": _or_nan(point.high),
+        "num_episodes": len(returns),
+        "failed": point.failed,
+        "episode_length": _or_nan(point.length),
+        "fps": frames_per_second,
+        "step": point.step,
+        **custom,
+    }
+    return {f"{prefix}/{name}": value for name, value in found.items()}
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _std(returns: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    """Return the standard deviation with ``count - 1``; 0 for one return, as TorchRL does."""
+    if len(returns) < 2:
+        return 0.0 if len(returns) else math.nan
+    return float(torch.from_numpy(returns).std())
+
+
+def custom_metrics(
+    metrics_fn: Callable[[TensorDict], Any], episodes: Mapping[int, TensorDict]
+) -> dict[str, Any]:
+    """Return the user's metrics of the episodes' data, by name.
+
+    Args:
+        metrics_fn: called with the padded episodes.
+        episodes: the data ``[L]`` of the completed episodes, by index.
+
+    Raises:
+        TypeError: if it does not return a dict of names.
+    """
+    if not episodes:
+        return {}
+    found = metrics_fn(padded(episodes))
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise TypeError(
+            f"expected metrics_fn to return a dict from names to numbers, got {found!r:.200}"
+        )
+    return {
+        name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        for name, value in found.items()
+    }
+
+
+def padded(episodes: Mapping[int, TensorDict]) -> TensorDict:
+    """Return the episodes as a padded batch ``[B, L]``, in the order of their indices.
+
+    ``("collector", "mask")`` is true where there is a step, and ``("collector", "traj_ids")`` is
+    the episode's index.
+    """
+    rows = []
+    for index in sorted(episodes):
+        data = episodes[index]
+        rows.append(data.copy())
+        rows[-1].set(keys.TRAJ_IDS, torch.full(data.batch_size, index))
+    return split_trajectories(torch.cat(rows))
+
+
+class Answering:
+    """Runs requests on workers that stay, and keeps their curve."""
+
+    def __init__(self, setup: Setup):
+        self._setup = setup
+        self._job = unpickled(setup.job)
+        self._metrics_fn = pickle.loads(setup.metrics_fn)
+        self._workers: Workers = pickle.loads(setup.workers)
+        if isinstance(self._workers, LocalWorkers):
+            self._workers.template_is_fork = True
+        self._folder: Folder | None = None
+        self._policy: bytes | None = None  # the latest one that came with a request
+        self._applied = False
+
+    def answer(self, request: Request) -> bytes:
+        """Run a request; return the pickled :class:`Answer`, or the :class:`Failure`."""
+        self._applied = False
+        try:
+            # In here, as an odd metric of the user's is a failure, too.
+            return packed(self._evaluate(request))
+        except Exception as error:
+            return packed(Failure(described(error), self._applied))
+
+    def _evaluate(self, request: Request) -> Answer:
+        if request.policy is not None and request.policy != self._policy:
+            self._job = replace(self._job, policy=pickle.loads(request.policy))
+            self._policy = request.policy
+        if self._folder is None and self._setup.output_dir is not None:
+            self._folder = Folder(Path(self._setup.output_dir), self._setup.best_by)
+        path: Path | None = None
+        indices, with_data = self._job.settings.episode_indices, self._metrics_fn is not None
+
+        def record(manifest: Mapping[str, Any]) -> Recording:
+            nonlocal path
+            self._applied = True
+            if self._folder is not None:
+                self._folder.check_same_episodes(manifest)
+                path = self._folder.step_path(request.step)
+            return Recording(
+                manifest,
+                indices,
+                output_dir=path,
+                retry_lost=True,
+                recheck=self._setup.recheck,
+                every_data=with_data,
+            )
+
+        evaluation = Evaluation(lambda: self._job, record, with_data, request.weights)
+        data: dict[int, TensorDict] = {}
+        steps, start, now = 0, 0.0, 0.0
+        # The training process says which workers were lost.
+        events = run([evaluation], self._workers, note=lambda line: None)
+        with closing(events):
+            for _, what in events:
+                if isinstance(what, Exception):
+                    raise what
+                if isinstance(what, EvaluationResult):
+                    pace = steps / (now - start) if steps else 0.0
+                    return self._answer(request.step, evaluation, what, pace, data)
+                now = time.perf_counter()
+                if what is None:
+                    start = now
+                else:
+                    steps += what.record.length or 0
+                    if what.data is not None:
+                        data[what.record.index] = what.data
+        raise AssertionError("expected a result")
+
+    def _answer(
+        self,
+        step: int,
+        evaluation: Evaluation,
+        result: EvaluationResult,
+        pace: float,
+        data: dict[int, TensorDict],
+    ) -> Answer:
+        point, dispatcher = point_of(step, result.summary(), result.digest), evaluation.dispatcher
+        assert dispatcher is not None
+        if self._folder is not None:
+            name = str(evaluation.manifest["env"]["id"])
+            self._folder.note(point, name, lambda: dispatcher.policy_state(evaluation))
+        custom = {} if self._metrics_fn is None else custom_metrics(self._metrics_fn, data)
+        return Answer(
+            pickle.dumps((result.manifest, result.episodes, result.errors)),
+            None if result.directory is None else str(result.directory),
+            metrics_of(point, result.returns, pace, custom, self._setup.log_prefix),
+            point,
+            None if self._folder is None else self._folder.best,
+            dispatcher.lost,
+        )
+
+    def close(self) -> None:
+        """End the workers, and release the directory."""
+        self._workers.close()
+        if self._folder is not None:
+            self._folder.close()
+
+
+def main(end: int) -> None:
+    """Answer requests until the training process closes the connection."""
+    connection = Connection(end)
+    with suppress(EOFError, OSError):
+        answering = Answering(pickle.loads(connection.recv_bytes()))
+        try:
+            while True:
+                connection.send_bytes(answering.answer(pickle.loads(connection.recv_bytes())))
+        finally:
+            answering.close()
+    leave()

@@ -1,1 +1,0 @@
-"""Evaluation beside a training that goes on: in a process of its own."""

@@ -1,0 +1,715 @@
+"""The policy of an evaluation: at one batch size, each row with its episode's random stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from inspect import getclosurevars
+from itertools import islice
+from types import FunctionType, GeneratorType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torchrl.data import Composite
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import RandomPolicy
+from torchrl.modules import AdditiveGaussianModule, EGreedyModule
+
+from tdcollect import keys
+from tdcollect._upstream.torchrl import (
+    TorchDispatchMode,
+    exploration_spec,
+    make_compatible_policy,
+    only_projects,
+    schema_of,
+    set_exploration_spec,
+)
+from tdcollect.collect.arguments import cannot_wrap, check_instance
+from tdcollect.collect.policy import Call, Policy, RandomActions
+from tdcollect.collect.step_dict import StepDict, forgotten_entries, is_plain, sent, with_index
+from tdcollect.keys import Key, name_of
+from tdcollect.randomness import NotReproducibleError
+
+_CPU = torch.device("cpu")
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+class Streams:
+    """One generator per row of the batch that the policy runs on."""
+
+    def __init__(self, rows: int):
+        self.rows = rows
+        self.current: Sequence[torch.Generator | None] = [None] * rows
+        self._unused = stream(0)  # for rows of no episode
+
+    def of_row(self, row: int) -> torch.Generator:
+        """The generator that a row draws from."""
+        return self.current[row] or self._unused
+
+
+def stream(seed: int) -> torch.Generator:
+    """Return a generator for one episode, from a seed in ``[0, 2**64)``."""
+    return torch.Generator().manual_seed(seed)
+
+
+class RowNoise:
+    """Draws for the samplers of a policy, each row from its own stream; a ``Noise``."""
+
+    def __init__(self, streams: Streams):
+        self._streams = streams
+
+    def exponential(self, like: torch.Tensor) -> torch.Tensor:
+        """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
+        drawn = torch.ones_like(like, device=_CPU)
+        for row, generator in zip(drawn.unbind(0), self._streams.current, strict=True):
+            if generator is not None:
+                row.exponential_(1, generator=generator)
+        return sent(drawn, like.device)
+
+    def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
+        """Draws from the standard normal distribution, of the shape and dtype given."""
+        drawn = torch.zeros(like.shape, dtype=like.dtype)
+        for row, generator in zip(drawn.unbind(0), self._streams.current, strict=True):
+            if generator is not None:
+                row.normal_(generator=generator)
+        return sent(drawn, like.device)
+
+
+class DrawByRow(TorchDispatchMode):
+    """Runs every random operation row by row."""
+
+    def __init__(self, streams: Streams):
+        super().__init__()
+        self._streams = streams
+        self.draws = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _RANDOM not in func.tags:
+            return func(*args, **kwargs)
+        self.draws += 1
+        schema = schema_of(func)
+        names = [argument.name for argument in schema.arguments]
+        asked = {**dict(zip(names, args, strict=False)), **kwargs}
+        home = _device(asked)
+        given = asked if home == _CPU else _on_cpu(schema, asked)
+        split = self._split(func, given)
+        takes_generator = "generator" in names
+        results = []
+        for row in range(self._streams.rows):
+            mine = {**given, **{name: parts[row] for name, parts in split.items()}}
+            generator = self._streams.of_row(row)
+            if takes_generator:
+                mine["generator"] = generator
+            results.append(_call(func, schema, mine, None if takes_generator else generator))
+        written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        if written:
+            for name in written if home != _CPU else ():
+                asked[name].copy_(sent(given[name], home))
+            return asked[written[0]]
+        if isinstance(results[0], tuple):
+            return tuple(sent(_joined(parts), home) for parts in zip(*results, strict=True))
+        return sent(_joined(results), home)
+
+    def _split(self, func: Any, given: dict[str, Any]) -> dict[str, list[Any]]:
+        """Split the arguments that have the batch as their first dimension into rows.
+
+        A multiple of the batch size is a batch that was flattened, several elements per row.
+        """
+        rows = self._streams.rows
+        if rows == 1:  # all is of this row
+            return {}
+        tensors = {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}
+        most = max((value.ndim for value in tensors.values()), default=0)
+        split: dict[str, list[Any]] = {
+            name: list(value.split(len(value) // rows))
+            for name, value in tensors.items()
+            if value.ndim == most > 0 and len(value) > 0 and len(value) % rows == 0
+        }
+        size = given.get("size")
+        if size and size[0] and size[0] % rows == 0:
+            split["size"] = [[size[0] // rows, *size[1:]]] * rows
+        if not split:
+            shapes = [list(value.shape) for value in tensors.values()]
+            shape = list(size) if size is not None else next(iter(shapes), "unknown")
+            raise NotReproducibleError(
+                f"the policy draws random numbers of shape {shape} ({func}), which cannot be "
+                f"assigned to rows: expected a batch of {rows} rows in front, one per episode. "
+                "Draw for each row of the observations, or evaluate a policy without this draw"
+            )
+        return split
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join the rows; a single one may have no dimensions."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Generator | None) -> Any:
+    args = [given[a.name] for a in schema.arguments if a.name in given and not a.kwarg_only]
+    kwargs = {a.name: given[a.name] for a in schema.arguments if a.name in given and a.kwarg_only}
+    if generator is None:
+        return func(*args, **kwargs)
+    # The operation takes no generator: set the default one to this one's state meanwhile.
+    default = torch.default_generator
+    before = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        return func(*args, **kwargs)
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(before)
+
+
+def _device(given: dict[str, Any]) -> torch.device:
+    for value in given.values():
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device(given.get("device") or _CPU)
+
+
+def _on_cpu(schema: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a random operation, on the CPU."""
+    tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+    fills = len(tensors) == 1 and any(
+        a.name == tensors[0] and a.alias_info and a.alias_info.is_write for a in schema.arguments
+    )
+    # Values that the operation does not read stay where they are: bringing them would wait.
+    unread = fills or schema.name.endswith("like")
+    moved: dict[str, Any] = {
+        name: torch.empty_like(given[name], device=_CPU) if unread else given[name].cpu()
+        for name in tensors
+    }
+    if given.get("device") is not None:
+        moved["device"] = _CPU
+    return {**given, **moved}
+
+
+_EMPTY = "empty"  # in the names of operations that return memory as it is
+
+
+class LikeRows(TorchDispatchMode):
+    """Watches a policy on a batch of equal rows: all that it computes must have equal rows."""
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.unlike = False
+        self._rows = rows
+        self._kept: list[torch.Tensor] = []  # alive, so that no other tensor takes over the storage
+        self._of_batch: set[int] = set()
+
+    def follow(self, values: Iterable[torch.Tensor]) -> None:
+        """Watch all that is computed from these."""
+        for value in values:
+            self._kept.append(value)
+            self._of_batch.add(_storage(value))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(_storage(value) in self._of_batch for value in _tensors((args, kwargs))):
+            self.follow(_tensors(result))
+            for value in _tensors(result):
+                if _EMPTY not in schema_of(func).name and _has_rows(value, self._rows):
+                    apart = value.contiguous().view(self._rows, -1).view(torch.uint8)
+                    self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
+        return result
+
+
+def example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return values for an entry, of the given shape and dtype; the same in every evaluation."""
+    generator = torch.Generator().manual_seed(seed)
+    if like.dtype == torch.bool:
+        # In the middle of an episode, with nothing masked.
+        drawn = torch.full(like.shape, float(name_of(key) not in (*keys.FLAGS, keys.IS_INIT)))
+    elif like.is_floating_point():
+        drawn = torch.randn(like.shape, generator=generator)
+    else:
+        most = 256 if like.dtype == torch.uint8 else 2
+        drawn = torch.randint(0, most, like.shape, generator=generator)
+    return drawn.to(dtype=like.dtype, device=like.device)
+
+
+@contextmanager
+def unchanged_buffers(policy: Any) -> Iterator[None]:
+    """Refuse a policy that changes its buffers meanwhile, and set them back."""
+    buffers = dict(policy.named_buffers()) if isinstance(policy, nn.Module) else {}
+    before = {name: value.clone() for name, value in buffers.items()}
+    changed = []
+    try:
+        yield
+    finally:
+        for name, value in buffers.items():
+            if _bits(value) != _bits(before[name]):
+                changed.append(name)
+                value.copy_(before[name])
+    if changed:
+        raise NotReproducibleError(
+            f"the policy changes its own buffers {changed} as it runs, so that an episode would "
+            "depend on those before it (batch norm in training mode, say); run it in eval mode "
+            "(eval_mode=True), or freeze what it keeps"
+        )
+
+
+def unlike(key: Key, value: torch.Tensor) -> torch.Tensor:
+    """Return an entry that differs in every element, with values that a policy may find there.
+
+    The flags stay: a policy sees no row whose episode has ended.
+    """
+    if name_of(key) in keys.FLAGS:
+        return value.clone()
+    if value.dtype == torch.bool:
+        return ~value
+    if value.is_floating_point():
+        return value * 0.5 + 0.25
+    return torch.where(value > 0, value - 1, value + 1)
+
+
+def check_same(
+    first: StepDict, other: StepDict, rows: Sequence[int], others: Sequence[int], why: str
+) -> None:
+    """Refuse a policy whose outputs differ in a pair of rows that should be equal."""
+    differing = []
+    for key in first:
+        value, compared = first[key].cpu(), other[key].cpu()  # once, rather than row by row
+        if any(_bits(value[i]) != _bits(compared[j]) for i, j in zip(rows, others, strict=True)):
+            differing.append(key)
+    if differing:
+        raise NotReproducibleError("the policy " + why.format(differing))
+
+
+def _has_rows(value: torch.Tensor, rows: int) -> bool:
+    return value.ndim > 0 and value.numel() > 0 and len(value) % rows == 0
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _storage(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+def _bits(value: torch.Tensor) -> bytes:
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+_MOST = 20_000  # values that are compared, those nearest to the policy first
+_LARGE = 2**20  # bytes; of larger arrays, only the shape is compared
+_PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
+_LIBRARIES = ("torch", "tensordict", "torchrl")
+
+State = dict[str, Any]
+"""Plain values and arrays, as text, by the path to them."""
+
+
+def state_of(policy: Any) -> State:
+    """Return the attributes that can be reached from a policy, by value, up to a bound.
+
+    Left out are parameters and buffers, which have a check of their own; hooks, which observe; and
+    the counts that modules of torch and TorchRL keep, as their outputs do not depend on them.
+    """
+    found: State = {}
+    reached: dict[int, Any] = {}  # alive, so that nothing else takes over an id
+    waiting: deque[tuple[str, Any]] = deque([("policy", policy)])
+    while waiting and len(found) < _MOST:
+        path, value = waiting.popleft()
+        if isinstance(value, _PLAIN):
+            found[path] = repr(value)
+        elif id(value) not in reached:
+            reached[id(value)] = value
+            with suppress(Exception):  # of values that do not let themselves be looked at
+                if isinstance(value, (torch.Tensor, np.ndarray)):
+                    found[path] = value.shape if value.nbytes > _LARGE else repr(value.tolist())
+                    continue
+                parts = _parts(value)
+                found[path] = len(parts)
+                waiting.extend((path + name, part) for name, part in islice(parts.items(), _MOST))
+    return found
+
+
+def check_kept(before: State, after: State) -> None:
+    """Refuse a policy whose state has changed in a call that had another one's inputs."""
+    changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+    if changed:
+        raise NotReproducibleError(
+            f"the policy changes what it keeps, {', '.join(changed[:3])}, as it runs, so that an "
+            "episode may depend on those before it. Write what it must remember as an entry of the "
+            "TensorDict, and take out what only counts or records its calls"
+        )
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """Return what a value consists of, by the end of its path."""
+    if isinstance(value, (Mapping, list, tuple)):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        return {f"[{key!r}]": part for key, part in items}
+    own: dict[str, Any] = {}
+    library = type(value).__module__.partition(".")[0]
+    if isinstance(value, FunctionType):
+        library = value.__module__.partition(".")[0]
+        named = getclosurevars(value)
+        own = {} if library in _LIBRARIES else {**named.globals, **named.nonlocals}
+        own = {name: part for name, part in own.items() if hasattr(part, "__dict__")}
+    elif isinstance(value, GeneratorType):
+        own = {"gi_frame": value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_locals)}
+    elif isinstance(value, nn.Module):
+        own = {name: part for name, part in vars(value).items() if name not in _OF_MODULES}
+        own |= value.named_children()
+    elif not isinstance(value, (type, ModuleType)):
+        for place, part in enumerate(value.__reduce_ex__(4)[1:]):  # as pickle takes it apart
+            parts = list(part) if isinstance(part, Iterator) else part
+            own |= parts if isinstance(parts, dict) else {str(place): parts}
+    if library in _LIBRARIES:
+        own = {name: part for name, part in own.items() if not isinstance(part, _PLAIN)}
+    return {f".{name}": part for name, part in own.items()}
+
+
+_OF_MODULES = vars(nn.Module()).keys()
+
+
+_EXAMPLES = 8
+_DRAWING = (AdditiveGaussianModule, EGreedyModule)  # draw a spec's actions, or noise for them
+_ALIGNMENT = 64  # bytes, of the memory that torch gives
+
+
+class Inference:
+    """Runs a policy on rows ``[N]``, in batches of a fixed size.
+
+    A matrix product rounds differently at another batch size. So slots run in groups of ``size``,
+    and the last group is padded. If an operation of the policy rounds a row differently at another
+    place in the batch, each slot is a group of its own, padded with copies.
+
+    Args:
+        policy: a callable on TensorDicts, as a collector would call it.
+        size: the batch size that the policy runs at.
+        slots: N.
+        batched: True if rows have the dimension N; False for one slot without it.
+        device: the device that the policy runs on.
+
+    Attributes:
+        left_out: the entries of the last outputs that are no dense tensors.
+        streams: the random streams of the episodes in the slots.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[..., Any],
+        size: int,
+        slots: int,
+        batched: bool,
+        device: torch.device,
+    ):
+        self._policy = policy
+        self._size = size
+        self._slots = slots
+        self._batched = batched
+        self._device = device
+        self._streams = Streams(size)
+        self._mode = DrawByRow(self._streams)
+        self.streams: list[torch.Generator | None] = [None] * slots
+        self._program: Policy | None = None
+        self.left_out: list[Key] = []
+        # Whether each operation outside samplers draws random numbers, once known.
+        self._drawing: dict[Call, bool] = {}
+        self._group = size  # the number of slots that run together
+        self._on_rows = False  # whether the policy may run on the slots' rows as they are
+        self._index: dict[int, torch.Tensor] = {}  # of the slots of a group, by its first one
+
+    def start(self, slot: int, seed: int) -> None:
+        """Give the episode that starts in a slot a random stream of its own."""
+        self.streams[slot] = stream(seed)
+
+    def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
+        """Run the policy and add its outputs to the rows; only the slots ``active`` matter."""
+        streams = self.streams
+        if len(active) < self._slots:  # slots that are in flight draw nothing
+            acting = set(active)
+            streams = [s if slot in acting else None for slot, s in enumerate(streams)]
+        if self._on_rows and self._lie_well(rows):
+            self._streams.current = streams
+            self._program(rows)  # type: ignore[misc]
+            return
+        given = self._inputs(rows)
+        groups = []
+        for first in range(0, self._slots, self._group):
+            stop = min(first + self._group, self._slots)
+            if any(first <= slot < stop for slot in active):
+                groups.append((first, stop))
+        outputs = [
+            (first, stop, self._run_group(given, first, stop, streams)) for first, stop in groups
+        ]
+        if len(outputs) == 1 and outputs[0][1] - outputs[0][0] == self._slots:
+            rows.update(outputs[0][2])
+            return
+        for key, like in outputs[0][2].items():
+            joined = like.new_zeros((self._slots, *like.shape[1:]))
+            for first, stop, out in outputs:
+                joined[first:stop] = out[key]
+            rows[key] = joined
+
+    def _runs_on_rows(self) -> bool:
+        """Tell whether all slots are one group of the fixed size, on the CPU, and samplers draw."""
+        program = self._program
+        return (
+            program is not None
+            and program.straight
+            and not any(self._drawing.values())
+            and self._device.type == "cpu"
+            and self._batched
+            and self._slots == self._size == self._group
+        )
+
+    def _lie_well(self, rows: StepDict) -> bool:
+        """Tell whether the policy's inputs lie in memory as :meth:`_padded` would place them."""
+        for key in self._program.reads_first:  # type: ignore[union-attr]
+            value = rows.get(key)
+            if value is not None and (
+                value.ndim >= 4  # whose strides say more than that they are contiguous
+                or not value.is_contiguous()
+                or value.data_ptr() % _ALIGNMENT
+            ):
+                return False
+        return True
+
+    def _inputs(self, rows: StepDict) -> StepDict:
+        """Return what the policy needs of the rows, on its device: each entry crosses once."""
+        program = self._program
+        needed = rows.keys() if program is None or not program.straight else program.reads_first
+        return StepDict((key, sent(rows[key], self._device)) for key in needed if key in rows)
+
+    def _run_group(
+        self, given: StepDict, first: int, stop: int, streams: Sequence[torch.Generator | None]
+    ) -> StepDict:
+        """Return the policy's outputs ``[stop - first, ...]`` for a group of slots."""
+        count = stop - first
+        drawn = [*streams[first:stop], *[None] * (self._size - count)]
+        outputs = self._run(self._padded(given, first, stop), drawn)
+        if not self._batched:
+            return StepDict((key, value[0]) for key, value in outputs.items())
+        return StepDict((key, value[:count]) for key, value in outputs.items())
+
+    def _padded(self, given: StepDict, first: int, stop: int) -> StepDict:
+        """Return the inputs of a group of slots, the last one repeated up to the fixed size.
+
+        They are copied to memory that torch allocates: how a matrix product rounds depends on the
+        alignment and the strides of its inputs.
+        """
+        index = self._index.get(first)
+        if index is None:
+            slots = torch.arange(first, first + self._size).clamp(max=stop - 1)
+            index = self._index[first] = slots.to(self._device)
+        return StepDict(
+            (key, (value if self._batched else value.unsqueeze(0)).index_select(0, index))
+            for key, value in given.items()
+        )
+
+    def _run(
+        self,
+        given: StepDict,
+        streams: Sequence[torch.Generator | None],
+        watching: LikeRows | None = None,
+    ) -> StepDict:
+        """Return the policy's outputs for a batch of the fixed size."""
+        first = self._program is None
+        if self._program is None:
+            self._program = Policy(
+                self._policy,
+                given,
+                torch.Size([self._size]),
+                self._device,
+                noise=RowNoise(self._streams),
+            )
+        self._streams.current = streams
+        rows = StepDict(given)
+        for op in self._program.calls:
+            if watching is not None and op not in self._program.sampling:
+                watching.follow(rows.values())
+                with watching, self._mode:
+                    op(rows)
+                continue
+            if op in self._program.sampling or not self._drawing.get(op, True):
+                op(rows)
+                continue
+            before = self._mode.draws
+            with self._mode:
+                op(rows)
+            self._drawing.setdefault(op, self._mode.draws > before)
+        written = StepDict(
+            (key, value) for key, value in rows.items() if value is not given.get(key)
+        )
+        # Only dense tensors have bits to compare, and are kept.
+        self.left_out = [key for key, value in written.items() if not is_plain(value)]
+        for key in self.left_out:
+            del written[key]
+        if first:
+            self._check_lead(written)
+        return written
+
+    def _check_lead(self, written: StepDict) -> None:
+        """Raise if an output does not have one row per input row."""
+        for key, value in written.items():
+            if value.shape[:1] != (self._size,):
+                raise ValueError(
+                    f"expected the policy's entry {key!r} to have a row for each row that it is "
+                    f"given, {self._size}, got one of shape {list(value.shape)}; return a tensor "
+                    "with the batch size in front"
+                )
+
+    def check(self) -> None:
+        """Raise if a draw had parameters that its distribution refuses."""
+        if self._program is not None:
+            self._program.check()
+
+    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
+        """Return the entries that the policy carries from one step to the next."""
+        program = self._program
+        assert program is not None
+        return forgotten_entries(rows, carried, program.reads_first, program.writes)
+
+    def probe(self, rows: StepDict) -> StepDict:
+        """Run the policy on rows, and refuse it if an output row depends on other rows."""
+        one = StepDict((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
+        one = StepDict((key, value.to(self._device)) for key, value in one.items())
+        size = self._size
+        batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
+        with unchanged_buffers(self._policy):
+            first = self._run(batch, [stream(row) for row in range(size)])
+            before = state_of(self._policy)
+            again = self._run(batch, [stream(row) for row in range(size)])
+            after = state_of(self._policy)
+        check_same(
+            first,
+            again,
+            range(size),
+            range(size),
+            "gives other outputs {} for the same rows and random streams: it keeps a state that is "
+            "no entry of the TensorDict, or draws random numbers that torch does not know of",
+        )
+        check_kept(before, after)
+        with unchanged_buffers(self._policy):
+            alike = size == 1 or self._rows_are_alike(batch)
+        self._group = size if alike else 1
+        for place in {0, self._group - 1} if size > 1 else ():
+            others = StepDict((key, unlike(key, value)) for key, value in batch.items())
+            for key, value in one.items():
+                others[key][place] = value[0]
+            streams = [stream(0 if row == place else size + row) for row in range(size)]
+            with unchanged_buffers(self._policy):
+                alone = self._run(others, streams)
+            check_same(
+                first,
+                alone,
+                [0],
+                [place],
+                "gives a row other outputs {} where the rest of the batch differs, or at another "
+                "place in it: it couples rows, as batch norm in training mode or noise on the "
+                "weights does; run it in eval mode (eval_mode=True), or remove what mixes rows",
+            )
+        self._on_rows = self._runs_on_rows()
+        return first
+
+    def _rows_are_alike(self, batch: StepDict) -> bool:
+        """Tell whether equal rows give equal outputs; the answer is the same for all episodes."""
+        for seed in range(_EXAMPLES):
+            given = StepDict()
+            for key, value in batch.items():
+                row = example(key, value[:1], seed)
+                given[key] = row.expand_as(value).clone()
+            watching = LikeRows(self._size)
+            try:
+                self._run(given, [stream(seed) for _ in range(self._size)], watching)
+            except NotReproducibleError:
+                raise
+            except Exception:  # it refuses made-up rows: nothing is known of them
+                return False
+            if watching.unlike:
+                return False
+        return True
+
+
+def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
+    """Return a policy as a collector would call it, on TensorDicts."""
+    if policy is None or isinstance(policy, RandomPolicy):
+        return RandomActions(env.full_action_spec_unbatched.expand(size))
+    check_instance(policy)
+    try:
+        made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)
+    except TypeError as error:
+        reason = cannot_wrap(policy, env)
+        if reason is None:
+            raise
+        raise TypeError(reason) from error
+    return made
+
+
+def device_of(policy: Any, asked: torch.device | str | None) -> torch.device:
+    """Return the device that a policy runs on, with its index."""
+    module = policy if isinstance(policy, nn.Module) else nn.Module()
+    found = {with_index(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
+    if asked is None:
+        own = next(module.parameters(), next(module.buffers(), torch.empty(0)))
+        return with_index(own.device)
+    device = known_device(asked)
+    if found and device not in found:
+        raise ValueError(
+            f"expected a policy on {device}, as device says, got one on "
+            f"{', '.join(sorted(map(str, found)))}; move it: policy.to({str(device)!r})"
+        )
+    return device
+
+
+def known_device(asked: torch.device | str) -> torch.device:
+    """Return a device, with its index."""
+    device = torch.device(asked)
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        seen = "no GPU" if count == 0 else f"{count} of them"
+        raise ValueError(
+            f"expected a device that is here, got device={str(device)!r}, and torch sees {seen}; "
+            "leave device out, or name one that is there"
+        )
+    return with_index(device)
+
+
+@contextmanager
+def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
+    """Let modules that hold an action spec, to draw or to project, take a batch of this size."""
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    bound = [m for m in modules if isinstance(m, _DRAWING) or only_projects(m)]
+    before = [(module, exploration_spec(module)) for module in bound]
+    for module, spec in before:
+        if not isinstance(module, _DRAWING):
+            set_exploration_spec(module, _of_one_row(spec, env.full_action_spec_unbatched))
+            continue
+        key = module.action_key
+        spec = env.full_action_spec_unbatched[key]
+        spec = spec.expand(size, *spec.shape).to(next(module.buffers()).device)
+        set_exploration_spec(module, Composite({key: spec}, shape=[size]))
+    try:
+        yield
+    finally:
+        for module, spec in before:
+            set_exploration_spec(module, spec)
+
+
+def _of_one_row(spec: Composite, actions: Composite) -> Composite:
+    """A module's spec, with its actions' specs for one row, whose bounds any batch broadcasts."""
+    leaves = dict(spec.items(True, True))
+    for key, action in actions.items(True, True):
+        leaf = leaves.get(key)
+        if leaf is not None and leaf.ndim > action.ndim:
+            leaves[key] = leaf[(0,) * (leaf.ndim - action.ndim)]
+    return Composite(leaves)

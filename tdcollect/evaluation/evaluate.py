@@ -1,0 +1,749 @@
+"""Run test episodes to a result and its files: one evaluation, or many that share workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torchrl.envs import EnvBase
+
+from tdcollect.display import listed_text, one_line
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.ledger.directory import Directory, check_directory
+from tdcollect.evaluation.ledger.manifest import MIXED, describe, differences, settings_of
+from tdcollect.evaluation.ledger.reading import (
+    RECHECK,
+    kept_digests,
+    kept_trajectories,
+    number_of_episodes,
+    read_data,
+    read_directory,
+    trajectory_name,
+    trajectory_path,
+    was_rechecked,
+)
+from tdcollect.evaluation.ledger.records import Episode, Shard, ledger_digest
+from tdcollect.evaluation.replay import Replay, Replayed, replayer, unequal
+from tdcollect.evaluation.reports.statistics import Summary, summarize
+from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.settings import (
+    EvaluationSettings,
+    SettingsArguments,
+    check_names,
+    takes_settings,
+)
+from tdcollect.evaluation.workers.dispatcher import Dispatcher, Evaluation
+from tdcollect.evaluation.workers.local import as_workers
+from tdcollect.evaluation.workers.protocol import Workers
+from tdcollect.evaluation.workers.worker import Job
+from tdcollect.pages.evaluation import write_report
+from tdcollect.progress import line_above, progress_bar, warn
+from tdcollect.randomness import NotReproducibleError
+from tdcollect.versions import extra_module
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Entries of a manifest that may change an episode. The first differs if it is filmed.
+_MATTERS = (
+    "env",
+    "policy",
+    "inference_batch_size",
+    "inference_threads",
+    "device",
+    "versions",
+    "platform",
+    "git",
+)
+
+
+@takes_settings
+def evaluate(
+    env: str | Callable[..., Any] | EnvBase,
+    policy: Any = None,
+    episodes: int | Sequence[int] = 100,
+    seed: int = 0,
+    *,
+    keep_trajectories: bool = False,
+    output_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    request: Request | None = None,
+    workers: Workers | int | None = None,
+    shard: tuple[int, int] | None = None,
+    allow_mixed: bool = False,
+    retry_lost: bool = False,
+    recheck: bool = True,
+    **settings: Unpack[SettingsArguments],
+) -> EvaluationResult:
+    """Run test episodes by index, the same to the bit however they are run.
+
+    With ``output_dir``, the ledger grows there as episodes end. Run again with the same arguments,
+    it resumes the evaluation found there, or finds it done.
+
+    Args:
+        env: see :class:`tdcollect.EvaluationCollector`, as for the policy: a gymnasium id, any
+            ``EnvBase``, or a function that makes an env.
+        policy: any policy that a collector takes; None for random actions.
+        episodes: the number of episodes, or their indices.
+        seed: the root seed.
+        keep_trajectories: keep the data of episodes: in memory, or under ``output_dir`` as
+            memory-mapped TensorDicts. Refused if episodes have ended there without.
+        output_dir: the directory for the ledger, the statistics and the report.
+        progress: show a progress bar, on a terminal and in a notebook, if tqdm is installed;
+            elsewhere a line every 30 seconds.
+        request: env and policy by name, as the command line takes them. They are kept in
+            ``output_dir``, and the report then has the commands that run episodes again.
+        workers: a number of processes that run the episodes, each on slots of its own; or
+            :class:`tdcollect.LocalWorkers`, :class:`tdcollect.RayWorkers`, which stay for the
+            evaluations that follow. None, or 0, for this process.
+        shard: ``(i, n)`` to run only the i-th of n parts, i from 0: the episodes at positions i,
+            i + n, i + 2n, .... Each has an ``output_dir`` of its own, with the manifest of the
+            whole evaluation; :func:`tdcollect.merge` makes one evaluation of them.
+        allow_mixed: take workers, and resume an evaluation, whose ``versions``, ``platform`` or
+            ``device`` are others, which may change episodes. The manifest then has the values in
+            its entry ``mixed``.
+        retry_lost: run the episodes again that ``output_dir`` has as lost: they were given up
+            because their workers ended. Nothing else runs again.
+        recheck: run the shortest episode once more at the end, alone, and end with an error unless
+            it is the same to the bit. False leaves this out, and ``results.json`` says so.
+        settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
+
+    Returns:
+        The result; ``result.summary()`` gives statistics, ``result.replay(i)`` runs an episode
+        again, and ``result.missing`` names the episodes that a shard leaves to others.
+
+    Raises:
+        TypeError, ValueError: if an argument cannot be honoured, before an env is made; and for
+            a directory of another evaluation, naming the difference.
+        NotReproducibleError: if the env or the policy does not give the same episode for the
+            same seeds.
+        RuntimeError: if workers end again and again as they make env and policy.
+
+    Examples:
+        >>> result = evaluate("CartPole-v1", policy, episodes=100, seed=0, output_dir="runs/test")
+        >>> print(result.summary())
+    """
+    if request is not None and not isinstance(request, Request):
+        raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
+    if request is not None and output_dir is None:
+        raise ValueError("expected an output_dir, in which request is kept, got None; pass one")
+    if retry_lost and output_dir is None:
+        raise ValueError(
+            "expected an output_dir, whose lost episodes run again, got None; pass one"
+        )
+    if output_dir is not None:
+        check_directory(Path(output_dir))
+        check_report_extras("evaluate(output_dir=...)")
+        output_dir = os.path.abspath(output_dir)  # whatever the env's code changes to
+    if request is not None:
+        request = replace(request, directory=os.path.abspath(request.directory))
+    part = None if shard is None else Shard.of(shard)
+    check_names(evaluate, settings)
+    asked = EvaluationSettings(episodes, seed, **settings)
+    crew = as_workers(workers) if asked.episode_indices else None
+    job = Job(env, policy, asked, 1 if crew is None else crew.num_workers)
+
+    def record(manifest: Mapping[str, Any]) -> Recording:
+        return Recording(
+            manifest,
+            asked.episode_indices,
+            keep_trajectories=keep_trajectories,
+            output_dir=output_dir,
+            shard=part,
+            allow_mixed=allow_mixed,
+            retry_lost=retry_lost,
+            recheck=recheck,
+            request=request,
+            replay=replayer(env, policy, lambda index: replace(asked, episodes=[index])),
+        )
+
+    evaluation = Evaluation(lambda: job, record, keep_trajectories)
+    bar = None
+
+    def note(line: str) -> None:
+        warn(line) if bar is None else line_above(bar, line)
+
+    with resumable(output_dir), ExitStack() as stack:
+        if crew is not None and crew is not workers:
+            stack.callback(crew.close)
+        events = run([evaluation], crew, allow_mixed=allow_mixed, note=note)
+        for _, what in stack.enter_context(closing(events)):
+            if isinstance(what, Exception):
+                try:
+                    raise what
+                finally:
+                    del what  # else it would refer to itself by its traceback
+            if isinstance(what, EvaluationResult):
+                return what
+            if what is None and progress and (left := len(evaluation.recording.left)):
+                bar = stack.enter_context(progress_bar(left, "test episodes", leave=False))
+                if crew is not None:
+                    bar.set_postfix({"workers": str(crew.num_workers)})
+            elif what is not None and bar is not None and not evaluation.recording.again:
+                bar.update(1)
+            del what
+    raise AssertionError("expected a result")
+
+
+Event = tuple[Evaluation, "Finished | EvaluationResult | Exception | None"]
+"""An evaluation and what came of it: None once its recording is open, an episode that has ended,
+and at last its result, or the error that ended it."""
+
+
+def run(
+    evaluations: Iterable[Evaluation],
+    workers: Workers | None = None,
+    *,
+    allow_mixed: bool = False,
+    note: Callable[[str], None] = warn,
+    refuse_exits: bool = False,
+) -> Generator[Event, None, None]:
+    """Run evaluations: one after the other in this process, or all together on workers; close it.
+
+    One that fails leaves the others alone.
+
+    Args:
+        evaluations: the evaluations.
+        workers: the workers; None for this process.
+        allow_mixed: as for :func:`tdcollect.evaluate`.
+        note: is told in a line of each worker that is lost.
+        refuse_exits: an evaluation whose code ends the program fails instead.
+    """
+    every = list(evaluations)
+    try:
+        if workers is None:
+            for one in every:
+                try:
+                    with exits_refused() if refuse_exits else nullcontext():
+                        yield from _in_this_process(one)
+                except Exception as error:
+                    yield one, _given_up(one, error)
+        else:
+            with closing(Dispatcher(workers, allow_mixed, note)) as dispatcher:
+                yield from _on_workers(every, dispatcher)
+    except BaseException as error:
+        for one in every:
+            _given_up(one, error)
+        raise
+
+
+def _in_this_process(one: Evaluation) -> Iterator[Event]:
+    job = one.make_job()
+    with closing(EvaluationCollector.from_settings(job.env, job.policy, job.settings)) as collector:
+        one.recording = one.record(describe(collector))
+        yield one, None
+        for indices in one.recording.rounds():
+            collector.episode_indices = indices
+            with closing(collector.run(one.keep)) as episodes:
+                for finished in episodes:
+                    one.recording.add(*finished)
+                    yield one, finished
+                    del finished  # else its data would stay in memory beside the next one's
+            one.errors |= collector.errors
+        one.env, one.threads = repr(collector.base), torch.get_num_threads()
+        yield one, _finished(one, one.about)
+
+
+def _on_workers(every: Sequence[Evaluation], dispatcher: Dispatcher) -> Iterator[Event]:
+    running, ended = set(every), deque[Evaluation]()
+    rounds: dict[Evaluation, Iterator[Sequence[int]]] = {}
+
+    def taken_in(events: Iterable[Any]) -> Iterator[Event]:
+        for one, what in events:
+            if one not in running:
+                continue
+            try:
+                if isinstance(what, Exception):
+                    raise what
+                if what is None:
+                    one.recording = one.record(one.manifest)
+                    rounds[one] = one.recording.rounds()
+                    dispatcher.begin(one, next(rounds[one]))
+                else:
+                    one.recording.add(*what)
+                yield one, what
+                what = None  # else its data would stay in memory beside the next one's
+                if dispatcher.left(one):
+                    continue
+                if more := next(rounds[one], None):
+                    dispatcher.begin(one, more)
+                else:
+                    running.remove(one)
+                    ended.append(one)
+            except Exception as error:
+                what = None  # else the error would refer to itself by its traceback
+                running.remove(one)
+                dispatcher.remove(one)
+                yield one, _given_up(one, error)
+
+    for one in every:
+        dispatcher.add(one)
+    while running or ended:
+        yield from taken_in(dispatcher.hand_out())
+        if ended:  # one at a time, as it writes a report, and while workers have enough to do
+            one = ended.popleft()
+            try:
+                yield one, _finished(one, dispatcher.about(one))
+            except Exception as error:
+                yield one, _given_up(one, error)
+            dispatcher.remove(one)
+        if running:
+            yield from taken_in(dispatcher.answers(not ended))
+
+
+def _finished(one: Evaluation, about: Mapping[str, Any]) -> EvaluationResult:
+    """Write the last files of an evaluation."""
+    result: EvaluationResult = one.recording.finish(one.errors, about)
+    one.recording.close()
+    one.recording = None
+    return result
+
+
+def _given_up(one: Evaluation, error: Any) -> Any:
+    """Leave the directory of an evaluation as it is after an error; return the error."""
+    recording, one.recording = one.recording, None
+    if recording is not None:
+        with closing(recording):
+            recording.give_up(error)
+    return error
+
+
+class Recording:
+    """The episodes of one evaluation as they end, in its directory or in memory.
+
+    Leave it by ``finish`` or ``give_up``, and ``close`` it.
+
+    Args:
+        manifest: of the evaluation.
+        indices: of its episodes.
+        replay: for the result.
+        every_data: run those that have ended before once more, too: their data are asked for.
+        others: as for :func:`tdcollect.evaluate`.
+
+    Attributes:
+        left: the indices of the episodes to run.
+        again: the records of those that run once more now, by index.
+        directory: the directory, or None.
+    """
+
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        indices: Sequence[int],
+        *,
+        keep_trajectories: bool = False,
+        output_dir: str | os.PathLike[str] | None = None,
+        shard: Shard | None = None,
+        allow_mixed: bool = False,
+        retry_lost: bool = False,
+        recheck: bool = True,
+        request: Request | None = None,
+        replay: Replay | None = None,
+        every_data: bool = False,
+    ):
+        self._manifest, self._shard, self._recheck = manifest, shard, recheck
+        self._keeps, self._request, self._replay = keep_trajectories, request, replay
+        self._every_data, self._for_data = every_data, False
+        self.again: dict[int, Episode] = {}
+        self._was_finished = False
+        self._ended: list[Episode] = []
+        self._trajectories: dict[int, TensorDict] = {}
+        self.directory: Directory | None = None
+        if output_dir is not None:
+            self.directory = Directory(output_dir, manifest, shard, allow_mixed, retry_lost)
+            self._ended = list(self.directory.episodes)
+        try:
+            if self.directory is not None and keep_trajectories:
+                self.directory.check_kept(self._ended)
+            there = {episode.index for episode in self._ended}
+            own = indices if shard is None else shard.select(indices)
+            self.left = [index for index in own if index not in there]
+            self._started = time.time()
+            if self.directory is not None and not self.left:
+                found = was_rechecked(self.directory.path)
+                self._was_finished = found is not None
+                self._recheck = recheck if found is None else found
+            if self.directory is not None and self.left:
+                self.directory.note_mixed(manifest)
+        except BaseException:
+            self.close()
+            raise
+
+    def let_in(self, manifest: Mapping[str, Any]) -> None:
+        """Note that episodes run under another manifest, too."""
+        if self.directory is not None:
+            self.directory.note_mixed(manifest)
+
+    def rounds(self) -> Iterator[Sequence[int]]:
+        """Yield the indices to run: those left, then the shortest episode that ended, once more.
+
+        Where workers may differ (``mixed`` in the manifest), so may an episode: none runs again.
+        """
+        yield self.left
+        completed = [episode for episode in self._ended if episode.completed]
+        mixed = MIXED in (self._manifest if self.directory is None else self.directory.manifest)
+        if completed and self._recheck and not (self._was_finished or mixed):
+            shortest = min(completed, key=lambda episode: (episode.length, episode.index))
+            self.again = {shortest.index: shortest}
+            yield [*self.again]
+        run = {*self.left}
+        if self._every_data and any(episode.index not in run for episode in completed):
+            self._for_data = True
+            self.again = {one.index: one for one in completed if one.index not in run}
+            yield [*self.again]
+
+    def add(self, record: Episode, data: TensorDict | None) -> None:
+        """Take an episode that has ended; one that runs once more leaves no trace.
+
+        Raises:
+            NotReproducibleError: if it is another one then.
+        """
+        if self.again:
+            before = self.again.get(record.index)  # None: it comes late, from a lost worker
+            if before is None or record.digest == before.digest:
+                return
+            if self._for_data:
+                raise NotReproducibleError(
+                    f"episode {record.index} is not what the ledger says, now that it runs again "
+                    "for metrics_fn: env or policy do not give the same episode for the same seeds"
+                )
+            if record.completed:  # one that fails now tells nothing
+                raise NotReproducibleError(
+                    f"episode {record.index}, the shortest, is another one when it runs once more, "
+                    "alone: env or policy keep something from one episode to the next, or draw "
+                    "random numbers that no seed reaches. Keep what the policy remembers in "
+                    "entries of the TensorDict; tdcollect doctor looks at the env"
+                )
+            return
+        self._ended.append(record)
+        if self.directory is not None:
+            self.directory.add(record, data)
+        elif data is not None and self._keeps:
+            self._trajectories[record.index] = data
+
+    def finish(self, errors: Mapping[int, str], about: Mapping[str, Any]) -> EvaluationResult:
+        """Write the last files, and return the result.
+
+        Args:
+            errors: the last error of each failed episode, by index, as text.
+            about: the env and what ran it, for the notes on the run.
+        """
+        directory = self.directory
+        manifest = self._manifest if directory is None else directory.manifest
+        output_dir = None if directory is None else directory.path
+        completed = {episode.index for episode in self._ended if episode.completed}
+        errors = {index: text for index, text in errors.items() if index not in completed}
+        result = EvaluationResult(
+            manifest, self._ended, output_dir, self._trajectories, self._replay, errors
+        )
+        if directory is not None:
+            finish(directory, result, self._request, self._recheck)
+            if self.left:
+                part = {} if self._shard is None else {"shard": self._shard}
+                directory.note_run(self._started, len(self.left), {**about, **part})
+        return result
+
+    def give_up(self, error: BaseException) -> None:
+        """Leave the directory as it is after an error; see :meth:`Directory.give_up`."""
+        if self.directory is not None:
+            self.directory.give_up(error)
+
+    def close(self) -> None:
+        """Release the directory."""
+        if self.directory is not None:
+            self.directory.close()
+
+
+def check_report_extras(what: str) -> None:
+    """Raise for packages that the report lacks, before anything runs.
+
+    Args:
+        what: the call that writes the report, as the first words of the error.
+    """
+    for name in ("scipy", "matplotlib"):
+        extra_module(name, what)
+
+
+def finish(
+    directory: Directory, result: EvaluationResult, request: Request | None, recheck: bool = True
+) -> None:
+    """Sort the ledger, and write all that follows from it; the last file marks it as finished.
+
+    The same result gives the same bytes, whoever ran its episodes.
+
+    Args:
+        directory: the directory of the evaluation; data that are kept are there.
+        result: all episodes of the directory.
+        request: env and policy by name, if they are kept.
+        recheck: False if no episode ran once more, which the last file then says.
+    """
+    note = {} if recheck else {RECHECK: False}
+    directory.finish(result.episodes)
+    if request is not None:
+        request.write(directory.path)
+    if directory.shard is not None:
+        directory.finish_shard(**note)
+        return
+    summary = result.summary()
+    files = write_report(directory.path, directory.manifest, result.episodes, summary, request)
+    directory.write_results({**note, **summary.to_dict()}, files)
+
+
+@contextmanager
+def exits_refused() -> Iterator[None]:
+    """Raise an error if code that is named ends the program, which would end all evaluations.
+
+    Raises:
+        RuntimeError: in place of ``SystemExit``.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(
+            f"the code that was named ended the program by sys.exit({error.code!r}); put what a "
+            "script runs under `if __name__ == '__main__':`"
+        ) from error
+
+
+@contextmanager
+def resumable(directory: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Have an interrupt say in one line how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if directory is not None:
+            error.add_note(f"the same call goes on with the episodes that {directory} lacks")
+        raise
+
+
+class EvaluationResult:
+    """The ledger of an evaluation: its records, statistics, data and replays.
+
+    Args:
+        manifest: the manifest of the evaluation.
+        episodes: its records.
+        directory: the directory of its files, if it has one.
+        trajectories: the data of episodes that are held in memory, by index.
+        replay: runs one episode again.
+        errors: the last error of failed episodes, by index.
+
+    Attributes:
+        manifest: the manifest of the evaluation.
+        episodes: its records, by index.
+        directory: the directory of its files, or None.
+        errors: the last error of each episode that failed in this run, by index, as text; the end
+            of the worker of one that was lost. No file keeps them: a result that was loaded has
+            none.
+    """
+
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        episodes: Sequence[Episode],
+        directory: str | os.PathLike[str] | None = None,
+        trajectories: Mapping[int, TensorDict] | None = None,
+        replay: Replay | None = None,
+        errors: Mapping[int, str] | None = None,
+    ):
+        self.manifest = dict(manifest)
+        self.episodes = sorted(episodes, key=lambda episode: episode.index)
+        self.directory = None if directory is None else Path(os.path.abspath(directory))
+        self._trajectories = dict(trajectories or {})
+        self.errors = dict(errors or {})
+        self._replay = replay
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | os.PathLike[str],
+        env: str | Callable[..., Any] | EnvBase | None = None,
+        policy: Any = None,
+        *,
+        env_kwargs: dict[str, Any] | None = None,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> EvaluationResult:
+        """Read the result that a directory holds; it may be unfinished.
+
+        Given an env, it can replay its episodes, with this policy (None for random actions) and
+        the settings of the manifest.
+
+        Args:
+            directory: the ``output_dir`` of the evaluation.
+            env: as :func:`tdcollect.evaluate` took it, and so the arguments after it.
+            policy: whose episodes these are.
+            env_kwargs: for the env's constructor.
+            backend: of :func:`tdcollect.make_env`.
+            device: the device that the policy runs on.
+
+        Raises:
+            FileNotFoundError: if the directory holds no evaluation.
+            ValueError: for files that were altered, with the file and the line.
+
+        Warns:
+            UserWarning: if data that were kept are missing.
+        """
+        manifest, episodes = read_directory(directory)
+        result = cls(manifest, episodes, directory)
+        gone = (result._listed or {}).keys() - {
+            *map(trajectory_name, kept_trajectories(Path(directory)))
+        }
+        if gone:
+            text = f"folders of data of {directory} are missing, {min(gone)} first: use replay()"
+            warnings.warn(f"{len(gone)} {text}", stacklevel=2)
+        if env is not None:
+            how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
+            result._replay = replayer(
+                env, policy, lambda index: settings_of(manifest, result.record(index), **how)
+            )
+        return result
+
+    @cached_property
+    def _listed(self) -> Mapping[str, str] | None:
+        """The digests of the folders with data; None if the evaluation is unfinished."""
+        return None if self.directory is None else kept_digests(self.directory)
+
+    @property
+    def missing(self) -> list[int]:
+        """The indices of the episodes that the ledger lacks; empty if it is complete."""
+        if len(self.episodes) == number_of_episodes(self.manifest):
+            return []
+        episodes = self.manifest["episodes"]
+        there = {episode.index for episode in self.episodes}
+        asked = range(episodes) if isinstance(episodes, int) else episodes
+        return [index for index in asked if index not in there]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the ledger: equal for equal episodes, however they were run."""
+        return ledger_digest(self.episodes)
+
+    @property
+    def returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The returns of the episodes that completed, float64, by index."""
+        return np.array([e.episode_return for e in self.episodes if e.completed], np.float64)
+
+    @property
+    def group_returns(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """The returns of each reward entry, as :attr:`returns`; empty if the only one is plain."""
+        completed = [e.group_returns or {} for e in self.episodes if e.completed]
+        names = completed[0] if completed else {}
+        return {name: np.array([e[name] for e in completed], np.float64) for name in names}
+
+    @property
+    def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The lengths of the episodes that completed, int64, by index."""
+        return np.array([e.length for e in self.episodes if e.completed], np.int64)
+
+    def summary(self, **settings: Any) -> Summary:
+        """Statistics of the ledger; see :func:`tdcollect.evaluation.summarize`."""
+        return summarize(self.episodes, **settings)
+
+    def record(self, index: int) -> Episode:
+        """Return the record of an episode.
+
+        Raises:
+            KeyError: if the ledger has no such episode.
+            TypeError: for an index that is no int.
+        """
+        if not isinstance(index, Integral):
+            raise TypeError(f"expected the index of an episode, an int from 0, got {index!r}")
+        at = bisect_left(self.episodes, index, key=lambda episode: episode.index)
+        if at == len(self.episodes) or self.episodes[at].index != index:
+            there = listed_text([episode.index for episode in self.episodes]) or "none"
+            raise KeyError(
+                f"episode {index} is not among the {len(self.episodes)} of this ledger: {there}"
+            )
+        return self.episodes[at]
+
+    def trajectory(self, index: int) -> TensorDict:
+        """Return the data ``[L]`` that were kept of an episode.
+
+        Data in a directory are mapped from its files. No code in them runs, whoever wrote them;
+        writes to the tensors stay in memory.
+
+        Raises:
+            KeyError: if they were not kept.
+            ValueError: for files that are missing or altered, whose data are not those of the
+                record, or that hold anything but plain tensors.
+        """
+        if index in self._trajectories:
+            return self._trajectories[index]
+        record = self.record(index)
+        if self.directory is None or not (
+            trajectory_name(index) in (self._listed or {})
+            or trajectory_path(self.directory, index).exists()
+        ):
+            raise KeyError(
+                f"the data of episode {index} were not kept: evaluate with keep_trajectories=True, "
+                "or run it again with replay()"
+            )
+        return read_data(self.directory, record, self.manifest, self._listed)
+
+    def replay(self, index: int, video: str | os.PathLike[str] | None = None) -> TensorDict:
+        """Run an episode again, and check it against its record, to the bit.
+
+        Args:
+            index: the episode's index.
+            video: write a video of it to this file (``.mp4``); the env must render to arrays.
+
+        Returns:
+            Its data ``[L]``.
+
+        Raises:
+            KeyError: if the ledger has no such episode.
+            RuntimeError: if the episode differs from its record, or if there is no policy to run,
+                as in a result that was loaded without one.
+        """
+        return self.replayed(index, video).data
+
+    def replayed(self, index: int, video: str | os.PathLike[str] | None = None) -> Replayed:
+        """Run an episode again as :meth:`replay` does; return its new record and manifest too."""
+        recorded = self.record(index)
+        if self._replay is None:
+            raise RuntimeError(
+                "a result that was loaded has no env and no policy to run: give them to "
+                "EvaluationResult.load(directory, env, policy)"
+            )
+        again = self._replay(index, video)
+        unlike = unequal(recorded, again)
+        if unlike and not recorded.lost:  # of which the record says nothing
+            raise RuntimeError(self._unequal(unlike, recorded, again, filmed=video is not None))
+        return again
+
+    def _unequal(
+        self, unlike: Sequence[str], recorded: Episode, again: Replayed, filmed: bool
+    ) -> str:
+        """Say why an episode differs from its record, as far as the manifests tell."""
+        differs = f"episode {recorded.index} is not what the ledger says: {'; '.join(unlike)}. "
+        if recorded.digest == again.record.digest:
+            return differs + "Its data are the same to the bit: the ledger was altered"
+        then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
+        now = {key: again.manifest[key] for key in _MATTERS[filmed:]}
+        changed = differences(then, json.loads(json.dumps(now)))
+        why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
+        return differs + f"What has changed: {why or 'something that the manifest does not hold'}"
+
+    def __repr__(self) -> str:
+        returns = self.returns
+        lost = sum(episode.lost for episode in self.episodes)
+        failed = f"{len(self.episodes) - len(returns) - lost} failed"
+        mean = f"{returns.mean():.6g}" if len(returns) else "none"
+        counts = [f"{len(self.episodes)} episodes", failed, f"mean return {mean}"]
+        counts[2:2] = [f"{lost} lost"] * bool(lost)
+        return one_line(self, self.manifest["env"]["id"], *counts, f"digest {self.digest[:16]}")

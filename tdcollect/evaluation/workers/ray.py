@@ -1,0 +1,510 @@
+"""Workers of a Ray cluster: actors that start a process beside them, and pass messages on."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pickle
+import re
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from tdcollect import ray_cluster
+from tdcollect._upstream.others import bounded, started_here
+from tdcollect.display import count_text
+from tdcollect.evaluation.workers.local import LocalWorker, LocalWorkers
+from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
+from tdcollect.processes.child import GRACE
+from tdcollect.progress import warn
+from tdcollect.versions import extra_module
+
+_UNREAD = 16  # answers of a worker that wait for the driver; with data if trajectories are kept
+_LARGE = 100_000  # bytes of a message that is stored once for all workers
+_PATIENCE = 15.0  # seconds without a place for an actor before that is said
+_ALONE = 20.0  # seconds without a machine for an actor before those that were there have gone
+_ANY_TIME = 3600.0  # nothing is to be done until a worker answers
+_PUT, _LOOK = ({"concurrency_group": name} for name in ("put", "look"))
+
+
+class RayWorkers(Workers):
+    """Workers of a Ray cluster that run test episodes.
+
+    Pass them to :func:`tdcollect.evaluate`; the episodes are the same to the bit as without. Each
+    is an actor that starts a process beside it, for env and policy. They start when they are first
+    needed, all at once, and stay for the evaluations that follow. They end with :meth:`close`, with
+    a ``with`` block, when nothing refers to them any more, and with this process.
+
+    Ray is used as it is if this process is connected to it (``ray.init``). Otherwise it connects to
+    ``address``, or to the cluster that ``RAY_ADDRESS`` or ``ray start`` name; or starts Ray on this
+    machine, which ends with the workers.
+
+    Args:
+        num_workers: the number of workers.
+        num_cpus: CPUs that Ray reserves for each, which decides how many share a machine.
+        num_gpus: GPUs likewise; may be a fraction. Run the policy there by ``device="cuda"``.
+        timeout: end a worker that finishes no step for so many seconds; None to wait for ever. An
+            env has a minute to start, whatever the timeout.
+        max_lost: the number of workers that an episode may cost, before it counts as lost. Those
+            that are known to be lost by causes outside of it weigh a tenth each.
+        address: the cluster, as ``"host:port"``.
+        init_fn: called first in each worker, before torch is imported there.
+
+    Raises:
+        ModuleNotFoundError: if Ray is not installed.
+        ValueError: if an argument cannot be honoured; at the start, for more workers than a Ray
+            that this process has started can have.
+
+    Examples:
+        >>> with RayWorkers(8) as workers:
+        ...     for checkpoint in checkpoints:
+        ...         evaluate("CartPole-v1", load(checkpoint), workers=workers)
+    """
+
+    kind = "ray"
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        timeout: float | None = None,
+        max_lost: int = 3,
+        address: str | None = None,
+        init_fn: Callable[[], Any] | None = None,
+    ):
+        super().__init__(num_workers, timeout, max_lost)
+        for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
+            if not isinstance(value, Real) or isinstance(value, bool) or not value >= 0:
+                raise ValueError(f"expected {name} to be a number from 0, got {value!r}")
+        if address is not None and not isinstance(address, str):
+            raise TypeError(f"expected address to be 'host:port' or None, got {address!r}")
+        extra_module("ray", "RayWorkers")
+        self.num_cpus, self.num_gpus = num_cpus, num_gpus
+        self.address = address
+        self._local = LocalWorkers(1, init_fn=init_fn)  # of each actor, not started here
+        self._actors: _Actors | None = None
+        self._end: Any = None
+
+    def __reduce__(self) -> Any:
+        """Copy the arguments only; a copy in another process connects to the same cluster."""
+        made = partial(
+            RayWorkers,
+            self.num_workers,
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            timeout=self.timeout,
+            max_lost=self.max_lost,
+            address=ray_cluster.address() or self.address,
+        )
+        return made, (), {"_local": self._local}
+
+    def start(self, rank: int) -> Worker:
+        actors = self._actors
+        if actors is None or not actors.connected:
+            self._let_go()
+            connection = ray_cluster.connect(self.address)
+            actors = _Actors(connection, self._local, self.num_cpus, self.num_gpus)
+            # Also if nobody closes them: when they are garbage collected, or the program ends.
+            self._actors, self._end = actors, weakref.finalize(self, actors.close)
+            self._check_room(actors)
+        worker = _Remote(rank, actors)
+        self.crew[rank] = worker
+        return worker
+
+    def _check_room(self, actors: _Actors) -> None:
+        """Refuse workers that will never have a place, and say so of those that may wait."""
+        there = ray_cluster.room(actors.needs)
+        if there >= self.num_workers:
+            return
+        each = ray_cluster.in_words(actors.needs)
+        if started_here():
+            raise ValueError(
+                f"expected at most {count_text(int(there), 'worker')} of {each} each, as the Ray "
+                f"of this process has no room for more, got {self.num_workers}; take fewer, pass a "
+                "smaller num_cpus or num_gpus, or the address of a cluster"
+            )
+        waiting = count_text(self.num_workers - int(there), "worker")
+        warn(
+            f"the Ray cluster has room for {int(there)} of {self.num_workers} workers of {each} "
+            f"each; {waiting} will wait until it grows"
+        )
+
+    def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
+        deadline = time.monotonic() + seconds
+        answered = False
+        while not answered and self.crew:
+            left = max(0.0, deadline - time.monotonic())
+            for worker, thing in self._ready(left):
+                if thing is not worker.stream:
+                    worker.hear()
+                    continue
+                for answer in worker.read():
+                    answered = True
+                    yield worker, answer
+            answered |= not left
+            if self._actors is not None:
+                self._actors.check_places()
+
+    def _ready(self, seconds: float) -> list[tuple[_Remote, Any]]:
+        """Wait for streams and for steps that have been asked for; return those that are there."""
+        import ray
+
+        awaited: dict[Any, _Remote] = {}
+        for worker in self._remotes:
+            if self.timeout:
+                worker.ask(min(1.0, self.timeout / 10))
+            for thing in (worker.stream, worker.asked):
+                if thing is not None:
+                    awaited[thing] = worker
+        lost: list[tuple[_Remote, Any]] = [(one, None) for one in self._remotes if one.how]
+        if lost or not awaited:
+            return lost
+        with _handlers_raise():
+            ready, _ = ray.wait(list(awaited), num_returns=1, timeout=seconds)
+        if ready and len(awaited) > 1:
+            ready, _ = ray.wait(list(awaited), num_returns=len(awaited), timeout=0)
+        return [(awaited[thing], thing) for thing in ready]
+
+    @property
+    def _remotes(self) -> list[_Remote]:
+        return [worker for worker in self.crew.values() if isinstance(worker, _Remote)]
+
+    def close(self) -> None:
+        deadline = time.monotonic() + GRACE
+        for worker in self._remotes:
+            if not worker.leave():
+                del self.crew[worker.rank]
+        while self.crew and (left := deadline - time.monotonic()) > 0:
+            for one, answer in self.wait(left):  # what they have to say is of no use now
+                if answer is None:
+                    self.crew.pop(one.rank, None)
+        self.crew.clear()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._end is not None:
+            self._end()
+        self._actors = self._end = None
+
+
+class _Actors:
+    """The actors of some workers, by rank, and the connection to Ray.
+
+    Args:
+        connection: the name of the connection, of ``ray_cluster.connect``.
+        local: starts the worker of an actor.
+        num_cpus: for each actor.
+        num_gpus: likewise.
+    """
+
+    def __init__(self, connection: str, local: LocalWorkers, num_cpus: float, num_gpus: float):
+        import ray
+
+        self._connection = connection
+        self._local = local
+        needs = {"CPU": float(num_cpus), "GPU": float(num_gpus)}
+        self.needs = {kind: amount for kind, amount in needs.items() if amount}
+        self._make = ray.remote(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            max_restarts=0,
+            concurrency_groups={"put": 1, "look": 1},
+        )(Host)
+        self._by_rank: dict[int, Any] = {}
+        self._placed: dict[int, Any] = {}  # answers of those that have been asked for a sign
+        self._had_place = False
+        self._look_at, self._say_at, self._alone_since = 0.0, math.inf, 0.0
+        self._lives = 0
+        self._stored: tuple[bytes, Any] = b"", None
+
+    @property
+    def connected(self) -> bool:
+        """True while the connection stands; without it, Ray must not be called."""
+        return ray_cluster.current() == self._connection
+
+    def begin(self, rank: int) -> tuple[Any, int]:
+        """Return an actor for a worker, and the number of the worker's life."""
+        if rank not in self._by_rank:
+            actor = self._by_rank[rank] = self._make.remote(self._local)
+            self._placed[rank] = actor.beats.options(**_LOOK).remote(-1)
+            self._alone_since = time.monotonic()
+            self._say_at = self._alone_since + _PATIENCE
+        self._lives += 1
+        return self._by_rank[rank], self._lives
+
+    def drop(self, rank: int) -> None:
+        """End an actor, which may have ended."""
+        import ray
+
+        actor = self._by_rank.pop(rank, None)
+        self._placed.pop(rank, None)
+        if actor is not None and self.connected:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(actor)
+
+    def stored(self, pickled: bytes) -> Any:
+        """Return a message; if it is large, a reference to it, the same for all workers."""
+        import ray
+
+        if len(pickled) < _LARGE:
+            return pickled
+        if pickled != self._stored[0]:
+            self._stored = pickled, ray.put(pickled)
+        return self._stored[1]
+
+    def check_places(self) -> None:
+        """Warn once of actors that have no place after some time.
+
+        Raises:
+            RuntimeError: if no machine can take one any more. A cluster that has never had such a
+                machine may grow.
+        """
+        import ray
+
+        now = time.monotonic()
+        if not self._placed or now < self._look_at or not self.connected:
+            return
+        self._look_at = now + 1.0
+        placed, waiting = ray.wait(
+            [*self._placed.values()], num_returns=len(self._placed), timeout=0
+        )
+        self._had_place |= bool(placed)
+        each = ray_cluster.in_words(self.needs)
+        if not waiting or ray_cluster.room(self.needs) >= 1:
+            self._alone_since = now
+        elif self._had_place and now > self._alone_since + _ALONE:
+            raise RuntimeError(
+                f"expected a machine of the Ray cluster that can take a worker of {each}, got none "
+                f"for {_ALONE:g} s: those that ran workers have gone. Once there are others, the "
+                "same call goes on with the episodes that have not ended"
+            )
+        if now > self._say_at:
+            self._say_at = math.inf
+            if not waiting:
+                return
+            free = ray.available_resources()
+            warn(
+                f"{count_text(len(waiting), 'worker')} of {len(self._by_rank)} wait for a place in "
+                f"the Ray cluster: each takes {each}, and "
+                f"{ray_cluster.in_words({kind: free.get(kind, 0.0) for kind in self.needs})} are "
+                "free"
+            )
+
+    def close(self) -> None:
+        for rank in [*self._by_rank]:
+            self.drop(rank)
+        self._stored = b"", None
+        ray_cluster.disconnect(self._connection)
+
+
+class _Remote(Worker):
+    """A worker beside an actor.
+
+    Attributes:
+        stream: its answers.
+        asked: the answer to the latest question for its steps; None if there is none.
+        how: how it was lost; None while it runs.
+    """
+
+    def __init__(self, rank: int, actors: _Actors):
+        super().__init__(rank)
+        self._actors = actors
+        self._actor, self._life = actors.begin(rank)
+        self.stream: Any = self._actor.answers.options(**bounded(_UNREAD)).remote(self._life)
+        self.asked: Any = None
+        self._asked_at = 0.0
+        self._beats = 0
+        self._where: str | None = None
+        self._how: str | None = None
+
+    @property
+    def where(self) -> str:
+        return self._where or "an actor that has not started"
+
+    @property
+    def how(self) -> str | None:
+        if self._how is None and not self._actors.connected:
+            self._lose("lost its Ray, which was shut down", outside=True)
+        return self._how
+
+    def send(self, message: Message | None) -> None:
+        if self.how is None:
+            pickled = self._actors.stored(pickle.dumps(message))
+            self._actor.put.options(**_PUT).remote(self._life, pickled)
+
+    def read(self) -> Iterator[Answer | None]:
+        """Yield the answer that is there, if it is one; None if the worker was lost instead."""
+        import ray
+
+        if self.how is None:
+            try:
+                item = ray.get(next(self.stream))
+            except (ray.exceptions.RayError, StopIteration) as error:
+                self._actors.drop(self.rank)
+                self._lose(_reason(error), _is_outside(error, self.where))
+            else:
+                if isinstance(item, bytes):
+                    yield pickle.loads(item)
+                elif self._where is None:
+                    self._where = item
+                else:
+                    self._lose(*item)
+        if self._how is not None:
+            yield None
+
+    def ask(self, seconds: float) -> None:
+        """Ask for its steps, unless that was done no longer than some seconds ago."""
+        now = time.monotonic()
+        if self.asked is None and now > self._asked_at + seconds and self.how is None:
+            self.asked, self._asked_at = self._actor.beats.options(**_LOOK).remote(self._life), now
+
+    def hear(self) -> None:
+        """Take the answer in, unless the worker was lost meanwhile."""
+        import ray
+
+        if self.asked is not None:
+            with contextlib.suppress(ray.exceptions.RayError):  # the stream tells of it
+                self._beats = ray.get(self.asked)
+            self.asked = None
+
+    def beats(self) -> int:
+        return max(self._beats, self._where is not None)
+
+    def leave(self) -> bool:
+        """Ask it to close its envs and to end; False if it is not up."""
+        if self._where is not None:
+            self.send(None)
+        return self._where is not None and self._how is None
+
+    def end(self, waits: bool = False) -> str:
+        import ray
+
+        if self.how is None:
+            killed = None
+            if self._where is not None:
+                killed = self._actor.kill.options(**_LOOK).remote(self._life)
+                ended, _ = ray.wait([killed], timeout=GRACE)
+            if killed is None or not ended:
+                self._actors.drop(self.rank)
+            self._lose("was ended", outside=False)
+        assert self._how is not None
+        return self._how
+
+    def _lose(self, how: str, outside: bool) -> None:
+        self._how, self.outside = how, outside
+        self.stream = self.asked = None
+
+
+@contextlib.contextmanager
+def _handlers_raise() -> Iterator[None]:
+    """Raise what a signal's handler raised, for which Ray puts an error of its own."""
+    try:
+        yield
+    except SystemError as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
+
+
+def _is_outside(error: BaseException, where: str) -> bool:
+    """Tell whether an actor is known to be lost by a cause outside of the process beside it.
+
+    Of an actor that Ray has ended as its machine ran short of memory, this is known if another
+    process took the most.
+    """
+    from ray import exceptions
+
+    if isinstance(error, exceptions.OutOfMemoryError):
+        most = re.search(r"memory users:\D*(\d+)", str(error))
+        return most is not None and f"process {most[1]} " not in where
+    lost = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.ObjectLostError)
+    return isinstance(error, lost) and "creation task" not in str(error)
+
+
+def _reason(error: BaseException) -> str:
+    """Say in plain words how an actor ended."""
+    from ray import exceptions
+
+    last = (str(error).strip().splitlines() or [""])[-1].strip()
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return "was ended by Ray, as its machine ran short of memory"
+    if isinstance(error, exceptions.RayTaskError) or "creation task" in str(error):
+        return f"ended with {last}"
+    if isinstance(error, exceptions.RuntimeEnvSetupError):
+        return f"did not start, as Ray could not set its runtime_env up: {last}"
+    if "ray.kill" in last:
+        return "was ended by ray.kill"
+    if isinstance(error, exceptions.ActorUnavailableError):
+        return "was out of reach"
+    if isinstance(error, exceptions.NodeDiedError) or "node" in last.partition(".")[0].lower():
+        return "was lost with its machine"
+    return "was lost with its Ray actor, whose process ended"
+
+
+class Host:
+    """Starts local workers beside the actor, one at a time, and passes messages on.
+
+    Env and policy do not run in the actor itself. There, they would run outside of the main thread
+    and beside Ray's threads, which do not survive a fork; an env that holds the interpreter's lock
+    would stop all answers; and a crash would cost the actor, which takes seconds to start.
+
+    Each worker has a number, its life, so that late messages to the one before do not reach it.
+    Nothing here imports torch.
+
+    Args:
+        workers: starts the workers; of one.
+    """
+
+    def __init__(self, workers: LocalWorkers):
+        self._workers = workers
+        self._changed = threading.Condition()
+        self._life = -1
+        self._worker: LocalWorker | None = None
+
+    def answers(self, life: int) -> Iterator[bytes | str | tuple[str, bool]]:
+        """Start a worker; yield its place, then its pickled answers.
+
+        At last how it ended, and whether the cause is known to lie outside of env and policy.
+        """
+        worker: Any = self._workers.start(0)
+        worker.read = bytes
+        with self._changed:
+            self._life, self._worker = life, worker
+            self._changed.notify_all()
+        yield f"{worker.where} on {socket.gethostname()}"
+        while self._worker is not None:
+            for _, answer in self._workers.wait(_ANY_TIME):
+                if answer is not None:
+                    yield answer  # type: ignore[misc]  # bytes
+                    continue
+                with self._changed:
+                    self._worker = None
+                    how = worker.end(waits=True)
+                yield how, worker.outside
+
+    def put(self, life: int, message: bytes) -> None:
+        """Pass a pickled message on, once the worker is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._life >= life)
+            worker = self._worker if self._life == life else None
+        if worker is not None:
+            worker.send_bytes(message)
+
+    def beats(self, life: int) -> int:
+        """Return the number of steps that the worker has finished."""
+        with self._changed:
+            worker = self._worker if self._life == life else None
+            return 0 if worker is None else worker.beats()
+
+    def kill(self, life: int) -> None:
+        """Kill the worker; the rest of its answers follows."""
+        with self._changed:
+            if self._worker is not None and self._life == life:
+                self._worker.process.kill()

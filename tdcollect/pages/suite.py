@@ -1,0 +1,286 @@
+"""The page of a suite: leaderboard, profiles, and a heat map of tasks and policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tdcollect.display import count_text, listed_text, number_text, percent_text
+from tdcollect.evaluation.reports.statistics import ends
+from tdcollect.pages import plots
+from tdcollect.pages.build import (
+    REPORT,
+    Cell,
+    Column,
+    Figure,
+    Figures,
+    Page,
+    Part,
+    Table,
+    heat,
+)
+from tdcollect.suites.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estimate
+from tdcollect.suites.results import FINISHED, CellResult, SuiteResults
+from tdcollect.suites.tables import Task
+
+MOST_ROWS = 24  # policies in a figure
+MOST_LINES = 8  # policies in a plot of profiles
+
+
+def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Page:
+    """Return the page of a suite, whose evaluations lie beside it and are linked."""
+    found, policies, tasks = results.aggregates, len(results.policies), len(results.tasks)
+    sections: list[tuple[str, Sequence[Part]]] = []
+    if found is not None:
+        sections += [
+            ("Leaderboard", [*_leaderboard(found), Figures(_metrics(found), row=True)]),
+            ("Profiles and improvement", [Figures(_profiles(found))]),
+        ]
+        if found.groups:
+            sections.append(("Groups of tasks", _groups(found)))
+    sections += [
+        ("Tasks and policies", [_heat_map(results)]),
+        ("Evaluations", [_evaluations([cell for cell in results.cells if cell.episodes])]),
+    ]
+    if troubled := [cell for cell in results.cells if cell.status != FINISHED]:
+        sections.append(("Failed or missing", [_troubled(troubled)]))
+    if notes := [*([] if found is None else found.notes()), *results.remarks]:
+        sections.append(("Remarks", notes))
+    sections.append(("Scores and their sources", [_sources(results)]))
+    return Page(
+        results.name,
+        f"{policies} {'policy' if policies == 1 else 'policies'} · {count_text(tasks, 'task')} · "
+        f"{count_text(results.episodes, 'test episode')} of each policy, run and task",
+        f"Suite, version {results.version}",
+        sections,
+        _headline(results),
+        "Made by tdcollect.",
+        back,
+    )
+
+
+def _headline(results: SuiteResults) -> list[tuple[str, str, str]]:
+    cards = []
+    if (found := results.aggregates) is not None:
+        metric = found.metrics[0]
+        first, *others = [policy for rank, policy in found.ranking() if rank == 1]
+        best = found.estimates[first][metric]
+        also = f" and {len(others)} more" if others else ""
+        interval = _interval_words(best, found.confidence)
+        end = "Lowest" if metric in LOWER_IS_BETTER else "Highest"
+        words = f"{first}{also}{', ' if interval else ''}{interval}"
+        cards.append((f"{end} {LABELS[metric]}", _score(best.value), words))
+    done = sum(cell.status == FINISHED for cell in results.cells)
+    runs = count_text(sum(len(policy.runs) for policy in results.policies), "training run")
+    episodes = sum(cell.episodes for cell in results.cells)
+    lost = f", {results.lost_episodes:,} lost" * bool(results.lost_episodes)
+    return [
+        *cards,
+        ("Evaluations finished", f"{done} of {len(results.cells)}", runs),
+        ("Test episodes", f"{episodes:,}", f"{results.failed_episodes:,} failed{lost}"),
+    ]
+
+
+def _leaderboard(found: Aggregates) -> list[Part]:
+    ranks, policies = zip(*found.ranking(), strict=True)
+    columns = [
+        Column("policy", policies),
+        Column("rank", [*map(str, ranks)], "n"),
+        Column("runs", [str(found.runs[policy]) for policy in policies], "n"),
+    ]
+    for metric in found.metrics:
+        texts = [_text(found.estimates[policy][metric]) for policy in policies]
+        columns.append(Column(LABELS[metric], texts, "n"))
+    note = (
+        f"Aggregates of normalised scores over {count_text(len(found.tasks), 'task')} and all "
+        f"runs, with {percent_text(found.confidence)} intervals where there are several runs."
+    )
+    return [note, Table(columns, name="Leaderboard")]
+
+
+def _metrics(found: Aggregates) -> list[Figure]:
+    """Return a narrow figure per metric: the policies in one order, with intervals."""
+    drawn = []
+    for metric in found.metrics:
+        of = {policy: found.estimates[policy][metric] for _, policy in found.ranking()}
+        drawing = plots.intervals(_rows(found, of), "score", unit=True, narrow=True)
+        notes = ["Lower is better."] * (metric in LOWER_IS_BETTER)
+        notes += [f"The {MOST_ROWS} best of {len(of)} are drawn."] * (len(of) > MOST_ROWS)
+        said = _sentence(found, of.items())
+        title = LABELS[metric].capitalize()
+        drawn.append(Figure(f"metric_{metric}", title, drawing, said, " ".join(notes)))
+    return drawn
+
+
+def _rows(found: Aggregates, of: Mapping[str, Estimate], before: str = "") -> list[plots.Estimate]:
+    """Return the rows of a figure of estimates by policy: the first of many."""
+    rows = [
+        plots.Estimate(before + name, one.value, ends(one.interval), found.policies.index(name))
+        for name, one in of.items()
+    ]
+    return rows[:MOST_ROWS]
+
+
+def _sentence(found: Aggregates, of: Iterable[tuple[str, Estimate]]) -> str:
+    """Return the first five of some estimates by name, with their intervals."""
+    texts = []
+    for name, one in [*of][:5]:
+        interval = _interval_words(one, found.confidence)
+        texts.append(f"{name}: {_score(one.value)}{f' ({interval})' * bool(interval)}.")
+    return " ".join(texts)
+
+
+def _profiles(found: Aggregates) -> list[Figure]:
+    """Return the figures of profiles, and of the improvement of the best policy."""
+    x = np.array(found.thresholds)
+    order = [policy for _, policy in found.ranking()][:MOST_LINES]
+    drawn = []
+    for policy in order:
+        one, place = found.profiles[policy], found.policies.index(policy)
+        low, high = (None if end is None else np.array(end) for end in (one.low, one.high))
+        drawn.append(plots.Line(policy, x, np.array(one.values), low, high, place))
+    drawing = plots.lines(
+        drawn,
+        "score",
+        "share of runs and tasks above",
+        y_limits=(-0.02, 1.02),
+        integer_x=False,
+        height=plots.HEIGHT * 1.25,
+    )
+    half = int(np.argmin(np.abs(x - 0.5)))
+    shares = [f"{line.name} {percent_text(round(float(line.y[half]), 3))}" for line in drawn]
+    shows = f"Share of runs and tasks with a score above {x[half]:.2f}: {'; '.join(shares)}."
+    left = len(found.policies) - len(order)
+    notes = [f"The {len(order)} best policies are drawn; {left} more are not."] * bool(left)
+    for places in plots.equal_lines(drawn):
+        names = listed_text([order[place] for place in places], len(places))
+        notes.append(f"The lines of {names} are equal: their dashes alternate.")
+    profiles = Figure("profiles", "Performance profiles", drawing, shows, " ".join(notes))
+    return [profiles, _improvement(found)] if len(order) > 1 else [profiles]
+
+
+def _improvement(found: Aggregates) -> Figure:
+    best, *others = (policy for _, policy in found.ranking())
+    of = {other: found.improvement[best][other] for other in others}
+    said = _sentence(found, ((f"Over {name}", one) for name, one in of.items()))
+    note = (
+        f"The chance that a training run of {best} scores above a run of the other on the same "
+        "task, averaged over tasks; a tie counts half. The dashed line is an even chance."
+    )
+    rows = _rows(found, of, "Over ")
+    drawing = plots.intervals(rows, "probability of improvement", line_at=0.5, unit=True)
+    return Figure("improvement", f"Probability of improvement of {best}", drawing, said, note)
+
+
+def _groups(found: Aggregates) -> list[Part]:
+    """Return a table of the first metric by policy and group."""
+    metric = found.metrics[0]
+    policies = [policy for _, policy in found.ranking()]
+    columns = [Column("policy", policies)]
+    for name, group in found.groups.items():
+        texts = [_text(group.estimates[policy][metric]) for policy in policies]
+        columns.append(Column(name, texts, "n"))
+    members = [f"{name}: {', '.join(group.tasks)}." for name, group in found.groups.items()]
+    caption = f"{LABELS[metric].capitalize()} of the scores of each group, with intervals."
+    return [Table(columns, caption), *members]
+
+
+def _heat_map(results: SuiteResults) -> Table:
+    columns = [Column("task", [task.name for task in results.tasks])]
+    for policy in results.policies:
+        cells = [_heat_cell(task, results.of(task.name, policy.name)) for task in results.tasks]
+        columns.append(Column(policy.name, cells))
+    unscored = any(task.score is None for task in results.tasks)
+    caption = "Scores" + ", and mean returns of tasks without a score" * unscored
+    caption += "; each leads to the report of its evaluation."
+    if any(len(policy.runs) > 1 for policy in results.policies):
+        caption += " Where there are several runs: their mean, and the score of each run."
+    return Table(columns, caption, heat=True)
+
+
+def _heat_cell(task: Task, cells: Sequence[CellResult]) -> str | Cell:
+    """Return the cell of a task and a policy: the mean over runs, and a link per run."""
+    if not cells:
+        return "-"
+    show = number_text if task.score is None else _score
+    values = [cell.mean if task.score is None else cell.score for cell in cells]
+    known = [value for value in values if value is not None]
+    runs = []
+    for cell, value in zip(cells, values, strict=True):
+        text = "-" if value is None else show(value)
+        runs.append((text if cell.status == FINISHED else cell.status, _report_of(cell)))
+    done = sum(cell.status == FINISHED for cell in cells)
+    whole = done == len(known) == len(cells)
+    kind = "bad" if not whole and (len(cells) > 1 or not done) else ""
+    if whole and task.score is not None:
+        kind = heat(sum(known) / len(known))
+    if len(cells) == 1:
+        return Cell(*runs[0], kind)
+    text = show(sum(known) / len(known)) if whole else f"{done} of {len(cells)} runs"
+    return Cell(text, kind=kind, more=tuple(runs))
+
+
+def _report_of(cell: CellResult) -> str | None:
+    return f"{cell.path}/{REPORT}" if cell.status == FINISHED else None
+
+
+def _evaluations(cells: Sequence[CellResult]) -> Table:
+    scores = [None if cell.score is None else _score(cell.score) for cell in cells]
+    success = [None if c.success is None else percent_text(round(c.success, 4)) for c in cells]
+    columns = [
+        Column("evaluation", [Cell(cell.name, _report_of(cell)) for cell in cells]),
+        Column("score", scores, "n"),
+        Column("mean return", [cell.mean for cell in cells], "n"),
+        Column("interval", [ends(cell.interval) for cell in cells], "n"),
+        Column("success", success, "n"),
+        Column("completed", [f"{cell.completed} of {cell.episodes}" for cell in cells], "n"),
+    ]
+    caption = "Intervals are over test episodes: they say nothing about another training run."
+    return Table(columns, caption, hint="a task, a policy, score<0.5")
+
+
+def _troubled(cells: Sequence[CellResult]) -> Table:
+    columns = [
+        Column("evaluation", [cell.name for cell in cells]),
+        Column("status", [Cell(cell.status, kind="bad") for cell in cells]),
+        Column("episodes", [str(cell.episodes) for cell in cells], "n"),
+        Column("reason", [cell.reason or "-" for cell in cells], "t"),
+    ]
+    return Table(columns, name="Failed or missing")
+
+
+def _sources(results: SuiteResults) -> Table:
+    tasks = results.tasks
+    spans = [results.ranges[task.name] or (None, None) for task in tasks]
+    presets = [", ".join(f"{one} {at}" for one, at in task.presets.items()) for task in tasks]
+    sources = ["-" if task.score is None else task.score.source for task in tasks]
+    columns = [
+        Column("task", [task.name for task in tasks]),
+        Column("env", [task.env for task in tasks]),
+        Column("group", [task.group or "-" for task in tasks]),
+        Column("return of score 0", [number_text(low) for low, _ in spans], "n"),
+        Column("of score 1", [number_text(high) for _, high in spans], "n"),
+        Column("presets", [text or "-" for text in presets]),
+        Column("source", [source or "the suite's file" for source in sources], "t"),
+    ]
+    return Table(columns, name="Scores and their sources")
+
+
+def _score(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 100 else number_text(value)
+
+
+def _text(estimate: Estimate) -> str:
+    value = _score(estimate.value)
+    if estimate.interval is None:
+        return value
+    return f"{value} [{_score(estimate.interval.low)}, {_score(estimate.interval.high)}]"
+
+
+def _interval_words(estimate: Estimate, confidence: float) -> str:
+    """Return the interval in words; empty if there is none."""
+    if estimate.interval is None:
+        return ""
+    low, high = _score(estimate.interval.low), _score(estimate.interval.high)
+    return f"{percent_text(confidence)} interval {low} to {high}"

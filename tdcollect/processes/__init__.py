@@ -1,0 +1,1 @@
+"""Child processes of the package: how they start, answer and end; imports no torch."""

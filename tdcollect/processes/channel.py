@@ -1,0 +1,236 @@
+"""Messages between processes, on sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import cloudpickle
+
+_HEADER = struct.Struct("<BBHQ")  # kind, sequence number, a mark, bytes that follow
+_MARK = 0x7DC0
+_AT_ONCE = 2**15  # bytes that the kernel takes in one go: no interrupt tears them apart
+_INTERRUPTS = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGALRM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+}
+_let_others_run = getattr(os, "sched_yield", lambda: None)
+
+
+class InterruptsHeld:
+    """Hold signals back whose handlers may raise, amid a launch or a message.
+
+    A worker is launched with them held, until it has said which it ignores.
+    """
+
+    def __enter__(self) -> None:
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+
+    def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
+def poll_awake(waiting: select.poll, seconds: float) -> list[tuple[int, int]]:
+    """Poll without sleep for a moment: to wake a core that has gone idle costs many steps' time.
+
+    Other processes that want the core have it meanwhile.
+    """
+    end = time.monotonic() + seconds
+    while not (events := waiting.poll(0)) and time.monotonic() < end:
+        _let_others_run()
+    return events
+
+
+class Connection:
+    """Numbered messages with file descriptors, on a socket that is waited for: 12 bytes at least.
+
+    Args:
+        end: one end of a socket pair; owned from now on.
+    """
+
+    def __init__(self, end: socket.socket):
+        self._socket = end
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for polling."""
+        return self._socket.fileno()
+
+    def send(self, kind: int, sequence: int, payload: bytes = b"", descriptor: int = -1) -> None:
+        """Send a message; with it, a file descriptor."""
+        message = _HEADER.pack(kind, sequence, _MARK, len(payload)) + payload
+        if len(payload) <= _AT_ONCE and descriptor < 0:
+            self._socket.sendall(message)
+            return
+        with InterruptsHeld():
+            self._socket.sendall(message)
+            if descriptor >= 0:
+                socket.send_fds(self._socket, [b"\0"], [descriptor])
+
+    def receive(self) -> tuple[int, int, bytes]:
+        """Wait for a message: its kind, its sequence number and its payload.
+
+        Raises:
+            EOFError: if the other side has gone, or if an interrupt cut short the reading of an
+                earlier message, whose rest comes first.
+        """
+        kind, sequence, mark, length = _HEADER.unpack(self._exactly(_HEADER.size))
+        if mark != _MARK:
+            raise EOFError
+        if not length:
+            return kind, sequence, b""
+        with InterruptsHeld():
+            return kind, sequence, self._exactly(length)
+
+    def receive_descriptor(self) -> int:
+        """Wait for the descriptor that follows a message."""
+        _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        if not descriptors:
+            raise EOFError
+        return descriptors[0]
+
+    def _exactly(self, count: int) -> bytes:
+        received = self._socket.recv(count)
+        if len(received) == count:
+            return received
+        parts = [received]
+        while received:
+            count -= len(received)
+            if not count:
+                return b"".join(parts)
+            received = self._socket.recv(min(count, 2**20))
+            parts.append(received)
+        raise EOFError
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def packed(value: Any) -> bytes:
+    """A value to be sent, classes of the main program included."""
+    pickled: bytes = cloudpickle.dumps(value)
+    return pickled
+
+
+_LENGTH = struct.Struct("<Q")
+_MOST_READ = 2**20
+
+
+class Channel:
+    """Messages of any size, on a socket that is never waited for unless that is asked for.
+
+    The other process may stop amid a message, or not read its own. A signal tears none apart.
+
+    Args:
+        end: one end; owned from now on.
+
+    Attributes:
+        progress: the number of times that something has arrived.
+    """
+
+    def __init__(self, end: socket.socket):
+        end.setblocking(False)
+        self._socket = end
+        self._outgoing: deque[memoryview] = deque()
+        self._incoming = bytearray()
+        self._turn = threading.Lock()
+        self.progress = 0
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for polling."""
+        return self._socket.fileno()
+
+    @property
+    def events(self) -> int:
+        """The events to poll it for."""
+        return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+
+    def post(self, message: bytes) -> None:
+        """Send a message as far as it goes without waiting; ``flush`` sends the rest.
+
+        Raises:
+            OSError: if the other end has gone.
+        """
+        self._outgoing += [memoryview(_LENGTH.pack(len(message))), memoryview(message)]
+        self.flush()
+
+    def flush(self) -> None:
+        """Send more of what has been posted, as far as it goes without waiting."""
+        with InterruptsHeld(), self._turn:
+            while self._outgoing:
+                try:
+                    sent = self._socket.send(self._outgoing[0])
+                except BlockingIOError:
+                    return
+                rest = self._outgoing.popleft()[sent:]
+                if rest:
+                    self._outgoing.appendleft(rest)
+
+    def read(self) -> list[bytes] | None:
+        """Read of what has arrived; return the messages that are complete by now.
+
+        None if nothing had arrived.
+
+        Raises:
+            EOFError: if the other end has gone.
+        """
+        with InterruptsHeld():
+            try:
+                arrived = self._socket.recv(_MOST_READ)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise EOFError from error
+            if not arrived:
+                raise EOFError
+            self._incoming += arrived
+            self.progress += 1
+            messages, at = [], 0
+            while (start := at + _LENGTH.size) <= len(self._incoming):
+                end = start + _LENGTH.unpack_from(self._incoming, at)[0]
+                if end > len(self._incoming):
+                    break
+                messages.append(bytes(memoryview(self._incoming)[start:end]))
+                at = end
+            del self._incoming[:at]
+            return messages
+
+    def wait(self) -> None:
+        """Wait until something has arrived, or more can be sent."""
+        waiting = select.poll()
+        waiting.register(self._socket, self.events)
+        waiting.poll()
+
+    def send(self, message: bytes) -> None:
+        """Send a message, however long it takes.
+
+        Raises:
+            OSError: if the other end has gone.
+        """
+        self.post(message)
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLOUT)
+        while self._outgoing:
+            waiting.poll()
+            self.flush()
+
+    def send_no_more(self) -> None:
+        """Have the other end find that this one has gone, once it has read all messages."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()

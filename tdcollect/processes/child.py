@@ -1,0 +1,320 @@
+"""A child process: spawned, forked, or forked from a template; it never outlives its parent.
+
+Each child holds the read end of a pipe, its lifeline, whose other end the parent alone has; the
+kernel ends the child when that closes, whatever happened to the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+import tdcollect
+
+GRACE = 5.0
+"""Seconds that a child has for closing its envs."""
+
+# The package comes from where it is here, wherever a relative sys.path leads by now.
+_BOOT = """
+import json, sys
+path, root, *arguments = sys.argv[1:]
+sys.path[:0] = [root]
+import tdcollect
+sys.path[:] = json.loads(path)
+from tdcollect.processes.child import main
+main(*arguments)
+"""
+_ROOT = str(Path(tdcollect.__file__).absolute().parent.parent)
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class _Disowned(Protocol):
+    def disown(self) -> None: ...
+
+
+_disowned: weakref.WeakSet[_Disowned] = weakref.WeakSet()
+
+
+def disown_in_forks(owner: _Disowned) -> None:
+    """Have ``owner.disown()`` called in every fork of this process, which owns no children."""
+    _disowned.add(owner)
+
+
+def _disown_all() -> None:
+    for owner in list(_disowned):
+        owner.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_all)
+
+
+class Child(ABC):
+    """A child process and a socket to it.
+
+    Args:
+        descriptors: files that it inherits. Its function is called with its own end of the socket,
+            and with these.
+
+    Attributes:
+        pid: its process id.
+        socket: this process's end.
+        pidfd: a descriptor that is readable once it has ended; None where the system has none.
+        code: its exit code, once it has ended and if it is known.
+    """
+
+    pid: int
+
+    def __init__(self, descriptors: Sequence[int] = ()):
+        self.code: int | None = None
+        self.pidfd: int | None = None
+        self._how: str | None = None
+        self.socket, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        disown_in_forks(self)
+        try:
+            self._begin(lifeline, (theirs.fileno(), *descriptors))
+            with contextlib.suppress(AttributeError, ProcessLookupError):
+                self.pidfd = os.pidfd_open(self.pid)
+        except BaseException:
+            self.disown()
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+
+    @abstractmethod
+    def _begin(self, lifeline: int, descriptors: Sequence[int]) -> None:
+        """Start it, and set ``pid``."""
+
+    @abstractmethod
+    def _reap(self, waits: bool) -> bool:
+        """Set ``code`` if it has ended, or once it has; False if it runs."""
+
+    def end(self, seconds: float = 0.0) -> str:
+        """Close the socket and reap the process; say how it ended.
+
+        Args:
+            seconds: it may take to end by itself, before it is killed.
+        """
+        if self._how is None:
+            self.socket.close()
+            ended = self._ends_within(seconds)
+            self.kill()  # of no effect if it has ended
+            self._reap(True)
+            self._how = ending(self.code) if ended else "closed its connection, and was ended"
+            self.disown()
+        return self._how
+
+    def kill(self) -> None:
+        """Kill it, from any thread; :meth:`end` comes next."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.pidfd is not None:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            elif self._how is None and self.code is None:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _ends_within(self, seconds: float) -> bool:
+        if self.pidfd is not None:
+            waiting = select.poll()
+            waiting.register(self.pidfd, select.POLLIN)
+            return bool(waiting.poll(1000 * seconds))
+        deadline = time.monotonic() + seconds
+        while not self._reap(False):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def disown(self) -> None:
+        """Close all that leads to it; in a fork, it is nobody's to end."""
+        self._how = self._how or "was started by another process"
+        self.socket.close()
+        for descriptor in (self._lifeline, self.pidfd):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
+        self._lifeline, self.pidfd = -1, None
+
+
+class Spawned(Child):
+    """A fresh interpreter that runs a function; the main program is not imported again.
+
+    Args:
+        function: as ``"module:name"``.
+        descriptors: as for :class:`Child`.
+        init_fn: a pickled function to call first.
+    """
+
+    def __init__(
+        self, function: str, descriptors: Sequence[int] = (), init_fn: bytes | None = None
+    ):
+        self._function, self._init_fn = function, init_fn or b""
+        super().__init__(descriptors)
+
+    def _begin(self, lifeline: int, descriptors: Sequence[int]) -> None:
+        # One thread each, unless the environment says otherwise: children may use all cores.
+        threads = {name: "1" for name in _THREADS if name not in os.environ}
+        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+        executable = spawn.get_executable()
+        if isinstance(executable, bytes):
+            executable = os.fsdecode(executable)
+        file = shared_file(len(self._init_fn))
+        try:
+            os.pwrite(file, self._init_fn, 0)
+            passed = (lifeline, file, *descriptors)
+            self._process = subprocess.Popen(
+                [executable, "-c", _BOOT, path, _ROOT, self._function, *map(str, passed)],
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **threads},
+            )
+        finally:
+            os.close(file)
+        self.pid = self._process.pid
+
+    def _reap(self, waits: bool) -> bool:
+        self.code = self._process.wait() if waits else self._process.poll()
+        return self.code is not None
+
+
+class Forked(Child):
+    """A fork of this process that runs a function and ends."""
+
+    def __init__(self, function: Callable[..., object], descriptors: Sequence[int] = ()):
+        self._function = function
+        super().__init__(descriptors)
+
+    def _begin(self, lifeline: int, descriptors: Sequence[int]) -> None:
+        sys.stdout.flush()  # else both would print the buffered text
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            run_fork(self._function, lifeline, *descriptors)
+
+    def _reap(self, waits: bool) -> bool:
+        if self.code is None:
+            try:
+                pid, status = os.waitpid(self.pid, 0 if waits else os.WNOHANG)
+            except ChildProcessError:  # someone else reaped it
+                self.code = 0
+            else:
+                self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code is not None
+
+
+def main(function: str, lifeline: str, init_fn: str, *descriptors: str) -> None:
+    """Run a function in a fresh interpreter; see :class:`Spawned`."""
+    begin(int(lifeline))
+    with open(int(init_fn), "rb") as file:
+        pickled = file.read().rstrip(b"\0")
+    if pickled:
+        pickle.loads(pickled)()
+    module, _, name = function.partition(":")
+    getattr(import_module(module), name)(*map(int, descriptors))
+
+
+def run_fork(function: Callable[..., object], lifeline: int, *descriptors: int) -> NoReturn:
+    """Run a function in a fork, and never return into the code of the parent."""
+    code = 1
+    try:
+        # A collection visits what is new: what the parent made is the parent's to remove, and to
+        # visit it would copy every page.
+        gc.freeze()
+        _reseed()
+        begin(lifeline)
+        function(*descriptors)
+        gc.collect()  # what has a semaphore, say, removes it: nothing else runs at this exit
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        leave(code)
+
+
+def leave(code: int = 0) -> NoReturn:
+    """End this process at once, whose envs are closed; torch would take a second to go."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def begin(lifeline: int) -> None:
+    """Set up signals in a child: interrupts are for the parent, and it ends with the parent.
+
+    The kernel ends it when the parent's end of the pipe closes. This also ends a child that hangs
+    in an env, were it in C code that holds the interpreter's lock, which no thread and no handler
+    of ours could do. Where the kernel does not signal pipes, an idle child sees its socket close.
+    """
+    # The launch may have kept signals from us so far.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        import fcntl
+
+        signal.signal(signal.SIGIO, signal.SIG_DFL)  # which ends the process
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+    except (ImportError, AttributeError, OSError):
+        return
+    waiting = select.poll()
+    waiting.register(lifeline, 0)
+    if waiting.poll(0):  # it closed before the kernel was asked
+        os._exit(1)
+
+
+def _reseed() -> None:
+    """Give a fork what a fresh interpreter has of its own: random states, and one thread."""
+    random.seed()
+    np.random.seed()  # noqa: NPY002 (the global state is the one that forks share)
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+        torch.set_num_threads(1)
+
+
+def shared_file(size: int) -> int:
+    """Return the descriptor of a file of zeros in memory, which goes with its last user."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("tdcollect")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.truncate(descriptor, max(size, 1))
+    return descriptor
+
+
+def ending(code: int | None) -> str:
+    """Say how a process ended, by its exit code: negative for a signal, None if it is unknown."""
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,253 @@
+"""The global generators of torch, NumPy and Python: saved, watched, and as streams of episodes.
+
+Some envs and transforms draw from them: ``NoopResetEnv``, VMAS, an env that calls ``torch.randn``.
+A :class:`GlobalStream` is swapped in while the env of its episode runs, and swapped out again, so
+that the episode's draws depend on its seed alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.random import mtrand
+
+from tdcollect.seeding import global_seeds
+from tdcollect.states import equal
+from tdcollect.threads import Elsewhere, busy_threads, other_threads
+
+_MT19937_BYTES = 2500  # 624 words and a position
+_LOOKS = 5
+
+
+def global_states() -> dict[str, Any]:
+    """The states, by ``"torch"``, ``"cuda"`` (one per device, none where CUDA is not in use)..."""
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": [state.cpu() for state in torch.cuda.get_rng_state_all()] if in_use else [],
+        "numpy": np.random.get_state(),  # noqa: NPY002  envs may draw from it
+        "python": random.getstate(),
+    }
+
+
+def set_global_states(states: Mapping[str, Any]) -> None:
+    """Set the states to what :func:`global_states` gave, for the devices that are here."""
+    torch.set_rng_state(states["torch"].cpu())
+    if torch.cuda.is_available():
+        for device, state in zip(range(torch.cuda.device_count()), states["cuda"], strict=False):
+            torch.cuda.set_rng_state(state.cpu(), device)
+    np.random.set_state(states["numpy"])  # noqa: NPY002
+    random.setstate(states["python"])
+
+
+class NotReproducibleError(RuntimeError):
+    """The policy or the env does not give the same episode for the same seeds.
+
+    Attributes:
+        may_be_draws: True if draws of an env from the global generators may be the cause.
+    """
+
+    may_be_draws = False
+
+
+class GlobalRandomness:
+    """The global random states of torch, NumPy and Python, as they are now."""
+
+    def __init__(self) -> None:
+        self._elsewhere = Elsewhere()
+        self._beside = other_threads()
+        self._states = global_states()
+
+    def restore(self) -> None:
+        """Set them to what they were."""
+        set_global_states(self._states)
+
+    def settle(self) -> bool:
+        """Set them to what they were; False if another thread may draw from them."""
+        if not self.moved():
+            return True
+        if self._suspects():
+            return False
+        self.restore()
+        return True
+
+    def moved(self) -> list[str]:
+        """Return the modules whose states have moved: ``"torch"``, ``"numpy"``, ``"random"``..."""
+        now = global_states()
+        # CUDA has no state before its first use, which moves nothing.
+        held = {name: state for name, state in self._states.items() if len(state)}
+        python = held.pop("python")  # 625 ints, which a tuple compares fastest
+        moved = [name for name, state in held.items() if not equal(state, now[name])]
+        return moved + ["random"] * (python != now["python"])
+
+    def check(self, who: str) -> None:
+        """Raise if one of them has moved since."""
+        moved = self.moved()
+        if not moved:
+            return
+        suspects = self._suspects()
+        if suspects:
+            check_alone(0.1)
+        message = (
+            f"{who} drew from the global random numbers of {', '.join(moved)}, which no seed "
+            "of an episode reaches: its episodes would depend on what runs beside them. Draw "
+            "from env.np_random in envs; put transforms that draw over one slot, in a function "
+            "that makes one; and draw with torch operations on whole batches in policies"
+        )
+        if suspects:
+            message += (
+                f". Or another thread drew from them ({', '.join(suspects)}): then evaluate while "
+                "none does"
+            )
+        raise NotReproducibleError(message)
+
+    def _suspects(self) -> list[str]:
+        """Return the names of other threads that may have drawn since; empty if none has run."""
+        return sorted(self._beside | other_threads()) if self._elsewhere.computed() else []
+
+
+def check_alone(seconds: float = 0.005) -> None:
+    """Raise if another thread draws from the global random states."""
+    busy = busy_threads()
+    if not busy:
+        return
+    before = GlobalRandomness()
+    for _ in range(_LOOKS):
+        time.sleep(seconds / _LOOKS)
+        if before.moved():
+            names = ", ".join(sorted(busy))
+            raise RuntimeError(
+                "expected no other thread to draw random numbers during an evaluation, but the "
+                f"global random states move while this thread waits; busy threads: {names}. "
+                "Evaluate between two batches in the thread that trains, with workers=1, or beside "
+                "training with tdcollect.Evaluator"
+            )
+
+
+class GlobalStream:
+    """The global generators as one episode finds them; swapped in inside of :class:`Outside`.
+
+    Examples:
+        >>> stream = GlobalStream(7)
+        >>> with Outside(), stream:
+        ...     observation, info = env.reset(seed=7)
+    """
+
+    def __init__(self, seed: int, device: torch.device | None = None):
+        of_torch, of_numpy, of_python = global_seeds(seed)
+        self._generators = torch_generators(device)
+        self._torch = [torch.Generator(g.device).manual_seed(of_torch) for g in self._generators]
+        self._numpy = np.random.MT19937()
+        seeded: Any = np.random.RandomState(of_numpy).get_state(legacy=False)
+        self._numpy.state = seeded
+        # NumPy keeps every second normal number for the next call, beside the generator.
+        self._spare: float | None = None
+        self._python = random.Random(of_python).getstate()
+
+    def __enter__(self) -> GlobalStream:
+        for generator, own in zip(self._generators, self._torch, strict=True):
+            generator.set_state(own.get_state())
+        mtrand.set_bit_generator(self._numpy)
+        if self._spare is not None:
+            _keep_spare(self._spare)
+        self._before = _numpy_bytes(self._numpy)
+        random.setstate(self._python)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for generator, own in zip(self._generators, self._torch, strict=True):
+            own.set_state(generator.get_state())
+        if self._spare is not None or _numpy_bytes(self._numpy) != self._before:
+            self._spare = _spare()
+        self._python = random.getstate()
+
+
+class Outside:
+    """Keeps the global generators as they are outside, and sets them back at the end."""
+
+    def __init__(self, device: torch.device | None = None):
+        self._generators = torch_generators(device)
+
+    def __enter__(self) -> Outside:
+        self._torch = [generator.get_state() for generator in self._generators]
+        self._numpy: Any = mtrand.get_bit_generator()
+        self._spare = _spare()
+        self._python = random.getstate()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for generator, state in zip(self._generators, self._torch, strict=True):
+            generator.set_state(state)
+        mtrand.set_bit_generator(self._numpy)  # it has drawn nothing meanwhile
+        if self._spare is not None:
+            _keep_spare(self._spare)
+        random.setstate(self._python)
+
+
+def torch_generators(device: torch.device | None) -> list[torch.Generator]:
+    """Return torch's global generators that an env on a device may draw from."""
+    found = [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        found.append(torch.cuda.default_generators[index])
+    return found
+
+
+def _numpy_bytes(generator: np.random.MT19937) -> bytes:
+    """Return the memory of a generator; its ``state`` takes thirty times as long."""
+    return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+
+
+def _spare() -> float | None:
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    return state["gauss"] if state["has_gauss"] else None
+
+
+def _keep_spare(value: float) -> None:
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    np.random.set_state({**state, "has_gauss": 1, "gauss": value})  # noqa: NPY002
+
+
+class EpisodeStreams(gym.Wrapper[Any, Any, Any, Any]):
+    """A gymnasium env whose draws from the global generators come from its episode's stream.
+
+    A reset with a seed starts the stream; calls before it find the generators as they are.
+    """
+
+    _stream: GlobalStream | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the env; a seed starts a stream."""
+        if seed is not None:
+            self._stream = GlobalStream(seed)
+        if self._stream is None:
+            return self.env.reset(seed=seed, options=options)
+        with Outside(), self._stream:
+            return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """Step the env."""
+        if self._stream is None:
+            return self.env.step(action)
+        with Outside(), self._stream:
+            return self.env.step(action)
+
+
+class WithStreams:
+    """A function that makes a gymnasium env, and gives it streams."""
+
+    def __init__(self, make: Callable[..., gym.Env[Any, Any]], name: str):
+        self._make = make
+        self.__name__ = name
+
+    def __call__(self, **kwargs: Any) -> gym.Env[Any, Any]:
+        with Outside(), GlobalStream(0):
+            return EpisodeStreams(self._make(**kwargs))

@@ -1,0 +1,467 @@
+"""Tasks, policies and presets: what the tables of a suite's TOML file become, and their checks."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import functools
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tdcollect import check
+from tdcollect.display import count_text, listed_text, number_text, one_line
+from tdcollect.evaluation.imports import called, is_named
+
+HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
+
+# Settings of the episodes, and of how they run.
+HOW = ("num_envs", "backend", "on_env_error", "max_restarts", "fresh_envs")
+"""The settings that decide no episode."""
+SETTINGS_OF_POLICY = (
+    "exploration",
+    "inference_batch_size",
+    "inference_threads",
+    "eval_mode",
+    "device",
+)
+SETTINGS = (*SETTINGS_OF_POLICY, "max_episode_steps", "reward_keys", *HOW)
+
+_HUMAN_SOURCE = "published scores of random play and of a human (presets/human-scores/atari.toml)"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST_RUN = 10**9
+_FIELDS = re.compile(r"\{(\w*)\}")
+_PRESETS = Path(__file__).parent / "presets"
+
+Call = str | Mapping[str, Any]
+"""``module:callable``, or that with keyword arguments: ``{"call": ..., "kwargs": {...}}``."""
+
+T = TypeVar("T", "Task", "Policy")
+
+
+@dataclass(frozen=True)
+class Score:
+    """The range of a task's returns that is mapped to 0 and 1.
+
+    Attributes:
+        low: the mean return that scores 0; ``"random"`` for that of random actions on the same
+            episodes.
+        high: the mean return that scores 1.
+        source: of the numbers, as text.
+    """
+
+    low: float | str
+    high: float
+    source: str = ""
+
+    def __str__(self) -> str:
+        low = self.low if isinstance(self.low, str) else number_text(self.low)
+        return f"{low} to {number_text(self.high)}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """An env with the settings of its episodes.
+
+    Attributes:
+        name: names its folder, and it in reports.
+        env: a gymnasium id, or ``module:callable`` of a function that makes an env.
+        env_kwargs: for the env's constructor.
+        wrappers: functions of a gymnasium env, the innermost first.
+        transforms: functions that make a TorchRL transform, in the order of their effect.
+        group: of tasks that are also aggregated by themselves; or None.
+        score: the range of its returns; None for a task without scores.
+        presets: the versions of the presets that its values are from, by name.
+        settings: of its episodes, as :class:`tdcollect.evaluation.EvaluationSettings` takes them.
+    """
+
+    name: str
+    env: str
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: Sequence[Call] = ()
+    transforms: Sequence[Call] = ()
+    group: str | None = None
+    score: Score | None = None
+    presets: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.score == HUMAN:  # type: ignore[comparison-overlap]
+            object.__setattr__(self, "score", Score(*human_scores(self.env), _HUMAN_SOURCE))
+        _check_fields(self, "[[tasks]]")
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name, self.env)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy, with one test subject for each of its training runs.
+
+    ``{task}``, ``{policy}`` and ``{run}`` in texts stand for the names.
+
+    Attributes:
+        name: names its folder, and it in reports.
+        factory: ``module:factory``, ``"random"`` or ``"sb3"``.
+        checkpoints: files with its weights.
+        env_state: files with the statistics of the env's transforms.
+        vecnormalize: files of Stable-Baselines3's ``VecNormalize``.
+        transforms: of this policy, after those of the task.
+        runs: the training runs, as names in the texts above.
+        settings: of its episodes, in place of the task's.
+    """
+
+    name: str
+    factory: str
+    checkpoints: str | None = None
+    env_state: str | None = None
+    vecnormalize: str | None = None
+    transforms: Sequence[Call] = ()
+    runs: Sequence[str] = ("0",)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "[[policies]]")
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name, self.factory, count_text(len(self.runs), "run"))
+
+
+@dataclass(frozen=True, repr=False)
+class Preset:
+    """Conditions, or a list of tasks: data of this package, with a source for each number.
+
+    Attributes:
+        name: the name that a suite gives it by.
+        version: counts up when anything else changes.
+        description: text, in lines.
+        sources: the source of each number, by the path of its key, such as
+            ``env_kwargs.frameskip``.
+        defaults: values for the keys of a task. Those of conditions are for the tasks that name
+            them; those of a list are in its ``tasks`` already.
+        tasks: the tasks, each a dict as ``[[tasks]]`` of a suite has it; empty for conditions.
+    """
+
+    name: str
+    version: int
+    description: str
+    sources: Mapping[str, str] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    tasks: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_conditions(self) -> bool:
+        """True for conditions, False for a list of tasks."""
+        return not self.tasks
+
+    def __repr__(self) -> str:
+        what = "conditions" if self.is_conditions else f"{len(self.tasks)} tasks"
+        return one_line(self, f"{self.name}, version {self.version}", what)
+
+
+# From a table to an object
+
+
+def from_table(cls: type[T], given: Any, where: str, settings: Iterable[str], **more: Any) -> T:
+    """Return an object from its table: keys are its attributes, or settings of the episodes.
+
+    Raises:
+        TypeError, ValueError: for a key or a value that it cannot have.
+    """
+    table = dict(read_table(given, where))
+    own: list[Field[Any]] = [
+        entry for entry in fields(cls) if entry.name not in ("settings", *more)
+    ]
+    check.only_keys(table, [*(entry.name for entry in own), *settings], where)
+    values = {
+        entry.name: table.pop(entry.name, None)
+        for entry in own
+        if entry.name in table or entry.default is entry.default_factory is MISSING
+    }
+    return cls(**values, **more, settings=table)
+
+
+def read_task(given: Any, defaults: Mapping[str, Any], of: Preset | None = None) -> Task:
+    """Return a task from its table, an entry of ``[[tasks]]``.
+
+    Args:
+        given: the table.
+        defaults: the table ``[defaults]``.
+        of: the list of tasks that it is from; or None.
+    """
+    where = _where("[[tasks]]", given)
+    table = dict(read_table(given, where))
+    presets = [] if of is None else [of]
+    if (name := table.pop("preset", None)) is not None:
+        conditions = preset(read_text(name, f"preset of {where}"))
+        if not conditions.is_conditions:
+            raise ValueError(
+                f"expected the preset of {where} to be conditions, got {conditions.name}, a list "
+                "of tasks; name it in presets of [suite]"
+            )
+        presets.append(conditions)
+        own = read_table(table.get("env_kwargs", {}), f"env_kwargs of {where}")
+        table = {**conditions.defaults, **table}
+        table["env_kwargs"] = {**conditions.defaults.get("env_kwargs", {}), **own}
+    versions = {preset.name: preset.version for preset in presets}
+    return from_table(Task, {**defaults, **table}, where, ("preset", *SETTINGS), presets=versions)
+
+
+def read_policy(given: Any) -> Policy:
+    """Return a policy from its table, an entry of ``[[policies]]``."""
+    where = _where("[[policies]]", given)
+    found = from_table(Policy, given, where, SETTINGS_OF_POLICY)
+    if found.factory == RANDOM and found.checkpoints:
+        raise ValueError(f"expected no checkpoints in {where}: random actions have none")
+    if found.factory == SB3 and not found.checkpoints:
+        raise ValueError(f"expected checkpoints in {where}: {SB3!r} reads the models' files")
+    if found.factory != SB3 and found.vecnormalize:
+        raise ValueError(
+            f"expected vecnormalize only with factory = {SB3!r}, got it in {where}; for the "
+            "statistics of a TorchRL transform there is env_state"
+        )
+    texts = (found.factory, found.checkpoints, found.env_state, found.vecnormalize)
+    by_run = [text for text in texts if text and "{run}" in text]
+    if len(found.runs) > 1 and not by_run:
+        raise ValueError(
+            f"expected {{run}} in the checkpoints of {where}, which has {len(found.runs)} runs, "
+            "got one policy for all of them; name a file for each run, or leave runs out"
+        )
+    if by_run and "runs" not in given:
+        raise ValueError(
+            f"expected the runs that {{run}} in {by_run[0]!r} stands for in {where}, got none; "
+            "list them, runs = [0, 1, 2]: a pattern cannot know which files are missing"
+        )
+    return found
+
+
+def read_table(given: Any, where: str) -> Mapping[str, Any]:
+    """Return a table; raise TypeError for another value."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"expected {where} to be a table, got {given!r}")
+    return given
+
+
+def read_text(given: Any, what: str, empty: bool = False) -> str:
+    """Return a text; raise TypeError for another value, and for an empty one if none may be."""
+    if not isinstance(given, str) or not (given or empty):
+        raise TypeError(
+            f"expected a text as {what}, got {'none' if given is None else repr(given)}"
+        )
+    return given
+
+
+def check_distinct(names: Sequence[str], things: str) -> None:
+    """Raise ValueError for names that recur; those of folders may not differ in case alone."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if name.lower() in seen:
+            both = listed_text([seen[name.lower()], name])
+            raise ValueError(f"expected {things} with names of their own, got {both}; rename one")
+        seen[name.lower()] = name
+
+
+def filled(text: str, **names: str) -> str:
+    """Return a pattern with the names in the place of their fields."""
+    return _FIELDS.sub(lambda found: names[found[1]], text)
+
+
+def _where(table: str, given: Any) -> str:
+    name = given.get("name") if isinstance(given, Mapping) else None
+    return f"{table} {'without a name' if name is None else repr(name)}"
+
+
+def _check_fields(made: Any, table: str) -> None:
+    """Check the attributes of a task or a policy, and give them their form."""
+    where = _where(table, vars(made))
+    for entry in fields(made):
+        value = getattr(made, entry.name)
+        if entry.name in _READ and not (value is None and entry.default is None):
+            read = _READ[entry.name](value, f"{entry.name} of {where}")
+            object.__setattr__(made, entry.name, read)
+
+
+def _name(given: Any, what: str) -> str:
+    if not _NAME.fullmatch(read_text(given, what)):
+        raise ValueError(
+            f"expected the {what} to be letters, digits, '.', '-' and '_', 100 at most, as it "
+            f"names a folder, got {given!r}"
+        )
+    return given
+
+
+def _pattern(given: Any, what: str) -> str:
+    text = read_text(given, what)
+    if not {"task", "policy", "run"}.issuperset(_FIELDS.findall(text)):
+        raise ValueError(f"expected {{task}}, {{policy}} and {{run}} in {what}, got {text!r}")
+    return text
+
+
+def _factory(given: Any, what: str) -> str:
+    factory = _pattern(given, what)
+    if factory not in (RANDOM, SB3) and not is_named(_FIELDS.sub("x", factory)):
+        raise ValueError(
+            f"expected the {what} to be module:callable, path/to/file.py:callable, {RANDOM!r} or "
+            f"{SB3!r}, got {factory!r}"
+        )
+    return factory
+
+
+def _arguments(given: Any, what: str) -> Mapping[str, Any]:
+    table = read_table(given, what)
+    try:
+        json.dumps(table)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"expected {what} to be values of JSON, as an evaluation keeps them, got another one "
+            f"({error}); give a date as a text"
+        ) from error
+    return table
+
+
+def _calls(given: Any, what: str) -> tuple[Call, ...]:
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise TypeError(f"expected {what} to be a list of module:callable, got {given!r}")
+    for call in given:
+        if isinstance(call, Mapping):
+            check.only_keys(call, ("call", "kwargs"), what)
+            _arguments(call.get("kwargs", {}), f"kwargs in {what}")
+        try:
+            called(call)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{what}: {error}") from error
+    return tuple(given)
+
+
+def _score(given: Any, what: str) -> Score:
+    if isinstance(given, Score):
+        given = vars(given)
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"expected the {what} to be {HUMAN!r}, or a range such as "
+            f'{{ low = "random", high = 500.0, source = "..." }}, got {given!r}'
+        )
+    check.only_keys(given, ("low", "high", "source"), f"the {what}")
+    low, high = given.get("low"), given.get("high")
+    if low != RANDOM:
+        low = _end(low, 'low a number or "random"', what)
+    high = _end(high, "high a number", what)
+    if low == high:
+        raise ValueError(f"expected the {what} to have a range, got {low} as both ends")
+    return Score(low, high, read_text(given.get("source", ""), f"source of the {what}", empty=True))
+
+
+def _end(value: Any, which: str, what: str) -> float:
+    try:
+        if check.is_number(value) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an int beyond all floats
+        pass
+    raise ValueError(f"expected the {what} to have a range, with {which}, got {value!r}")
+
+
+def _runs(given: Any, what: str) -> tuple[str, ...]:
+    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+        raise ValueError(f"expected {what} to be a list such as [0, 1, 2], got {given!r}")
+    for run in given:
+        is_text = isinstance(run, str) and run.isdecimal()
+        if not (is_text or check.is_count(run)) or int(run) > _MOST_RUN:
+            raise ValueError(
+                f"expected {what} to be numbers that are not negative, at most {_MOST_RUN}, got "
+                f"{run!r}"
+            )
+    runs = tuple(str(int(run)) for run in given)
+    check_distinct(runs, what)
+    return runs
+
+
+_READ: dict[str, Callable[[Any, str], Any]] = {
+    "name": _name,
+    "env": read_text,
+    "env_kwargs": _arguments,
+    "wrappers": _calls,
+    "transforms": _calls,
+    "group": read_text,
+    "score": _score,
+    "factory": _factory,
+    "checkpoints": _pattern,
+    "env_state": _pattern,
+    "vecnormalize": _pattern,
+    "runs": _runs,
+}
+"""What checks an attribute of a task or a policy, and returns it in its form."""
+
+
+# Presets
+
+
+def presets() -> list[str]:
+    """Return the names of all presets."""
+    return sorted(file.stem for file in _PRESETS.glob("*.toml"))
+
+
+def preset(name: str) -> Preset:
+    """Return a preset; changes to it change no other one.
+
+    Args:
+        name: such as ``"atari-57"``; or with its version, ``"atari-57-v1"``.
+
+    Raises:
+        ValueError: for an unknown name or version.
+    """
+    if name in presets():
+        data = _data(name)
+        lines = data["description"].strip()
+        tasks = [{**data.get("defaults", {}), **task} for task in data.get("tasks", [])]
+        return copy.deepcopy(Preset(**{**data, "description": lines, "tasks": tasks}))
+    plain, _, version = name.rpartition("-v")
+    if plain in presets():
+        found = preset(plain)
+        if version == str(found.version):
+            return found
+        raise ValueError(
+            f"expected version {found.version} of the preset {plain}, the one there is, got "
+            f"{name!r}; name {plain} or {plain}-v{found.version}"
+        )
+    raise ValueError(
+        f"there is no preset {name!r}; {_nearest(name, presets())} (there are "
+        f"{', '.join(presets())})"
+    )
+
+
+def human_scores(env_id: str) -> tuple[float, float]:
+    """Return the published returns of a random policy and of a human in an Atari game.
+
+    Args:
+        env_id: such as ``"ALE/Breakout-v5"``, ``"ale_py:ALE/Breakout-v5"`` or
+            ``"BreakoutNoFrameskip-v4"``.
+
+    Raises:
+        ValueError: for a game, or an env, without such scores.
+    """
+    scores = _data("human-scores/atari")["games"]
+    game = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", re.split("[:/]", env_id)[-1])
+    if game not in scores:
+        raise ValueError(
+            f"there are no human scores of {game!r} (env {env_id!r}); "
+            f"{_nearest(game, list(scores))}, or give the task a score with low and high"
+        )
+    by_chance, human = map(float, scores[game])
+    return by_chance, human
+
+
+@functools.cache
+def _data(name: str) -> dict[str, Any]:
+    return tomllib.loads((_PRESETS / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """Return advice: the known names that are most like this one."""
+    by_folded = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), by_folded, n=3, cutoff=0.4)
+    return f"did you mean {' or '.join(map(by_folded.get, near))}?" if near else "none is like it"  # type: ignore[arg-type]

@@ -1,0 +1,828 @@
+"""``diagnose``: whether an env is fit for collecting and testing, with likely causes and advice."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from tdcollect import keys
+from tdcollect.check import positive_int
+from tdcollect.checks.playing import (
+    Divergence,
+    Row,
+    first_divergence,
+    leaves,
+    mismatch,
+    row_mismatch,
+)
+from tdcollect.checks.registry import (
+    Failed,
+    Passed,
+    Report,
+    Skipped,
+    Warned,
+    rule,
+    run_checks,
+    select,
+)
+from tdcollect.collect import Collector
+from tdcollect.envs.envpool import check_task_id
+from tdcollect.envs.make import make_env
+from tdcollect.envs.process.pool import usable_cores
+from tdcollect.envs.process.worker import spec_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.randomness import GlobalRandomness
+from tdcollect.testing import rules
+from tdcollect.testing.examination import (
+    COMPARED_STEPS,
+    GLOBAL,
+    OWN_RANDOM,
+    Examination,
+    Leak,
+    affordable_steps,
+    by_chance,
+    outlives,
+    why_not_resumed,
+)
+
+GROUP = "doctor"
+
+_WATCHED_STEPS = 200
+
+
+@rule(GROUP, "seed", "a seed decides the episodes that follow it")
+def _seed(exam: Examination) -> str:
+    found = exam.unrepeatable
+    if found is not None:
+        raise Failed(
+            f"two new envs under one seed and the same actions: {found}",
+            cause=_why_unrepeatable(exam, found),
+            advice=OWN_RANDOM,
+            data=found.to_dict(),
+        )
+    first = exam.fresh[exam.seed]
+    others = [exam.fresh[seed] for seed in exam.seeds[1:]]
+    seeds = f"seeds {exam.seeds[0]} to {exam.seeds[-1]}"
+    if any(first_divergence(0, first[:1], other) for other in others):
+        count = sum(len(episode) - 1 for run in exam.fresh.values() for episode in run)
+        return f"{seeds} on two new envs each: the same {count} steps"
+    again = first_divergence(exam.seed, first[:1], first[1:])
+    if again is not None:
+        raise Failed(
+            f"{seeds} give one and the same episode, and a reset without a seed gives another",
+            cause="the env ignores its seed: its random numbers come from a generator that "
+            "reset(seed=) does not reach, or what differs is carried over",
+            advice=OWN_RANDOM,
+        )
+    raise Warned(
+        f"{seeds} give one and the same episode",
+        cause="the env leaves nothing to chance, or nothing that random actions reach",
+        advice="if that is meant, one test episode of a deterministic policy is enough, as all are "
+        "the same; else draw the start, say, from self.np_random in reset",
+    )
+
+
+def _why_unrepeatable(exam: Examination, found: Divergence) -> str:
+    where = "reset" if found.step == 0 else "step"
+    for names in ([name] for name in GLOBAL):
+        if exam.repeats_with(names):
+            return (
+                f"{GLOBAL[names[0]]}: the runs agree once that global generator starts from the "
+                "same state"
+            )
+    if exam.repeats_with(GLOBAL):
+        return "several of the global generators of numpy, random and torch"
+    return (
+        f"random numbers in {where} from a generator of the env's own that reset(seed=) does not "
+        "seed, state shared by envs, or the clock (seeding the global generators changes nothing)"
+    )
+
+
+@rule(GROUP, "leaks", "nothing leaks from one episode into the next", needs=["seed"])
+def _leaks(exam: Examination) -> str:
+    leak = exam.leak
+    if exam.changed is not None:
+        raise Skipped("a new env no longer does what the first ones did (see neighbours)")
+    if exam.unsteady is not None:
+        raise by_chance(exam, f"a new env, and one used before: {exam.unsteady}", exam.unsteady)
+    if leak is None:
+        same = f"the same in {2 * len(exam.seeds)} episodes of any order"
+        if exam.pooled:
+            return f"new pools for seeded resets: {same}"
+        return f"a used env and new ones: {same}, and after a life of {exam.lifetime} steps"
+    evaluated = (
+        "evaluate(..., fresh_envs=True), as its own probe is too short to find this"
+        if leak.late
+        else "tdcollect.evaluate detects this and makes them"
+    )
+    used = f"episodes ended: {leak.played}" + (f", steps: {leak.lifetime}" if leak.late else "")
+    raise Failed(
+        f"a new env, and one used before ({used}): {leak.divergence}",
+        cause=_why_leaking(leak),
+        advice="set all that an episode changes in reset. As it is, one episode cannot be "
+        f"resumed by replay (see resumes), and test episodes need a new env each ({evaluated})",
+        data={
+            **leak.divergence.to_dict(),
+            "attributes": leak.attributes,
+            "lifetime": leak.lifetime,
+        },
+    )
+
+
+def _why_leaking(leak: Leak) -> str:
+    left = leak.attributes
+    if left:
+        listed = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+        return f"the same seeded reset leaves these unlike: {listed}"
+    if leak.divergence.step == 0:
+        return "the reset depends on the state that the episode before left"
+    if leak.divergence.is_small:
+        return (
+            "a difference of the size of rounding, after a reset that shows none: a simulator that "
+            "is not built anew (contacts, warm starts, the order of its bodies)"
+        )
+    return "state that the first observation does not show, and that reset does not set"
+
+
+@rule(GROUP, "global-random", "the env leaves the global random numbers alone")
+def _global_random(exam: Examination) -> str:
+    called: dict[str, list[str]] = {}
+    watch = GlobalRandomness()
+
+    def note(call: str) -> None:
+        nonlocal watch
+        moved = watch.moved()
+        for name in moved:
+            calls = called.setdefault(GLOBAL.get(name, name), [])
+            if call not in calls:
+                calls.append(call)
+        if moved:
+            watch = GlobalRandomness()
+
+    before = GlobalRandomness()
+    env = exam.make()
+    try:
+        note("construction")
+        steps = 0
+        for row in exam.rows(env, exam.seed):
+            note("reset" if row.is_reset else "step")
+            steps += not row.is_reset
+            if steps == _WATCHED_STEPS:
+                break
+    finally:
+        env.close()
+        before.restore()
+    if not called:
+        return f"np.random, random and torch are as they were after a reset and {steps} steps"
+    draws = "; ".join(f"{name} at {', '.join(calls)}" for name, calls in called.items())
+    evidence = f"drawn from or seeded: {draws}"
+    if all(calls == ["construction"] for calls in called.values()):
+        raise Warned(
+            evidence,
+            advice="two envs made one after the other may differ, whatever their seeds; draw "
+            "in reset, from self.np_random",
+            data=called,
+        )
+    raise Failed(
+        evidence,
+        cause="episodes depend on what else in the process draws random numbers, and it on them",
+        advice=OWN_RANDOM,
+        data=called,
+    )
+
+
+@rule(
+    GROUP,
+    "neighbours",
+    "envs in one process leave each other alone",
+    needs=["seed", "global-random"],
+)
+def _neighbours(exam: Examination) -> str:
+    if exam.changed is not None:
+        raise outlives(exam.changed)
+    alone = exam.fresh[exam.seed][:1]
+    envs = [exam.make() for _ in range(2)]
+    try:
+        beside = exam.forever(envs[1], exam.seed + 1)
+        half, rows = len(alone[0]) // 2, []
+        for step, row in enumerate(exam.rows(envs[0], exam.seed)):
+            rows.append(row)
+            next(beside)
+            if step == half:  # replace the neighbour
+                envs[1].close()
+                envs[1] = exam.make()
+                beside = exam.forever(envs[1], exam.seed + 2)
+    finally:
+        for env in envs:
+            env.close()
+    found = first_divergence(exam.seed, alone, [rows])
+    if exam.is_changed(exam.seed):
+        assert exam.changed is not None
+        raise outlives(exam.changed)
+    if found is None:
+        return f"{len(rows) - 1} steps alone and in turn with others: the same"
+    raise Failed(
+        f"alone, and in turn with another env: {found}",
+        cause="state that envs share: class attributes, module globals, global random numbers, or "
+        "a simulator of which there is one",
+        advice="keep state in self, made in __init__ or reset. As it is, give each env a process "
+        "of its own: make_env(..., backend='process', num_workers=num_envs)",
+        data=found.to_dict(),
+    )
+
+
+_FEW = 3
+
+
+@rule(
+    GROUP,
+    "space",
+    "observations have the space's shape, dtype and bounds",
+    advice="state the observation_space that the observations keep, or cast and clip them; "
+    "batches take shapes and dtypes from it",
+)
+def _space(exam: Examination) -> str:
+    try:
+        evidence = rules.in_space(exam)
+        rules.dtype(exam)
+    except Failed:
+        if _not_finite(exam, np.isnan):
+            raise Skipped("observations that are NaN lie in no space (see numbers)") from None
+        raise
+    return evidence
+
+
+@rule(
+    GROUP,
+    "numbers",
+    "observations and rewards are numbers, and finite",
+    advice="return a float at each step; one NaN reaches every weight of a policy",
+)
+def _numbers(exam: Examination) -> str:
+    nan = _not_finite(exam, np.isnan)
+    if nan:
+        raise Failed(nan, advice="find the division or the root that gives it")
+    infinite = _not_finite(exam, np.isinf)
+    rewards = rules.rewards(exam)
+    if infinite:
+        raise Warned(infinite, advice="clip it: networks and running means take no infinities")
+    steps = [row for _, row in exam.all_rows() if not row.is_reset]
+    types = sorted({type(row[keys.REWARD]).__name__ for row in steps})
+    return f"rewards {rewards}, as {' or '.join(types)}"
+
+
+def _not_finite(exam: Examination, kind: Callable[[Any], Any]) -> str:
+    """Return the first number of this kind in an observation, with its place; empty if none."""
+    for where, row in exam.all_rows():
+        for entry, leaf in leaves("observation", row[keys.OBSERVATION]):
+            array = np.asarray(leaf)
+            if array.dtype.kind == "f" and kind(array).any():
+                at = tuple(np.argwhere(kind(array))[0])
+                return f"{where}: {entry}{''.join(f'[{i}]' for i in at)} is {array[at]}"
+    return ""
+
+
+@rule(
+    GROUP,
+    "ends",
+    "terminated and truncated are bools, and a time limit truncates",
+    advice="return bool(...) for both",
+)
+def _ends(exam: Examination) -> str:
+    rules.flags(exam)
+    played = [*exam.episodes, *exam.varied]
+    ended = [episode for episode in played if episode[-1].ends]
+    steps, limit = exam.max_episode_steps, exam.limit
+    limited = f"a time limit of {limit} steps" if limit else "no time limit"
+    if not ended:
+        if limit:
+            return f"{limited}; no episode ended in {steps} steps of random actions"
+        raise Warned(
+            f"no episode ended in {steps} steps, and the env has no time limit",
+            advice="give it one, as collecting or testing by episodes would wait for ever: "
+            "make_env(..., max_episode_steps=1000)",
+        )
+    hidden_limit = _hidden_limit(ended)
+    if hidden_limit:
+        raise Warned(
+            f"all {len(ended)} episodes that ended, with different seeds and actions, terminated "
+            f"at step {hidden_limit}",
+            cause="perhaps a time limit that is reported as terminated, or a game of "
+            f"{hidden_limit} steps",
+            advice="if it is a limit, set truncated (or leave it to gymnasium's TimeLimit), as the "
+            "value of the final state is not zero there; if the game is over, leave it as it is",
+        )
+    terminated = sum(bool(episode[-1][keys.TERMINATED]) for episode in ended)
+    truncated = sum(bool(episode[-1][keys.TRUNCATED]) for episode in ended)
+    both = sum(bool(e[-1][keys.TERMINATED] and e[-1][keys.TRUNCATED]) for e in ended)
+    counts = f"{terminated} of {len(played)} episodes terminated, {truncated} were truncated"
+    if both:
+        counts += f", {both} were both"
+    return f"{counts}; {limited}; a step after the end {_after_the_end(exam)}"
+
+
+def _hidden_limit(ended: list[list[Row]]) -> int:
+    """Return the length at which all episodes terminate although they differ; 0 if none."""
+    lengths = {len(episode) - 1 for episode in ended}
+    if len(ended) < _FEW or len(lengths) > 1 or min(lengths) < 2 * _FEW:
+        return 0
+    if not all(e[-1][keys.TERMINATED] and not e[-1][keys.TRUNCATED] for e in ended):
+        return 0
+    unlike = any(row_mismatch(a, b) is not None for a, b in zip(ended[0], ended[-1], strict=False))
+    return lengths.pop() if unlike else 0
+
+
+def _after_the_end(exam: Examination) -> str:
+    env = exam.env
+    for seed in exam.seeds:
+        if exam.play(env, seed)[-1].ends:
+            try:
+                env.step(env.action_space.sample())
+            except Exception as error:
+                return f"raises {type(error).__name__}"
+            return "goes on (tdcollect resets instead)"
+    return "was not tried"
+
+
+_LEAVE_THE_RESET = (
+    "leave the reset to the caller: the value of the last step's observation is bootstrapped"
+)
+
+
+@rule(
+    GROUP,
+    "final",
+    "the final observation is the episode's own, not the next one's first",
+    advice=_LEAVE_THE_RESET,
+)
+def _final(exam: Examination) -> str:
+    evidence = rules.final(exam)
+    jumps = [_jumps_back(episode) for episode in exam.episodes + exam.varied]
+    ended = [jump for jump in jumps if jump is not None]
+    if len(ended) >= _FEW and all(ended):
+        raise Warned(
+            f"in all {len(ended)} episodes that ended, the last step jumps: further than any other "
+            "step, and to near the first observation",
+            cause="an env that restarts itself, and shows the next episode's first observation",
+            advice=_LEAVE_THE_RESET,
+        )
+    return evidence
+
+
+def _jumps_back(episode: list[Row]) -> bool | None:
+    """Whether the last step goes far, to near the first observation; None if none can tell."""
+    if not episode[-1].ends or len(episode) < 2 * _FEW:
+        return None
+    flat = np.stack([_flat(row[keys.OBSERVATION]) for row in episode])
+    if not np.isfinite(flat).all():
+        return None
+    steps = np.linalg.norm(np.diff(flat, axis=0), axis=1)
+    to_first = np.linalg.norm(flat - flat[0], axis=1)
+    return bool(steps[-1] > 2 * steps[:-1].max() and to_first[-1] < 0.5 * to_first[-2])
+
+
+def _flat(observation: Any) -> Any:
+    arrays = [np.asarray(leaf) for _, leaf in leaves("", observation)]
+    numbers = [np.ravel(array).astype(np.float64) for array in arrays if array.dtype.kind in "biuf"]
+    return np.concatenate(numbers) if numbers else np.zeros(1)
+
+
+@rule(
+    GROUP,
+    "aliasing",
+    "arrays that the env gave out stay as they were",
+    advice="return a copy: self.state.copy(). tdcollect copies at once; replay buffers and loops "
+    "that keep the array do not",
+)
+def _aliasing(exam: Examination) -> str:
+    rules.no_aliasing(exam)
+    try:
+        exam.require("seed", "global-random", "neighbours")
+    except Skipped as reason:
+        return f"the env does not change them later; writing to them was not tried: {reason}"
+    found = _inner_buffer(exam)
+    if found and exam.is_changed(exam.seed):
+        assert exam.changed is not None
+        raise outlives(exam.changed)
+    if found and _inner_buffer(exam) != found:
+        raise by_chance(exam, found)
+    if found:
+        raise Failed(
+            found,
+            cause="the observation is the env's own array",
+            advice="return a copy: self.state.copy()",
+        )
+    return "the env does not change them later, and writing to them does not change it"
+
+
+def _inner_buffer(exam: Examination) -> str:
+    """Return the change in an env's course if its observations are written to; empty if none."""
+    alone = exam.fresh[exam.seed][0]
+    env = exam.make()
+    try:
+        for step, row in enumerate(exam.rows(env, exam.seed)):
+            found = row_mismatch(alone[step], row)
+            if found:
+                return (
+                    f"step {step}: writing zeros into observations given out changes {found.entry}"
+                )
+            for _, leaf in leaves("observation", row.given[0]):
+                if isinstance(leaf, np.ndarray) and leaf.flags.writeable:
+                    leaf[...] = 0
+            if step == 50:
+                break
+    finally:
+        env.close()
+    return ""
+
+
+rule(
+    GROUP,
+    "actions",
+    "a step leaves its action as it was",
+    advice="clip into a new array (np.clip(action, ...)): the action is the caller's, and "
+    "belongs to the batch",
+)(rules.action_kept)
+
+
+@rule(GROUP, "infos", "infos keep their keys, types and shapes")
+def _infos(exam: Examination) -> str:
+    kinds: dict[str, tuple[str, str]] = {}
+    seen: dict[str, int] = {}
+    last: dict[str, int] = {}
+    steps = 0
+    for where, row in exam.all_rows():
+        steps += not row.is_reset
+        for key, value in row.extra.items():
+            seen[key] = seen.get(key, 0) + (not row.is_reset)
+            last[key] = last.get(key, 0) + row.ends
+            kind = _kind(value)
+            first, at = kinds.setdefault(key, (kind, where))
+            if kind != first:
+                raise Warned(
+                    f"info {key!r} is {first} at {at}, and {kind} at {where}",
+                    advice=f"info_keys={{{key!r}: example}} says what to expect, if you collect it",
+                )
+    if not kinds:
+        return "no infos"
+    fleeting = [key for key in kinds if 0 < seen[key] < steps and seen[key] != last[key]]
+    if fleeting:
+        key = fleeting[0]
+        raise Warned(
+            f"info {key!r} is there at {seen[key]} of {steps} steps"
+            + (f" (so {', '.join(map(repr, fleeting[1:4]))})" if len(fleeting) > 1 else ""),
+            advice=f"a batch holds zeros where it is missing; collected with "
+            f"info_keys={{{key!r}: example}}",
+        )
+    final = [key for key in kinds if seen[key] and seen[key] == last[key] < steps]
+    at_ends = f"; at ends only: {', '.join(final)}" if final else ""
+    listed = sorted(kinds)[:6] + (["..."] if len(kinds) > 6 else [])
+    return f"{', '.join(listed)}{at_ends}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (bool, np.bool_)):
+        return "a bool"
+    if isinstance(value, (int, float, np.number)):
+        return "a number"  # of any width: a batch casts it
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}{list(value.shape)}"
+    return type(value).__name__
+
+
+_MEASURED_SECONDS = 0.25
+_ROUNDS = 2
+_SIZES = (1, 8, 32)
+_SLOW_STEP = 0.005
+_WORTH = 1.1
+"""The gain in speed that makes workers, or more envs, worth it."""
+
+
+@rule(
+    GROUP,
+    "resumes",
+    "an interrupted run can be brought back: make_env(resumable=...)",
+    needs=["seed", "global-random", "neighbours"],
+)
+def _resumes(exam: Examination) -> str | Passed:
+    if exam.pooled:
+        raise Skipped("backend='envpool' cannot bring its envs back")
+    reason = why_not_resumed(exam, history=False)
+    if reason is None:
+        return "resumable=True brings it back amid its second episode"
+    other_reason = why_not_resumed(exam, history=True)
+    if other_reason is None:
+        return Passed(
+            "resumable='history' brings it back, playing all of its episodes again; "
+            f"resumable=True does not: {reason}",
+            advice="make_env(..., resumable='history') for runs that are to be resumed",
+        )
+    raise Warned(
+        f"resumable=True does not bring it back: {reason}; nor does resumable='history': "
+        f"{other_reason}",
+        advice="give it snapshot() and restore(snapshot); as it is, a resumed run begins new "
+        "episodes in all slots",
+    )
+
+
+def _made(exam: Examination, backend: str, num_envs: int, workers: int | None = None) -> Any:
+    if backend != "process":
+        workers = None
+    return make_env(
+        exam.given,
+        num_envs,
+        backend=backend,
+        env_kwargs=exam.kwargs,
+        seed=exam.seed,
+        num_workers=workers,
+    )
+
+
+def _backends(exam: Examination) -> tuple[str, ...]:
+    return ("envpool",) if exam.pooled else ("serial", "process")
+
+
+@rule(GROUP, "batches", "batches hold what a plain loop gives, final observations too")
+def _batches(exam: Examination) -> str:
+    if exam.without_form:
+        raise Failed(
+            f"make_env does not take it: {exam.without_form}",
+            advice="wrap the env; what it does is not at fault",
+        )
+    exam.require("seed", "leaks", "global-random", "neighbours", "space", "numbers", "ends")
+    if exam.leak is not None:
+        raise Skipped("episodes depend on those before (see leaks)")
+    seen = []
+    for backend in _backends(exam):
+        try:
+            env = _made(exam, backend, 2, 2)
+        except Exception as error:
+            if backend != "process":
+                raise
+            raise Warned(
+                f"backend='process' does not take it: {' '.join(str(error).split())[:200]}",
+                advice="give an id, or a callable that cloudpickle can send",
+            ) from error
+        steps = _compared_steps(exam)
+        ends, found = _compare_with_plain_loop(exam, env, steps)
+        if found:
+            evidence = f"backend={backend!r} and a plain loop: {found}"
+            again = _compare_with_plain_loop(exam, _made(exam, backend, 2, 2), steps)[1]
+            if exam.is_changed(exam.seed):
+                assert exam.changed is not None
+                raise outlives(exam.changed)
+            if again != found:
+                raise by_chance(exam, evidence)
+            raise _unlike(backend, evidence)
+        seen.append(f"{backend}: {2 * steps} rows, {ends} of them final")
+    return "; ".join(seen)
+
+
+def _unlike(backend: str, evidence: str) -> Failed:
+    """Return the failure of a backend, given that runs in this process agreed so far."""
+    cause = "unknown: in a plain loop the env repeats itself"
+    advice = "report it to tdcollect, with the env"
+    if backend == "envpool":
+        cause = "slots of one pool differ from a pool of one slot"
+        advice = "use the pool for training, and one slot for tests"
+    if backend == "process":
+        cause = (
+            "the env depends on the process that it runs in: its id, its directory, its "
+            "environment variables, modules imported or settings made before"
+        )
+        advice = "pass to the env what it needs (env_kwargs), or use backend='serial'"
+    return Failed(evidence, cause, advice)
+
+
+def _compared_steps(exam: Examination) -> int:
+    """Return the number of steps that shows an episode's end, if that does not take long."""
+    ended = [len(episode) for episode in exam.episodes if episode[-1].ends]
+    wanted = max(COMPARED_STEPS, min(ended, default=0) + 10)
+    return min(wanted, max(affordable_steps(exam), 10))
+
+
+def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -> tuple[int, str]:
+    """Return the number of final rows of a batch, and its difference from a plain loop, if any."""
+    collector = Collector(env, None, frames_per_batch=2 * steps, total_frames=2 * steps)
+    try:
+        collector.set_seed(exam.seed)
+        torch.manual_seed(exam.seed)  # for the actions
+        batch = next(iter(collector))
+        backend, paths = env.stepper.backend, [e.path for e in env.stepper.entries]
+        nexts = batch[keys.NEXT]
+        roots, values = backend.observation.empty(1), backend.observation.empty(1)
+        actions = [backend.action.read_slots(env.read_actions(batch[:, t])) for t in range(steps)]
+        for slot in range(2):
+            plain = exam.make()
+            try:
+                observation = plain.reset(seed=exam.seed + slot)[0]
+                for t in range(steps):
+                    # Before the step: an env may write into its last observation.
+                    backend.observation.write_slot(observation, roots, 0)
+                    given, reward, terminated, truncated, _ = plain.step(actions[t][slot])
+                    backend.observation.write_slot(given, values, 0)
+                    for where, source, rows in (("", batch, roots), ("next ", nexts, values)):
+                        for path, expected in zip(paths, rows, strict=False):
+                            key = path if len(path) > 1 else path[0]
+                            if mismatch("", source[key][slot, t], expected[0]):
+                                return 0, f"slot {slot}, step {t}: {where}{key!r} differs"
+                    scalars = {
+                        keys.REWARD: np.float32(reward),
+                        keys.TERMINATED: terminated,
+                        keys.TRUNCATED: truncated,
+                    }
+                    for name, value in scalars.items():
+                        if mismatch("", nexts[name][slot, t], np.asarray([value])):
+                            return 0, f"slot {slot}, step {t}: {name} differs"
+                    ended = bool(terminated) or bool(truncated)
+                    observation = plain.reset()[0] if ended else given
+            finally:
+                plain.close()
+        return int(nexts[keys.DONE].sum()), ""
+    finally:
+        collector.shutdown()
+
+
+@rule(GROUP, "speed", "steps and resets are timed, and the fastest setting is named")
+def _speed(exam: Examination) -> Passed:
+    if exam.without_form:
+        raise Skipped("make_env does not take it (see batches)")
+    workers = max(2, usable_cores())
+    step, reset = exam.step_seconds, exam.reset_seconds
+    settings = [
+        (backend, num_envs)
+        for backend in _backends(exam)
+        for num_envs in _SIZES
+        if num_envs == 1 or step < _SLOW_STEP or num_envs == _SIZES[1]
+        if backend != "process" or num_envs > 1
+    ]
+    rates = _rates(exam, settings, workers)
+    best = max(rates.values())
+    # The first setting that is nearly as fast: fewer envs, no workers.
+    backend, num_envs = next(s for s in settings if rates.get(s, 0) * _WORTH >= best)
+    figures = ", ".join(f"{name} {n}: {_rounded(rate)}" for (name, n), rate in rates.items())
+    process = f", num_workers={min(workers, num_envs)}" if backend == "process" else ""
+    return Passed(
+        f"{step * 1e6:.3g} us per step, {reset * 1e6:.3g} us per reset. Frames per second with "
+        f"random actions, by backend and num_envs: {figures}",
+        advice=f"make_env(..., num_envs={num_envs}, backend={backend!r}{process}) where envs take "
+        "most of the time; a large policy wants more envs",
+        data={
+            "step_us": step * 1e6,
+            "reset_us": reset * 1e6,
+            "frames_per_second": [
+                {"backend": name, "num_envs": n, "frames_per_second": rate}
+                for (name, n), rate in rates.items()
+            ],
+            "recommended": {"backend": backend, "num_envs": num_envs},
+        },
+    )
+
+
+def _rates(
+    exam: Examination, settings: list[tuple[str, int]], workers: int
+) -> dict[tuple[str, int], float]:
+    """Return frames per second in each setting, the best of a few interleaved rounds."""
+    collectors = {}
+    rates: dict[tuple[str, int], float] = {}
+    step = max(exam.step_seconds, 1e-6)
+    try:
+        for backend, num_envs in settings:
+            rows = max(1, min(256, int(_MEASURED_SECONDS / 4 / step / num_envs)))
+            try:
+                env = _made(exam, backend, num_envs, min(workers, num_envs))
+            except Exception:
+                if backend != "process":
+                    raise
+                continue  # the check of batches reports the error
+            collectors[backend, num_envs] = Collector(
+                env, None, frames_per_batch=rows * num_envs, total_frames=-1
+            )
+        for measure in [partial(_rate, seconds=0.0)] + [_rate] * _ROUNDS:  # one batch to warm up
+            for setting, collector in collectors.items():
+                rates[setting] = max(rates.get(setting, 0.0), measure(collector))
+    finally:
+        for collector in collectors.values():
+            collector.shutdown()
+    return rates
+
+
+def _rate(collector: Collector, seconds: float = _MEASURED_SECONDS) -> float:
+    frames, began = 0, time.perf_counter()
+    for batch in collector:
+        frames += batch.numel()
+        if time.perf_counter() - began >= seconds:
+            break
+    return frames / (time.perf_counter() - began)
+
+
+def _rounded(rate: float) -> str:
+    return f"{float(f'{rate:.2g}'):,.0f}"
+
+
+def diagnose(
+    env: str | Callable[[], gym.Env[Any, Any]],
+    *,
+    backend: str | None = None,
+    max_episode_steps: int = 1000,
+    seed: int = 0,
+    env_kwargs: Mapping[str, Any] | None = None,
+    skip: Collection[str] = (),
+) -> Report:
+    """Check whether an env is fit for collecting and testing.
+
+    Each run is bounded: episodes are cut after ``max_episode_steps`` steps or about two seconds.
+    An env that raises gets a finding. Global random states are restored.
+
+    Args:
+        env: a gymnasium id, a callable that makes a new ``gymnasium.Env`` at each call, or with
+            ``backend="envpool"`` an EnvPool id.
+        backend: None, or ``"envpool"``.
+        max_episode_steps: the most steps that an episode is played for.
+        seed: the first of the seeds that are tried.
+        env_kwargs: passed to ``gymnasium.make``, to the callable or to EnvPool.
+        skip: names of checks to leave out: ``"speed"``, which takes some seconds, or faults that
+            are known and intended.
+
+    Returns:
+        A report with one finding per check; print it, or call ``raise_if_failed()``.
+
+    Raises:
+        TypeError, ValueError: for arguments that cannot be honoured.
+        gymnasium.error.Error: for an unknown id.
+        ModuleNotFoundError: for an id whose module does not exist.
+
+    Examples:
+        >>> print(diagnose("CartPole-v1"))
+        >>> diagnose(MyEnv).raise_if_failed()
+    """
+    _check_arguments(env, backend, max_episode_steps)
+    checks = select("runs") | select(GROUP, skip=skip)
+    if isinstance(env, str):
+        _check_id(env, backend)
+    before = GlobalRandomness()
+    exam = Examination(env, backend, env_kwargs or {}, max_episode_steps, seed)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            findings = run_checks(checks.values(), exam, skip)
+    finally:
+        _close(exam)
+        before.restore()
+    return Report(_name(env), findings)
+
+
+@rule("runs", "runs", "the env can be made, reset and stepped")
+def _runs(exam: Examination) -> str:
+    asked = exam.max_episode_steps
+    exam.open()
+    exam.time()
+    evidence = rules.episodes_run(exam)
+    steps = exam.max_episode_steps
+    cut = "" if steps == asked else f"; cut at {steps}, to bound time or memory"
+    return f"{evidence} with random actions{cut}"
+
+
+def _check_arguments(env: Any, backend: Any, max_episode_steps: int) -> None:
+    if isinstance(env, gym.Env) or not (isinstance(env, str) or callable(env)):
+        raise TypeError(
+            "expected a gymnasium id or a callable that makes a new env at each call, as new envs "
+            f"are compared with used ones, got {env!r}"
+        )
+    if backend not in (None, "envpool"):
+        raise ValueError(f"expected backend to be None or 'envpool', got {backend!r}")
+    if backend == "envpool" and not isinstance(env, str):
+        raise TypeError(f"backend='envpool' expects an EnvPool id, got {env!r}")
+    positive_int(max_episode_steps=max_episode_steps)
+
+
+def _check_id(env: str, backend: Any) -> None:
+    """Raise for an unknown id: a typo says nothing about an env."""
+    if backend == "envpool":
+        check_task_id(env)
+        return
+    module, _, name = env.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    spec_of(name)
+
+
+def _close(exam: Examination) -> None:
+    try:
+        exam.close()
+    except Exception as error:  # the findings stand
+        warnings.warn(f"closing the env raised {error!r}", stacklevel=2)
+
+
+def _name(env: Any) -> str:
+    if isinstance(env, str):
+        return env
+    return getattr(env, "__name__", None) or type(env).__name__

@@ -1,0 +1,435 @@
+"""An env under examination by the doctor: how it is made, and the runs that checks compare."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from functools import cached_property, partial
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from tdcollect import keys
+from tdcollect._upstream.others import steps_of_time_limit
+from tdcollect.checks.playing import (
+    Divergence,
+    Env,
+    Episodes,
+    GymnasiumPlayer,
+    Row,
+    first_divergence,
+    gymnasium_row,
+    leaves,
+    row_mismatch,
+    unlike_attributes,
+)
+from tdcollect.checks.registry import Failed, Skipped
+from tdcollect.envs.envpool import EnvPoolBackend
+from tdcollect.envs.process.resumable import Resumable
+from tdcollect.envs.process.worker import old_api
+from tdcollect.envs.spaces import SpaceCodec
+
+PLAY_SECONDS = 2.0
+"""The time that one episode may take; slower envs are played for fewer steps."""
+PLAY_BYTES = 32 * 2**20
+"""The memory that observations of one episode may take; larger ones mean fewer steps."""
+SEEDS = 4
+"""The number of seeds that are tried."""
+
+COMPARED_STEPS = 100
+_COMPARED_SECONDS = 0.5
+OWN_RANDOM = (
+    "draw all random numbers from self.np_random, which gymnasium's Env.reset(seed=seed) seeds; "
+    "call super().reset(seed=seed) first in reset"
+)
+
+GLOBAL = {"numpy": "np.random", "random": "Python's random", "torch": "torch"}
+
+
+class Leak(NamedTuple):
+    """A difference that earlier episodes make, after ``played`` ended episodes and ``lifetime``
+    steps.
+
+    ``late`` ones showed only after a long life of the env; ``attributes`` differ after the same
+    seeded reset, with both values.
+    """
+
+    divergence: Divergence
+    played: int
+    lifetime: int
+    late: bool
+    attributes: list[str]
+
+
+class Examination(GymnasiumPlayer):
+    """An env that the doctor checks, new copies of it, and the runs that its checks compare.
+
+    Attributes:
+        step_seconds, reset_seconds: set by :meth:`time`, which may lower ``max_episode_steps``.
+        lifetime: the number of steps after which a used env is last compared with a new one.
+        changed: the difference of a new env and the first ones; None if none was seen.
+        unsteady: a difference of two runs that does not recur; None if none was seen.
+        has_chance: the index in ``failed`` of the check that first saw chance; None likewise.
+    """
+
+    make: Callable[[], Env]  # always there
+
+    def __init__(
+        self,
+        given: str | Callable[..., Env],
+        backend: str | None,
+        kwargs: Mapping[str, Any],
+        max_episode_steps: int,
+        seed: int,
+    ):
+        self.given = given
+        self.kwargs = kwargs
+        self.pooled = backend == "envpool"
+        make: Callable[..., Env]
+        if not isinstance(given, str):
+            make = partial(given, **kwargs)
+        elif self.pooled:
+            make = partial(PooledEnv, given, **kwargs)
+        else:
+            # gymnasium's own checks warn and raise at first steps; the doctor's go further.
+            make = partial(gym.make, given, disable_env_checker=True, **kwargs)
+        super().__init__(None, make, None, max_episode_steps, seed)
+        self.step_seconds = self.reset_seconds = 0.0
+        self.lifetime = 2 * max_episode_steps
+        self.changed: Divergence | None = None
+        self.unsteady: Divergence | None = None
+        self.has_chance: int | None = None
+
+    def open(self) -> None:
+        """Make the env, and one more, which must be another."""
+        env = self.make()
+        advice = "make it as gymnasium.Env has it"
+        if not isinstance(env, gym.Env):
+            advice = old_api(str(type(env).__mro__)) or advice
+            raise Failed(f"expected a gymnasium.Env, got {type(env).__name__}", advice=advice)
+        self.env = env
+        another = self.make()
+        if another is env:
+            raise Failed(
+                "the callable gave the same env twice; a new one is needed at each call",
+                advice=advice,
+            )
+        another.close()
+
+    def close(self) -> None:
+        """Close the env, if it was made."""
+        if hasattr(self, "env"):
+            super().close()
+
+    def require(self, *checks: str) -> None:
+        """Raise ``Skipped`` if a fault that was found would show again.
+
+        For ``"seed"``, runs on one seed must also have shown no chance in any other check.
+        """
+        for name in checks:
+            super().require(name)
+            if name != "seed":
+                continue
+            if self.has_chance is not None:
+                found_by = self.failed[self.has_chance]
+                raise Skipped(f"runs differ by chance (see {found_by})")
+            if self.unrepeatable is not None:
+                raise Skipped("new envs differ under one seed (see seed)")
+
+    @cached_property
+    def without_form(self) -> str:
+        """The reason that no batch can hold the env's observations or actions; empty if none."""
+        try:
+            SpaceCodec(self.env.observation_space, keys.OBSERVATION)
+            SpaceCodec(self.env.action_space, keys.ACTION)
+        except TypeError as error:
+            return str(error)
+        return ""
+
+    @property
+    def seeds(self) -> range:
+        """The seeds that are tried."""
+        return range(self.seed, self.seed + SEEDS)
+
+    @property
+    def limit(self) -> int | None:
+        """The time limit of the env's wrappers, in steps."""
+        layer: Any = self.env
+        while isinstance(layer, gym.Wrapper):
+            if isinstance(layer, gym.wrappers.TimeLimit):
+                return steps_of_time_limit(layer)
+            layer = layer.env
+        return None
+
+    def time(self) -> None:
+        """Time steps and resets in two episodes; lower ``max_episode_steps`` if they are slow."""
+        resets: list[float] = []
+        steps: list[float] = []
+        for seed in self.seeds[:2]:
+            began = now = time.perf_counter()
+            for row in self.rows(self.env, seed):
+                taken = time.perf_counter() - now
+                (resets if row.is_reset else steps).append(taken)
+                now = time.perf_counter()
+                if row.is_reset:
+                    size = sum(np.asarray(x).nbytes for _, x in leaves("", row[keys.OBSERVATION]))
+                    self.max_episode_steps = max(
+                        16, min(self.max_episode_steps, PLAY_BYTES // max(size, 1))
+                    )
+                elif now - began > PLAY_SECONDS:
+                    self.max_episode_steps = max(16, min(self.max_episode_steps, len(steps)))
+                    break
+        for seed in self.seeds:
+            began = time.perf_counter()
+            self.env.reset(seed=seed)
+            resets.append(time.perf_counter() - began)
+        self.reset_seconds = float(np.median(resets))
+        self.step_seconds = float(np.median(steps)) if steps else 0.0
+
+    def run(self, env: Env, seed: int, episodes: int = 1) -> Episodes:
+        """Play episodes: the first after ``reset(seed)``, the others after ``reset()``."""
+        return [list(self.rows(env, seed if i == 0 else None)) for i in range(episodes)]
+
+    def run_new(self, seed: int, episodes: int = 1) -> Episodes:
+        """Play episodes of a new env."""
+        env = self.make()
+        try:
+            return self.run(env, seed, episodes)
+        finally:
+            env.close()
+
+    @cached_property
+    def fresh(self) -> dict[int, Episodes]:
+        """The episodes of a new env per seed: one on each seed, and two on the first."""
+        return {seed: self.run_new(seed, 2 if seed == self.seed else 1) for seed in self.seeds}
+
+    @cached_property
+    def unrepeatable(self) -> Divergence | None:
+        """The first difference of two new envs under one seed, or None."""
+        for seed, run in self.fresh.items():
+            found = first_divergence(seed, run, self.run_new(seed, len(run)))
+            if found is not None:
+                return found
+        return None
+
+    @cached_property
+    def leak(self) -> Leak | None:
+        """The first difference of a used env and a new one under one seed, or None.
+
+        None also if the difference is not of the env's own past: see ``changed`` and ``unsteady``.
+        """
+        found = self._leak()
+        if found is None or self.is_changed(found.divergence.seed):
+            return None
+        again = self._leak()
+        if again is None or str(again.divergence) != str(found.divergence):
+            self.unsteady = found.divergence
+            return None
+        return found
+
+    def _leak(self) -> Leak | None:
+        env = self.make()
+        try:
+            # Each seed after every other, after itself, and after episodes left unfinished.
+            lifetime = 0
+            for played, seed in enumerate([*self.seeds, *reversed(self.seeds)]):
+                run = self.run(env, seed)
+                found = first_divergence(seed, self.fresh[seed][:1], run)
+                if found is not None:
+                    return Leak(found, played, lifetime, False, self._left_over(env, seed))
+                lifetime += len(run[0]) + 1
+                self.leave_unfinished(env, seed + 1)
+            if self.pooled:  # its seeded reset makes a new pool
+                return None
+            more, lived = self._live(env, self.lifetime - lifetime)
+            self.lifetime = lifetime + lived
+            for played, seed in enumerate(self.seeds, 8 + more):
+                found = first_divergence(seed, self.fresh[seed][:1], self.run(env, seed))
+                if found is not None:
+                    return Leak(found, played, self.lifetime, True, self._left_over(env, seed))
+            return None
+        finally:
+            env.close()
+
+    def _live(self, env: Env, steps: int) -> tuple[int, int]:
+        """Play for some steps, or seconds; return the number of episodes and of steps."""
+        began, lived = time.perf_counter(), 0
+        for episodes in count():
+            for row in self.rows(env, None, action_seed=self.seed + episodes):
+                lived += not row.is_reset
+                if lived >= steps or time.perf_counter() - began > PLAY_SECONDS:
+                    return episodes, lived
+        raise AssertionError
+
+    def is_changed(self, seed: int) -> bool:
+        """Compare a new env with the first ones; return True and set ``changed`` if they differ."""
+        if self.changed is None:
+            self.changed = first_divergence(seed, self.fresh[seed][:1], self.run_new(seed))
+        return self.changed is not None
+
+    def _left_over(self, used: Env, seed: int) -> list[str]:
+        new = self.make()
+        try:
+            new.reset(seed=seed)
+            used.reset(seed=seed)
+            return unlike_attributes(new, used)
+        finally:
+            new.close()
+
+    def repeats_with(self, generators: Iterable[str]) -> bool:
+        """Return whether new envs agree once these global generators start from one state."""
+        runs = []
+        for _ in range(2):
+            with pinned(generators):
+                runs.append({s: self.run_new(s, len(self.fresh[s])) for s in self.seeds})
+        return all(first_divergence(s, runs[0][s], runs[1][s]) is None for s in self.seeds)
+
+    @cached_property
+    def varied(self) -> list[list[Row]]:
+        """Episodes on several seeds, each with its own actions."""
+        return [list(self.rows(self.env, seed, action_seed=seed + 1)) for seed in self.seeds]
+
+
+@contextmanager
+def pinned(generators: Iterable[str]) -> Any:
+    """Start these global generators from seed 0, and restore them in the end."""
+    import random
+
+    generators = set(generators)
+    numpy_state, random_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    with torch.random.fork_rng() if "torch" in generators else nullcontext():
+        try:
+            if "numpy" in generators:
+                np.random.seed(0)  # noqa: NPY002
+            if "random" in generators:
+                random.seed(0)
+            if "torch" in generators:
+                torch.manual_seed(0)
+            yield
+        finally:
+            if "numpy" in generators:
+                np.random.set_state(numpy_state)  # noqa: NPY002
+            if "random" in generators:
+                random.setstate(random_state)
+
+
+def by_chance(exam: Examination, evidence: str, found: Divergence | None = None) -> Failed:
+    """Return the failure of runs that should agree, and differ in another way when repeated."""
+    exam.has_chance = len(exam.failed)
+    return Failed(
+        f"{evidence}; run again, these do not differ there",
+        cause="random numbers that reset(seed=) does not reach, drawn now and then, or the clock",
+        advice=OWN_RANDOM,
+        data={} if found is None else found.to_dict(),
+    )
+
+
+def outlives(found: Divergence) -> Failed:
+    """Return the failure of a new env that no longer does what the first ones did."""
+    return Failed(
+        f"a new env, and another one made after some had been played: {found}",
+        cause="state that outlives the envs: class attributes, module globals, a file",
+        advice="keep state in self, made in __init__ or reset",
+        data=found.to_dict(),
+    )
+
+
+def why_not_resumed(exam: Examination, history: bool) -> str | None:
+    """Return the reason that a new env cannot take over from a used one; None if it can."""
+    make = Resumable(exam.make, history)
+    env, other = make(), make()
+    try:
+        steps = max(10, min(COMPARED_STEPS, affordable_steps(exam)))
+        first = list(islice(exam.rows(env, exam.seed), steps))
+        # The second one begins without a seed, as episodes in a batch do.
+        second = list(islice(exam.rows(env, None), max(2, len(first) // 2)))
+        why: str | None = other.load_state(env.save_state())
+        return why or _difference(exam, env, other, second[-1].ends, steps)
+    finally:
+        for made in (env, other):
+            made.close()
+
+
+def _difference(exam: Examination, env: Env, other: Env, ended: bool, steps: int) -> str | None:
+    """Return the first difference of two envs in one state, played with the same actions."""
+    actions = deepcopy(env.action_space)
+    actions.seed(exam.seed)
+    for step in range(steps):
+        action = None if ended else actions.sample()
+        one, two = (_row(each, action) for each in (env, other))
+        found = row_mismatch(one, two)
+        if found is not None:
+            return f"it comes back, but {step + 1} steps on {found}"
+        ended = one.ends
+    return None
+
+
+def _row(env: Env, action: Any) -> Row:
+    """Step, or reset if there is no action."""
+    return gymnasium_row(env.reset() if action is None else env.step(deepcopy(action)))
+
+
+def affordable_steps(exam: Examination) -> int:
+    return int(_COMPARED_SECONDS / max(exam.step_seconds, 1e-6))
+
+
+class PooledEnv(gym.Env[Any, Any]):
+    """An EnvPool of one slot. As EnvPool seeds at construction, a seeded reset makes a new pool."""
+
+    def __init__(self, task_id: str, **options: Any):
+        # The backend raises for a wrong id, with its reason.
+        EnvPoolBackend(task_id, 1, [0], options).close()
+        self._task_id, self._options = task_id, options
+        self._pool = self._made(0)
+        self.observation_space = self._pool.observation_space
+        self.action_space = self._pool.action_space
+
+    def _made(self, seed: int) -> Any:
+        import envpool
+
+        with warnings.catch_warnings():
+            # EnvPool states its bounds as float64 and gymnasium remarks on the cast.
+            warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+            pool = envpool.make_gymnasium(self._task_id, num_envs=1, seed=seed, **self._options)
+            pool.observation_space, pool.action_space  # noqa: B018  cached in here
+        return pool
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._pool.close()
+            self._pool = self._made(seed)
+        observation, info = self._pool.reset()
+        return _first(observation), _infos(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        given = np.asarray(action, dtype=self.action_space.dtype)[None]
+        observation, reward, terminated, truncated, info = self._pool.step(given)
+        ended = bool(truncated[0])
+        return (
+            _first(observation),
+            float(reward[0]),
+            bool(terminated[0]) and not ended,
+            ended,
+            _infos(info),
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _first(item) for name, item in value.items()}
+    return value[0]
+
+
+def _infos(info: dict[str, Any]) -> dict[str, Any]:
+    return {name: _first(value) for name, value in info.items() if name not in ("players",)}

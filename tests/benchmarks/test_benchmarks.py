@@ -1,0 +1,141 @@
+"""The benchmarks run, and write their table and figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..forkserver import run_script
+
+RUN = Path(__file__).parents[2] / "benchmarks" / "run.py"
+
+
+def bench(out: Path, *names: str) -> tuple[str, dict[str, Any]]:
+    only = [part for name in names for part in ("--only", name)]
+    done = run_script(RUN, "--quick", "--output-dir", out, *only, cwd=out)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads((out / "results.json").read_text())
+
+
+def header(table: str) -> list[str]:
+    return [name.strip() for name in table.splitlines()[0].strip("|").split("|")]
+
+
+def need(*modules: str) -> None:
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed; the bench extra brings it")
+
+
+def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_path: Path) -> None:
+    """One run of a cell and of the parts that take no other library."""
+    need("envpool", "mujoco")
+    printed, results = bench(tmp_path, "transforms-8", "hot-loop", "monitoring", "workers")
+    page = (tmp_path / "README.md").read_text()
+
+    assert header(printed) == [
+        "workload",
+        "tdcollect, frames/s",
+        "hand-written",
+        "TorchRL Collector",
+        "TorchRL Collector, ParallelEnv",
+        "Stable-Baselines3",
+        "Tianshou 2",
+        "hand-written, default autoreset",
+        "hand-written, slots reset singly",
+        "envs alone",
+        "policy alone",
+    ]
+    assert printed.split("\n\n")[0] in page
+    (cell,) = results["cells"]
+    assert cell["targets"] == {"TorchRL Collector": 2.5}
+    assert set(cell["ratios"]["TorchRL Collector"]) == {"median", "low", "high"}
+    assert len(cell["seconds_per_frame"]["tdcollect"]) == results["settings"]["rounds"]
+    assert {"cpu", "cores", "memory_GiB"} <= set(results["machine"])
+    assert {"torch", "torchrl", "tdcollect"} <= set(results["versions"])
+    assert [row["N"] for row in results["hot-loop"]] == [1, 8, 64]
+
+    (row,) = results["monitoring"]  # the cost of statistics
+    assert set(row["ratios"]) >= {"statistics", "statistics, timers"}
+    assert all(ratio["median"] > 0 for ratio in row["ratios"].values())
+    assert "target at most 1.02" in page
+
+    alone, collected = results["workers"]  # against one process
+    cores = str(len(os.sched_getaffinity(0)))
+    assert set(alone["gains"]) == {cores, "AsyncVectorEnv"}
+    assert set(collected["gains"]) == {cores}
+    assert "us per step, N=2" in page
+
+
+def test_pipelines_of_torchrls_scripts_are_compared(tmp_path: Path) -> None:
+    need("envpool")
+    only = [part for name in ("dqn_cartpole", "discrete_iql") for part in ("--only", name)]
+    done = run_script(
+        RUN.with_name("pipelines.py"), "--quick", "--output-dir", tmp_path, *only, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "pipelines.json").read_text())
+
+    assert [row["name"] for row in results["scripts"]] == ["dqn_cartpole", "discrete_iql"]
+    for row in results["scripts"]:
+        level = row["levels"]["1"]
+        assert level["differs"] == ""
+        assert level["ratio"]["median"] > 0
+        assert level["explained"][0][0] == "env"
+    (line, *_) = results["summary"]
+    assert (line["level"], line["scripts"], line["equal"], line["on_arrays"]) == (1, 2, 2, 2)
+    assert "Level 1, only the collector's import changed; training scripts" in done.stdout
+    assert done.stdout.strip() == (tmp_path / "pipelines.md").read_text().strip()
+
+
+@pytest.mark.slow
+def test_evaluators_are_compared(tmp_path: Path) -> None:
+    need("stable_baselines3")
+    _, results = bench(tmp_path, "evaluating")
+    compared = {(row["policy"], row["other"]) for row in results["evaluating"]}
+    others = ("Stable-Baselines3", "TorchRL Evaluator")
+    assert compared == {(p, o) for p in ("deterministic", "stochastic") for o in others}
+    assert "## Test episodes" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_slots_that_are_ready_are_compared(tmp_path: Path) -> None:
+    _, results = bench(tmp_path, "ready")
+    rows = results["ready"]["rows"]
+    sides = {row["side"] for row in rows if row["measured"] == "training"}
+    ours = {"tdcollect, in step", "tdcollect, [N, T]", "tdcollect, by arrival"}
+    assert {*ours, "TorchRL AsyncEnvPool"} <= sides
+    assert {row["measured"] for row in rows} == {"training", "whole episodes", "test episodes"}
+    assert all(row["gain"]["median"] > 0 for row in rows)
+    assert "## Slots that are ready" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_each_library_takes_its_turn_in_a_cell(tmp_path: Path) -> None:
+    need("envpool", "stable_baselines3", "tianshou")
+    _, results = bench(tmp_path, "cartpole-1")
+
+    (cell,) = results["cells"]
+    assert set(cell["ratios"]) == {
+        "hand-written",
+        "hand-written, default autoreset",
+        "TorchRL Collector",
+        "Stable-Baselines3",
+        "Tianshou 2",
+        "envs alone",
+        "policy alone",
+    }
+    assert sum(cell["shares"].values()) == pytest.approx(1)
+
+
+def test_an_unknown_cell_is_refused_with_the_names_that_there_are(tmp_path: Path) -> None:
+    done = run_script(RUN, "--only", "pong", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "invalid choice: 'pong'" in done.stderr
+    assert "pong-16" in done.stderr

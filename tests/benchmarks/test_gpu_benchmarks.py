@@ -1,0 +1,88 @@
+"""The GPU benchmarks run, in small sizes on the CPU, and keep what they have measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ..forkserver import Ended, run_script
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+
+
+def bench(out: Path, *arguments: str) -> tuple[Ended, dict[str, Any]]:
+    done = run_script(SCRIPT, "--output-dir", out, *arguments, cwd=out)
+    return done, json.loads((out / "results.json").read_text())
+
+
+@pytest.mark.slow
+def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
+    done, results = bench(tmp_path, "--device", "cpu", "--quick")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "README.md").read_text()
+
+    for name, rows in results["groups"].items():
+        assert rows, name
+        assert not [row for row in rows if row.get("failed")], name
+    for name in ("collectors", "graphs", "compiled"):
+        for row in results["groups"][name]:
+            assert not row.get("differs"), row["name"]  # the batches are TorchRL's
+    assert "recompile_limit" not in (tmp_path / "log.txt").read_text()  # it would run eagerly
+    (settings,) = results["groups"]["settings"]
+    assert settings["fastest"]["differs"] == ""
+    for row in results["groups"]["shares"]:
+        assert sum(row["us"].values()) == pytest.approx(row["us_per_step"])
+    for title in ("Collectors", "Where a step's time goes", "Overlap of policy and envs"):
+        assert f"## {title}" in page
+    assert "speed over TorchRL, eager" in done.stdout
+
+
+@pytest.mark.slow
+def test_what_was_measured_in_time_is_kept(tmp_path: Path) -> None:
+    arguments = ("--device", "cpu", "--quick", "--only", "shares", "--minutes", "0.0001")
+    done, results = bench(tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+    rows = results["groups"]["shares"]
+    assert [row["name"] for row in rows] == ["CartPole-v1, N=2", "HalfCheetah-v5, N=2"]
+    assert "out of time" in rows[-1]["problem"]
+    assert "left out, out of time" in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_measurement_that_fails_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    from gpu_group import run_group
+    from gpu_setting import LeftOut, Setting
+
+    def leave_out() -> Any:
+        raise LeftOut("there is no such env")
+
+    plan = {"good": dict, "left out": leave_out, "bad": lambda: 1 / 0, "dies": lambda: os._exit(7)}
+    setting, rows = Setting("cpu", True, {}), []
+    log = tmp_path / "log.txt"
+    run_group(lambda _: iter([*plan.items(), ("last", dict)]), setting, 60, log, rows.append)
+
+    assert [row.get("problem") for row in rows] == [
+        None,
+        "there is no such env",
+        "ZeroDivisionError: division by zero",
+        "the process ended with status 7",
+        "the process ended with status 7",
+    ]
+    assert [row.get("failed", False) for row in rows] == [False, False, True, True, True]
+    assert "ZeroDivisionError" in log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_it_says_so(tmp_path: Path) -> None:
+    done = run_script(SCRIPT, "--output-dir", tmp_path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.startswith("expected a CUDA device, found none")

@@ -1,0 +1,112 @@
+"""TorchRL's training scripts: their pipelines give the same batches under both collectors."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrl.collectors import Collector as ParentCollector
+
+from tdcollect import Collector
+
+from ..collect.oracle import UPSTREAM, assert_same, copy_of, random_states, seed_everything
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import torchrl_scripts as scripts
+
+pytestmark = [
+    pytest.mark.filterwarnings(UPSTREAM),
+    pytest.mark.filterwarnings("ignore:::torchrl_scripts"),
+]
+
+SIZE = scripts.Size(frames=24, slots=2, random_frames=24, steps=9)
+"""Episodes are shorter than the rows of a slot; actions are random in the first of two batches."""
+
+ENVS = {1: scripts.TORCHRL, 2: scripts.ours()}
+LEVELS = [level for level, envs in ENVS.items() if envs is not None]
+
+_ADOPTED = {
+    *("dqn_cartpole", "discrete_sac", "discrete_cql_online", "discrete_iql", "cql_online"),
+    *("iql_online", "crossq", "ddpg", "offline_to_online", "a2c_mujoco", "ppo_mujoco", "gail"),
+    *(
+        "redq",
+        "rnd_mujoco",
+        "a2c_atari",
+        "ppo_atari",
+        "dqn_trainer",
+        "ddpg_trainer",
+        "ppo_trainer",
+        "sac_trainer",
+    ),
+    *("cql_trainer", "td3_trainer", "collector_device", "recurrent_slices", "linear_pendulum"),
+    *("random_parallel", "coding_ppo", "coding_dqn", "dqn_with_rnn", "recurrent_sequences"),
+    *("dqn_atari", "impala", "ppo_atari_serial"),
+    *("getting_started_3", "getting_started_5", "compact_observations", "torchrl_demo"),
+}
+_STARTED = {"sac", "sac_async", "tqc", "td3", "coding_ddpg"}
+ON_ARRAYS = {1: _ADOPTED, 2: _ADOPTED | _STARTED}
+"""Per level, scripts whose every part runs on arrays; some start a ParallelEnv's workers."""
+
+
+@pytest.fixture(autouse=True)
+def _light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log file
+    torch.set_num_threads(1)
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)  # spawned, workers import torch
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def _in_turns() -> Iterator[Any]:
+    """Each script at one level, and at the other among the slow ones."""
+    for turn, name in enumerate(scripts.SCRIPTS):
+        quick = LEVELS[turn % len(LEVELS)]
+        for level in LEVELS:
+            marks = () if level == quick else pytest.mark.slow
+            yield pytest.param(name, level, marks=marks, id=f"{name}-{level}")
+
+
+@pytest.mark.parametrize(("name", "level"), [*_in_turns()])
+def test_a_script_gives_the_same_bits(name: str, level: int) -> None:
+    missing = scripts.SCRIPTS[name].missing()
+    if missing:
+        pytest.skip(f"{', '.join(missing)} cannot be imported")
+
+    theirs = parents_record(name)
+    ours, obstacles = record(Collector, name, level)
+
+    for i, ((batch, state), (expected, expected_state)) in enumerate(
+        zip(ours, theirs, strict=True)
+    ):
+        assert_same(batch, expected, f"batch {i}")
+        assert_same(state, expected_state, f"random state after batch {i}")
+    if name in ON_ARRAYS[level]:
+        assert obstacles == []
+
+
+@functools.cache
+def parents_record(name: str) -> list[Any]:
+    return record(ParentCollector, name, level=1)[0]
+
+
+def record(kind: Any, name: str, level: int) -> tuple[list[Any], list[str]]:
+    """Two batches, each with the random states after it; and what keeps parts off the arrays."""
+    seed_everything(0)
+    pipeline = scripts.SCRIPTS[name].make(ENVS[level], SIZE)
+    env = pipeline.seeded_env()
+    seed_everything(1)
+    collector = kind(env, pipeline.policy, **pipeline.options)
+    try:
+        batches = iter(collector)
+        found = [(copy_of(next(batches)), random_states()) for _ in range(2)]
+        return found, scripts.obstacles(collector.explain()) if kind is Collector else []
+    finally:
+        collector.shutdown()

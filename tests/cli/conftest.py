@@ -1,0 +1,5 @@
+"""Commands, run in a directory with policies."""
+
+from ..evaluation.conftest import here, typed
+
+__all__ = ["here", "typed"]

@@ -1,0 +1,647 @@
+"""The command line: its output, files and exit status."""
+
+from __future__ import annotations
+
+import errno
+import html
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+
+import tdcollect
+from tdcollect.cli import _line, main
+from tdcollect.cli.commands import program
+from tdcollect.cli.program import distinct_names
+from tdcollect.evaluation.evaluate import Recording
+from tdcollect.evaluation.imports import is_named
+from tdcollect.evaluation.ledger.records import LOST, Episode
+from tdcollect.files import write_atomically
+
+from ..evaluation.ledgers import unfinished
+from ..evaluation.test_interrupted import contents
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_evaluate_prints_the_statistics_and_writes_the_report(typed, here) -> None:
+    status, out, _ = typed("evaluate CartPole-v1 --policy @.py:lean --episodes 6 --output-dir run")
+    result = tdcollect.EvaluationResult.load("run")
+    assert status == 0
+    assert str(result.summary()) in out
+    assert result.digest in out
+    assert "report run/report.html" in out
+    assert (here / "run" / "report.html").exists()
+
+
+def test_the_ledger_is_that_of_the_function(typed) -> None:
+    typed(
+        "evaluate CartPole-v1 --policy @:lean --episodes 6 --seed 4 --num-envs 3 --output-dir run"
+    )
+
+    def push(td: Any) -> Any:
+        right = (td["observation"][..., 2] > 0).long()
+        return td.set("action", torch.nn.functional.one_hot(right, 2))
+
+    expected = tdcollect.evaluate("CartPole-v1", push, 6, seed=4, progress=False)
+    assert tdcollect.EvaluationResult.load("run").digest == expected.digest
+
+
+def test_each_option_reaches_the_evaluation(typed) -> None:
+    command = (
+        "evaluate @:short --policy random --env-seeds 5,7,9 --num-envs 2 --max-episode-steps 8 "
+        '--max-restarts 1 --env-kwargs {"length":12} --inference-batch-size 4 --backend serial '
+        "--exploration-type random --inference-threads 2 --no-eval-mode --device cpu "
+        "--keep-trajectories --output-dir run --quiet"
+    )
+    assert typed(command)[:2] == (0, "")
+    result = tdcollect.EvaluationResult.load("run")
+    assert [episode.env_seed for episode in result.episodes] == [5, 7, 9]
+    assert result.manifest["max_episode_steps"] == 8
+    assert result.manifest["inference_batch_size"] == 4
+    assert result.manifest["inference_threads"] == 2
+    assert result.manifest["policy"]["exploration"] == "random"
+    assert result.manifest["env"]["kwargs"] == {"length": "12"}
+    assert len(result.trajectory(0)) == 8
+
+
+def test_json_is_all_that_is_printed(typed) -> None:
+    status, out, err = typed(
+        "evaluate CartPole-v1 --policy @:lean --episodes 3 --json --output-dir run"
+    )
+    assert status == 0
+    told = json.loads(out)
+    result = tdcollect.EvaluationResult.load("run")
+    assert told["ledger"] == result.digest
+    assert told["returns"]["mean"] == result.summary().returns.mean
+    assert told["report"] == "run/report.html"
+    assert err == "read\nmade\n"  # what the user's own module prints
+
+
+def test_without_a_directory_nothing_is_written(typed, here) -> None:
+    before = sorted(here.iterdir())
+    assert typed("evaluate CartPole-v1 --policy random --episodes 2")[0] == 0
+    assert sorted(here.iterdir()) == before
+
+
+def test_a_checkpoint_is_loaded_into_the_policy(typed, here) -> None:
+    weights = {"module.layer.weight": torch.tensor([[0, 0, 0, 0.0], [0, 0, 1, 0]])}
+    torch.save({**weights, "module.layer.bias": torch.zeros(2)}, here / "net.pt")
+    typed(
+        "evaluate CartPole-v1 --policy @:net --checkpoint net.pt --episodes 4 --quiet "
+        "--output-dir net"
+    )
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --output-dir lean --quiet")
+    net, lean = (tdcollect.EvaluationResult.load(name) for name in ("net", "lean"))
+    assert net.digest == lean.digest
+
+
+def test_weights_that_a_factory_draws_are_the_same_each_time(typed) -> None:
+    for number in range(2):
+        torch.manual_seed(number)
+        typed(f"evaluate CartPole-v1 --policy @:net --episodes 2 --output-dir {number} --quiet")
+    first, second = (tdcollect.EvaluationResult.load(name) for name in "01")
+    assert first.manifest["policy"]["digest"] == second.manifest["policy"]["digest"]
+
+
+def test_the_same_command_again_changes_nothing(typed, here) -> None:
+    command = (
+        "evaluate CartPole-v1 --policy @:lean --episodes 4 --keep-trajectories --output-dir run "
+        "--json"
+    )
+    first = typed(command)
+
+    def state() -> dict[Path, tuple[bytes, int]]:
+        files = (path for path in (here / "run").rglob("*") if path.is_file())
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+    before = state()
+    assert typed(command)[:2] == first[:2]
+    assert state() == before
+
+
+def test_lost_episodes_have_a_status_of_their_own(typed, monkeypatch) -> None:
+    """The same command goes on to have it, until it is told to run them again."""
+    command = "evaluate CartPole-v1 --policy @:lean --episodes 4 --quiet --output-dir"
+    add = Recording.add
+
+    def losing(self: Recording, record: Episode, data: Any) -> None:
+        if record.index == 2:
+            record = Episode(record.index, record.env_seed, record.policy_seed, LOST)
+        add(self, record, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recording, "add", losing)
+        assert typed(f"{command} run")[0] == 3
+    status, _, err = typed(f"{command} run")
+    assert status == 3
+    assert err.endswith("1 lost episode, whose workers ended; run again with --retry-lost\n")
+    assert typed(f"{command} run --retry-lost")[0] == 0
+    assert typed(f"{command} whole")[0] == 0
+    assert contents(Path("run")) == contents(Path("whole"))
+    status, _, err = typed("evaluate CartPole-v1 --policy random --retry-lost")
+    assert status == 2
+    assert "--retry-lost needs the directory of the evaluation" in err
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ("--policy random", "policy.class is"),
+        ("--policy @:lean --seed 1", "seeds.root is 0 there and 1 here"),
+        ("--policy @:lean --episodes 5", "episodes is 4 there and 5 here"),
+        ("--policy @:lean --max-episode-steps 7", "max_episode_steps is None there and 7 here"),
+        ("--policy @:net", "policy.structure is"),
+    ],
+)
+def test_a_directory_of_another_evaluation_is_refused(typed, changed: str, difference: str) -> None:
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --output-dir run --quiet")
+    status, out, err = typed(f"evaluate CartPole-v1 --episodes 4 {changed} --output-dir run")
+    assert (status, out) == (1, "")
+    assert "tdcollect: run holds another evaluation: " in err
+    assert difference in err
+    assert "remove this one to start anew\n" in err
+
+
+def test_failed_episodes_are_told_and_counted(typed) -> None:
+    status, out, err = typed(
+        "evaluate @:falling --policy @:lean --episodes 5 --json --output-dir run"
+    )
+    told = json.loads(out)
+    assert status == 1
+    assert told["failed"] > 0
+    assert f"tdcollect: {told['failed']} of 5 episodes failed" in err
+    assert err.count("RuntimeError: the env fell over\n") == told["failed"]
+    (first, *_) = (
+        e.index for e in tdcollect.EvaluationResult.load("run").episodes if not e.completed
+    )
+    assert f"\ntdcollect: episode {first}: RuntimeError: the env fell over\n" in err
+
+
+def test_json_has_null_where_a_number_is_not_finite(typed) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    command = "evaluate @:unrewarded --policy random --episodes 2 --json --output-dir run"
+    told = json.loads(typed(command)[1], parse_constant=refuse)
+    assert (told["returns"]["mean"], told["returns"]["not_finite"]) == (None, 2)
+    status, out, _ = typed("replay run 1 --env @:unrewarded --policy random --json")
+    assert status == 0
+    told = json.loads(out, parse_constant=refuse)
+    assert (told["return"], told["length"], told["same"]) == (None, 5, True)
+
+
+@pytest.mark.parametrize(("flag", "mode"), [("", "eval"), ("--no-eval-mode", "train")])
+def test_the_mode_of_the_policy_is_in_the_manifest_and_replayed(typed, flag, mode) -> None:
+    typed(f"evaluate CartPole-v1 --policy @:net --episodes 2 --output-dir run --quiet {flag}")
+    assert tdcollect.EvaluationResult.load("run").manifest["policy"]["mode"] == mode
+    status, out, err = typed("replay run 1 --trust")
+    assert (status, "the same to the bit" in out) == (0, True), err
+
+
+def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
+    contrib = pytest.importorskip("sb3_contrib")
+    from ..evaluation.test_sb3 import Doors
+
+    model = contrib.MaskablePPO("MlpPolicy", Doors(), n_steps=8, batch_size=8, device="cpu")
+    model.save(here / "model.zip")
+    (here / "doors.py").write_text(f"from {Doors.__module__} import Doors\n")
+    command = "evaluate doors.py:Doors --policy sb3 --checkpoint model.zip --episodes 3 --json"
+    status, out, err = typed(command)
+    assert status == 0, err
+    assert json.loads(out)["returns"]["mean"] == json.loads(out)["lengths"]["mean"]
+
+
+# Refusals: one line, and the status
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("evaluate CartPole-v1 --policy @:breaks", "ZeroDivisionError: in the factory of the user"),
+        ("evaluate CartPole-v1 --policy @:nothing", "to give a policy, got None"),
+        ("evaluate CartPole-v1 --policy @:number", "to be callable and to give a policy, got 3"),
+        ("evaluate CartPole-v1 --policy @:other", "to have 'other', which it has not"),
+        ("evaluate CartPole-v1 --policy lean", "expected module:name or path/to/file.py:name"),
+        ("evaluate CartPole-v1 --policy none.py:lean", "none.py, which is none"),
+        ("evaluate CartPole-v1 --policy not_there:lean", "there is no module not_there in"),
+        ("evaluate CartPole-v0x --policy random", "CartPole"),
+        ("evaluate CartPole-v1 --policy random --episodes 0", "--episodes to be positive, got 0"),
+        ("evaluate CartPole-v1 --policy random --env-seeds 1,2,1", "got 1 for episodes 0 and 2"),
+        ("evaluate CartPole-v1 --policy random --num-envs 0", "expected num_envs to be a positive"),
+        ("evaluate CartPole-v1 --policy random --checkpoint a.pt", "have no checkpoint"),
+        ("evaluate CartPole-v1 --policy @:net --checkpoint a.pt", "a.pt, which is no file"),
+        ("evaluate CartPole-v1 --policy @:net --checkpoint @.py", "is no state_dict of TensorDict"),
+        ("evaluate CartPole-v1 --policy sb3", "needs the model's file: --checkpoint model.zip"),
+        ("evaluate CartPole-v1 --policy random --vecnormalize a", "goes with --policy sb3"),
+        (
+            "evaluate CartPole-v1 --policy random --output-dir .",
+            "to be empty, or the directory of an",
+        ),
+        (
+            "compare one two",
+            "expected the directory of an evaluation, got one, which is no directory; name",
+        ),
+        ("replay one 3", "expected the directory of an evaluation, got one"),
+        ("replay @.py 3", "expected the directory of an evaluation, got policies"),
+        ("compare @.py one", "expected the directory of an evaluation, got policies"),
+        (
+            "evaluate CartPole-v1 --policy random --output-dir @.py",
+            "expected output_dir to be a directory, got",
+        ),
+        ("evaluate CartPole-v1 --policy random --output-dir @.py/run", ".py/run: Not a directory"),
+        ("evaluate CartPole-v1 --policy .:lean", "expected module:name or path/to/file.py:name"),
+        ("evaluate CartPole-v1 --policy a..b:lean", "expected module:name or path/to/file.py:name"),
+    ],
+)
+def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -> None:
+    status, out, err = typed(command)
+    assert (status, out) == (1, "")
+    told = [line for line in err.splitlines() if line.startswith("tdcollect: ")]
+    assert len(told) == 1
+    assert reason in told[0]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("evaluate CartPole-v1", "'--policy'. Name a function that makes it, FILE"),
+        ("evaluate CartPole-v1 --policy random --episodes many", "'many' is not a valid integer"),
+        ("evaluate CartPole-v1 --policy random --env-kwargs [1]", "expected a JSON object, got"),
+        ("evaluate CartPole-v1 --policy random --env-kwargs {", "expected a JSON object, got '{'"),
+        (
+            "evaluate CartPole-v1 --policy random --env-seeds 1;2",
+            "expected ints with commas between",
+        ),
+        (
+            "evaluate CartPole-v1 --policy random --keep-trajectories",
+            "--keep-trajectories needs a directory: --output-dir DIR",
+        ),
+        ("evaluate CartPole-v1 --policy random --exploration-type mad", "'mad' is not one of"),
+        ("compare one", "expected two directories or more"),
+        ("replay one x", "'x' is not a valid integer"),
+        ("replay one -- -1", "-1 is not in the range"),
+        ("replay one 0 --env-kwargs [1]", "expected a JSON object, got '[1]'"),
+        ("dance", "No such command 'dance'"),
+    ],
+)
+def test_what_is_not_understood_has_the_status_2(typed, command: str, reason: str) -> None:
+    status, out, err = typed(command)
+    assert (status, out) == (2, "")
+    assert reason in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--traceback evaluate CartPole-v1 --policy @:breaks",
+        "evaluate CartPole-v1 --policy @:breaks --traceback",
+        "evaluate --traceback CartPole-v1 --policy @:breaks",
+    ],
+)
+def test_a_traceback_is_shown_on_request(typed, command: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        typed(command)
+
+
+@pytest.mark.parametrize("name", sorted(program.commands))
+def test_each_command_shows_tracebacks(name: str) -> None:
+    assert "--traceback" in [option for p in program.commands[name].params for option in p.opts]
+
+
+def line_of(file: Path, text: str) -> int:
+    return next(n for n, line in enumerate(file.read_text().splitlines(), 1) if text in line)
+
+
+def test_an_error_of_the_users_code_tells_where(typed, here) -> None:
+    (file,) = here.glob("policies_*.py")
+    raising = line_of(file, "raise ZeroDivisionError")
+    for of in ("@:breaks", "@.py:breaks"):
+        status, _, err = typed(f"evaluate CartPole-v1 --policy {of}")
+        assert status == 1
+        assert err.splitlines()[-1] == (
+            f"tdcollect: ZeroDivisionError: in the factory of the user ({file.name}:{raising})"
+        )
+
+
+def test_an_env_that_raises_tells_where(typed, here) -> None:
+    """Below the names of slot and episode, where the user's code raised."""
+    (file,) = here.glob("policies_*.py")
+    _, _, err = typed("evaluate @:falling --policy @:lean --episodes 5 --on-env-error raise")
+    raising = line_of(file, "raise RuntimeError")
+    assert err.splitlines()[-1].endswith(f"({file.name}:{raising})")
+
+
+def test_what_is_refused_by_us_or_by_libraries_has_no_place(typed) -> None:
+    for command in ("evaluate CartPole-v0x --policy random", "evaluate CartPole-v1 --policy sb3"):
+        assert not re.search(r":\d+\)$", typed(command)[2])
+
+
+# compare
+
+
+def test_compare_prints_the_comparison(typed, here) -> None:
+    for name, policy in [("lean", "@:lean"), ("random", "random")]:
+        typed(
+            f"evaluate CartPole-v1 --policy {policy} --episodes 8 --output-dir runs/{name} --quiet"
+        )
+    status, out, _ = typed("compare runs/random runs/lean --output-dir report")
+    results = [tdcollect.EvaluationResult.load(f"runs/{name}") for name in ("random", "lean")]
+    found = tdcollect.compare(*results, names=["random", "lean"])
+    assert status == 0
+    assert str(found) in out
+    assert "report report/comparison.html" in out
+    assert (here / "report" / "comparison.html").exists()
+    status, out, _ = typed("compare runs/random runs/lean --json")
+    assert status == 0
+    assert json.loads(out) == {"report": None, **json.loads(json.dumps(found.to_dict()))}
+
+
+def test_compare_refuses_other_episodes(typed) -> None:
+    for seed in range(2):
+        typed(
+            f"evaluate CartPole-v1 --policy random --episodes 3 --seed {seed} --output-dir {seed}"
+        )
+    status, out, err = typed("compare 0 1")
+    assert (status, out) == (1, "")
+    assert "expected evaluations on the same episodes, but 0 and 1 differ: env_seed" in err
+
+
+def test_compare_refuses_an_unfinished_evaluation(typed, here) -> None:
+    for name in "ab":
+        typed(f"evaluate CartPole-v1 --policy random --episodes 3 --output-dir {name} --quiet")
+        unfinished(here / name, 2)
+    status, _, err = typed("compare a b")
+    assert status == 1
+    assert "a is unfinished: it lacks 1 of its episodes" in err
+
+
+# replay
+
+
+def test_replay_runs_the_episode_again(typed) -> None:
+    typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --seed 3 --output-dir run --quiet")
+    status, out, _ = typed("replay run 2 --env CartPole-v1 --policy @:lean")
+    record = tdcollect.EvaluationResult.load("run").episodes[2]
+    assert status == 0
+    assert f"return {record.episode_return:.6g}, {record.length} steps; the same to the bit" in out
+    status, out, _ = typed("replay run 2 --trust --json")
+    assert json.loads(out) == {**json.loads(record.to_json()), "same": True, "video": None}
+
+
+def command_of(run: Path, index: int) -> str:
+    """The command that the report has for an episode."""
+    page = (run / "report.html").read_text()
+    (before, after) = re.findall('data-before="(.*?)" data-after="(.*?)"', page)[0]
+    return html.unescape(f"{before}{index}{after}")
+
+
+def test_replay_works_as_the_report_says_it(typed, here, monkeypatch) -> None:
+    """From within the directory; the paths of policy and checkpoint were relative."""
+    torch.save({"module.layer.weight": torch.eye(2, 4), "module.layer.bias": torch.ones(2)}, "w.pt")
+    typed(
+        "evaluate CartPole-v1 --policy @.py:net --checkpoint w.pt --episodes 2 --quiet "
+        "--output-dir run"
+    )
+    command = command_of(here / "run", 1)
+    (file,) = here.glob("policies_*.py")
+    assert command == (
+        f"tdcollect replay . 1 --env CartPole-v1 --policy ../{file.name}:net --checkpoint ../w.pt"
+    )
+    monkeypatch.chdir(here / "run")
+    assert main(shlex.split(command)[1:]) == 0
+    monkeypatch.chdir(here.parent)
+    shutil.move(here, here.parent / "moved")
+    del sys.modules[file.stem]  # as in another process
+    monkeypatch.chdir(here.parent / "moved" / "run")
+    assert main(shlex.split(command)[1:]) == 0
+    assert main(["replay", ".", "1", "--trust"]) == 0
+
+
+def test_replay_keeps_the_settings_of_the_evaluation(typed) -> None:
+    typed(
+        "evaluate @:short --policy random --env-seeds 5,7 --max-episode-steps 8 "
+        '--env-kwargs {"length":12} '
+        "--exploration-type random --inference-batch-size 3 --output-dir run --quiet"
+    )
+    assert typed("replay run 1 --trust")[0] == 0
+    names = "--env @:short --policy random --env-kwargs"
+    assert typed(f'replay run 1 {names} {{"length":12}}')[0] == 0
+    status, _, err = typed(f'replay run 1 {names} {{"length":7}}')
+    assert status == 1
+    assert "episode 1 is not what the ledger says" in err
+
+
+def test_replay_films(typed, here) -> None:
+    pytest.importorskip("pygame")
+    typed("evaluate CartPole-v1 --policy random --episodes 2 --output-dir run --quiet")
+    status, out, _ = typed("replay run 1 --trust --video run/1.mp4")
+    assert status == 0
+    assert "video run/1.mp4" in out
+    assert (here / "run" / "1.mp4").read_bytes()[4:8] == b"ftyp"
+
+
+@pytest.mark.parametrize("file", [".", "film", "film.txt"])
+def test_replay_films_into_videos_alone(typed, here, file: str) -> None:
+    tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", progress=False)
+    before = sorted(here.iterdir())
+    names = "--env CartPole-v1 --policy random"
+    status, out, err = typed(f"replay run 0 {names} --video {file}")
+    assert (status, out) == (1, "")
+    assert f"expected a video file, .mp4 or .mkv or .mov, got {file}" in err
+    assert sorted(here.iterdir()) == before
+
+
+def test_replay_tells_what_has_changed(typed, here) -> None:
+    for value in (0.0, 1.0):
+        weights = {"module.layer.weight": torch.zeros(2, 4)}
+        torch.save({**weights, "module.layer.bias": torch.tensor([0.5, value])}, here / "w.pt")
+        if not value:
+            command = "evaluate CartPole-v1 --policy @:net --checkpoint w.pt --episodes 2"
+            typed(f"{command} --output-dir run")
+    status, out, err = typed("replay run 0 --trust")
+    assert (status, out) == (1, "")
+    assert "episode 0 is not what the ledger says: " in err
+    assert "What has changed: policy.digest was " in err
+
+
+def test_replay_of_a_directory_that_names_no_policy_takes_it_from_the_command(typed) -> None:
+    (kept, other) = (tdcollect.evaluate("CartPole-v1", None, 2, output_dir=name) for name in "ab")
+    assert kept.digest == other.digest
+    status, _, err = typed("replay a 0")
+    assert status == 1
+    assert "say it: --env ENV --policy MODULE:FACTORY" in err
+    assert typed("replay a 0 --env CartPole-v1 --policy random")[0] == 0
+
+
+def test_replay_refuses_an_episode_that_is_not_there(typed) -> None:
+    typed("evaluate CartPole-v1 --policy random --episodes 2 --output-dir run --quiet")
+    status, _, err = typed("replay run 2")
+    assert status == 1
+    assert "episode 2 is not among the 2 of this ledger: 0 and 1" in err
+
+
+# The program
+
+
+def test_help_comes_at_once() -> None:
+    """torch, which takes seconds, is not imported for it."""
+    code = (
+        "import sys; from tdcollect.cli import main; status = main(['evaluate', '--help']);"
+        "sys.exit(status or ('torch' in sys.modules))"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - started < 5
+    assert "Usage: tdcollect evaluate [OPTIONS] ENV" in done.stdout
+
+
+def test_the_package_is_the_program_too() -> None:
+    command = [sys.executable, "-m", "tdcollect", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("tdcollect, version ")
+
+
+def test_the_script_is_named() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    assert '\n[project.scripts]\ntdcollect = "tdcollect.cli:main"\n' in text
+
+
+def test_missing_click_is_named(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "click", None)
+    assert main([]) == 1
+    expected = (
+        "tdcollect: the command line needs the click package: pip install '.[evaluate]' in a clone "
+        "of tdcollect"
+    )
+    assert capsys.readouterr().err == expected + "\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (
+            "evaluate CartPole-v1 --policy random --output-dir run",
+            "; the same command resumes the evaluation",
+        ),
+        ("evaluate CartPole-v1 --policy random", ""),
+        ("compare one two", ""),
+        ("replay one 0 --env CartPole-v1 --policy random", ""),
+    ],
+)
+def test_an_interrupt_says_where_the_command_can_go_on(typed, monkeypatch, command, told) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tdcollect, "evaluate", interrupted)
+    monkeypatch.setattr(tdcollect.EvaluationResult, "load", interrupted)
+    status, _, err = typed(command)
+    assert status == 130
+    assert err.strip() == f"tdcollect: interrupted{told}"
+
+
+def into(file: IO[str], *typed: str) -> int:
+    """Run a command whose output goes there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", file)
+        return main(typed)
+
+
+@pytest.mark.parametrize("typed", [("doctor", "--help"), ("compare", "a", "b")], ids=" ".join)
+def test_a_reader_that_goes_away_ends_it_without_a_word(here, capsys, typed) -> None:
+    for name in "ab" if typed[0] == "compare" else "":
+        tdcollect.evaluate("CartPole-v1", None, 2, output_dir=name, progress=False)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output:
+        assert into(output, *typed) == 141
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_is_told(here, capsys) -> None:
+    with suppress(OSError), open("/dev/full", "w") as output:
+        assert into(output, "doctor", "--help") == 1
+    assert capsys.readouterr().err == "tdcollect: No space left on device\n"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch) -> None:
+    def full_disk(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left") as failed:
+        write_atomically(tmp_path / "report.html", b"new")
+    assert failed.value.filename == f"{tmp_path}/report.html"
+    told = OSError(errno.ENOSPC, "No space left on device", "report.html")
+    assert _line(told) == "report.html: No space left on device"
+
+
+def test_a_pipe_of_another_kind_is_told(typed, monkeypatch) -> None:
+    def lost(*args: Any, **kwargs: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(tdcollect, "evaluate", lost)
+    status, _, err = typed("evaluate CartPole-v1 --policy random")
+    assert status == 1
+    assert "tdcollect: a pipe was closed at its other end" in err
+
+
+def test_a_script_that_ends_the_program_is_told(typed, here) -> None:
+    (here / "script_that_exits.py").write_text("import sys\nsys.exit(0)\n")
+    status, _, err = typed("evaluate CartPole-v1 --policy script_that_exits.py:make")
+    assert status == 1
+    assert "ended the program by sys.exit(0); nothing was done" in err
+    assert err.endswith("(script_that_exits.py:2)\n")
+
+
+@pytest.mark.parametrize("text", ["a:b", "a.b:c.d", "dir/file.py:name", "/x y/f.py:Class"])
+def test_names_of_objects(text: str) -> None:
+    assert is_named(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["CartPole-v1", "ale_py:ALE/Pong-v5", "module:Id-v0", "random", ":a"]
+)
+def test_names_of_registered_envs(text: str) -> None:
+    assert not is_named(text)
+
+
+def test_an_error_of_the_packages_own_class_is_shown_without_its_type() -> None:
+    assert _line(tdcollect.NotReproducibleError("it differs")) == "it differs"
+    assert _line(ZeroDivisionError("it differs")) == "ZeroDivisionError: it differs"
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["runs/random/0", "runs/net/0"], ["random", "net"]),
+        (["runs/random/0", "runs/net/0", "runs/net/1"], ["random/0", "net/0", "net/1"]),
+        (["one/x/y", "two/x/y"], ["one", "two"]),
+        (["runs", "runs/0"], ["runs", "0"]),
+    ],
+)
+def test_names_of_directories_are_short_and_differ(paths: list[str], names: list[str]) -> None:
+    assert distinct_names([Path(path) for path in paths]) == names
+
+
+def test_returns_of_several_groups_are_said_to_be_means_unless_one_is_chosen(typed) -> None:
+    command = "evaluate tests.evaluation.torchrl_envs:teams --policy random --episodes 2"
+    status, out, _ = typed(command)
+    assert status == 0
+    assert out.count("--reward-keys, such as blue/reward") == 1
+    assert "mean over agents, then over groups (blue/reward, red/reward)" in out
+    status, out, _ = typed(f"{command} --reward-keys red/reward")
+    assert (status, "--reward-keys" in out) == (0, False)

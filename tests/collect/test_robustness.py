@@ -1,0 +1,249 @@
+"""Errors that a collector survives, its end, and envs rebuilt with other settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torchrl.envs import GymEnv, RewardSum, TransformedEnv
+
+from tdcollect import Collector, make_env
+from tdcollect.envs.slots import SlotError
+from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, counting_env
+
+
+@pytest.fixture
+def on_arrays(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", request.param)
+
+
+both_loops = pytest.mark.parametrize(
+    "on_arrays", [True, False], ids=["arrays", "torchrl"], indirect=True
+)
+
+
+# -------------------------------------------------------------------------------------- exceptions
+
+
+def tiring(at: int) -> Any:
+    """Predicts the counting env's actions, and raises at one call."""
+    calls = iter(range(1000))
+    right = StatelessCountingPolicy()
+
+    def policy(tensordict: Any) -> Any:
+        if next(calls) == at:
+            raise ValueError("tired")
+        return right(tensordict)
+
+    return policy
+
+
+@both_loops
+def test_an_exception_between_batches_loses_nothing(on_arrays: None) -> None:
+    collector = Collector(counting_env(3), StatelessCountingPolicy(), frames_per_batch=30)
+    seen = None
+
+    def train() -> None:
+        nonlocal seen
+        for batch in collector:
+            check_counting_batch(batch, previous=seen)
+            seen = batch.clone()
+            raise ZeroDivisionError
+
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            train()
+    assert collector.stats.lifetime.steps == 90
+
+
+@both_loops
+@pytest.mark.parametrize("call", ["rollout", "collect"])
+def test_an_exception_in_a_batch_leaves_the_collector_usable(call: str, on_arrays: None) -> None:
+    collector = Collector(counting_env(3), tiring(14), frames_per_batch=30)
+    collect = {"rollout": collector.rollout, "collect": lambda: collector.collect(frames=30)}[call]
+    collect()
+    with pytest.raises(ValueError, match="tired"):
+        collect()
+    collector.reset()  # the counting env is strict, and TorchRL's loop loses a step there
+    check_counting_batch(collect())
+
+
+@both_loops
+def test_an_exception_while_iterating_closes_the_collector(on_arrays: None) -> None:
+    """As TorchRL's does; what it says then is ours."""
+    env = counting_env(3)
+    collector = Collector(env, tiring(14), frames_per_batch=30)
+    batches = iter(collector)
+    check_counting_batch(next(batches))
+    with pytest.raises(ValueError, match="tired"):
+        next(batches)
+    assert collector.closed
+    assert env.is_closed
+    for call in (collector.rollout, lambda: collector.collect(frames=30), lambda: list(collector)):
+        with pytest.raises(RuntimeError, match="the collector is shut down, as an exception while"):
+            call()
+
+
+def test_a_killed_worker_fails_each_collection_until_the_envs_are_made_anew() -> None:
+    env = make_env("CartPole-v1", 2, backend="process", num_workers=2)
+    collector = Collector(env, frames_per_batch=20)
+    collector.rollout()
+    lost = env.stepper.backend._pool.processes[1]  # type: ignore[attr-defined]
+    os.kill(lost.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(SlotError, match=r"slot 1, .* WorkerLost: .* was killed by SIGKILL"):
+            collector.rollout()
+    collector.rebuild_env()
+    assert collector.rollout().shape == (2, 10)
+    collector.shutdown()
+
+
+@both_loops
+def test_reaching_total_frames_is_no_error(on_arrays: None) -> None:
+    collector = Collector(make_env("CartPole-v1", 2), frames_per_batch=20, total_frames=50)
+    assert [batch.numel() for batch in collector] == [20, 20, 20]
+    assert list(collector) == []
+    with pytest.raises(RuntimeError, match="has yielded its total_frames=50"):
+        collector.collect(frames=20)
+    collector.shutdown()
+
+
+# ------------------------------------------------------------------------------------------ closing
+
+
+@pytest.mark.behaviour(31)
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_closing_twice_is_safe(backend: str) -> None:
+    env = make_env("CartPole-v1", 2, backend=backend)
+    collector = Collector(env, frames_per_batch=20, total_frames=20)
+    list(collector)
+    for _ in range(2):
+        collector.shutdown()
+        env.close()
+    assert env.is_closed
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_closing_after_a_failure_is_safe(backend: str) -> None:
+    workers = {} if backend == "serial" else {"start_method": "fork"}  # spawned, they import torch
+    broken = {"env_kwargs": {"step": np.nan}, "check_finite": True}
+    env = make_env(Tuned, 2, backend=backend, **broken, **workers)
+    collector = Collector(env, frames_per_batch=20)
+    with pytest.raises(SlotError, match="expected finite numbers"):
+        collector.rollout()
+    collector.shutdown()
+    collector.shutdown()
+
+
+# -------------------------------------------------------------------------------- other settings
+
+
+class Tuned(gym.Env[Any, Any]):
+    """Counts in steps of its own."""
+
+    def __init__(self, step: float = 1.0, start: float = 0.0, size: int = 1):
+        self.by, self.start = step, start
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,))
+        self.action_space = spaces.Discrete(2)
+        self.closed = False
+
+    def _observe(self) -> Any:
+        return np.full(self.observation_space.shape, self.value, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.value = self.start + (seed or 0)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.value += self.by
+        return self._observe(), 1.0, False, False, {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.behaviour(31)
+@both_loops
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_envs_are_made_anew_with_other_settings(backend: str, on_arrays: None) -> None:
+    forked = {"start_method": "fork"} if backend == "process" else {}
+    made = make_env(Tuned, 2, backend=backend, env_kwargs={"start": 5.0}, **forked)
+    env = TransformedEnv(made, RewardSum())
+    collector = Collector(env, frames_per_batch=6)
+    stream = iter(collector)
+    before = next(stream).clone()
+    assert before["next", "observation"][0, :, 0].tolist() == [6, 7, 8]
+    collector.rebuild_env(step=10.0)
+    after = next(stream).clone()
+    assert after["observation"][0, :, 0].tolist() == [5, 15, 25]  # start is as it was
+    assert after["next", "episode_reward"][0, :, 0].tolist() == [1, 2, 3]
+    ids = torch.cat([before["collector", "traj_ids"], after["collector", "traj_ids"]], 1)
+    assert len(ids.unique()) == 4
+    assert collector.stats.lifetime.steps == 12
+    collector.shutdown()
+
+
+@pytest.mark.behaviour(31)
+def test_the_old_envs_are_closed_and_new_ones_take_seeds() -> None:
+    env = make_env(Tuned, 2)
+    old = env.stepper.backend.envs  # type: ignore[attr-defined]
+    env.rebuild(step=2.0)
+    assert all(one.closed for one in old)
+    env.set_seed(7)
+    assert env.rollout(2)["observation"][..., 0].tolist() == [[7, 9], [8, 10]]
+
+
+def test_envs_with_other_spaces_are_refused_and_the_old_ones_go_on() -> None:
+    env = make_env(Tuned, 2)
+    collector = Collector(env, frames_per_batch=6)
+    collector.rollout()
+    with pytest.raises(ValueError, match=r"the observation space Box\(.*\(1,\).* as before, got B"):
+        collector.rebuild_env(size=3)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        collector.rebuild_env(colour="red")
+    assert collector.rollout()["observation"][0, :, 0].tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: GymEnv("CartPole-v1"), "expected an env of tdcollect.make_env, got a GymEnv"),
+        (lambda: make_env(Tuned()), "make_env was given an env that is made already; give it an"),
+    ],
+)
+def test_envs_that_cannot_be_made_anew_are_refused(make: Any, told: str) -> None:
+    collector = Collector(make(), frames_per_batch=6)
+    with pytest.raises(TypeError, match=re.escape(told)):
+        collector.rebuild_env()
+
+
+def test_an_env_that_is_closed_is_not_made_anew() -> None:
+    env = make_env(Tuned, 2)
+    env.close()
+    with pytest.raises(RuntimeError, match=r"cannot rebuild .* the env is closed"):
+        env.rebuild()
+
+
+def test_restarts_are_counted_over_all_envs_made() -> None:
+    env = make_env(Tuned, 2, on_env_error="restart", max_restarts=9, check_finite=True)
+    env.rebuild(step=np.nan)
+    env.rollout(2, break_when_any_done=False)
+    env.rebuild()
+    env.rollout(2, break_when_any_done=False)
+    assert env.restarts == 8
+
+
+def test_an_envpool_is_made_anew() -> None:
+    pytest.importorskip("envpool")
+    env = make_env("CartPole-v1", 2, backend="envpool", env_kwargs={"max_episode_steps": 9})
+    env.rebuild(max_episode_steps=3)
+    ends = env.rollout(3, break_when_any_done=False)["next", "truncated"]
+    assert ends[..., 0].tolist() == [[False, False, True]] * 2

@@ -1,0 +1,76 @@
+"""The site of the docs builds without a warning, stands alone, and has everything public."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from ..forkserver import run
+from ..package.test_exports import EXPORTED
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+MODULES = ("tdcollect.keys", "tdcollect.seeding")  # without __all__: all names of their own
+
+
+def public_names() -> set[str]:
+    names = {f"{module}.{name}" for module, exported in EXPORTED.items() for name in exported}
+    for module in MODULES:
+        text = Path(str(importlib.import_module(module).__file__)).read_text()
+        own = re.findall(r"^(?:def )?([a-zA-Z]\w*)(?:\(| = )", text, re.M)
+        names |= {f"{module}.{name}" for name in own}
+    return names
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    listed = re.findall(r"^- \[.*?\]\((.*?)\)", index, re.M)
+    assert len(listed) == len(set(listed))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert pages - set(listed) == {"index.md"}
+
+
+def build(out: str) -> None:
+    """Do as `make docs`."""
+    from sphinx.cmd.build import build_main
+
+    sys.exit(build_main(["-W", "--keep-going", "-q", "-c", str(DOCS), str(ROOT), out]))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
+        pytest.importorskip(package, reason="the site needs tdcollect[docs]")
+    out = tmp_path_factory.mktemp("site")
+    done = run(build, str(out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.slow
+def test_the_inventory_has_everything_public(site: Path) -> None:
+    packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # after four lines of heading
+    found = re.findall(r"^(\S+) py:", zlib.decompress(packed).decode(), re.M)
+    assert public_names() - {*found} == set()
+
+
+@pytest.mark.slow
+def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    loads = r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*//"""
+    pages = [*site.rglob("*.html")]
+    assert len(pages) > 25
+    assert [page for page in pages if re.search(loads, page.read_text())] == []
+    styles = [*site.rglob("*.css")]
+    assert [page for page in styles if re.search(r"@import|url\(.?https?:", page.read_text())] == []
+
+
+@pytest.mark.slow
+def test_no_sentence_is_taken_for_a_type(site: Path) -> None:
+    """Types stand in signatures; napoleon takes the words before a colon for one."""
+    for page in (site / "docs" / "api").glob("*.html"):
+        assert "Return type<" not in page.read_text(), page

@@ -1,0 +1,746 @@
+"""Every backend keeps the contract: one TorchRL env, the same data, no row for a reset."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from tensordict import TensorDict, TensorDictBase
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import (
+    CatFrames,
+    CatTensors,
+    Compose,
+    DoubleToFloat,
+    DTypeCastTransform,
+    FlattenObservation,
+    InitTracker,
+    ObservationNorm,
+    RenameTransform,
+    RewardClipping,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    UnsqueezeTransform,
+    check_env_specs,
+    step_mdp,
+)
+
+from tdcollect import GymnasiumEnv, make_env
+from tdcollect.envs.buffers import Bookkeeping
+from tdcollect.envs.process.backend import ProcessBackend
+from tdcollect.envs.slots import Stepper
+
+from ..forkserver import forkserver
+
+N = 3
+SEEDS = [7, 100, 23]
+MODES = {"disabled": "DISABLED", "next-step": "NEXT_STEP", "same-step": "SAME_STEP"}
+VECTOR_KINDS = [f"{way}-{mode}" for way in ("sync", "async") for mode in MODES]
+PROCESS_KINDS = ["process", "process-unbatched"]
+OWN_KINDS = ["unbatched", "serial", *PROCESS_KINDS]
+"""Backends that step plain gymnasium envs themselves."""
+CUSTOM_KINDS = [*OWN_KINDS, *VECTOR_KINDS]
+"""Backends that take any gymnasium env."""
+ENVPOOL_KINDS = ["envpool", "envpool-unbatched"]
+KINDS = [*CUSTOM_KINDS, *ENVPOOL_KINDS]
+MODES_OF_WORKERS = ["async-next-step", "async-same-step"]
+BATCHED_KINDS = [kind for kind in KINDS if "unbatched" not in kind]
+
+
+def build(kind: str, make: Callable[..., gym.Env], **options: Any) -> GymnasiumEnv:
+    """An env of the given kind, with ``make(slot=i)`` in slot i."""
+    if kind == "unbatched":
+        return make_env(partial(make, slot=0), **options)
+    if kind == "serial":
+        slots = iter(range(N))
+        return make_env(lambda: make(slot=next(slots)), num_envs=N, **options)
+    if kind in PROCESS_KINDS:
+        return process_env(make, batched=kind == "process", **options)
+    way, _, mode = kind.partition("-")
+    vector_class = {"sync": SyncVectorEnv, "async": async_vector_env}[way]
+    factories = [partial(make, slot=slot) for slot in range(N)]
+    vector = vector_class(factories, autoreset_mode=AutoresetMode[MODES[mode]])
+    return make_env(vector, **options)
+
+
+def process_env(
+    make: Callable[..., gym.Env],
+    batched: bool,
+    categorical_action_encoding: bool = False,
+    info_keys: Any = (),
+    seed: int | None = None,
+    max_episode_steps: int | None = None,
+) -> GymnasiumEnv:
+    """An env as of make_env, but with another callable in each slot; forked, which is quick."""
+    factories = [partial(make, slot=slot) for slot in range(N if batched else 1)]
+    backend = ProcessBackend(
+        factories, categorical_action_encoding, num_workers=len(factories[:2]), start_method="fork"
+    )
+    if info_keys:
+        backend.read_info(info_keys)
+    stepper = Stepper(backend, Bookkeeping(max_episode_steps=max_episode_steps), name="process env")
+    env = GymnasiumEnv(stepper, batched=batched)
+    if seed is not None:
+        env.set_seed(seed)
+    return env
+
+
+def async_vector_env(factories: Sequence[Callable[[], gym.Env]], **options: Any) -> AsyncVectorEnv:
+    return AsyncVectorEnv(factories, context=forkserver().get_start_method(), **options)
+
+
+def cartpole(slot: int = 0) -> gym.Env:
+    return gym.make("CartPole-v1")
+
+
+def build_cartpole(kind: str, **options: Any) -> GymnasiumEnv:
+    if kind not in ENVPOOL_KINDS:
+        return build(kind, cartpole, **options)
+    pytest.importorskip("envpool", reason="the envpool extra is not installed")
+    num_envs = N if kind == "envpool" else None
+    return make_env("CartPole-v1", num_envs, backend="envpool", **options)
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def env(kind: str) -> Iterator[GymnasiumEnv]:
+    env = build_cartpole(kind, categorical_action_encoding=True)
+    yield env
+    env.close()
+
+
+every_kind = pytest.mark.parametrize("kind", KINDS, indirect=True)
+some_kinds = pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind not in MODES_OF_WORKERS], indirect=True
+)
+"""Each backend, and each mode of vector envs in one process: for the code that all share."""
+batched_kinds = pytest.mark.parametrize("kind", BATCHED_KINDS, indirect=True)
+
+
+class Replay:
+    """A policy that replays given actions ``[N, T]``."""
+
+    def __init__(self, env: GymnasiumEnv, actions: np.ndarray) -> None:
+        self.batch_size, self.actions, self.step = env.batch_size, actions, 0
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        action = torch.from_numpy(self.actions[:, self.step].copy())
+        self.step += 1
+        return td.set("action", action if self.batch_size else action[0])
+
+
+def play(env: GymnasiumEnv, actions: np.ndarray, seeds: Sequence[int] | None = None) -> TensorDict:
+    """A rollout ``[N, T]`` of given actions, over many episodes."""
+    n = env.num_envs
+    start = env.reset(seed=list(seeds[:n])) if seeds is not None else env.reset()
+    policy = Replay(env, actions[:n])
+    steps = actions.shape[1]
+    rollout = env.rollout(
+        steps, policy, auto_reset=False, tensordict=start, break_when_any_done=False
+    )
+    return rollout if env.batch_size else rollout[None]
+
+
+class Plain(NamedTuple):
+    """The data of a plain gymnasium loop, each ``[N, T]``."""
+
+    observation: np.ndarray
+    next_observation: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+def plain_loop(envs: Sequence[Any], actions: np.ndarray, seeds: Sequence[int]) -> Plain:
+    """The oracle: gymnasium envs, reset when an episode ends."""
+    slots = []
+    for env, slot_actions, seed in zip(envs, actions, seeds, strict=False):
+        rows = []
+        observation, _ = env.reset(seed=seed)
+        for action in slot_actions:
+            following, reward, terminated, truncated, _ = env.step(action)
+            rows.append((np.copy(observation), np.copy(following), reward, terminated, truncated))
+            observation = env.reset()[0] if terminated or truncated else following
+        slots.append([np.array(column) for column in zip(*rows, strict=True)])
+        env.close()
+    return Plain(*(np.stack(column) for column in zip(*slots, strict=True)))
+
+
+def assert_plays_as(batch: TensorDict, plain: Plain) -> None:
+    """The same data, to the bit, in the same dtypes."""
+    np.testing.assert_array_equal(batch["observation"], plain.observation)
+    np.testing.assert_array_equal(batch["next", "observation"], plain.next_observation)
+    assert batch["observation"].numpy().dtype == plain.observation.dtype
+    np.testing.assert_array_equal(batch["next", "reward"][..., 0], plain.reward.astype(np.float32))
+    np.testing.assert_array_equal(batch["next", "terminated"][..., 0], plain.terminated)
+    np.testing.assert_array_equal(batch["next", "truncated"][..., 0], plain.truncated)
+    np.testing.assert_array_equal(batch["next", "done"][..., 0], plain.terminated | plain.truncated)
+
+
+def random_actions(steps: int, seed: int = 0, n: int = N) -> np.ndarray:
+    return np.random.default_rng(seed).integers(2, size=(n, steps))
+
+
+# --- the oracle: a plain gymnasium loop --------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CUSTOM_KINDS, indirect=True)
+def test_data_are_those_of_a_plain_gymnasium_loop(env: GymnasiumEnv) -> None:
+    actions = random_actions(300)
+    plain = plain_loop([cartpole() for _ in range(env.num_envs)], actions, SEEDS)
+    assert (plain.terminated.sum(1) >= 10).all()
+    assert_plays_as(play(env, actions, SEEDS), plain)
+
+
+class OnePool:
+    """One EnvPool env with gymnasium's face, for the plain loop."""
+
+    def __init__(self, seed: int) -> None:
+        envpool = pytest.importorskip("envpool", reason="the envpool extra is not installed")
+        self.pool = envpool.make_gymnasium("CartPole-v1", num_envs=1, seed=seed)
+
+    def reset(self, seed: int | None = None) -> Any:
+        observation, info = self.pool.reset()
+        return observation[0], info
+
+    def step(self, action: int) -> Any:
+        *values, info = self.pool.step(np.array([action]))
+        return *(value[0] for value in values), info
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+@pytest.mark.parametrize("kind", ENVPOOL_KINDS, indirect=True)
+def test_envpool_data_are_those_of_plain_pools_of_one(env: GymnasiumEnv) -> None:
+    actions = random_actions(300)
+    plain = plain_loop([OnePool(seed) for seed in SEEDS[: env.num_envs]], actions, SEEDS)
+    assert (plain.terminated.sum(1) >= 10).all()
+    assert_plays_as(play(env, actions, SEEDS), plain)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "steps", "dtype"),
+    [("LunarLander-v3", 400, torch.float32), ("InvertedPendulum-v5", 300, torch.float64)],
+)
+def test_data_of_physics_envs_are_those_of_a_plain_loop(
+    env_id: str, steps: int, dtype: torch.dtype, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"LunarLander-v3": "Box2D", "InvertedPendulum-v5": "mujoco"}[env_id]
+    pytest.importorskip(extra)
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log where it runs
+    space = gym.make(env_id).action_space
+    space.seed(0)
+    actions = np.array([[space.sample() for _ in range(steps)] for _ in range(N)])
+    plain = plain_loop([gym.make(env_id) for _ in range(N)], actions, SEEDS)
+    assert (plain.terminated.sum(1) >= 2).all()
+    batch = play(make_env(env_id, N, categorical_action_encoding=True), actions, SEEDS)
+    assert batch["observation"].dtype == dtype
+    assert_plays_as(batch, plain)
+
+
+@pytest.mark.parametrize("kind", [*OWN_KINDS, "sync-disabled", "sync-same-step"])
+@pytest.mark.parametrize("categorical", [False, True], ids=["one-hot", "categorical"])
+def test_discrete_observations_are_those_of_a_plain_loop(kind: str, categorical: bool) -> None:
+    def make(slot: int = 0) -> gym.Env:
+        return gym.make("FrozenLake-v1")
+
+    env = build(kind, make, categorical_action_encoding=categorical)
+    n = env.num_envs
+    actions = np.random.default_rng(0).integers(4, size=(n, 100))
+    plain = plain_loop([make() for _ in range(n)], actions, SEEDS)
+    assert (plain.terminated.sum(1) >= 5).all()
+    if categorical:
+        assert_plays_as(play(env, actions, SEEDS), plain)
+    else:
+        one_hot = np.eye(16, dtype=np.int64)
+        encoded = plain._replace(
+            observation=one_hot[plain.observation], next_observation=one_hot[plain.next_observation]
+        )
+        assert_plays_as(play(env, np.eye(4, dtype=np.int64)[actions], SEEDS), encoded)
+
+
+# --- the counting env: each rule of the contract by name ---------------------------------------
+
+LENGTHS = (3, 1, 5, 2)
+"""Episode e of slot i lasts ``LENGTHS[(e + i) % 4]`` steps; even ones terminate, odd truncate."""
+
+
+class Counting(gym.Env):
+    """Observes (step, episode, slot, last action); the reward is the step."""
+
+    def __init__(self, slot: int) -> None:
+        self.observation_space = spaces.Box(-1, 1e6, (4,), np.float64)
+        self.action_space = spaces.Discrete(10)
+        self.slot, self.episode = slot, -1
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self.time, self.episode, self.slot, self.last], np.float64)
+
+    def _info(self) -> dict[str, Any]:
+        return {"time": self.time, "pair": np.array([self.episode, self.slot], np.float32)}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.time, self.last = 0, -1
+        self.episode = (options or {}).get("episode", self.episode + 1)
+        return self._observe(), {**self._info(), "at_reset": True, "nested": {"a": 1}}
+
+    def step(self, action: int) -> Any:
+        self.time, self.last = self.time + 1, int(action)
+        over = self.time >= LENGTHS[(self.episode + self.slot) % 4]
+        even = self.episode % 2 == 0
+        return self._observe(), float(self.time), over and even, over and not even, self._info()
+
+
+def counting_dict(slot: int) -> gym.Env:
+    """The counting env with a nested Dict space of several dtypes."""
+    space = spaces.Dict(
+        when=spaces.Dict(step=spaces.Discrete(10), episode=spaces.Box(0, 10**6, (), np.int64)),
+        where=spaces.Tuple([spaces.Box(-1, 10, (1,), np.float32)] * 2),
+    )
+
+    def nest(observation: np.ndarray) -> dict[str, Any]:
+        step, episode, slot, last = observation
+        where = tuple(np.array([value], np.float32) for value in (slot, last))
+        return {"when": {"step": int(step), "episode": np.int64(episode)}, "where": where}
+
+    return gym.wrappers.TransformObservation(Counting(slot), nest, space)
+
+
+class Counts(NamedTuple):
+    """The counting env's observation, each entry ``[N, T]``."""
+
+    step: torch.Tensor
+    episode: torch.Tensor
+    slot: torch.Tensor
+    action: torch.Tensor
+
+
+def counts(td: TensorDictBase) -> Counts:
+    if "observation" in td:
+        return Counts(*td["observation"].long().unbind(-1))
+    where = td["where"].long()
+    when = td["when"]
+    return Counts(
+        when["step"].argmax(-1), when["episode"][..., 0], where[..., 0, 0], where[..., 1, 0]
+    )
+
+
+@pytest.fixture(scope="module", params=[Counting, counting_dict], ids=["box", "dict"])
+def count_form(request: pytest.FixtureRequest) -> Callable[..., gym.Env]:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=CUSTOM_KINDS)
+def counted(request: pytest.FixtureRequest, count_form: Callable[..., gym.Env]) -> TensorDict:
+    """A rollout of the counting env over many episodes, whose actions are random."""
+    env = build(request.param, count_form, info_keys=["time", "pair", "at_reset"])
+    actions = np.random.default_rng(0).integers(10, size=(env.num_envs, 60))
+    batch = play(env, np.eye(10, dtype=np.int64)[actions])
+    env.close()
+    return batch
+
+
+def test_no_row_stands_for_a_reset(counted: TensorDict) -> None:
+    assert (counts(counted["next"]).step == counts(counted).step + 1).all()
+
+
+def test_no_row_joins_two_episodes(counted: TensorDict) -> None:
+    assert (counts(counted["next"]).episode == counts(counted).episode).all()
+
+
+def test_no_action_is_ignored(counted: TensorDict) -> None:
+    assert (counts(counted["next"]).action == counted["action"].argmax(-1)).all()
+
+
+def test_each_slot_shows_its_own_env(counted: TensorDict) -> None:
+    expected = torch.arange(len(counted))[:, None].expand(counted.shape)
+    assert (counts(counted).slot == expected).all()
+    assert (counts(counted["next"]).slot == expected).all()
+
+
+def test_final_observations_are_true(counted: TensorDict) -> None:
+    following = counts(counted["next"])
+    lengths = torch.tensor(LENGTHS)[(following.episode + following.slot) % 4]
+    assert counted["next", "done"].any()
+    assert ((following.step == lengths) == counted["next", "done"][..., 0]).all()
+
+
+def test_each_row_goes_on_where_the_last_stopped(counted: TensorDict) -> None:
+    done = counted["next", "done"][:, :-1, 0]
+    before, after = counts(counted["next"][:, :-1]), counts(counted[:, 1:])
+    assert (after.step == before.step.where(~done, 0)).all()
+    assert (after.episode == before.episode + done).all()
+    assert (after.action == before.action.where(~done, -1)).all()
+
+
+def test_rewards_belong_to_their_rows(counted: TensorDict) -> None:
+    assert (counted["next", "reward"][..., 0] == counts(counted["next"]).step).all()
+
+
+def test_terminated_and_truncated_do_not_merge(counted: TensorDict) -> None:
+    even = counts(counted).episode[..., None] % 2 == 0
+    done = counted["next", "done"]
+    assert torch.equal(counted["next", "terminated"], done & even)
+    assert torch.equal(counted["next", "truncated"], done & ~even)
+
+
+def test_a_slot_shows_no_flag_after_its_reset(counted: TensorDict) -> None:
+    assert not counted["done"].any()
+    assert not counted["terminated"].any()
+    assert not counted["truncated"].any()
+
+
+def test_infos_belong_to_their_rows_final_ones_too(counted: TensorDict) -> None:
+    for td in (counted, counted["next"]):
+        seen = counts(td)
+        assert (td["time"] == seen.step).all()
+        assert (td["pair"] == torch.stack([seen.episode, seen.slot], -1)).all()
+
+
+def test_an_info_that_is_missing_reads_zero(counted: TensorDict) -> None:
+    assert torch.equal(counted["at_reset"], counts(counted).step == 0)
+    assert not counted["next", "at_reset"].any()
+
+
+def test_infos_have_the_dtypes_of_the_env(counted: TensorDict) -> None:
+    dtypes = [counted[name].dtype for name in ("time", "pair", "at_reset")]
+    assert dtypes == [torch.int64, torch.float32, torch.bool]
+
+
+# --- with TorchRL ------------------------------------------------------------------------------
+
+
+@some_kinds
+def test_check_env_specs_passes(env: GymnasiumEnv) -> None:
+    check_env_specs(env, seed=0)
+
+
+@some_kinds
+def test_random_rollouts_run_over_many_episodes(env: GymnasiumEnv) -> None:
+    torch.manual_seed(0)
+    env.set_seed(0)
+    batch = env.rollout(60, break_when_any_done=False)
+    assert batch.shape == (*env.batch_size, 60)
+    assert batch["next", "done"].any()
+    assert env.observation_spec["observation"].is_in(batch["observation"][..., 0, :])
+
+
+@some_kinds
+def test_a_dozen_transforms_compose(env: GymnasiumEnv) -> None:
+    stack = Compose(
+        InitTracker(),
+        StepCounter(max_steps=30),
+        RewardScaling(loc=0.0, scale=2.0),
+        RewardSum(),
+        RewardClipping(-1, 1),
+        ObservationNorm(loc=0.0, scale=0.5, in_keys=["observation"]),
+        UnsqueezeTransform(-2, in_keys=["observation"]),
+        CatFrames(4, dim=-2, in_keys=["observation"]),
+        FlattenObservation(-2, -1, in_keys=["observation"]),
+        DTypeCastTransform(torch.float32, torch.float64, in_keys=["observation"]),
+        DoubleToFloat(in_keys=["observation"]),
+        CatTensors(["observation"], "pixels", del_keys=False),
+        RenameTransform(["pixels"], ["stacked"]),
+    )
+    transformed = TransformedEnv(env, stack)
+    check_env_specs(transformed, seed=0)
+    batch = transformed.rollout(60, break_when_any_done=False)
+    assert batch["stacked"].shape == (*env.batch_size, 60, 16)
+    resets = batch["is_init"][..., 1:, :]
+    assert resets.any()
+    assert torch.equal(resets, batch["next", "done"][..., :-1, :])
+    assert (batch["step_count"] == 0).eq(batch["is_init"]).all()
+
+
+@every_kind
+def test_torchrls_collector_yields_what_a_plain_loop_sees(kind: str) -> None:
+    env = build_cartpole(kind, categorical_action_encoding=True, seed=SEEDS[0])
+    collector = TorchRLCollector(
+        env, None, frames_per_batch=40 * env.num_envs, total_frames=160 * env.num_envs
+    )
+    batch = torch.cat([part.reshape(env.num_envs, -1) for part in collector], 1).cpu()
+    collector.shutdown()
+    seeds = [SEEDS[0] + slot for slot in range(env.num_envs)]
+    make = OnePool if kind in ENVPOOL_KINDS else lambda seed: cartpole()
+    plain = plain_loop([make(seed) for seed in seeds], batch["action"].numpy(), seeds)
+    assert plain.terminated.sum() > 2 * env.num_envs
+    assert_plays_as(batch, plain)
+
+
+# --- partial resets and steps ------------------------------------------------------------------
+
+
+def some_steps_in(env: GymnasiumEnv, steps: int = 5) -> TensorDictBase:
+    """The root TensorDict after steps that end no episode."""
+    batch = play(env, random_actions(steps), SEEDS)
+    assert not batch["next", "done"].any()
+    return step_mdp(batch[:, -1])
+
+
+@batched_kinds
+@pytest.mark.parametrize("shape", [(N, 1), (N,)], ids=["[N, 1]", "[N]"])
+def test_a_partial_reset_leaves_the_other_slots_alone(
+    env: GymnasiumEnv, shape: tuple[int, ...]
+) -> None:
+    before = some_steps_in(env)
+    mask = torch.tensor([False, True, False])
+    after = env.reset(before.clone().set("_reset", mask.reshape(shape)))
+    assert torch.equal(after[~mask]["observation"], before[~mask]["observation"])
+    assert (after[mask]["observation"].abs() <= 0.05).all()
+    assert (before[mask]["observation"].abs() > 0.05).any()
+
+
+@batched_kinds
+def test_a_partial_reset_by_mask_alone_shows_the_other_slots(env: GymnasiumEnv) -> None:
+    before = some_steps_in(env)
+    mask = torch.tensor([[False], [True], [False]])
+    # TorchRL's reset() pads what its input lacks with zeros; what the env itself gives is whole.
+    after = env._reset(TensorDict({"_reset": mask}, [N]))
+    rest = ~mask[:, 0]
+    assert torch.equal(after[rest]["observation"], before[rest]["observation"])
+    assert not torch.equal(after["observation"][1], before["observation"][1])
+
+
+@batched_kinds
+def test_a_partial_reset_does_not_disturb_what_follows(kind: str) -> None:
+    actions = random_actions(8, seed=1)
+    ends = []
+    for mask in (None, torch.tensor([[False], [True], [False]])):
+        env = build_cartpole(kind, categorical_action_encoding=True)
+        td = some_steps_in(env)
+        if mask is not None:
+            td = env.reset(td.set("_reset", mask))
+        policy = Replay(env, actions)
+        ends.append(
+            env.rollout(8, policy, auto_reset=False, tensordict=td, break_when_any_done=False)
+        )
+        env.close()
+    for slot in (0, 2):
+        assert torch.equal(ends[0][slot]["observation"], ends[1][slot]["observation"])
+
+
+@batched_kinds
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_partial_reset_of_no_slot_does_nothing(env: GymnasiumEnv, seed: int | None) -> None:
+    before = some_steps_in(env)
+    td = before.clone().set("_reset", torch.zeros(N, 1, dtype=torch.bool))
+    after = env.reset(td, seed=seed)
+    assert torch.equal(after["observation"], before["observation"])
+
+
+@batched_kinds
+def test_a_partial_reset_takes_seeds_where_the_backend_does(kind: str, env: GymnasiumEnv) -> None:
+    before = some_steps_in(env)
+    mask = torch.tensor([[True], [False], [True]])
+    td = before.clone().set("_reset", mask)
+    if kind == "envpool":
+        with pytest.raises(ValueError, match="EnvPool seeds at construction only"):
+            env.reset(td, seed=[5, 6])
+        return
+    after = env.reset(td, seed=[5, 6])
+    plain = gym.make("CartPole-v1")
+    for slot, seed in ((0, 5), (2, 6)):
+        assert np.array_equal(after["observation"][slot], plain.reset(seed=seed)[0])
+    assert torch.equal(after["observation"][1], before["observation"][1])
+
+
+@batched_kinds
+def test_a_step_of_some_slots_leaves_the_others_alone(kind: str, env: GymnasiumEnv) -> None:
+    before = some_steps_in(env)
+    mask = torch.tensor([[True], [False], [True]])
+    td = before.clone().set("action", torch.zeros(N, dtype=torch.int64)).set("_step", mask)
+    if kind in VECTOR_KINDS:
+        with pytest.raises(RuntimeError, match="this vector env steps its slots together"):
+            env.step(td)
+        return
+    following = env.step(td)["next"]
+    assert torch.equal(following["observation"][1], before["observation"][1])
+    assert following["reward"].flatten().tolist() == [1, 0, 1]
+    twin = build_cartpole(kind, categorical_action_encoding=True)
+    whole = twin.step(some_steps_in(twin).set("action", torch.zeros(N, dtype=torch.int64)))["next"]
+    moved = mask[:, 0]
+    assert torch.equal(following[moved]["observation"], whole[moved]["observation"])
+    twin.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in OWN_KINDS])
+def test_a_step_that_would_lose_an_action_is_refused(kind: str) -> None:
+    env = build_cartpole(kind, max_episode_steps=1)
+    td = env.rand_step(env.reset())
+    assert td["next", "done"].all()
+    with pytest.raises(RuntimeError, match=r"the episodes of slots \[0.*reset these slots first"):
+        env.rand_step(step_mdp(td))
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["sync-same-step", "async-same-step"])
+def test_episodes_begun_by_the_vector_env_are_not_lost_beside_a_time_limit(kind: str) -> None:
+    # In SAME_STEP mode some slots have begun anew by themselves where others wait for a reset.
+    env = build(kind, Counting, max_episode_steps=3)
+    steps = 40
+    batch = play(env, np.eye(10, dtype=np.int64)[np.zeros((N, steps), int)])
+    env.close()
+    done = batch["next", "done"][..., 0]
+    episodes = torch.cat([torch.zeros(N, 1), done[:, :-1].cumsum(1)], 1)
+    assert (counts(batch).episode == episodes).all()
+
+
+# --- seeds, closing ----------------------------------------------------------------------------
+
+
+@every_kind
+def test_set_seed_decides_the_next_reset(kind: str, env: GymnasiumEnv) -> None:
+    actions = random_actions(40)
+    runs = []
+    for seed in (3, 3, 4):
+        env.set_seed(seed)
+        runs.append(play(env, actions))
+    assert torch.equal(runs[0]["observation"], runs[1]["observation"])
+    assert not torch.equal(runs[0]["observation"], runs[2]["observation"])
+    by_reset = play(env, actions, [3, 4, 5])
+    assert torch.equal(runs[0]["observation"], by_reset["observation"])
+
+
+@some_kinds
+def test_a_second_close_does_nothing(env: GymnasiumEnv) -> None:
+    env.reset()
+    env.close()
+    env.close()
+    assert env.is_closed
+
+
+@some_kinds
+def test_a_closed_env_says_so(env: GymnasiumEnv) -> None:
+    td = env.reset()
+    env.close()
+    with pytest.raises(RuntimeError, match=r"cannot reset .* the env is closed; make a new one"):
+        env.reset()
+    with pytest.raises(RuntimeError, match=r"cannot step .* the env is closed; make a new one"):
+        env.rand_step(td)
+
+
+@some_kinds
+def test_a_step_before_the_first_reset_is_refused(env: GymnasiumEnv) -> None:
+    td = env.fake_tensordict().exclude("next")
+    with pytest.raises(RuntimeError, match=r"expected reset\(\) before the first step\(\)"):
+        env.step(td)
+
+
+def test_envpool_seeds_out_of_range_are_refused_before_the_pool_is_made() -> None:
+    pytest.importorskip("envpool", reason="the envpool extra is not installed")
+    with pytest.raises(ValueError, match=r"expected EnvPool seeds in \[0, 2\*\*31\)"):
+        make_env("CartPole-v1", 2, backend="envpool", seed=[0, 2**31])
+
+
+def test_envpool_takes_no_reset_options() -> None:
+    env = build_cartpole("envpool")
+    with pytest.raises(ValueError, match="EnvPool takes no reset options"):
+        env.reset(options={"low": 0.0})
+    env.close()
+
+
+def test_envpool_without_a_seed_draws_fresh_episodes() -> None:
+    first, second = (build_cartpole("envpool").reset()["observation"] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+# --- vector envs of other classes --------------------------------------------------------------
+
+
+class Foreign(VectorEnv):
+    """A vector env that is neither Sync nor Async, around one that is."""
+
+    def __init__(self, mode: AutoresetMode | None) -> None:
+        inner_mode = AutoresetMode.SAME_STEP if mode is None else mode
+        factories = [partial(Counting, slot=slot) for slot in range(N)]
+        self.inner = SyncVectorEnv(factories, autoreset_mode=inner_mode)
+        self.num_envs = N
+        self.metadata = {} if mode is None else {"autoreset_mode": mode}
+        self.single_observation_space = self.inner.single_observation_space
+        self.single_action_space = self.inner.single_action_space
+        self.observation_space = self.inner.observation_space
+        self.action_space = self.inner.action_space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.inner.reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        return self.inner.step(actions)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED], ids=str)
+def test_foreign_vector_envs_keep_the_contract(mode: AutoresetMode) -> None:
+    batch = play(make_env(Foreign(mode)), np.eye(10, dtype=np.int64)[np.zeros((N, 40), int)])
+    assert (counts(batch["next"]).step == counts(batch).step + 1).all()
+    assert (counts(batch["next"]).episode == counts(batch).episode).all()
+
+
+def test_a_foreign_next_step_env_is_refused_naming_what_works() -> None:
+    with pytest.raises(ValueError, match=r"one action an episode would be ignored.*backend='ser"):
+        make_env(Foreign(AutoresetMode.NEXT_STEP))
+
+
+def test_a_vector_env_that_does_not_say_how_it_resets_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected metadata\\['autoreset_mode'\\]"):
+        make_env(Foreign(None))
+
+
+def test_next_step_without_shared_memory_is_refused_naming_what_works() -> None:
+    vector = async_vector_env(
+        [cartpole], shared_memory=False, autoreset_mode=AutoresetMode.NEXT_STEP
+    )
+    with pytest.raises(ValueError, match="use shared_memory=True or autoreset_mode="):
+        make_env(vector)
+    vector.close()
+
+
+@pytest.mark.parametrize("mode", ["DISABLED", "SAME_STEP"])
+def test_async_without_shared_memory_keeps_the_contract(mode: str) -> None:
+    factories = [partial(Counting, slot=slot) for slot in range(N)]
+    vector = async_vector_env(factories, shared_memory=False, autoreset_mode=AutoresetMode[mode])
+    env = make_env(vector)
+    batch = play(env, np.eye(10, dtype=np.int64)[np.zeros((N, 40), int)])
+    env.close()
+    assert (counts(batch["next"]).step == counts(batch).step + 1).all()
+    assert (counts(batch["next"]).episode == counts(batch).episode).all()
+
+
+def test_a_same_step_env_that_resets_whole_only_refuses_single_resets() -> None:
+    env = make_env(Foreign(AutoresetMode.SAME_STEP))
+    env.reset()
+    mask = torch.tensor([[True], [False], [False]])
+    with pytest.raises(ValueError, match=r"cannot reset slots \[0\] alone.*backend='serial'"):
+        env.reset(TensorDict({"_reset": mask}, [N]))
+
+
+def test_a_same_step_env_that_resets_whole_only_takes_no_time_limit() -> None:
+    with pytest.raises(ValueError, match="expected no max_episode_steps"):
+        make_env(Foreign(AutoresetMode.SAME_STEP), max_episode_steps=3)
+
+
+def test_vector_wrappers_pass_through() -> None:
+    vector = gym.wrappers.vector.RecordEpisodeStatistics(
+        SyncVectorEnv([cartpole] * N, autoreset_mode=AutoresetMode.SAME_STEP)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = make_env(vector, categorical_action_encoding=True)
+        actions = random_actions(100)
+        plain = plain_loop([cartpole() for _ in range(N)], actions, SEEDS)
+        assert_plays_as(play(env, actions, SEEDS), plain)

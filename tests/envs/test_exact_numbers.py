@@ -1,0 +1,430 @@
+"""Numbers are stored exactly as the env returns them, or refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tensordict import TensorDict
+
+from tdcollect import make_env
+from tdcollect.envs.process.backend import ProcessBackend
+from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.slots import Backend, SlotError, Stepper
+from tdcollect.envs.spaces import SpaceCodec
+
+DTYPES = [np.bool_, np.uint8, np.int8, np.int16, np.uint16, np.int32, np.uint32, np.int64]
+
+
+class Gives(gym.Env[Any, Any]):
+    """Returns given values: the first observation at resets, the last at the second step."""
+
+    def __init__(
+        self,
+        space: spaces.Space[Any],
+        first: Any,
+        last: Any = None,
+        *,
+        reward: Any = 1.0,
+        flags: tuple[Any, Any] = (False, False),
+        info: Any = (),
+        action: spaces.Space[Any] | None = None,
+    ):
+        self.observation_space, self.first, self.last = space, first, last
+        self.action_space = spaces.Discrete(2) if action is None else action
+        self.reward, self.flags, self.info = reward, flags, dict(info)
+        self.given: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.first, {}
+
+    def step(self, action: Any) -> Any:
+        self.given.append(action)
+        self.steps += 1
+        if self.steps < 2:
+            return self.first, 1.0, False, False, {}
+        last = self.first if self.last is None else self.last
+        return last, self.reward, *self.flags, self.info
+
+
+SPACE = spaces.Box(-1, 1, (2,))
+plain = partial(Gives, SPACE, np.zeros(2, np.float32))
+
+
+@pytest.fixture(params=["serial", "process"])
+def backend(request: pytest.FixtureRequest) -> Iterator[Callable[..., Backend]]:
+    """Makes a backend of slots."""
+    made: list[Backend] = []
+
+    def build(factories: Any) -> Backend:
+        if request.param == "serial":
+            made.append(SerialBackend(factories))
+        else:
+            made.append(ProcessBackend(factories, num_workers=1, start_method="fork"))
+        return made[-1]
+
+    yield build
+    for each in made:
+        each.close()
+
+
+def two_steps(stepper: Stepper, action: Any = 0) -> Any:
+    """Reset, and step twice; the last buffers."""
+    all_buffers = stepper.allocate(3)
+    leaf = stepper.backend.action.leaves[0]
+    actions = [np.full((stepper.num_envs, *leaf.shape), action, leaf.dtype)]
+    stepper.reset(None, all_buffers[0], seeds=range(20, 20 + stepper.num_envs))
+    for buffers in all_buffers[1:]:
+        stepper.step(actions, None, buffers)
+    return all_buffers[-1]
+
+
+def refused(stepper: Stepper, told: str) -> None:
+    """Check that the error names slot 1, its episode, its step, and the value."""
+    where = r"the env failed in step\(\) of slot 1, episode 0, step 1, seed 21: ValueError: "
+    with pytest.raises(SlotError, match=where + told) as info:
+        two_steps(stepper)
+    assert list(info.value.causes) == [1]
+
+
+# --- observations ------------------------------------------------------------------------------
+
+MISFITS = {
+    "uint8": (spaces.Box(0, 255, (2,), np.uint8), [1, 2], [300, 0], "int64 300 at [0]"),
+    "negative": (spaces.Box(0, 255, (2,), np.uint8), [1, 2], [0, -1], "int64 -1 at [1]"),
+    "int8": (spaces.Box(-9, 9, (2,), np.int8), [1, 2], [0, 128], "int64 128 at [1]"),
+    "int32": (spaces.Box(-9, 9, (2,), np.int32), [1, 2], [2**31, 0], "int64 2147483648 at [0]"),
+    "bool": (spaces.Box(0, 1, (2,), np.bool_), [True, False], [0, 2], "int64 2 at [1]"),
+    "uint16": (spaces.Box(0, 9, (2,), np.uint16), [1, 2], [65536, 0], "int64 65536 at [0]"),
+    "uint64": (
+        spaces.Box(0, 9, (2,), np.uint64),
+        [1, 2],
+        np.array([0, 2**63], np.uint64),
+        "uint64 9223372036854775808 at [1]",
+    ),
+    "MultiBinary": (spaces.MultiBinary(2), [1, 0], [0, 256], "int64 256 at [1]"),
+    "scalar": (spaces.Box(0, 255, (), np.uint8), 1, 256, "int64 256 at []"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS.values(), ids=MISFITS)
+def test_a_number_that_a_space_does_not_hold_is_refused(backend: Any, case: Any) -> None:
+    space, first, last, told = case
+    first, last = np.asarray(first), np.asarray(last)
+    slots = [partial(Gives, space, first), partial(Gives, space, first, last)]
+    refused(
+        Stepper(backend(slots)),
+        rf"expected an observation of dtype {space.dtype}, as the env's space says, got "
+        rf"{re.escape(told)}, which does not go into {re.escape(str(space))} without loss",
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "wrap"),
+    [
+        (spaces.Box(0, 255, (2, 4096), np.uint8), lambda value: np.full((2, 4096), value)),
+        (
+            spaces.Dict(a=spaces.Box(0, 255, (), np.uint8), b=spaces.Discrete(3)),
+            lambda value: {"a": np.array(value), "b": 0},
+        ),
+        (
+            spaces.Tuple([spaces.Box(0, 255, (1,), np.uint8)] * 2),
+            lambda value: (np.zeros(1, np.uint8), np.array([value])),
+        ),
+    ],
+    ids=["large", "Dict", "Tuple"],
+)
+def test_wherever_it_stands_in_the_space(backend: Any, space: Any, wrap: Any) -> None:
+    slots = [partial(Gives, space, wrap(7)), partial(Gives, space, wrap(7), wrap(300))]
+    refused(Stepper(backend(slots)), "expected an observation of dtype uint8, .* got int64 300")
+
+
+def test_it_is_refused_at_a_reset_too(backend: Any) -> None:
+    space = spaces.Box(0, 255, (1,), np.uint8)
+    slots = [partial(Gives, space, np.array([n])) for n in (3, 300)]
+    with pytest.raises(SlotError, match=r"reset\(\) of slot 1, .*, seed 21: .* got int64 300"):
+        two_steps(Stepper(backend(slots)))
+
+
+def test_numbers_of_another_dtype_that_fit_are_taken(backend: Any) -> None:
+    space = spaces.Box(0, 255, (2,), np.uint8)
+    slots = [partial(Gives, space, np.array([n, 255])) for n in (0, 7)]
+    buffers = two_steps(Stepper(backend(slots)))
+    assert buffers.raw.observation[0].tolist() == [[0, 255], [7, 255]]
+
+
+integers = st.sampled_from([*DTYPES, np.uint64]).flatmap(
+    lambda dtype: arrays(dtype, st.sampled_from([(), (3,), (2, 2)]))
+)
+
+
+@given(integers, st.sampled_from([*DTYPES, np.uint64]))
+@settings(max_examples=300, deadline=None)
+def test_what_is_stored_is_what_the_env_gave_or_it_is_refused(value: Any, dtype: Any) -> None:
+    space = spaces.Box(0, 1, value.shape, dtype)
+    codec = SpaceCodec(space, "observation")
+    (entry,) = entries = codec.empty(1)
+    fits = np.array_equal(value.astype(dtype), value) and (value <= np.iinfo(np.int64).max).all()
+    if fits:
+        codec.write_slot(value, entries, 0)
+        assert np.array_equal(entry.reshape(value.shape), value)
+    else:
+        with pytest.raises(ValueError, match="without loss"):
+            codec.write_slot(value, entries, 0)
+
+
+def test_float64_goes_into_float32_as_torchrl_has_it() -> None:
+    env = make_env(lambda: Gives(SPACE, np.array([0.1, 1e300])), 2)
+    with np.errstate(over="ignore"):
+        assert env.reset()["observation"].tolist() == [[float(np.float32(0.1)), float("inf")]] * 2
+
+
+class Vector(VectorEnv):
+    """A vector env of two slots that returns given values at each step."""
+
+    num_envs = 2
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
+
+    def __init__(self, space: spaces.Space[Any], first: Any, *rest: Any):
+        self.single_observation_space = space
+        self.single_action_space = spaces.Discrete(2)
+        self.first, self.rest = first, rest
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.first, {}
+
+    def step(self, actions: Any) -> Any:
+        return *self.rest, {}
+
+
+ZEROS, NO = np.zeros(2), np.zeros(2, bool)
+BYTE = spaces.Box(0, 255, (), np.uint8)
+IN_VECTORS = {
+    "observation": ((BYTE, NO, np.array([0, 300]), ZEROS, NO, NO), "got int64 300"),
+    "reward": ((BYTE, NO, NO, np.array([1.0, None]), NO, NO), "got NoneType None"),
+    "text": ((BYTE, NO, NO, np.array(["1", "b"]), NO, NO), "expected a reward that is one real"),
+    "terminated": ((BYTE, NO, NO, ZEROS, np.array([0, 2]), NO), "expected terminated to be one"),
+    "truncated": ((BYTE, NO, NO, ZEROS, NO, [False, None]), "expected truncated to be one bool"),
+}
+
+
+@pytest.mark.parametrize(("parts", "told"), IN_VECTORS.values(), ids=IN_VECTORS)
+def test_a_vector_env_is_refused_by_slot(parts: Any, told: str) -> None:
+    env = make_env(Vector(*parts))
+    env.reset()
+    with pytest.raises(SlotError, match=f"slot 1, episode 0, step 0: ValueError: .*{told}"):
+        env.rand_step()
+
+
+def test_a_vector_env_gives_one_reward_and_flag_a_slot() -> None:
+    for parts in [(np.zeros(1), NO, NO), (ZEROS, np.zeros(1, bool), NO)]:
+        env = make_env(Vector(BYTE, NO, NO, *parts))
+        env.reset()
+        with pytest.raises((SlotError, ValueError)):
+            env.rand_step()
+
+
+def test_a_first_observation_of_a_vector_env_is_refused_by_slot() -> None:
+    with pytest.raises(SlotError, match=r"reset\(\) of slot 1, .* got int64 300"):
+        make_env(Vector(BYTE, np.array([0, 300]))).reset()
+
+
+# --- infos -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("example", "later", "told"),
+    [
+        (np.int8(1), 300, "int8 .* got int64 300"),
+        (False, 2, "bool .* got int64 2"),
+        (np.uint8(1), -1, "uint8 .* got int64 -1"),
+        (1, 0.5, "int64 .* got float64 0.5"),
+        (0.5, 1j, "float64 .* got complex128 1j"),
+        (0.5, None, "float64 .* got object None"),
+        (0.5, "1.5", "float64 .* got <U3 1.5"),
+    ],
+)
+def test_an_info_that_does_not_fit_is_refused(
+    backend: Any, example: Any, later: Any, told: str
+) -> None:
+    made = backend([plain, partial(plain, info={"x": later})])
+    made.read_info({"x": example})
+    refused(Stepper(made), "expected info 'x' to be " + told)
+
+
+def test_an_info_of_another_dtype_that_fits_is_taken(backend: Any) -> None:
+    made = backend([plain, partial(plain, info={"x": 200})])
+    made.read_info({"x": np.uint8(1)})
+    assert two_steps(Stepper(made)).raw.info[0].tolist() == [0, 200]
+
+
+# --- rewards and flags -------------------------------------------------------------------------
+
+NO_REWARDS = [
+    None,
+    "1.5",
+    1j,
+    np.ones(2),
+    np.zeros(0),
+    np.array(None),
+    np.datetime64("2026-01-01"),
+    np.timedelta64(3, "ns"),
+    {"agent": 1.0},
+]
+REWARDS = [
+    (True, 1.0),
+    (np.bool_(True), 1.0),
+    (3, 3.0),
+    (np.int8(-3), -3.0),
+    (2**70, float(2**70)),
+    (Fraction(1, 2), 0.5),
+    (np.float16(0.5), 0.5),
+    (np.array([[2.0]]), 2.0),
+    (np.array(1.5, object), 1.5),
+    (torch.tensor(2.5), 2.5),
+    ([4.0], 4.0),
+]
+
+
+@pytest.mark.parametrize("reward", NO_REWARDS, ids=repr)
+def test_a_reward_that_is_no_real_number_is_refused(backend: Any, reward: Any) -> None:
+    slots = [plain, partial(plain, reward=reward)]
+    told = f"expected a reward that is one real number, got {type(reward).__name__} "
+    refused(Stepper(backend(slots)), re.escape(told))
+
+
+@pytest.mark.parametrize(("reward", "expected"), REWARDS, ids=repr)
+@pytest.mark.parametrize("alone", [True, False], ids=["all slots", "one slot"])
+def test_one_real_number_is_a_reward(
+    backend: Any, reward: Any, expected: float, alone: bool
+) -> None:
+    other = partial(plain, reward=reward) if alone else plain
+    buffers = two_steps(Stepper(backend([other, partial(plain, reward=reward)])))
+    assert buffers.reward.dtype == np.float32
+    assert buffers.reward.tolist() == [expected if alone else 1.0, expected]
+
+
+def test_a_nan_in_an_array_of_objects_is_a_nan(backend: Any) -> None:
+    slots = [plain, partial(plain, reward=np.array([np.nan], object))]
+    assert np.isnan(two_steps(Stepper(backend(slots))).reward).tolist() == [False, True]
+
+
+@given(st.integers(-(2**62), 2**62))
+@settings(max_examples=50, deadline=None)
+def test_whole_rewards_are_rounded_once_wherever_they_come_from(reward: int) -> None:
+    slots = [partial(plain, reward=reward), partial(plain, reward=float(reward))]
+    found = two_steps(Stepper(SerialBackend(slots))).reward
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+@pytest.mark.parametrize("flag", [2, "no", None, np.nan, -1, np.array([True, False])], ids=repr)
+def test_a_flag_that_is_no_bool_is_refused(backend: Any, name: str, flag: Any) -> None:
+    flags = (flag, False) if name == "terminated" else (False, flag)
+    slots = [plain, partial(plain, flags=flags)]
+    told = f"expected {name} to be one bool, got {type(flag).__name__} "
+    refused(Stepper(backend(slots)), re.escape(told))
+
+
+@pytest.mark.parametrize("flag", [True, np.bool_(True), 1, 1.0, np.array([True]), np.uint8(1)])
+def test_what_says_true_or_false_is_a_flag(backend: Any, flag: Any) -> None:
+    no = type(flag)(0) if not isinstance(flag, np.ndarray) else np.array([False])
+    slots = [plain, partial(plain, flags=(flag, no))]
+    buffers = two_steps(Stepper(backend(slots)))
+    assert buffers.raw.terminated.tolist() == [False, True]
+    assert not buffers.raw.truncated.any()
+
+
+# --- actions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "told"),
+    [
+        (spaces.Box(0, 9, (1,), np.uint16), torch.tensor([[1], [-1]]), "uint16, .* int64 -1 at"),
+        (spaces.Box(0, 9, (1,), np.uint32), torch.tensor([[1], [2**32]]), "got int64 4294967296"),
+        (spaces.Discrete(3), torch.tensor([1.0, 1.5]), "int64, .* float.* 1.5 at"),
+        (spaces.MultiDiscrete([3], dtype=np.int8), torch.tensor([[1], [300]]), "int64 300 at"),
+        (spaces.Discrete(3), torch.tensor([1.0, torch.nan]), "got float.* nan"),
+    ],
+    ids=str,
+)
+def test_an_action_that_its_space_does_not_hold_is_refused(
+    space: spaces.Space[Any], action: torch.Tensor, told: str
+) -> None:
+    env = make_env(lambda: plain(action=space), 2, categorical_action_encoding=True)
+    env.reset()
+    with pytest.raises(ValueError, match=f"expected an action of dtype .*{told}"):
+        env.step(TensorDict({"action": action}, [2]))
+
+
+def test_an_action_of_another_dtype_that_fits_is_taken() -> None:
+    for space in (spaces.Discrete(3), spaces.Discrete(3, start=4), spaces.MultiDiscrete([3])):
+        made: list[Gives] = []
+
+        def make(space: Any = space, made: Any = made) -> Gives:
+            made.append(plain(action=space))
+            return made[-1]
+
+        env = make_env(make, 2, categorical_action_encoding=True)
+        env.reset()
+        shape = env.action_spec.shape
+        for dtype in (torch.float32, torch.int32, torch.uint8):
+            env.step(TensorDict({"action": torch.ones(shape, dtype=dtype)}, [2]))
+        assert all(action in space for env in made for action in env.given)
+        assert {action.dtype for env in made for action in env.given} == {space.dtype}
+
+
+class Echo(gym.Env[Any, Any]):
+    """Observes its action, and the size in bytes of the action's numbers."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def __init__(self, action: spaces.Space[Any]):
+        self.action_space = action
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2), {}
+
+    def step(self, action: Any) -> Any:
+        return np.array([action[0], action.itemsize], np.float64), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(np.float32, 0.1), (np.int8, 0.7), (np.int8, 300), (np.uint8, -1), (np.float32, 3)],
+    ids=str,
+)
+def test_workers_give_envs_the_actions_that_serial_gives(dtype: Any, value: Any) -> None:
+    """As TorchRL has it: in the policy's dtype, whatever the space says."""
+    factories = [partial(Echo, spaces.Box(0, 1, (1,), dtype))] * 3
+    actions = [np.array([[value]] * 3)]
+    shown = []
+    for made in (
+        SerialBackend(factories),
+        ProcessBackend(factories, num_workers=2, start_method="fork"),
+    ):
+        out = Stepper(made).allocate(1)[0].raw
+        made.reset(range(3), None, None, out)
+        made.step(actions, None, out)
+        made.step(actions, [0, 2], out)
+        made.step([actions[0].astype(dtype, casting="unsafe")], None, out)
+        made.step(actions, [1, 2], out)
+        shown.append(out.observation[0].copy())
+        made.close()
+    assert np.array_equal(*shown)
+    assert shown[0][2].tolist() == [value, actions[0].itemsize]

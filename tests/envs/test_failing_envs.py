@@ -1,0 +1,509 @@
+"""Envs that fail: the errors, and the data of a collection that continues."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
+from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from torchrl.objectives.value import GAE
+
+from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_trajectories
+from tdcollect.envs.buffers import Bookkeeping
+from tdcollect.envs.slots import EpisodeCounters, RestartsExhausted, SlotError
+from tdcollect.seeding import restart_seed
+from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
+
+from ..testing.faulty_envs import IN_STEP, IN_WORKERS, RULES, faulty_env
+
+FAULTS = [
+    *(pytest.param(backend, what) for backend in ("serial", "process") for what in IN_STEP),
+    *(pytest.param("process", what) for what in IN_WORKERS),
+]
+RESETS = [
+    *(
+        pytest.param(backend, f"{w} at reset")
+        for backend in ("serial", "process")
+        for w in ("raise", "shape", "nan")
+    ),
+    *(pytest.param("process", f"{what} at reset") for what in IN_WORKERS),
+]
+MARK = ("next", "env_error")
+TELLS = {
+    "raise": "ZeroDivisionError: the pole fell through the cart",
+    "shape": r"ValueError: expected an observation of shape \(3,\), as the env's space says, got",
+    "dtype": "ValueError: expected an observation of dtype float32, as .* says, got <U",
+    "nan": r"ValueError: expected finite .* as check_finite=.* got nan at \[0\] of 'observation'",
+    "infinite reward": r"ValueError: expected finite numbers, .* got inf at \[0\] of 'reward'",
+    "four": "ValueError: not enough values to unpack",
+    "kill": "WorkerLost: the worker of slot 1 was killed by SIGKILL",
+    "hang": r"WorkerLost: the worker of slot 1 was ended, as .* took more than 0.4 s",
+}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes envs of faulty slots, closed at the end; each with faults of its own."""
+    made: list[Any] = []
+
+    def build(faults: Any, *args: Any, **options: Any) -> Any:
+        made.append(faulty_env(tmp_path / str(len(made)), faults, *args, **options))
+        return made[-1]
+
+    yield build
+    for env in made:
+        env.close()
+
+
+def random_policy() -> ProbabilisticActor:
+    torch.manual_seed(0)
+    return ProbabilisticActor(
+        TensorDictModule(nn.Linear(3, 5), in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+
+
+def collected(env: EnvBase, steps: int = 40, policy: Any = None, of: Any = Collector) -> Any:
+    """One batch ``[N, steps]`` from seed 20, and its collector."""
+    collector = of(env, policy or random_policy(), frames_per_batch=steps * env.batch_size.numel())
+    env.set_seed(20)
+    collector.reset()
+    torch.manual_seed(1)
+    return next(iter(collector)), collector
+
+
+def assert_same(one: TensorDictBase, other: TensorDictBase) -> None:
+    for key in other.keys(True, True):
+        assert (one[key] == other[key]).all(), key
+
+
+# ------------------------------------------------------------------------------------- by default
+
+
+@pytest.mark.behaviour(30)
+@pytest.mark.parametrize(("backend", "what"), FAULTS)
+def test_a_failure_is_told_with_slot_episode_step_and_seed(
+    make: Any, backend: str, what: str
+) -> None:
+    """Slot 1 has episodes of 8, 6 and 5 steps; its seventh step is the seventh of its first."""
+    env = make({1: what}, backend=backend, max_restarts=None)
+    told = rf"^the env failed in step\(\) of slot 1, episode 0, step \d, seed 21: {TELLS[what]}"
+    env.set_seed(20)
+    with pytest.raises(SlotError) as info:
+        env.rollout(40, break_when_any_done=False)
+    told = told.replace("ValueError: not", "(ValueError|.*): not")
+    assert re.search(told, str(info.value)), str(info.value)
+    assert list(info.value.causes) == [1]
+    assert info.value.__cause__ is info.value.causes[1]
+
+
+@pytest.mark.behaviour(30)
+@pytest.mark.parametrize(("backend", "what"), RESETS)
+def test_a_failure_at_reset_is_told_likewise(make: Any, backend: str, what: str) -> None:
+    env = make({1: what}, backend=backend, max_restarts=None, at=1)
+    env.set_seed(20)
+    told = r"^the env failed in reset\(\) of slot 1, episode 1, seed 21 at episode 0: "
+    with pytest.raises(SlotError, match=told + ".*" + TELLS[what.split()[0]]):
+        env.rollout(40, break_when_any_done=False)
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_the_envs_own_traceback_is_kept(make: Any, backend: str) -> None:
+    env = make({1: "raise"}, backend=backend, max_restarts=None)
+    with pytest.raises(SlotError) as info:
+        env.rollout(40, break_when_any_done=False)
+    cause = info.value.causes[1]
+    frames = [] if cause.__traceback__ is None else [cause.__traceback__]
+    while frames and frames[-1].tb_next is not None:
+        frames.append(frames[-1].tb_next)
+    names = " ".join(frame.tb_frame.f_code.co_name for frame in frames)
+    assert "_fail" in names + str(cause.__cause__)
+
+
+def test_the_error_survives_a_pipe() -> None:
+    """As worker processes of others send it."""
+    error = SlotError("step", {1: ValueError("x")}, {1: ", episode 2, step 3"})
+    again = pickle.loads(pickle.dumps(error))
+    assert (
+        str(again)
+        == str(error)
+        == ("the env failed in step() of slot 1, episode 2, step 3: ValueError: x")
+    )
+
+
+def test_numbers_that_are_none_pass_unless_checked() -> None:
+    class Broken(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> Any:
+            return np.array([0, np.nan], np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(2, np.float32), np.nan, False, False, {}
+
+    assert make_env(Broken, 2).rollout(3)["next", "reward"].isnan().all()
+    with pytest.raises(SlotError, match=r"slot 0, episode 0: .* nan at \[1\] of 'observation'"):
+        make_env(Broken, 2, check_finite=True).reset()
+
+
+def test_envs_that_raise_have_no_mark() -> None:
+    env = make_env("CartPole-v1", 2)
+    assert "env_error" not in env.observation_spec
+    assert MARK not in env.rollout(3).keys(True)
+
+
+# ------------------------------------------------------------------------------------- on request
+
+
+@pytest.mark.behaviour(30)
+@pytest.mark.parametrize("collector_class", [Collector, TorchRLCollector])
+@pytest.mark.parametrize(("backend", "what"), [*FAULTS, *RESETS])
+def test_collection_goes_on_and_no_other_row_changes(
+    make: Any, backend: str, what: str, collector_class: Any
+) -> None:
+    sound, _ = collected(make({}, backend=backend), of=collector_class)
+    batch, _ = collected(make({1: what}, backend=backend), of=collector_class)
+    others = [0, 2]
+    left_out = [("collector", "traj_ids")]
+    assert_same(batch[others].exclude(*left_out), sound[others].exclude(*left_out))
+    marks = batch[MARK][1, :, 0].nonzero().reshape(-1).tolist()
+    assert not batch[MARK][others].any()
+    if what.endswith("at reset"):
+        assert marks == []
+    else:
+        assert marks == [6]  # the seventh step
+        assert_same(batch[1, :6], sound[1, :6])
+    # After a failed reset nothing tells that the env counts its episodes from anew.
+    checked = others if what.endswith("at reset") else [0, 1, 2]
+    given = {"slots": checked, "predicted": False, "require": [("collector", "traj_ids")]}
+    check_counting_batch(batch[checked], RULES, **given)
+    assert (batch["observation"][1, 1:, 0] - batch["next", "observation"][1, :-1, 0])[
+        ~batch["next", "done"][1, :-1, 0]
+    ].count_nonzero() == 0
+
+
+def test_the_marked_row_repeats_the_last_true_observation(make: Any) -> None:
+    batch, _ = collected(make({1: "nan"}))
+    row, following = batch[1, 6], batch[1, 7]
+    assert row[MARK].all()
+    assert (row["next", "observation"] == row["observation"]).all()
+    assert row["next", "reward"] == 0
+    assert row["next", "truncated"].all()
+    assert row["next", "done"].all()
+    assert not row["next", "terminated"].any()
+    assert not following["env_error"].any()
+    # The env built anew is seeded, so that runs repeat: the counting env shows the seed.
+    assert following["observation"].tolist() == [0, restart_seed(21) % 2**20, 1]
+
+
+def test_a_run_with_failures_repeats_itself(make: Any) -> None:
+    faults = {0: "raise", 1: "shape at reset", 2: "nan"}
+    one, other = (collected(make(faults))[0] for _ in range(2))
+    assert one[MARK].sum() == 2
+    assert_same(one, other)
+
+
+def test_a_seed_that_was_asked_for_is_kept(make: Any) -> None:
+    env = make({1: "raise at reset"}, at=0)
+    assert env.reset(seed=50)["observation"][:, 1].tolist() == [50, 51, 52]
+
+
+def test_rollouts_and_partial_steps_go_on_too(make: Any) -> None:
+    env = make({1: "raise"})
+    batch = env.rollout(30, StatelessCountingPolicy(), break_when_any_done=False)
+    assert batch[MARK].sum() == 1
+    check_counting_batch(batch, RULES)
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_an_env_built_anew_must_be_reset(make: Any, backend: str) -> None:
+    env = make({1: "raise"}, backend=backend, at=1)
+    state = env.rand_action(env.reset())
+    following = env.step(state)["next"]
+    assert following["done"].reshape(-1).tolist() == [False, True, False]
+    with pytest.raises(RuntimeError, match=r"expected reset\(\) before the first step"):
+        env.step(env.rand_action(following.clone()))
+
+
+# ------------------------------------------------------------------------- workers of several slots
+
+
+def test_the_slots_of_a_lost_worker_break_off_together_and_the_others_go_on(make: Any) -> None:
+    """With two workers of two slots, a killed one takes its slots' episodes with it."""
+    given = {"num_envs": 4, "backend": "process", "num_workers": 2}
+    sound, _ = collected(make({}, **given))
+    batch, collector = collected(make({1: "kill"}, **given))
+    assert batch[MARK][:, 6, 0].tolist() == [True, True, False, False]
+    assert batch[MARK].sum() == 2
+    assert_same(batch[2:].exclude("collector"), sound[2:].exclude("collector"))
+    check_counting_batch(batch, RULES, predicted=False)
+    assert collector.stats.latest.restarts == 2
+
+
+def test_a_worker_lost_in_a_reset_breaks_off_its_other_slots_at_their_next_step(make: Any) -> None:
+    batch, _ = collected(make({1: "kill at reset"}, 3, backend="process", num_workers=1, at=6))
+    reset_at = int(batch["next", "done"][1, :, 0].nonzero()[0]) + 1
+    marks = batch[MARK][..., 0].nonzero().tolist()
+    assert [0, reset_at] in marks or [2, reset_at] in marks
+    assert all(slot != 1 and column == reset_at for slot, column in marks)
+    check_counting_batch(batch[[0, 2]], RULES, slots=[0, 2], predicted=False)
+
+
+def test_slots_that_wait_fall_with_their_worker(make: Any) -> None:
+    """Slot 0 waits, by TorchRL's mask, while slot 1 takes the worker along."""
+    env = make({1: "kill"}, 2, backend="process", num_workers=1, at=2)
+    row = env.rand_action(env.reset())
+    row = env.rand_action(env.step(row)["next"].clone())
+    row["_step"] = torch.tensor([[False], [True]])
+    following = env.step(row)["next"]
+    assert following["env_error"].reshape(-1).tolist() == [False, True]
+    following = env.rand_action(env.maybe_reset(following.clone()))
+    following = env.step(following)["next"]
+    assert following["env_error"].reshape(-1).tolist() == [True, False]
+    assert following["observation"][:, 0].tolist() == [1, 1]
+
+
+# ---------------------------------------------------------------------------------------- a bound
+
+
+@pytest.mark.behaviour(30)
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_the_bound_on_restarts_is_kept(make: Any, backend: str) -> None:
+    env = make({0: "raise", 1: "shape", 2: "nan"}, backend=backend, max_restarts=2)
+    told = (
+        r"^the env failed in step\(\) of slot 0, episode .*; slot 1, .*; slot 2, .*; 0 envs were "
+        "built anew already and max_restarts=2: correct the env, or pass a larger max_restarts"
+    )
+    with pytest.raises(RestartsExhausted, match=told) as info:
+        env.rollout(40, break_when_any_done=False)
+    assert type(info.value.__cause__) is SlotError
+
+
+def test_an_env_that_cannot_be_built_at_first_is_tried_again(tmp_path: Path) -> None:
+    tries: list[int] = []
+
+    def build() -> gym.Env[Any, Any]:
+        tries.append(0)
+        if len(tries) in (3, 4):
+            raise OSError("no licence left")
+        env = gym.make("CartPole-v1")
+        if len(tries) == 2:
+            env.step = None  # type: ignore[method-assign, assignment]  # it cannot be called
+        return env
+
+    env = make_env(build, 2, on_env_error="restart", max_restarts=3)
+    assert env.rollout(5, break_when_any_done=False)[MARK].sum() == 1
+    assert env.restarts == 3
+    tries.clear()
+    env = make_env(build, 2, on_env_error="restart", max_restarts=2)
+    with pytest.raises(RestartsExhausted, match=r"failed in rebuild\(\) of slot 1: .*no licence"):
+        env.rollout(5)
+
+
+def test_an_env_that_always_fails_ends_in_an_error() -> None:
+    class Never(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> Any:
+            raise OSError("no display")
+
+    with pytest.raises(RestartsExhausted, match="no display; 100 envs were built anew already"):
+        make_env(Never, 2, on_env_error="restart").reset()
+
+
+# ------------------------------------------------------------------------------------- what follows
+
+
+@pytest.mark.parametrize("collector_class", [Collector, TorchRLCollector])
+def test_bookkeeping_is_that_of_torchrls_transforms(make: Any, collector_class: Any) -> None:
+    native, _ = collected(
+        make({1: "raise"}, bookkeeping=Bookkeeping(step_count=True, episode_reward=True)),
+        of=collector_class,
+    )
+    env = TransformedEnv(make({1: "raise"}), StepCounter())
+    env.append_transform(RewardSum())
+    other, _ = collected(env, of=collector_class)
+    assert native[MARK].any()
+    assert_same(native, other)
+
+
+def test_torchrls_advantages_bootstrap_from_the_marked_row(make: Any) -> None:
+    """With a value of c everywhere, the marked row's advantage is -(1 - gamma) c.
+
+    The episode's earlier rows see that much less, decayed; had it gone on, 0 would be expected.
+    """
+    c, gamma, lmbda = 2.0, 0.9, 0.8
+    value = TensorDictModule(
+        lambda o: torch.full((*o.shape[:-1], 1), c), ["observation"], ["state_value"]
+    )
+    gae = GAE(gamma=gamma, lmbda=lmbda, value_network=value)
+    sound, broken = (collected(make(faults))[0] for faults in ({}, {1: "raise"}))
+    for batch in (sound, broken):
+        batch["next", "reward"].zero_()
+        gae(batch)
+    assert_same(broken[[0, 2]].exclude("collector"), sound[[0, 2]].exclude("collector"))
+    advantage = broken["advantage"][1, :, 0]
+    delta = torch.tensor(-(1 - gamma) * c)
+    expected = sum(delta * (gamma * lmbda) ** k for k in range(2))
+    assert advantage[6].allclose(delta)
+    assert advantage[5].allclose(expected)
+
+
+def test_trajectories_split_at_the_marked_row(make: Any) -> None:
+    batch, _ = collected(make({1: "raise"}))
+    ends = split_trajectories(batch, layout="list")
+    broken = [part for part in ends if part[MARK].any()]
+    assert len(broken) == 1
+    assert broken[0][MARK].reshape(-1).nonzero().reshape(-1).tolist() == [len(broken[0]) - 1]
+    kept = batch[~batch[MARK].squeeze(-1)]
+    assert kept.shape == (batch.numel() - 1,)
+
+
+@pytest.mark.behaviour(30)
+@pytest.mark.parametrize("timers", [False, True])
+@pytest.mark.parametrize("stock_loop", [False, True])
+def test_statistics_count_restarts_and_leave_broken_episodes_out(
+    make: Any, monkeypatch: pytest.MonkeyPatch, stock_loop: bool, timers: bool
+) -> None:
+    monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", not stock_loop)
+    told: list[float] = []
+
+    class Told(Hooks):
+        def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
+            told.extend(returns.tolist())
+
+    env = make({1: "raise", 2: "raise at reset"})
+    policy = StatelessCountingPolicy()
+    collector = Collector(env, policy, frames_per_batch=30, hooks=Told(), timers=timers)
+    batch = torch.cat([collector.rollout().clone() for _ in range(4)], 1)
+    whole = [
+        part["next", "reward"].sum().item()
+        for part in split_trajectories(batch, layout="list")
+        if part["next", "done"].any() and not part[MARK].any()
+    ]
+    life = collector.stats.lifetime
+    assert life.restarts == 2
+    assert collector.stats.latest.restarts == 0
+    assert "restarts  2" in str(life)
+    assert life.episodes == len(whole) < int(batch["next", "done"].sum())
+    assert sorted(told) == sorted(whole)
+    assert np.isclose(life.return_stats.mean, np.mean(whole))
+    assert life.steps == batch.numel()
+
+
+@pytest.mark.behaviour(30)
+@pytest.mark.parametrize("stock_loop", [False, True])
+def test_whole_episodes_take_the_place_of_broken_ones(
+    make: Any, monkeypatch: pytest.MonkeyPatch, stock_loop: bool
+) -> None:
+    monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", not stock_loop)
+    env = make({1: "raise", 2: "nan at reset"})
+    collector = Collector(env, StatelessCountingPolicy(), frames_per_batch=30)
+    batch = collector.collect(episodes=9)
+    assert not batch[MARK].any()
+    parts = split_trajectories(batch, layout="list")
+    assert len(parts) == 9 == collector.stats.latest.episodes
+    for part in parts:
+        step, episode, slot = part["observation"].long().unbind(-1)
+        assert step.tolist() == list(range(RULES.length(int(slot[0]), int(episode[0]))))
+    assert collector.stats.latest.restarts == 2
+
+
+def test_test_episodes_start_again_where_their_env_was_built_anew(make: Any) -> None:
+    """As they do where it raises: on their own seed, with a retry in the record."""
+    env = make({0: "raise"}, 1, at=60)
+    running = EvaluationCollector(env, StatelessCountingPolicy(), 12, seed=0)
+    records = {e.record.index: e.record for e in running.run()}
+    env = make({}, 1)
+    sound = EvaluationCollector(env, StatelessCountingPolicy(), 12, seed=0)
+    for finished in sound.run():
+        assert records[finished.record.index].digest == finished.record.digest
+    assert sum(record.restarts for record in records.values()) == 1
+
+
+# --------------------------------------------------------------------------------------- bad input
+
+
+def made_already() -> gym.Env[Any, Any]:
+    return gym.make("CartPole-v1")
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "word": ("CartPole-v1", {"on_env_error": "ignore"}, "expected on_env_error to be 'raise' or"),
+    "alone": ("CartPole-v1", {"max_restarts": 3}, "max_restarts=3 is for on_env_error='restart'"),
+    "zero": (
+        "CartPole-v1",
+        {"on_env_error": "restart", "max_restarts": 0},
+        "expected max_restarts to be a positive int or None, got 0",
+    ),
+    "vector": (
+        lambda: gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"),
+        {"on_env_error": "restart"},
+        "builds single slots anew, which 'gymnasium' does not allow; pass an id or a callable with",
+    ),
+    "envpool": (
+        "CartPole-v1",
+        {"on_env_error": "restart", "backend": "envpool", "num_envs": 2},
+        "which 'envpool' does not allow; pass an id or a callable with backend='serial' or 'proc",
+    ),
+    "made": (
+        made_already,
+        {"on_env_error": "restart"},
+        "which an env that is made already does not allow",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_honoured_is_refused_before_anything_is_made(case: str) -> None:
+    env, options, told = REFUSED[case]
+    env = env() if callable(env) else env
+    with pytest.raises((TypeError, ValueError), match=re.escape(told)):
+        make_env(env, **options)
+
+
+def test_a_step_without_restarts_raises_and_spends_none() -> None:
+    class Breaks(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> Any:
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            raise ValueError("broken")
+
+    env = make_env(Breaks, 2, on_env_error="restart")
+    (buffers,) = env.allocate(1)
+    env.stepper.reset(None, buffers)
+    actions = env.read_actions(env.rand_action())
+    with pytest.raises(SlotError, match="slot 0, episode 0, step 0: ValueError: broken"):
+        env.stepper.step(actions, None, buffers, restart=False)
+    assert env.restarts == 0
+    env.stepper.reset(None, buffers)
+    env.stepper.step(actions, None, buffers)
+    assert env.restarts == 2
+    assert sorted(env.broken_episodes) == [0, 1]
+
+
+def test_a_call_before_the_first_reset_has_no_episode() -> None:
+    counters, failed = EpisodeCounters(2), SlotError("step", {1: ValueError()})
+    assert counters.located(failed, {}).where == {1: ", before its first reset"}
+    counters.started([1], {1: 7})
+    assert counters.located(failed, {}).where == {1: ", episode 0, step 0, seed 7"}

@@ -1,0 +1,155 @@
+"""Attributes of gymnasium envs that envs of ``make_env`` give, and their readers of infos."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torchrl.data import Unbounded
+from torchrl.envs import GymEnv, SerialEnv, TransformedEnv, default_info_dict_reader
+from torchrl.envs.transforms import EndOfLifeTransform, StepCounter
+
+import tdcollect
+
+from ..zoo.process_envs import Drawn, Unsendable
+from ..zoo.torchrl_envs import Lives
+
+NAMES = ("spec", "metadata", "render_mode")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_slot_gives_the_attributes_of_its_env(name: str) -> None:
+    env, theirs = tdcollect.make_env("CartPole-v1"), GymEnv("CartPole-v1")
+    found, expected = getattr(env, name), getattr(theirs, name)
+    if name == "spec":
+        found, expected = found.id, expected.id
+    assert found == expected
+    assert env.unwrapped is env.slot_envs[0].unwrapped
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_several_slots_give_a_list(backend: str) -> None:
+    env = tdcollect.make_env("CartPole-v1", 3, backend=backend)
+    theirs = SerialEnv(3, lambda: GymEnv("CartPole-v1"))
+    theirs.start()
+    for name in NAMES[1:]:
+        assert getattr(env, name) == getattr(theirs, name), name
+    assert [spec.id for spec in env.spec] == [spec.id for spec in theirs.spec]
+    env.reset(seed=0)
+    states = [one.state for one in env.unwrapped]
+    assert len({state.tobytes() for state in map(np.asarray, states)}) == 3
+    found = env.get_wrapper_attr("gravity")
+    assert found == theirs.get_wrapper_attr("gravity") == [9.8] * 3
+    assert env.has_wrapper_attr(name="gravity") == [True] * 3
+    env.close()
+    theirs.close()
+
+
+def test_a_vector_env_gives_its_own() -> None:
+    vector = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    env = tdcollect.make_env(vector)
+    assert env.spec is vector.spec
+    assert env.get_attr("gravity") == (9.8, 9.8)
+
+
+def of_vector(name: str, count: int) -> Any:
+    return tdcollect.make_env(gym.make_vec(name, count, vectorization_mode="sync"))
+
+
+@pytest.mark.parametrize("make", [tdcollect.make_env, of_vector], ids=["slots", "vector"])
+@pytest.mark.parametrize("name", ["no_such_name", "_env"])
+def test_other_names_raise(make: Any, name: str) -> None:
+    env = make("CartPole-v1", 2)
+    with pytest.raises(AttributeError, match=name):
+        getattr(env, name)
+    with pytest.raises(AttributeError, match=name):
+        getattr(TransformedEnv(env, StepCounter()), name)
+    env.close()
+    with pytest.raises(AttributeError, match="spec"):
+        _ = env.spec
+
+
+def test_values_that_cannot_be_sent_raise() -> None:
+    env = tdcollect.make_env(Unsendable, 2, backend="process")
+    with pytest.raises(AttributeError, match="unwrapped"):
+        _ = env.unwrapped
+    assert env.reset().batch_size == (2,)
+    env.close()
+
+
+def test_end_of_life_reads_lives() -> None:
+    env = TransformedEnv(tdcollect.make_env(Lives, 3, seed=0), EndOfLifeTransform())
+    with pytest.warns(UserWarning, match="not a gym env"):
+        rollout = env.rollout(30, break_when_any_done=False)
+    lost = rollout["lives"] > rollout["next", "lives"]
+    assert lost.any()
+    ended = lost | rollout["next", "done"].squeeze(-1)
+    assert torch.equal(rollout["next", "end-of-life"].squeeze(-1), ended)
+
+
+# --- infos
+
+
+@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_infos_are_stored_as_info_keys_are(backend: str, by_name: bool) -> None:
+    expected = tdcollect.make_env(Drawn, 2, backend=backend, info_keys=["left", "noise"])
+    env = tdcollect.make_env(Drawn, 2, backend=backend)
+    env.set_spec_lock_()
+    reader = default_info_dict_reader(["left", "noise"]) if by_name else None
+    assert env.set_info_dict_reader(reader) is env
+    assert len(env.info_dict_reader) == 1
+    if by_name:
+        assert env.specs == expected.specs
+    assert env.is_spec_locked
+    found = []
+    for one in (env, expected):
+        one.set_seed(0)
+        torch.manual_seed(0)
+        found.append(one.rollout(8, break_when_any_done=False))
+        one.close()
+    for key in found[1].keys(True, True):
+        assert torch.equal(found[0][key], found[1][key]), key
+
+
+def test_a_spec_says_what_an_info_is() -> None:
+    env = tdcollect.make_env(Drawn, 2)
+    reader = default_info_dict_reader(["left", "late"], [Unbounded((1,)), Unbounded((2, 3))])
+    with pytest.raises(
+        tdcollect.envs.SlotError, match="expected info 'left' to be float32 of shape"
+    ):
+        env.set_info_dict_reader(reader).reset()
+    env = tdcollect.make_env(Drawn, 2)
+    env.auto_register_info_dict(
+        info_dict_reader=default_info_dict_reader(["late"], [Unbounded((2,))])
+    )
+    assert env.reset()["late"].tolist() == [[0.0, 0.0]] * 2
+    with pytest.raises(RuntimeError, match="already has an info-dict reader"):
+        env.auto_register_info_dict()
+
+
+def test_slots_are_reset_after_a_reader_is_set() -> None:
+    env = tdcollect.make_env(Drawn, 2)
+    begun = env.reset()
+    env.set_info_dict_reader()
+    with pytest.raises(RuntimeError, match="expected reset"):
+        env.step(env.rand_action(begun))
+
+
+def test_envs_made_anew_keep_their_readers() -> None:
+    env = tdcollect.make_env(Drawn, 2).set_info_dict_reader()
+    env.rebuild()
+    assert {"left", "noise"} <= set(env.reset().keys())
+
+
+def test_unknown_infos_and_readers_are_refused() -> None:
+    env = tdcollect.make_env(Drawn, 2)
+    reader = default_info_dict_reader()
+    reader.keys = ["other"]
+    with pytest.raises(KeyError, match=r"the infos .'other'. are in neither the first reset"):
+        env.set_info_dict_reader(reader)
+    with pytest.raises(TypeError, match="expected TorchRL's default_info_dict_reader"):
+        env.set_info_dict_reader(lambda info, entries: entries)

@@ -1,0 +1,515 @@
+"""``make_env``: valid arguments, and errors for wrong ones before anything is made."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torchrl.envs import EnvBase, GymEnv
+
+from tdcollect import make_env
+from tdcollect.testing import diagnose
+
+
+class Plain(gym.Env):
+    """Records when it is made and closed."""
+
+    def __init__(self, log: list[str], size: int = 2, actions: int = 2, action: Any = None) -> None:
+        log.append("made")
+        self.log = log
+        self.observation_space = spaces.Box(-1, 1, (size,), np.float32)
+        self.action_space = spaces.Discrete(actions) if action is None else action
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(self.observation_space.shape, np.float32), 0.0, False, False, {}
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+@pytest.fixture
+def log() -> list[str]:
+    return []
+
+
+# --- what it takes -----------------------------------------------------------------------------
+
+
+def test_an_id_makes_an_unbatched_env() -> None:
+    env = make_env("CartPole-v1")
+    assert isinstance(env, EnvBase)
+    assert env.batch_size == torch.Size([])
+
+
+def test_a_class_of_wrappers_is_a_callable_that_makes_an_env() -> None:
+    class Inverted(gym.RewardWrapper):
+        def __init__(self) -> None:
+            super().__init__(gym.make("CartPole-v1"))
+
+        def reward(self, reward: Any) -> float:
+            return -float(reward)
+
+    env = make_env(Inverted, num_envs=2)
+    assert env.name == "Inverted"
+    assert env.rollout(1)["next", "reward"].tolist() == [[[-1.0]], [[-1.0]]]
+
+
+def test_num_envs_makes_a_batched_env() -> None:
+    assert make_env("CartPole-v1", num_envs=4).batch_size == torch.Size([4])
+    assert make_env("CartPole-v1", num_envs=1).batch_size == torch.Size([1])
+
+
+def test_gymnasiums_checker_is_in_the_first_slot_alone_unless_asked_for() -> None:
+    def checked(**kwargs: Any) -> list[bool]:
+        env = make_env("CartPole-v1", num_envs=3, env_kwargs=kwargs)
+        return ["PassiveEnvChecker" in str(slot) for slot in env.stepper.backend.envs]
+
+    assert checked() == [True, False, False]
+    assert checked(disable_env_checker=False) == [True] * 3
+    assert checked(disable_env_checker=True) == [False] * 3
+
+
+def test_numpy_integers_count_as_ints() -> None:
+    env = make_env("CartPole-v1", np.int64(2), max_episode_steps=np.int64(3), seed=np.int64(4))
+    assert env.rollout(10).shape == (2, 3)
+
+
+def test_a_callable_is_called_once_a_slot(log: list[str]) -> None:
+    make_env(lambda: Plain(log), num_envs=3)
+    assert log == ["made"] * 3
+
+
+def test_env_kwargs_reach_the_env(log: list[str]) -> None:
+    env = make_env(Plain, env_kwargs={"log": log, "size": 5})
+    assert env.observation_spec["observation"].shape == (5,)
+    env = make_env("FrozenLake-v1", env_kwargs={"map_name": "8x8"})
+    assert env.observation_spec["observation"].shape == (64,)
+
+
+def test_an_env_is_one_unbatched_slot(log: list[str]) -> None:
+    assert make_env(Plain(log)).batch_size == torch.Size([])
+    assert make_env(Plain(log), num_envs=1).batch_size == torch.Size([1])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_envs": 2}, {"backend": "gymnasium"}], ids=str)
+def test_a_vector_env_brings_its_number(log: list[str], options: dict[str, Any]) -> None:
+    assert make_env(SyncVectorEnv([lambda: Plain(log)] * 2), **options).batch_size == (2,)
+
+
+def test_closing_closes_each_slot(log: list[str]) -> None:
+    make_env(lambda: Plain(log), num_envs=2).close()
+    assert log == ["made", "made", "closed", "closed"]
+
+
+# --- refused before an env is made -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_envs", [0, -1, True, 1.5, "2"], ids=repr)
+def test_num_envs_must_be_a_positive_int(log: list[str], num_envs: Any) -> None:
+    with pytest.raises(ValueError, match="expected num_envs to be a positive int, or None for one"):
+        make_env(lambda: Plain(log), num_envs)
+    assert not log
+
+
+@pytest.mark.parametrize("max_episode_steps", [0, -1, True, 1.5, "2"], ids=repr)
+def test_time_limit_must_be_a_positive_int(log: list[str], max_episode_steps: Any) -> None:
+    with pytest.raises(
+        ValueError, match="expected max_episode_steps to be a positive int or None, got"
+    ):
+        make_env(lambda: Plain(log), max_episode_steps=max_episode_steps)
+    assert not log
+
+
+@pytest.mark.parametrize(
+    ("seed", "error", "message"),
+    [
+        ([1, 2, 3], ValueError, "one seed for each of the 2 slots"),
+        (-1, ValueError, "expected seeds that are not negative, got -1"),
+        (1.0, TypeError, "expected a seed that is an int"),
+    ],
+)
+def test_seeds_must_fit_the_slots(
+    log: list[str], seed: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make_env(lambda: Plain(log), 2, seed=seed)
+    assert not log
+
+
+@pytest.mark.parametrize("info_keys", ["length", 3, [1]], ids=repr)
+def test_info_keys_must_be_names(log: list[str], info_keys: Any) -> None:
+    with pytest.raises(TypeError, match="expected info_keys to be a sequence of names"):
+        make_env(lambda: Plain(log), info_keys=info_keys)
+    assert not log
+
+
+def test_an_unknown_backend_is_refused(log: list[str]) -> None:
+    with pytest.raises(
+        ValueError, match=r"backend to be .serial., .process., .gymnasium. or .envpool., got 'x'"
+    ):
+        make_env(lambda: Plain(log), backend="x")
+    assert not log
+
+
+def test_an_unknown_id_is_refused() -> None:
+    with pytest.raises(gym.error.NameNotFound, match="NoSuchEnv"):
+        make_env("NoSuchEnv-v0", num_envs=2)
+    with pytest.raises(gym.error.VersionNotFound, match="v99"):
+        make_env("CartPole-v99")
+
+
+def test_an_unknown_envpool_id_is_refused() -> None:
+    pytest.importorskip("envpool", reason="the envpool extra is not installed")
+    with pytest.raises(ValueError, match=r"expected an id of envpool.list_all_envs\(\), got"):
+        make_env("NoSuchEnv-v0", 2, backend="envpool")
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[envpool\]' in a clone"):
+        make_env("CartPole-v1", backend="envpool")
+
+
+def test_an_asynchronous_envpool_is_refused() -> None:
+    pytest.importorskip("envpool", reason="the envpool extra is not installed")
+    with pytest.raises(ValueError, match="expected batch_size=4, the number of envs, got 2"):
+        make_env("CartPole-v1", 4, backend="envpool", env_kwargs={"batch_size": 2})
+
+
+@pytest.mark.parametrize("backend", ["gymnasium", "envpool"])
+def test_a_callable_is_for_the_serial_backend(log: list[str], backend: str) -> None:
+    with pytest.raises(TypeError, match=f"backend='{backend}' expects "):
+        make_env(lambda: Plain(log), backend=backend)
+    assert not log
+
+
+@pytest.mark.parametrize(
+    "made", [Plain([]), SyncVectorEnv([lambda: Plain([])])], ids=["env", "vec"]
+)
+def test_an_env_that_is_made_is_not_for_the_process_backend(made: Any) -> None:
+    expected = r"backend='process' expects a gymnasium id or a callable that makes a gymnasium\.Env"
+    with pytest.raises(TypeError, match=expected):
+        make_env(made, backend="process")
+
+
+@pytest.mark.parametrize("num_workers", [0, 3, -1, True, 1.5, "2"], ids=repr)
+def test_num_workers_must_be_an_int_and_no_more_than_slots(num_workers: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected num_workers to be an int from 1 to 2, .*, got"):
+        make_env("CartPole-v1", 2, backend="process", num_workers=num_workers)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, True, float("inf"), float("nan"), "2"], ids=repr)
+def test_a_timeout_must_be_seconds(timeout: Any) -> None:
+    with pytest.raises(ValueError, match="expected timeout to be seconds above 0, or None, got"):
+        make_env("CartPole-v1", 2, backend="process", timeout=timeout)
+
+
+def test_an_unknown_start_method_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"expected start_method to be .spawn., .fork. or None, got 'thread'"
+    ):
+        make_env("CartPole-v1", 2, backend="process", start_method="thread")
+
+
+@pytest.mark.parametrize("option", [{"num_workers": 2}, {"timeout": 1}, {"start_method": "fork"}])
+def test_options_of_workers_are_for_the_process_backend(option: dict[str, Any]) -> None:
+    (name,) = option
+    expected = f"backend='serial' takes no {name}; use backend='process'"
+    with pytest.raises(TypeError, match=expected):
+        make_env("CartPole-v1", 2, **option)
+
+
+@pytest.mark.parametrize("wait_num", [0, -1, 3, True, 1.0, "1"], ids=repr)
+def test_wait_num_counts_slots(log: list[str], wait_num: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected wait_num to be an int from 1 to 2, .*, got"):
+        make_env(lambda: Plain(log), 2, backend="process", wait_num=wait_num)
+    assert log == []
+
+
+@pytest.mark.parametrize("wait_timeout", [0, -1.0, True, float("inf"), float("nan"), "2"], ids=repr)
+def test_a_wait_timeout_must_be_seconds(log: list[str], wait_timeout: Any) -> None:
+    with pytest.raises(ValueError, match="expected wait_timeout to be seconds above 0, or None"):
+        make_env(lambda: Plain(log), 2, backend="process", wait_num=1, wait_timeout=wait_timeout)
+    assert log == []
+
+
+def test_a_wait_timeout_needs_slots_to_wait_for(log: list[str]) -> None:
+    with pytest.raises(TypeError, match=r"expected wait_num with wait_timeout=0.5, got none"):
+        make_env(lambda: Plain(log), 2, backend="process", wait_timeout=0.5)
+    assert log == []
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "backend", "got"),
+    [(2, "serial", "backend='serial'"), (2, None, "backend='serial'"), (None, "process", "None")],
+)
+def test_slots_that_are_ready_are_for_several_in_processes(
+    log: list[str], num_envs: int | None, backend: str | None, got: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"expected backend='process' and num_envs .*{got}"):
+        make_env(lambda: Plain(log), num_envs, backend=backend, wait_num=1)
+    assert log == []
+
+
+@pytest.mark.parametrize("wait", [{}, {"wait_num": 2}, {"wait_num": np.int64(1)}], ids=str)
+def test_an_env_steps_all_slots_however_many_a_collector_waits_for(wait: dict[str, Any]) -> None:
+    env = make_env("CartPole-v1", 2, backend="process", start_method="fork", seed=0, **wait)
+    expected = make_env("CartPole-v1", 2, seed=0)
+    torch.manual_seed(0)
+    found = env.rollout(9, break_when_any_done=False)
+    torch.manual_seed(0)
+    assert (found == expected.rollout(9, break_when_any_done=False)).all()
+    env.close()
+
+
+def test_an_id_is_not_for_the_gymnasium_backend() -> None:
+    with pytest.raises(TypeError, match=r"expects a gymnasium.vector.VectorEnv \("):
+        make_env("CartPole-v1", 2, backend="gymnasium")
+
+
+@pytest.mark.parametrize("backend", ["serial", "envpool"])
+def test_a_vector_env_is_for_the_gymnasium_backend(log: list[str], backend: str) -> None:
+    with pytest.raises(TypeError, match=f"backend='{backend}' expects .*, got SyncVectorEnv"):
+        make_env(SyncVectorEnv([lambda: Plain(log)]), backend=backend)
+
+
+def test_the_number_of_a_vector_env_is_its_own(log: list[str]) -> None:
+    with pytest.raises(ValueError, match="expected num_envs=2, which the vector env has, got 3"):
+        make_env(SyncVectorEnv([lambda: Plain(log)] * 2), num_envs=3)
+
+
+def test_one_env_makes_one_slot(log: list[str]) -> None:
+    with pytest.raises(ValueError, match="a callable to make 2 slots from, got the single env"):
+        make_env(Plain(log), num_envs=2)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_env_kwargs_are_not_for_an_env_that_is_made(log: list[str], vector: bool) -> None:
+    env = SyncVectorEnv([lambda: Plain(log)]) if vector else Plain(log)
+    with pytest.raises(TypeError, match=r"env_kwargs \['size'\] cannot change an env that is made"):
+        make_env(env, env_kwargs={"size": 3})
+
+
+@pytest.mark.parametrize("env", [3, None, ["CartPole-v1"]], ids=repr)
+def test_what_makes_no_env_is_refused(env: Any) -> None:
+    with pytest.raises(TypeError, match="expects a gymnasium id, a callable that makes"):
+        make_env(env)
+
+
+# --- refused once an env is made, and then closed ----------------------------------------------
+
+
+def test_a_callable_must_return_an_env() -> None:
+    with pytest.raises(TypeError, match=r"makes a gymnasium\.Env, got one that returned dict"):
+        make_env(dict)
+
+
+def test_a_callable_must_not_return_a_vector_env(log: list[str]) -> None:
+    with pytest.raises(TypeError, match="got one that makes the vector env SyncVectorEnv"):
+        make_env(lambda: SyncVectorEnv([lambda: Plain(log)]), num_envs=2)
+    assert log == ["made", "closed"]
+
+
+def test_a_callable_must_return_a_new_env_each_time(log: list[str]) -> None:
+    env = Plain(log)
+    with pytest.raises(ValueError, match="a new env at each call, got that of slot 0 for slot 1"):
+        make_env(lambda: env, num_envs=2)
+    assert log == ["made", "closed"]
+
+
+@pytest.mark.parametrize("name", ["size", "actions"])
+def test_spaces_must_agree_between_slots(log: list[str], name: str) -> None:
+    sizes = iter([2, 2, 3])
+    with pytest.raises(ValueError, match=r"the same \w+_space .* in slot 0 and .* in slot 2"):
+        make_env(lambda: Plain(log, **{name: next(sizes)}), num_envs=3)
+    assert log == ["made"] * 3 + ["closed"] * 3
+
+
+def failing(log: list[str], made: list[int]) -> gym.Env:
+    made.append(1)
+    if len(made) == 3:
+        raise OSError("no more")
+    return Plain(log)
+
+
+def test_an_env_that_cannot_be_made_leaves_none_open(log: list[str]) -> None:
+    with pytest.raises(OSError, match="no more"):
+        make_env(partial(failing, log, []), num_envs=3)
+    assert log == ["made", "made", "closed", "closed"]
+
+
+REFUSED_LATE = {
+    "a space without arrays": {"env_kwargs": {"action": spaces.Text(3)}},
+    "an unknown info": {"info_keys": ["length"]},
+    "an info with a taken name": {"info_keys": {"reward": 0}},
+    "an action with a taken name": {
+        "env_kwargs": {"action": spaces.Dict(reward=spaces.Discrete(2))}
+    },
+    "an unknown device": {"device": "nowhere"},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_LATE)
+def test_envs_made_are_closed_when_construction_fails(log: list[str], case: str) -> None:
+    options: dict[str, Any] = {"env_kwargs": {}, **REFUSED_LATE[case]}
+    options["env_kwargs"] = {**options["env_kwargs"], "log": log}
+    with pytest.raises((TypeError, ValueError, KeyError, RuntimeError)):
+        make_env(Plain, 2, **options)
+    assert log == ["made", "made", "closed", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("action", {}),
+        ("reward", {}),
+        ("next", {}),
+        ("step_count", {"step_count": True}),
+        ("is_init", {"is_init": True}),
+        ("episode_reward", {"episode_reward": True}),
+    ],
+)
+def test_an_observation_with_a_taken_name_is_refused(
+    log: list[str], name: str, options: dict[str, Any]
+) -> None:
+    def make() -> gym.Env:
+        env = Plain(log)
+        env.observation_space = spaces.Dict({name: env.observation_space})
+        return env
+
+    with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
+        make_env(make, **options)
+
+
+@pytest.mark.parametrize("name", ["reward", "done", "_reset", "observation"])
+def test_an_action_with_a_taken_name_is_refused(log: list[str], name: str) -> None:
+    action = spaces.Dict({name: spaces.Discrete(2)})
+    with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
+        make_env(Plain, env_kwargs={"log": log, "action": action})
+
+
+def test_an_action_may_be_called_action(log: list[str]) -> None:
+    action = spaces.Dict(action=spaces.Discrete(2), more=spaces.Discrete(3))
+    env = make_env(Plain, 2, env_kwargs={"log": log, "action": action})
+    assert env.rollout(3)["more"].shape == (2, 3, 3)
+
+
+# --- refused at a step -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 3), (2, 2, 1)], ids=str)
+def test_an_action_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    env = make_env("CartPole-v1", 2)
+    td = env.reset().set("action", torch.zeros(shape))
+    with pytest.raises(ValueError, match=r"expected 'action' of shape \[2, 2\], as"):
+        env.step(td)
+
+
+def test_a_missing_action_is_refused() -> None:
+    env = make_env("CartPole-v1", 2)
+    with pytest.raises(KeyError, match=r"the entry 'action' in the input of step\(\)"):
+        env.step(env.reset())
+
+
+@pytest.mark.parametrize("verb", ["step", "reset"])
+def test_a_closed_env_is_refused(verb: str) -> None:
+    env = make_env("CartPole-v1", 2)
+    td = env.rand_action(env.reset())
+    env.close()
+    with pytest.raises(RuntimeError, match=f"cannot {verb} CartPole-v1: the env is closed; make a"):
+        getattr(env, verb)(td)
+
+
+def test_a_step_before_the_first_reset_is_refused() -> None:
+    env = make_env("CartPole-v1", 2)
+    with pytest.raises(RuntimeError, match=r"expected reset\(\) before the first step\(\)"):
+        env.step(env.fake_tensordict().exclude("next"))
+
+
+def test_a_vector_env_that_keeps_no_contract_is_left_open(log: list[str]) -> None:
+    # It was made by the caller, whose it stays.
+    vector = SyncVectorEnv([lambda: Plain(log)])
+    del vector.metadata["autoreset_mode"]
+    with pytest.raises(ValueError, match="does not say how it resets"):
+        make_env(vector)
+    assert log == ["made"]
+
+
+def test_a_vector_env_that_was_taken_is_closed(log: list[str]) -> None:
+    vector = SyncVectorEnv([lambda: Plain(log)], autoreset_mode=AutoresetMode.DISABLED)
+    with pytest.raises(KeyError):
+        make_env(vector, info_keys=["length"])
+    assert log == ["made", "closed"]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_each_frame_begins_where_a_tensor_of_torchs_own_would(slots: int) -> None:
+    """Products round by where their input begins."""
+    env = make_env("MountainCar-v0", slots, step_count=True)
+    for buffers in env.allocate(5):
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in buffers.tensors)
+        assert all(tensor.is_contiguous() for tensor in buffers.tensors)
+    env.close()
+
+
+def test_an_env_of_torchrl_is_no_gymnasium_env() -> None:
+    with pytest.raises(
+        TypeError, match=r"got the TorchRL env GymEnv\(.*; collect from it directly"
+    ):
+        make_env(GymEnv("CartPole-v1"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("env_kwargs", [3, [{}, {}], "x"])
+def test_env_kwargs_that_are_no_dict(env_kwargs: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"expected env_kwargs to be a dict.* got .*; pass one dict"
+    ):
+        make_env("CartPole-v1", 2, env_kwargs=env_kwargs)
+
+
+class Gym21:
+    """An env of the package gym: its classes lie in gym's modules."""
+
+    __module__ = "gym.core"
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+
+class OldReset(Plain):
+    def reset(self) -> Any:  # type: ignore[override]
+        return np.zeros(2, np.float32)
+
+
+class OldStep(Plain):
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 0.0, False, {}
+
+
+@pytest.mark.parametrize("kind", [Gym21, OldReset, OldStep])
+def test_an_env_of_the_old_api_is_told(kind: Any) -> None:
+    make = kind if kind is Gym21 else partial(kind, [])
+    with pytest.raises(
+        (TypeError, RuntimeError), match=r"the API of gym before 0\.26: wrap the env"
+    ):
+        make_env(make, 2).rollout(2)
+    (finding, *_) = diagnose(make).findings
+    assert finding.status == "failed"
+    assert "the API of gym before 0.26" in finding.advice
+
+
+@pytest.mark.parametrize("use", [make_env, diagnose])
+def test_an_id_of_a_package_that_is_not_imported_is_told(use: Any) -> None:
+    text = r"If it is installed, import it, or name it in the id: 'package:Meta-World/MT1'"
+    with pytest.raises(gym.error.NamespaceNotFound, match=text):
+        use("Meta-World/MT1")

@@ -1,0 +1,699 @@
+"""The ``process`` backend: ``serial``'s data to the bit, and what happens when an env fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tdcollect import make_env
+from tdcollect.envs.buffers import SlotBuffers
+from tdcollect.envs.process import pool
+from tdcollect.envs.process.backend import ProcessBackend
+from tdcollect.envs.process.pool import WorkerLost, usable_cores
+from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.slots import Backend, SlotError, Stepper
+
+from ..zoo.process_envs import Drawn, Odd, Painter
+
+METHODS = ["spawn", "fork"]
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., ProcessBackend]]:
+    """Makes process backends, closed at the end; forked, as that is quick."""
+    made = []
+
+    def build(factories: Sequence[Any], **options: Any) -> ProcessBackend:
+        options = {"start_method": "fork", "num_workers": min(2, len(factories)), **options}
+        made.append(ProcessBackend(factories, **options))
+        return made[-1]
+
+    yield build
+    for backend in made:
+        backend._pool.end()
+
+
+def buffers(backend: Backend) -> SlotBuffers:
+    return Stepper(backend).allocate(1)[0].raw
+
+
+def arrays(out: SlotBuffers) -> list[np.ndarray]:
+    return [*out.observation, *out.info, out.reward, out.terminated, out.truncated]
+
+
+def actions(backend: Backend, value: int = 0) -> list[np.ndarray]:
+    return [
+        np.full((backend.num_envs, *leaf.shape), value, leaf.dtype)
+        for leaf in backend.action.leaves
+    ]
+
+
+def pids(backend: ProcessBackend) -> list[int]:
+    return [process.pid for process in backend._pool.processes]
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# --- the same data as serial -------------------------------------------------------------------
+
+small = spaces.Box(-1, 1, (2,), np.float64)
+OBSERVATIONS = {
+    "box": spaces.Box(-1, 1, (3,)),
+    "scalar": spaces.Box(-1, 1, ()),
+    "pixels": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "widened": spaces.Box(0, 60_000, (2,), np.uint16),
+    "discrete": spaces.Discrete(5, start=-2),
+    "many": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "even": spaces.MultiDiscrete([3, 3]),
+    "bits": spaces.MultiBinary((2, 2)),
+    "tuple": spaces.Tuple([small, spaces.Discrete(3)]),
+    "stacked": spaces.Tuple([small, small]),
+    "dict": spaces.Dict(a=small, b=spaces.Dict(c=spaces.Discrete(4), d=spaces.Tuple([small]))),
+}
+ACTIONS = {
+    "discrete": spaces.Discrete(3, start=1),
+    "box": spaces.Box(-1, 1, (2,)),
+    "scalar": spaces.Box(-1, 1, (), np.float64),
+    "many": spaces.MultiDiscrete([2, 3]),
+    "dict": spaces.Dict(turn=spaces.Discrete(3), push=spaces.Tuple([small, small])),
+}
+
+
+def apply(backend: Backend, calls: Any, out: SlotBuffers) -> list[list[np.ndarray]]:
+    """The contents of the buffers after each call; other slots keep theirs."""
+    seen = []
+    rng = np.random.default_rng(0)
+    backend.reset(range(backend.num_envs), list(range(backend.num_envs)), None, out)
+    for verb, slots, seeded, left in calls:
+        if verb == "reset":
+            seeds = [slot + 5 for slot in slots] if seeded else None
+            backend.reset(slots, seeds, {"left": left} if left else None, out)
+        else:
+            draw = [rng.normal(size=(backend.num_envs, *e.shape)) for e in backend.action.leaves]
+            given = [
+                (3 * d).astype(e.dtype) for d, e in zip(draw, backend.action.leaves, strict=True)
+            ]
+            for entry in given:
+                if entry.dtype.kind == "i":  # any pattern of 0 and 1 decodes to an action
+                    entry[...] = entry > 0
+            backend.step(given, slots if len(slots) < backend.num_envs else None, out)
+        seen.append([array.copy() for array in arrays(out)])
+    return seen
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[int, int, Any]:
+    slots = draw(st.integers(1, 5))
+    some = st.sets(st.integers(0, slots - 1), min_size=1).map(sorted)
+    every = st.just(list(range(slots)))
+    call = st.tuples(
+        st.sampled_from(["step", "step", "reset"]), some | every, st.booleans(), st.integers(0, 3)
+    )
+    return slots, draw(st.integers(1, slots)), draw(st.lists(call, min_size=1, max_size=12))
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans(), st.sampled_from(list(OBSERVATIONS)), st.sampled_from(list(ACTIONS)), st.booleans())
+def test_any_calls_give_what_serial_gives_to_the_bit(
+    plan: Any, observation: str, action: str, categorical: bool
+) -> None:
+    slots, workers, calls = plan
+    factories = [partial(Drawn, OBSERVATIONS[observation], ACTIONS[action])] * slots
+    ours = ProcessBackend(factories, categorical, num_workers=workers, start_method="fork")
+    try:
+        backends = (ours, SerialBackend(factories, categorical))
+        seen = []
+        for backend in backends:
+            backend.read_info({"left": 0, "noise": np.zeros(2), "sometimes": np.float32(0)})
+            seen.append(apply(backend, calls, buffers(backend)))
+    finally:
+        ours.close()
+    for got, expected in zip(*seen, strict=True):
+        for array, other in zip(got, expected, strict=True):
+            assert array.dtype == other.dtype
+            assert array.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("form", ["list", "float64"])
+def test_observations_of_another_type_are_cast_as_serial_casts_them(make: Any, form: str) -> None:
+    factories = [partial(Drawn, form=form)] * 3
+    plan = [("step", [0, 1, 2], False, 0)] * 20
+    one, other = make(factories), SerialBackend(factories)
+    got, expected = (apply(backend, plan, buffers(backend)) for backend in (one, other))
+    for ours, serials in zip(got, expected, strict=True):
+        assert all((a == b).all() for a, b in zip(ours, serials, strict=True))
+
+
+@every_method
+def test_infos_read_by_name_are_those_of_serial(make: Any, method: str) -> None:
+    factories = [Drawn] * 3
+    seen = []
+    for backend in (make(factories, start_method=method), SerialBackend(factories)):
+        backend.read_info(["left", "noise"])
+        seen.append(apply(backend, [("step", [0, 1, 2], False, 0)] * 3, buffers(backend)))
+        assert [entry.key for entry in backend.info] == ["left", "noise"]
+    for got, expected in zip(*seen, strict=True):
+        assert all((a == b).all() for a, b in zip(got, expected, strict=True))
+
+
+def test_the_latest_infos_are_those_of_serial(make: Any) -> None:
+    factories = [Odd] * 3
+    for backend in (make(factories), SerialBackend(factories)):
+        out = buffers(backend)
+        backend.reset(range(3), None, None, out)
+        backend.step(actions(backend), None, out)
+        backend.step(actions(backend), [0, 2], out)
+        assert [backend.latest_info(slot) for slot in range(3)] == [{"count": 2}, {}, {"count": 2}]
+
+
+@every_method
+def test_frames_are_rendered_slot_by_slot(make: Any, method: str) -> None:
+    backend = make([Painter] * 3, start_method=method)
+    backend.reset(range(3), [3, 4, 5], None, buffers(backend))
+    assert [image[0, 0, 0] for image in backend.render()] == [3, 4, 5]
+
+
+# --- how it starts -----------------------------------------------------------------------------
+
+
+def test_a_fresh_worker_imports_no_torch(make: Any) -> None:
+    backend = make([Odd] * 2, start_method="spawn")
+    backend.read_info({"torch": True})
+    out = buffers(backend)
+    backend.reset(range(2), None, None, out)
+    assert not out.info[0].any()
+
+
+@every_method
+def test_there_are_as_many_workers_as_asked_for(make: Any, method: str) -> None:
+    backend = make([Odd] * 5, num_workers=3, start_method=method)
+    assert [list(p.slots) for p in backend._pool.processes] == [[0], [1, 2], [3, 4]]
+    assert repr(backend) == f"ProcessBackend(5 slots in 3 workers, {method})"
+
+
+def test_by_default_there_is_a_worker_a_core_and_no_more_than_slots(make: Any) -> None:
+    assert usable_cores() == len(os.sched_getaffinity(0))
+    for slots in (1, 64):
+        backend = make([Odd] * slots, num_workers=None)
+        assert len(pids(backend)) == min(slots, usable_cores())
+
+
+def test_workers_and_parent_sleep_while_there_is_nothing_to_do(make: Any) -> None:
+    class Slow(Odd):
+        def step(self, action: Any) -> Any:
+            time.sleep(1)
+            return super().step(action)
+
+    def seconds(pid: int) -> float:
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+    backend = make([Slow])
+    out = buffers(backend)
+    backend.reset(range(1), None, None, out)
+    everyone = [os.getpid(), *pids(backend)]
+    before = [seconds(pid) for pid in everyone]
+    backend.step(actions(backend), None, out)
+    time.sleep(1)
+    assert [seconds(pid) - s < 0.5 for pid, s in zip(everyone, before, strict=True)] == [True] * 2
+
+
+def test_forked_workers_draw_apart_from_global_random_states(make: Any) -> None:
+    class Global(Odd):
+        def reset(self, **_: Any) -> Any:
+            return np.random.uniform(size=2), {}  # noqa: NPY002
+
+    backend = make([Global] * 2)
+    out = buffers(backend)
+    backend.reset(range(2), None, None, out)
+    assert not (out.observation[0][0] == out.observation[0][1]).all()
+
+
+def test_a_callable_that_cannot_be_sent_is_refused() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"cannot be pickled \(.*lock.*use start_method='fork'"):
+        make_env(lambda: lock and Odd(), 2, backend="process")
+
+
+class Short(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(3)
+
+
+@pytest.mark.parametrize("odd", [1, 2, 3])
+def test_spaces_that_differ_are_refused_as_serial_refuses_them(make: Any, odd: int) -> None:
+    factories = [Odd] * 4
+    factories[odd] = Short
+    with pytest.raises(ValueError) as expected:  # noqa: PT011 (its text is compared below)
+        SerialBackend(factories)
+    with pytest.raises(ValueError, match="the same action_space in every slot") as got:
+        make(factories)
+    assert str(got.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("factory", [dict, partial(gym.make_vec, "CartPole-v1")])
+def test_what_is_no_env_is_refused_as_serial_refuses_it(make: Any, factory: Any) -> None:
+    with pytest.raises(TypeError, match="expected a callable that makes") as got:
+        make([factory] * 2)
+    with pytest.raises(TypeError) as expected:
+        SerialBackend([factory] * 2)
+    assert str(got.value).split(" at 0x")[0] == str(expected.value).split(" at 0x")[0]
+
+
+def test_an_env_that_cannot_be_made_raises_its_own_error_and_leaves_nothing(tmp_path: Any) -> None:
+    log = tmp_path / "log"
+
+    def fail() -> gym.Env:
+        raise OSError("no more")
+
+    factories = [partial(Odd, marker=str(log)), fail]
+    with pytest.raises(OSError, match="no more") as raised:
+        ProcessBackend(factories, num_workers=1, start_method="fork")
+    assert "in fail\n" in str(raised.value.__cause__)
+    assert log.read_text() == "closed\n"
+
+
+@every_method
+def test_a_worker_that_dies_while_it_makes_its_env_is_told(method: str) -> None:
+    with pytest.raises(WorkerLost, match="the worker of slot 1 ended with exit code 9 while slot"):
+        ProcessBackend([Odd, partial(os._exit, 9)], num_workers=2, start_method=method)
+
+
+# --- envs that fail ----------------------------------------------------------------------------
+
+
+def second_step(backend: Backend, slots: Sequence[int] | None = None) -> SlotBuffers:
+    """Two steps, in the second of which an :class:`Odd` env misbehaves."""
+    out = buffers(backend)
+    backend.reset(range(backend.num_envs), [10 + s for s in range(backend.num_envs)], None, out)
+    backend.step(actions(backend), None, out)
+    try:
+        backend.step(actions(backend), slots, out)
+    except Exception as error:
+        error.buffers = out  # type: ignore[attr-defined]
+        raise
+    return out
+
+
+def odd_one(what: str, at: int = 1, of: int = 4) -> list[Any]:
+    factories: list[Any] = [Odd] * of
+    factories[at] = partial(Odd, what)
+    return factories
+
+
+@every_method
+def test_an_env_that_raises_is_named_with_its_seed_and_its_own_traceback(
+    make: Any, method: str
+) -> None:
+    with pytest.raises(SlotError, match=r"step\(\) of slot 1: ZeroDivisionError: the pole") as info:
+        second_step(make(odd_one("raise_"), start_method=method))
+    assert list(info.value.causes) == [1]
+    cause = info.value.causes[1]
+    assert type(cause) is ZeroDivisionError
+    assert info.value.__cause__ is cause
+    told = str(cause.__cause__)
+    assert told.startswith("in the worker of slot 1, last reset with seed 11:\n\nTraceback")
+    assert 'raise ZeroDivisionError("the pole' in told
+    assert "worker.py" not in told
+
+
+def test_the_other_slots_are_stepped_all_the_same(make: Any) -> None:
+    backend = make(odd_one("raise_"))
+    with pytest.raises(SlotError) as info:
+        second_step(backend)
+    out = info.value.buffers  # type: ignore[attr-defined]
+    assert out.observation[0][:, 0].tolist() == [2, 1, 2, 2]
+    assert out.reward.tolist() == [2, 1, 2, 2]
+    backend.reset([1], None, None, out)
+    backend.step(actions(backend), None, out)
+    assert out.observation[0][:, 0].tolist() == [3, 1, 3, 3]
+
+
+def test_an_env_that_raises_at_reset_leaves_the_others_reset(make: Any) -> None:
+    backend = make(odd_one("raise at reset", at=2))
+    out = buffers(backend)
+    out.observation[0][...] = 7
+    with pytest.raises(SlotError, match=r"reset\(\) of slot 2: ValueError: no episode today"):
+        backend.reset(range(4), None, None, out)
+    assert out.observation[0][:, 0].tolist() == [0, 0, 7, 0]
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("raise unpicklable", "RuntimeError: Stubborn: cannot leave this process"),
+        ("raise exotic", "RuntimeError: TwoArguments: one"),
+    ],
+)
+def test_an_exception_that_cannot_travel_is_told_in_words(make: Any, what: str, text: str) -> None:
+    with pytest.raises(SlotError, match=text) as info:
+        second_step(make(odd_one(what)))
+    assert text.partition(": ")[2].split(":")[0] in str(info.value.causes[1].__cause__)
+
+
+def both_fail(make: Any, call: Callable[[Backend], Any], factories: list[Any]) -> str:
+    """The words of an error that serial and process share, which names slot 1 alone."""
+    texts = []
+    for backend in (SerialBackend(factories), make(factories)):
+        with pytest.raises(SlotError) as info:
+            call(backend)
+        assert list(info.value.causes) == [1]
+        texts.append(str(info.value))
+    assert texts[0] == texts[1]
+    return texts[0]
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("wrong shape", r"expected an observation of shape \(2,\), as the env's space says, got "),
+        ("text", "expected an observation of dtype float64, as the env's space says, got <U1"),
+        ("nothing", r"expected an observation of shape \(2,\), as the env's space says, got \(\)"),
+    ],
+)
+def test_a_wrong_observation_is_refused_as_serial_refuses_it(
+    make: Any, what: str, told: str
+) -> None:
+    assert re.search(told, both_fail(make, second_step, odd_one(what)))
+
+
+def test_fractions_do_not_go_into_a_space_of_whole_numbers(make: Any) -> None:
+    """Casting, which loses them, is what TorchRL does."""
+
+    class Fractions(Drawn):
+        def _observe(self) -> Any:
+            return super()._observe() + 0.5
+
+    space = spaces.Box(0, 255, (2,), np.uint8)
+    factories = [partial(Drawn, space), partial(Fractions, space)]
+    told = both_fail(make, lambda backend: apply(backend, [], buffers(backend)), factories)
+    assert "an observation of dtype uint8, as the env's space says, got float64" in told
+
+
+def test_an_observation_out_of_a_discrete_space_is_refused_as_serial_refuses_it(make: Any) -> None:
+    class Beyond(Drawn):
+        def _observe(self) -> Any:
+            return 3
+
+    factories = [partial(Drawn, spaces.Discrete(3)), partial(Beyond, spaces.Discrete(3))]
+    told = both_fail(make, lambda backend: apply(backend, [], buffers(backend)), factories)
+    assert "expected values in [0, 3), got 3" in told
+
+
+def test_an_info_that_changes_is_refused_as_serial_refuses_it(make: Any) -> None:
+    class Changing(Odd):
+        def step(self, action: Any) -> Any:
+            *rest, _ = super().step(action)
+            return (*rest, {"count": np.zeros(3)})
+
+    def step(backend: Backend) -> None:
+        backend.read_info({"count": 0})
+        second_step(backend)
+
+    assert "expected info 'count' to be" in both_fail(make, step, [Odd, Changing, Odd])
+
+
+def test_a_result_that_is_no_tuple_of_five_is_told_by_its_slot(make: Any) -> None:
+    class Four(Odd):
+        def step(self, action: Any) -> Any:
+            return super().step(action)[:4]
+
+    assert "not enough values to unpack" in both_fail(make, second_step, [Odd, Four])
+
+
+class Ragged(Odd):
+    """Gives values of which NumPy makes no array, at its second step."""
+
+    def __init__(self, which: str):
+        super().__init__()
+        self.which = which
+
+    def step(self, action: Any) -> Any:
+        observation, *rest, info = super().step(action)
+        if self.count < 2:
+            return (observation, *rest, info)
+        if self.which == "both":
+            return ([[0.0], [0.0, 1.0]], *rest, None)
+        if self.which == "observation":
+            return ([[0.0], [0.0, 1.0]], *rest, info)
+        return (observation, *rest, {"count": [[0], [0, 1]]} if self.which == "info" else None)
+
+
+@pytest.mark.parametrize("what", ["observation", "info", "no info", "both"])
+def test_values_that_are_no_array_are_refused_as_serial_refuses_them(make: Any, what: str) -> None:
+    def step(backend: Backend) -> None:
+        backend.read_info({"count": 0})
+        second_step(backend)
+
+    both_fail(make, step, [Odd, partial(Ragged, what), Odd])
+
+
+def test_the_others_are_written_where_one_gives_nonsense(make: Any) -> None:
+    for backend in (SerialBackend(odd_one("wrong shape")), make(odd_one("wrong shape"))):
+        with pytest.raises(SlotError) as info:
+            second_step(backend)
+        out = info.value.buffers  # type: ignore[attr-defined]
+        assert out.observation[0][:, 0].tolist() == [2, 1, 2, 2]
+        assert out.reward.tolist() == [2, 1, 2, 2]
+
+
+# --- workers that are lost ---------------------------------------------------------------------
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("what", "how"), [("die", "was killed by SIGKILL"), ("leave", "ended with exit code 7")]
+)
+def test_a_worker_that_ends_is_noticed_at_once_and_its_slots_are_named(
+    make: Any, method: str, what: str, how: str
+) -> None:
+    backend = make(odd_one(what), start_method=method)
+    expected = r"step\(\) of slot 0: WorkerLost: went with .* slot 1: WorkerLost: the worker of "
+    with pytest.raises(SlotError, match=f"{expected}slots 0 to 1 {how} while slot 1 was") as info:
+        second_step(backend)
+    assert list(info.value.causes) == [0, 1]
+    assert info.value.buffers.reward.tolist() == [1, 1, 2, 2]  # type: ignore[attr-defined]
+
+
+def test_an_idle_worker_that_is_killed_is_noticed_at_the_next_call(make: Any) -> None:
+    backend = make([Odd] * 4)
+    out = buffers(backend)
+    backend.reset(range(4), None, None, out)
+    os.kill(pids(backend)[1], signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(SlotError, match="slots 2 to 3 was killed by SIGKILL") as info:
+        backend.step(actions(backend), None, out)
+    assert time.monotonic() - start < 2
+    assert list(info.value.causes) == [2, 3]
+    assert out.reward.tolist() == [1, 1, 0, 0]
+
+
+def test_lost_slots_stay_lost_while_the_others_go_on(make: Any) -> None:
+    backend = make(odd_one("die"))
+    with pytest.raises(SlotError):
+        second_step(backend)
+    out = buffers(backend)
+    calls = (
+        lambda: backend.reset(range(4), None, None, out),
+        lambda: backend.step(actions(backend), None, out),
+    )
+    for call in calls:
+        with pytest.raises(SlotError, match="slots 0 to 1 was killed by SIGKILL") as info:
+            call()
+        assert list(info.value.causes) == [0, 1]
+    backend.step(actions(backend), [2, 3], out)
+    assert out.reward.tolist() == [0, 0, 2, 2]
+    backend.close()
+
+
+@pytest.mark.parametrize("what", ["sleep", "spin", "hold the lock"])
+def test_an_env_that_hangs_is_ended_after_the_timeout(make: Any, what: str) -> None:
+    backend = make(odd_one(what), timeout=0.3)
+    start = time.monotonic()
+    expected = r"slots 0 to 1 was ended, as step\(\) took more than 0.3 s while slot 1 was at work"
+    with pytest.raises(SlotError, match=expected):
+        second_step(backend)
+    assert time.monotonic() - start < 3
+    assert [runs(pid) for pid in pids(backend)] == [False, True]
+
+
+def test_many_slow_calls_are_no_hang(make: Any) -> None:
+    class Slow(Odd):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.15)
+            return super().step(action)
+
+    backend = make([Slow] * 4, num_workers=1, timeout=0.4)  # 0.6 s a step of all
+    assert second_step(backend).reward.tolist() == [2, 2, 2, 2]
+
+
+# --- slots built anew --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@every_method
+def test_slots_can_be_built_anew(make: Any, method: str, lost: bool) -> None:
+    backend = make(odd_one("die" if lost else "raise_"), start_method=method)
+    backend.read_info({"count": 0})
+    with pytest.raises(SlotError) as info:
+        second_step(backend)
+    failed = list(info.value.causes)
+    backend.rebuild(failed)
+    out = buffers(backend)
+    backend.reset(failed, None, None, out)
+    backend.step(actions(backend), None, out)
+    assert out.observation[0][:, 0].tolist() == [1 if s in failed else 3 for s in range(4)]
+    assert out.info[0].tolist() == [1 if s in failed else 3 for s in range(4)]
+
+
+def test_a_lost_worker_comes_back_with_all_of_its_slots(make: Any) -> None:
+    backend = make(odd_one("die"))
+    with pytest.raises(SlotError):
+        second_step(backend)
+    assert backend.rebuild([1]) == [0, 1]
+    backend.reset([0, 1], None, None, buffers(backend))
+    assert len({*pids(backend)}) == 2
+
+
+def test_an_env_with_other_spaces_is_no_replacement(make: Any, tmp_path: Path) -> None:
+    def changing() -> gym.Env:
+        first = not (tmp_path / "made").exists()
+        (tmp_path / "made").touch()
+        return Odd() if first else Short()
+
+    backend = make([changing])
+    with pytest.raises(ValueError, match="expected the same action_space in every slot"):
+        backend.rebuild([0])
+
+
+# --- interrupts and ends -----------------------------------------------------------------------
+
+
+class Interrupt(Exception):
+    pass
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """SIGALRM raises, as Ctrl-C does."""
+
+    def ring(*_: Any) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_step_that_is_interrupted_leaves_the_env_usable(make: Any) -> None:
+    class Slow(Odd):
+        def step(self, action: Any) -> Any:
+            if self.count == 1:
+                time.sleep(0.3)
+            return super().step(action)
+
+    backend = make([Slow] * 4)
+    signal.setitimer(signal.ITIMER_REAL, 0.15)
+    with pytest.raises(Interrupt):
+        second_step(backend)
+    out = buffers(backend)
+    backend.reset(range(4), None, None, out)
+    assert (out.observation[0] == 0).all()
+    backend.step(actions(backend), None, out)
+    assert (out.observation[0] == 1).all()
+
+
+@every_method
+def test_closing_closes_each_env_and_ends_each_worker(
+    make: Any, method: str, tmp_path: Any
+) -> None:
+    log = tmp_path / "log"
+    backend = make([partial(Odd, marker=str(log))] * 3, start_method=method)
+    backend.close()
+    assert log.read_text() == "closed\n" * 3
+    assert not any(map(runs, pids(backend)))
+    backend.close()
+    assert log.read_text() == "closed\n" * 3
+
+
+def test_an_env_that_fails_to_close_raises_once_all_have_ended(make: Any) -> None:
+    backend = make(odd_one("raise at close"))
+    with pytest.raises(OSError, match="cannot close"):
+        backend.close()
+    assert not any(map(runs, pids(backend)))
+
+
+def test_an_env_that_hangs_in_close_is_ended(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "GRACE", 0.3)
+    backend = make(odd_one("hang at close"), grace=0.3)
+    backend.close()
+    assert not any(map(runs, pids(backend)))
+
+
+@every_method
+def test_an_env_that_is_forgotten_ends_its_workers(method: str, tmp_path: Any) -> None:
+    log = tmp_path / "log"
+    factories = [partial(Odd, marker=str(log))] * 2
+    backend = ProcessBackend(factories, num_workers=2, start_method=method)
+    workers = pids(backend)
+    del backend
+    assert not any(map(runs, workers))
+    assert log.read_text() == "closed\n" * 2
+
+
+@every_method
+def test_made_and_closed_many_times_it_leaves_no_descriptor(method: str) -> None:
+    def once() -> None:
+        backend = ProcessBackend([Odd] * 2, num_workers=2, start_method=method)
+        backend.read_info({"count": 0})
+        second_step(backend)
+        backend.close()
+
+    once()
+    gc.collect()  # what other tests left
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        once()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_fork_of_the_parent_neither_ends_nor_keeps_its_workers(make: Any) -> None:
+    backend = make([Odd] * 2)
+    child = os.fork()
+    if not child:
+        backend._pool.end()  # as at the end of a program
+        time.sleep(600)
+    try:
+        assert second_step(backend).reward.tolist() == [2, 2]
+        start = time.monotonic()
+        backend.close()
+        assert time.monotonic() - start < 2
+        assert not any(map(runs, pids(backend)))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -1,0 +1,356 @@
+"""Spaces: exactly TorchRL's specs, and values that survive the round trip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrl.envs import GymWrapper, check_env_specs
+
+from tdcollect import make_env
+from tdcollect.envs.slots import SlotError
+from tdcollect.envs.spaces import SpaceCodec
+
+INTEGERS = [np.uint8, np.int8, np.int16, np.int32, np.int64]
+FLOATS = [np.float16, np.float32, np.float64]
+TORCHRL_DTYPES = [np.dtype(dtype) for dtype in [np.bool_, *INTEGERS, *FLOATS]]
+
+
+class Sampler(gym.Env):
+    """Emits random elements of its observation space."""
+
+    def __init__(
+        self, observation: spaces.Space[Any], action: spaces.Space[Any] | None = None
+    ) -> None:
+        self.observation_space = observation
+        self.action_space = spaces.Discrete(2) if action is None else action
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def box(dtype: Any, *shape: int) -> spaces.Box:
+    return spaces.Box(0, 1, shape, dtype)
+
+
+LIKE_TORCHRL = {
+    **{f"Box {dtype}": box(dtype, 3) for dtype in TORCHRL_DTYPES},
+    **{f"Box {dtype} scalar": box(dtype) for dtype in TORCHRL_DTYPES},
+    "Box unbounded": spaces.Box(-np.inf, np.inf, (2, 3)),
+    "Box half bounded": spaces.Box(0, np.inf, (2,)),
+    "Box image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "Discrete": spaces.Discrete(5),
+    "MultiDiscrete even": spaces.MultiDiscrete([3, 3]),
+    "MultiDiscrete uneven": spaces.MultiDiscrete([3, 5]),
+    "MultiBinary": spaces.MultiBinary(4),
+    "Dict": spaces.Dict(a=box(np.float32, 2), b=spaces.Dict(c=spaces.Discrete(3))),
+    "Tuple of Box": spaces.Tuple([box(np.float32, 2), box(np.float32, 2)]),
+    "Tuple of Discrete": spaces.Tuple([spaces.Discrete(3), spaces.Discrete(3)]),
+    "Dict of Tuple": spaces.Dict(a=spaces.Tuple([box(np.float32), box(np.float32)])),
+}
+RENAMED = {
+    "RGB image": spaces.Box(0, 255, (4, 5, 3), np.uint8),
+    "no RGB image": spaces.Box(0, 255, (4, 5, 4), np.uint8),
+    "state": spaces.Dict(state=box(np.float32, 2), pixels=box(np.uint8, 4)),
+    "state beside observation": spaces.Dict(
+        state=box(np.float32, 2), observation=box(np.float32, 4)
+    ),
+    "nested state": spaces.Dict(a=spaces.Dict(state=box(np.float32, 2))),
+}
+like_torchrl = pytest.mark.parametrize("space", LIKE_TORCHRL.values(), ids=LIKE_TORCHRL)
+encodings = pytest.mark.parametrize("categorical", [False, True], ids=["one-hot", "categorical"])
+
+
+@like_torchrl
+@encodings
+def test_observation_specs_are_torchrls(space: spaces.Space[Any], categorical: bool) -> None:
+    options = {"categorical_action_encoding": categorical}
+    ours = make_env(Sampler(space), **options)
+    assert ours.observation_spec == GymWrapper(Sampler(space), **options).observation_spec
+
+
+@pytest.mark.parametrize("space", RENAMED.values(), ids=RENAMED)
+def test_observations_that_torchrl_renames_are_renamed(space: spaces.Space[Any]) -> None:
+    ours, theirs = make_env(Sampler(space)), GymWrapper(Sampler(space))
+    assert ours.observation_spec == theirs.observation_spec
+    assert set(ours.observation_spec.keys(True, True)) <= set(ours.reset().keys(True, True))
+
+
+@like_torchrl
+@encodings
+def test_action_specs_are_torchrls(space: spaces.Space[Any], categorical: bool) -> None:
+    options = {"categorical_action_encoding": categorical}
+    theirs = GymWrapper(Sampler(box(np.float32, 2), space), **options)
+    ours = make_env(Sampler(box(np.float32, 2), space), **options)
+    assert ours.full_action_spec == theirs.full_action_spec
+
+
+def test_reward_and_done_specs_are_torchrls() -> None:
+    theirs, ours = GymWrapper(Sampler(box(np.float32, 2))), make_env(Sampler(box(np.float32, 2)))
+    assert ours.full_reward_spec == theirs.full_reward_spec
+    assert ours.full_done_spec == theirs.full_done_spec
+
+
+WIDER_THAN_TORCHRL = {
+    "uint16": box(np.uint16, 2),
+    "uint32": box(np.uint32),
+    "uint64": box(np.uint64, 2),
+    "Discrete start": spaces.Discrete(3, start=-1),
+    "MultiDiscrete start": spaces.MultiDiscrete([2, 3], start=[5, -5]),
+    "MultiDiscrete 2-d even": spaces.MultiDiscrete([[3, 3], [3, 3]]),
+    "MultiDiscrete 2-d uneven": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "MultiBinary 2-d": spaces.MultiBinary((2, 3)),
+    "Tuple unlike": spaces.Tuple([spaces.Discrete(3), box(np.float32, 2)]),
+    "Tuple of Dict": spaces.Tuple([spaces.Dict(a=box(np.float32, 2)), spaces.Discrete(2)]),
+}
+EVERY = LIKE_TORCHRL | WIDER_THAN_TORCHRL
+
+
+@pytest.mark.parametrize("space", EVERY.values(), ids=EVERY)
+def test_batched_specs_are_the_unbatched_ones_expanded(space: spaces.Space[Any]) -> None:
+    one, many = (make_env(lambda: Sampler(space), num_envs=n) for n in (None, 3))
+    for name in ("observation_spec", "full_action_spec", "full_reward_spec", "full_done_spec"):
+        assert getattr(many, name) == getattr(one, name).expand(3)
+
+
+@pytest.mark.parametrize("space", EVERY.values(), ids=EVERY)
+@encodings
+def test_an_env_of_the_space_passes_torchrls_check(
+    space: spaces.Space[Any], categorical: bool
+) -> None:
+    # Nested, for a Dict of actions and the same Dict of observations share their names.
+    observation = spaces.Dict(seen=space)
+    env = make_env(
+        lambda: Sampler(observation, space), num_envs=2, categorical_action_encoding=categorical
+    )
+    check_env_specs(env, seed=0)
+
+
+def leaves() -> st.SearchStrategy[spaces.Space[Any]]:
+    sizes = st.integers(1, 4)
+    shapes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
+    dtypes = st.sampled_from([*TORCHRL_DTYPES, np.dtype(np.uint16), np.dtype(np.uint32)])
+    bounded = st.builds(lambda dtype, shape: spaces.Box(0, 1, shape, dtype), dtypes, shapes)
+    floats = st.sampled_from([np.float32, np.float64])
+    unbounded = st.builds(
+        lambda dtype, shape: spaces.Box(-np.inf, np.inf, shape, dtype), floats, shapes
+    )
+    discrete = st.builds(
+        lambda n, start: spaces.Discrete(n, start=start), sizes, st.integers(-5, 5)
+    )
+    binary = shapes.filter(len).map(spaces.MultiBinary)
+    return st.one_of(bounded, unbounded, discrete, multi_discrete(), binary)
+
+
+@st.composite
+def multi_discrete(draw: st.DrawFn) -> spaces.MultiDiscrete:
+    shape = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
+    count = int(np.prod(shape))
+    sizes, starts = (
+        np.array(draw(st.lists(numbers, min_size=count, max_size=count))).reshape(shape)
+        for numbers in (st.integers(1, 4), st.integers(-3, 3))
+    )
+    return spaces.MultiDiscrete(sizes, start=starts)
+
+
+def any_space() -> st.SearchStrategy[spaces.Space[Any]]:
+    names = st.sampled_from(["a", "b", "observation", "pixels"])
+    return st.recursive(
+        leaves(),
+        lambda parts: st.one_of(
+            st.dictionaries(names, parts, min_size=1, max_size=3).map(spaces.Dict),
+            st.lists(parts, min_size=1, max_size=3).map(spaces.Tuple),
+        ),
+        max_leaves=5,
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Return whether two (nested) values of a space are equal; arrays also in dtype and shape."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return np.shape(a) == np.shape(b) and np.array_equal(a, b)
+
+
+@given(any_space(), st.booleans(), st.integers(0, 2**31 - 1))
+@settings(max_examples=150, deadline=None)
+def test_reading_gives_back_what_was_written(
+    space: spaces.Space[Any], categorical: bool, seed: int
+) -> None:
+    codec = SpaceCodec(space, "observation", categorical=categorical, rename_state=True)
+    space.seed(seed)
+    values = [space.sample() for _ in range(3)]
+    entries = codec.empty(3)
+    for slot, value in enumerate(values):
+        codec.write_slot(value, entries, slot)
+    back = codec.read_slots(entries)
+    assert all(map(same, values, back))
+    assert [entry.dtype for entry in entries] == [leaf.dtype for leaf in codec.leaves]
+
+
+@given(any_space(), st.booleans(), st.integers(0, 2**31 - 1))
+@settings(max_examples=150, deadline=None)
+def test_a_batch_is_written_and_read_as_its_slots_are(
+    space: spaces.Space[Any], categorical: bool, seed: int
+) -> None:
+    codec = SpaceCodec(space, "observation", categorical=categorical)
+    space.seed(seed)
+    values = [space.sample() for _ in range(3)]
+    batch = concatenate(space, values, create_empty_array(space, 3))
+    singly, together = codec.empty(3), codec.empty(3)
+    for slot, value in enumerate(values):
+        codec.write_slot(value, singly, slot)
+    codec.write(batch, together)
+    assert all(np.array_equal(a, b) for a, b in zip(singly, together, strict=True))
+    assert same(batch, codec.read(together))
+
+
+@given(any_space(), st.booleans(), st.integers(0, 2**31 - 1))
+@settings(max_examples=50, deadline=None)
+def test_what_is_written_lies_in_the_spec(
+    space: spaces.Space[Any], categorical: bool, seed: int
+) -> None:
+    codec = SpaceCodec(space, "observation", categorical=categorical)
+    space.seed(seed)
+    entries = codec.empty(1)
+    codec.write_slot(space.sample(), entries, 0)
+    for leaf, entry in zip(codec.leaves, entries, strict=True):
+        assert leaf.spec.is_in(torch.from_numpy(entry[0, ...]))
+
+
+@given(any_space(), st.booleans(), st.integers(0, 2**31 - 1))
+@settings(max_examples=50, deadline=None)
+def test_what_the_spec_draws_lies_in_the_space(
+    space: spaces.Space[Any], categorical: bool, seed: int
+) -> None:
+    codec = SpaceCodec(space, "action", categorical=categorical)
+    torch.manual_seed(seed)
+    entries = [leaf.spec.rand((1,)).numpy() for leaf in codec.leaves]
+    assert codec.read_slots(entries)[0] in space
+
+
+def test_a_value_read_is_a_copy() -> None:
+    codec = SpaceCodec(box(np.float32, 2), "action")
+    entries = [np.zeros((1, 2), np.float32)]
+    codec.read(entries)[...] = 1
+    assert not entries[0].any()
+
+
+def test_observations_keep_float64() -> None:
+    env = make_env(lambda: Sampler(box(np.float64, 2)), num_envs=2)
+    assert env.reset()["observation"].dtype == torch.float64
+
+
+def test_unlike_tuples_become_numbered_entries() -> None:
+    env = make_env(Sampler(WIDER_THAN_TORCHRL["Tuple unlike"]))
+    assert set(env.observation_spec["observation"].keys()) == {"0", "1"}
+
+
+NO_ARRAYS = {
+    "Text": spaces.Text(5),
+    "Sequence": spaces.Sequence(spaces.Discrete(2)),
+    "Graph": spaces.Graph(box(np.float32), None),
+    "OneOf": spaces.OneOf([spaces.Discrete(2), spaces.Discrete(3)]),
+}
+
+
+@pytest.mark.parametrize("name", NO_ARRAYS)
+def test_spaces_without_an_array_form_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"the observation space is a {name} space"):
+        make_env(Sampler(NO_ARRAYS[name]))
+    with pytest.raises(TypeError, match=f"the action space is a {name} space"):
+        make_env(Sampler(box(np.float32), NO_ARRAYS[name]))
+
+
+def test_a_refusal_says_where_in_the_space() -> None:
+    space = spaces.Dict(a=spaces.Tuple([box(np.float32), spaces.Text(5)]))
+    with pytest.raises(TypeError, match=r"the observation space\['a'\]\[1\] is a Text space"):
+        make_env(Sampler(space))
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Dict(), spaces.Tuple([]), spaces.Dict(a=spaces.Dict())], ids=str
+)
+def test_empty_spaces_are_refused(space: spaces.Space[Any]) -> None:
+    with pytest.raises(TypeError, match=r"the observation space.* is empty"):
+        make_env(Sampler(space))
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble) == np.float64, reason="no long double here")
+def test_a_dtype_that_torch_lacks_is_refused() -> None:
+    with pytest.raises(TypeError, match="which torch has no type for"):
+        make_env(Sampler(box(np.longdouble, 2)))
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Discrete(3), 3),
+        (spaces.Discrete(3), -1),
+        (spaces.Discrete(3, start=2), 1),
+        (spaces.MultiDiscrete([2, 3]), np.array([1, 3])),
+    ],
+)
+@encodings
+def test_a_discrete_value_outside_the_space_is_refused(
+    space: spaces.Space[Any], value: Any, categorical: bool
+) -> None:
+    codec = SpaceCodec(space, "observation", categorical=categorical)
+    with pytest.raises(ValueError, match=r"expected values in .* correct the env or its space"):
+        codec.write_slot(value, codec.empty(1), 0)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 2), ()])
+def test_an_observation_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
+    env = Sampler(box(np.float32, 2))
+    td_env = make_env(env)
+    env.observation_space = box(np.float32, *shape)
+    with pytest.raises(SlotError, match=r"expected an observation of shape \(2,\)"):
+        td_env.reset()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Discrete(3), spaces.MultiDiscrete([3, 3]), spaces.MultiDiscrete([2, 3])],
+    ids=str,
+)
+@encodings
+def test_a_discrete_value_of_the_wrong_shape_is_refused(
+    space: spaces.Space[Any], categorical: bool
+) -> None:
+    codec = SpaceCodec(space, "observation", categorical=categorical)
+    with pytest.raises(ValueError, match="expected an observation of shape"):
+        codec.write_slot(np.zeros(7, np.int64), codec.empty(1), 0)
+
+
+def test_a_tuple_of_the_wrong_length_is_refused() -> None:
+    like = spaces.Tuple([spaces.Discrete(2)] * 2)
+    for space in (like, spaces.Tuple([*like, box(np.float32)])):
+        codec = SpaceCodec(space, "observation")
+        with pytest.raises(ValueError, match="expected a tuple of"):
+            codec.write_slot((0,), codec.empty(1), 0)
+
+
+@pytest.mark.parametrize("value", [{"a": 0}, 3], ids=["entry missing", "no dict"])
+def test_a_dict_without_its_entries_is_refused(value: Any) -> None:
+    codec = SpaceCodec(spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2)), "observation")
+    with pytest.raises(ValueError, match=r"expected a dict with the entries \['a', 'b'\], got"):
+        codec.write_slot(value, codec.empty(1), 0)
+
+
+def test_dict_names_that_are_not_strings_are_refused() -> None:
+    with pytest.raises(TypeError, match="names that are strings, got 0"):
+        make_env(Sampler(spaces.Dict({0: spaces.Discrete(2)})))

@@ -1,0 +1,550 @@
+"""TorchRL's env classes under tdcollect's names: the same data, several slots per process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import torchrl.envs
+from tensordict import TensorDict, TensorDictBase
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import (
+    EnvBase,
+    EnvCreator,
+    SerialEnv,
+    TransformedEnv,
+    check_env_specs,
+    default_info_dict_reader,
+)
+from torchrl.envs import transforms as T
+from torchrl.envs.transforms import StepCounter
+from torchrl.testing.mocking_classes import CountingEnv
+
+import tdcollect
+from tdcollect.envs import GymEnv, GymnasiumEnv, ParallelEnv
+
+from ..forkserver import forkserver
+from ..zoo import torchrl_envs
+from ..zoo.torchrl_envs import MAKERS
+
+ours = partial(ParallelEnv, mp_start_method="fork")
+"""Starts workers at once, where spawned ones would import torch."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fork_server() -> Iterator[None]:
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(forkserver().get_start_method(), force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+def same(one: TensorDictBase, other: TensorDictBase) -> None:
+    """Both hold the same entries, to the bit."""
+    names, others = (set(entries.keys(True, True)) for entries in (one, other))
+    assert names == others
+    for name in names:
+        assert one[name].dtype == other[name].dtype, name
+        assert torch.equal(one[name], other[name]), name
+    assert one.batch_size == other.batch_size
+
+
+def played(env: EnvBase) -> dict[str, Any]:
+    """All that a ``ParallelEnv`` of two slots gives in one life."""
+    found: dict[str, Any] = {"specs": env.specs, "before the start": env.is_closed}
+    found["next seed"] = env.set_seed(11)
+    torch.manual_seed(0)
+    found["rollout"] = env.rollout(70, break_when_any_done=False)
+    found["second rollout"] = env.rollout(5)
+    entries = found["second rollout"][:, -1]["next"].clone()
+    marks = torch.tensor([[False], [True]])
+    found["reset of one"] = env.reset(entries.exclude("reward").set("_reset", marks))
+    bare = TensorDict({"_reset": marks}, [2], device=env.device)
+    found["reset of one, bare"] = env.reset(bare)
+    found["seeded reset"] = env.reset(list_of_kwargs=[{"seed": 5}, {"seed": 3}])
+    found["one seed"] = env.reset(seed=7)
+    action = env.rand_action(found["one seed"].clone())
+    found["step of one"] = env.step(action.set("_step", torch.tensor([True, False])))
+    found["static seed"] = env.set_seed(4, static_seed=True)
+    found["static"] = env.rollout(3)
+    found["wrapped"] = env.get_wrapper_attr("render_mode")
+    found["classes"] = [type(one).__name__ for one in env.unwrapped]
+    found["device"], found["batch size"] = env.device, env.batch_size
+    torch.manual_seed(1)
+    collector = TorchRLCollector(
+        TransformedEnv(env, StepCounter(step_count_key="outer")), None, frames_per_batch=40
+    )
+    found["batch"] = next(iter(collector)).clone()
+    found["random state"] = torch.get_rng_state()
+    collector.shutdown(close_env=False)
+    return found
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def played_twice(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same calls of TorchRL's class, and of ours."""
+    made = MAKERS[request.param]
+    found = []
+    for cls in (torchrl.envs.ParallelEnv, ours):
+        env = cls(2, made)
+        try:
+            found.append(played(env))
+        finally:
+            env.close(raise_if_closed=False)
+    return found[0], found[1]
+
+
+def test_a_parallel_env_gives_what_torchrls_gives(played_twice: Any) -> None:
+    theirs, mine = played_twice
+    for name, expected in theirs.items():
+        got = mine[name]
+        if isinstance(expected, TensorDictBase):
+            same(expected, got)
+        elif isinstance(expected, torch.Tensor):
+            assert torch.equal(expected, got), name
+        else:
+            assert expected == got, name
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_slots_share_processes(name: str) -> None:
+    env = ours(3, MAKERS[name])
+    assert env.fallback_reason is None
+    assert env.inner is None
+    env.reset()
+    inner = env.inner
+    base = inner.base_env if isinstance(inner, TransformedEnv) else inner
+    assert isinstance(base, GymnasiumEnv)
+    assert base.backend_name == "process"
+    check_env_specs(env)
+    env.close()
+    assert env.is_closed
+    assert env.inner is None
+
+
+@pytest.mark.slow
+def test_atari_to_the_bit() -> None:
+    pytest.importorskip("ale_py")
+    found = []
+    for cls in (torchrl.envs.ParallelEnv, ours):
+        env = cls(2, torchrl_envs.breakout)
+        env.set_seed(3)
+        torch.manual_seed(0)
+        found.append(env.rollout(150, break_when_any_done=False))
+        env.close()
+    same(*found)
+    assert found[0]["next", "end-of-life"].any()
+
+
+# --- what is understood, and what is not
+
+
+def scaled() -> EnvBase:
+    return TransformedEnv(GymEnv("Pendulum-v1"), T.ActionScaling())
+
+
+def scaled_reward(scale: float) -> EnvBase:
+    return TransformedEnv(GymEnv("Pendulum-v1"), T.RewardScaling(0.0, scale))
+
+
+def normed() -> EnvBase:
+    return TransformedEnv(GymEnv("Pendulum-v1"), T.VecNormV2(in_keys=["observation"]))
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (torchrl_envs.unknown, "the env is a Unknown, not a GymEnv or GymWrapper"),
+        (scaled, "the transform ActionScaling is not known"),
+        ("creator", "its EnvCreator shares the state"),
+        (
+            [partial(scaled_reward, scale) for scale in (1.0, 2.0)],
+            "its slots have different envs",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_reason_for_torchrls_workers_is_given(made: Any, reason: str) -> None:
+    made = EnvCreator(normed) if made == "creator" else made
+    assert reason in ours(2, made).fallback_reason
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"share_individual_td": True},
+        {"shared_memory": False},
+        {"shared_memory": False, "memmap": True},
+    ],
+    ids=str,
+)
+def test_options_of_torchrls_workers_keep_them(options: dict[str, Any]) -> None:
+    assert next(iter(options)) in ours(2, torchrl_envs.plain, **options).fallback_reason
+
+
+def test_what_is_not_understood_is_torchrls() -> None:
+    found = []
+    for cls in (torchrl.envs.ParallelEnv, ParallelEnv):
+        env = cls(2, torchrl_envs.unknown)
+        env.set_seed(0)
+        torch.manual_seed(0)
+        found.append(env.rollout(20, break_when_any_done=False))
+        if cls is ParallelEnv:
+            assert env.inner is None
+            assert repr(env) == "ParallelEnv(2 slots, in TorchRL's workers)"
+        env.close()
+    same(*found)
+
+
+def test_metadata_from_workers_is_torchrls() -> None:
+    env = ParallelEnv(1, torchrl_envs.plain, metadata_from_workers=True, use_buffers=False)
+    assert "metadata_from_workers=True" in env.fallback_reason
+    assert env.rollout(3).shape[0] == 1
+    env.close()
+
+
+def test_settings_that_differ_between_slots_run_in_torchrls_workers() -> None:
+    env = ours(2, torchrl_envs.normed_by_process)
+    assert env.fallback_reason is None
+    env.reset()
+    assert "different settings" in env.fallback_reason
+    assert env.inner is None
+    env.close()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_serial_for_single(count: int) -> None:
+    made = ParallelEnv(count, torchrl_envs.plain, serial_for_single=True, mp_start_method="fork")
+    assert type(made) is (SerialEnv if count == 1 else ParallelEnv)
+    assert made.batch_size == (count,)
+
+
+@pytest.mark.parametrize(
+    ("made", "kwargs"),
+    [
+        (lambda: GymEnv("CartPole-v1"), {}),
+        ("creator", {}),
+        ([lambda: GymEnv("CartPole-v1"), torchrl_envs.plain], {}),
+        (torchrl_envs.plain, {"create_env_kwargs": {"name": "CartPole-v1"}}),
+        (torchrl_envs.plain, {"create_env_kwargs": [{}, {"frame_skip": 1}]}),
+        (torchrl_envs.plain, {"device": "cpu"}),
+        (torchrl_envs.plain, {"num_threads": 1, "num_sub_threads": 2}),
+    ],
+    ids=["lambda", "creator", "list", "kwargs", "kwargs per slot", "device", "threads"],
+)
+@pytest.mark.filterwarnings("ignore:A lambda function")
+def test_functions_and_arguments(made: Any, kwargs: dict[str, Any]) -> None:
+    made = EnvCreator(lambda: GymEnv("CartPole-v1")) if made == "creator" else made
+    env = ParallelEnv(2, made, **{"mp_start_method": "fork", **kwargs})
+    serial = SerialEnv(2, made, create_env_kwargs=kwargs.get("create_env_kwargs"))
+    assert env.fallback_reason is None
+    found = []
+    for one in (env, serial):
+        one.set_seed(1)
+        torch.manual_seed(0)
+        found.append(one.rollout(12, break_when_any_done=False))
+        one.close()
+    assert found[0].device == (torch.device("cpu") if "device" in kwargs else None)
+    same(*found)
+
+
+def test_arguments_can_change_before_the_start() -> None:
+    env = ours(2, torchrl_envs.plain)
+    assert env.fallback_reason is None
+    env.update_kwargs({"render_mode": "rgb_array"})
+    env.reset()
+    assert env.get_wrapper_attr("render_mode") == ["rgb_array"] * 2
+    env.close()
+
+
+# --- a ParallelEnv of TorchRL's, turned into one of ours
+
+
+def test_a_parallel_env_of_torchrls_is_turned_in_place() -> None:
+    env = torchrl.envs.ParallelEnv(2, torchrl_envs.atari_like, mp_start_method="fork")
+    around = TransformedEnv(env, StepCounter(step_count_key="outer"))
+    before = torch.get_rng_state()
+    assert ParallelEnv.adopt(env) is None
+    assert torch.equal(before, torch.get_rng_state())
+    assert type(env) is ParallelEnv
+    around.set_seed(11)
+    torch.manual_seed(0)
+    assert around.rollout(9).shape == (2, 9)
+    assert env.inner is not None
+    around.close()
+
+
+@pytest.mark.parametrize("why", ["it is a SerialEnv", "its workers have started", "Unknown"])
+def test_other_envs_stay_as_they_are(why: str) -> None:
+    cls = SerialEnv if "Serial" in why else torchrl.envs.ParallelEnv
+    env = cls(1, torchrl_envs.unknown if why == "Unknown" else torchrl_envs.plain)
+    if "started" in why:
+        env.start()
+    assert why in ParallelEnv.adopt(env)
+    assert type(env) is cls
+    env.close(raise_if_closed=False)
+
+
+# --- random states
+
+
+def test_workers_that_are_forked_begin_with_the_random_state_of_their_parent() -> None:
+    found = []
+    for cls in (torchrl.envs.ParallelEnv, ParallelEnv):
+        torch.manual_seed(5)
+        env = cls(2, torchrl_envs.draws, mp_start_method="fork")
+        found.append(env.reset())
+        env.close()
+    same(*found)
+
+
+@pytest.mark.slow
+def test_slots_of_spawned_workers_draw_apart() -> None:
+    env = ParallelEnv(3, torchrl_envs.draws, mp_start_method="spawn")
+    first = env.reset()["observation"]
+    assert len(set(first.flatten().tolist())) == 3
+    env.close()
+
+
+# --- errors, and the end
+
+
+def test_an_index_is_refused() -> None:
+    env = ours(2, torchrl_envs.plain)
+    with pytest.raises(NotImplementedError, match="expected a whole ParallelEnv"):
+        env[0]
+    env.close()
+
+
+def test_a_closed_view_starts_nothing_and_says_what_torchrl_says() -> None:
+    env = ours(2, CountingEnv)
+    env.reset()
+    view = env[1:]
+    view.close()
+    before = multiprocessing.active_children()
+    for use in (view.reset, view.rand_step, lambda: view.set_seed(0)):
+        with pytest.raises(RuntimeError, match="Cannot use a closed indexed batched environment"):
+            use()
+    assert multiprocessing.active_children() == before
+    assert not env.is_closed
+    env.close()
+
+
+def test_a_gym_env_of_several_workers_has_started_and_closes() -> None:
+    env = GymEnv("CartPole-v1", num_workers=2)
+    assert not env.is_closed
+    env.close()
+    assert env.is_closed
+
+
+def test_an_error_of_an_env_names_its_slot() -> None:
+    env = ours(2, torchrl_envs.fails)
+    with pytest.raises(tdcollect.envs.SlotError, match=r"slot 0.*three"):
+        env.rollout(5)
+    env.close()
+
+
+def test_an_env_that_hangs_ends_after_torchrls_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrl._utils, "BATCHED_PIPE_TIMEOUT", 0.2)
+    env = ours(1, partial(torchrl_envs.slow, "step"))
+    with pytest.raises(tdcollect.envs.SlotError, match=r"took more than 0\.2 s"):
+        env.rollout(1)
+    env.close()
+
+
+def test_an_env_may_take_its_time_to_close() -> None:
+    env = ours(1, partial(torchrl_envs.slow, "close"), shutdown_timeout=0.2)
+    env.rollout(1)
+    start = time.monotonic()
+    env.close()
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"seed": [1]}, "expected one seed per slot, 2, got 1"),
+        ({"list_of_kwargs": [{}]}, "expected list_of_kwargs with one dict per slot, 2, got 1"),
+        ({"list_of_kwargs": [{"lives": 1}] * 2}, r"reset\(\) takes seed and options"),
+    ],
+)
+def test_arguments_of_reset(kwargs: dict[str, Any], message: str) -> None:
+    env = ours(2, torchrl_envs.plain)
+    with pytest.raises((ValueError, TypeError), match=message):
+        env.reset(**kwargs)
+    env.close()
+
+
+def test_options_may_differ_between_slots() -> None:
+    env = ours(3, torchrl_envs.atari_like)
+    options = [{"options": {"lives": lives}, "seed": 0} for lives in (9, 7)] + [{}]
+    lives = env.reset(list_of_kwargs=options)["lives"]
+    assert (lives <= torch.tensor([9, 7, 3])).all()
+    assert (lives >= torch.tensor([3, 1, 0])).all()
+    env.close()
+
+
+def test_seeds_are_torchrls_chain() -> None:
+    env = ours(3, torchrl_envs.plain)
+    assert env.seeds is None
+    following = env.set_seed(4)
+    chain = [4]
+    for _ in range(3):
+        chain.append(GymEnv("CartPole-v1").set_seed(chain[-1]))
+    assert [*env.seeds, following] == chain
+    begun = env.reset(seed=env.seeds)["observation"]
+    for row, seed in zip(begun, chain[:3], strict=True):
+        assert torch.equal(row, GymEnv("CartPole-v1").reset(seed=seed)["observation"])
+    env.close()
+
+
+def test_a_closed_env_starts_again() -> None:
+    env = ours(2, torchrl_envs.lifted)
+    found = []
+    for _ in range(2):
+        env.set_seed(0)
+        torch.manual_seed(0)
+        found.append(env.rollout(5))
+        env.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            env.close()
+    same(*found)
+
+
+def test_state_dicts_reach_transforms_that_run_once() -> None:
+    env, other = (ours(2, torchrl_envs.lifted) for _ in range(2))
+    state = env.state_dict()
+    for worker in state.values():
+        worker["transforms.0.loc"] = torch.tensor(100.0)
+    before = env.reset(seed=3)["observation"]
+    env.load_state_dict(state)
+    after = env.reset(seed=3)["observation"]
+    assert torch.allclose(after, before - 0.5 * 2 + 100.0) or torch.allclose(
+        after, before - 0.5 + 100.0
+    )
+    state["worker1"]["transforms.0.loc"] = torch.tensor(1.0)
+    with pytest.raises(RuntimeError, match="expected the same transforms in all slots"):
+        other.load_state_dict(state)
+    env.close()
+    other.close()
+
+
+def test_statistics_of_each_slot_are_saved_and_loaded() -> None:
+    env, other = (ours(2, torchrl_envs.beside) for _ in range(2))
+    env.set_seed(0)
+    env.rollout(10)
+    other.reset()
+    other.load_state_dict(env.state_dict())
+    found = []
+    for one in (env, other):
+        one.set_seed(5)
+        found.append(one.reset()["normed"])
+        one.close()
+    assert torch.equal(*found)
+
+
+def test_an_env_can_be_pickled_once_it_is_closed() -> None:
+    env = ours(2, torchrl_envs.plain)
+    env.reset()
+    copied = pickle.loads(pickle.dumps(env))
+    assert env.is_closed
+    assert copied.rollout(3).shape == (2, 3)
+    copied.close()
+
+
+# --- GymEnv
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "count"),
+    [
+        ({}, 3),
+        pytest.param({"frame_skip": 4}, 2, marks=pytest.mark.slow),
+        ({"from_pixels": True, "pixels_only": False, "categorical_action_encoding": True}, 2),
+        ({"device": "cpu"}, 1),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_num_envs_gives_true_final_observations(kwargs: dict[str, Any], count: int) -> None:
+    """TorchRL's gives zeros, a row from there to the next episode, and the state as pixels."""
+    name = "CartPole-v1"
+    env = GymEnv(name, num_envs=count, **kwargs)
+    theirs = torchrl.envs.GymEnv(name, num_envs=count, **kwargs)
+    for key in ("full_action_spec", "full_reward_spec", "full_done_spec", "batch_size", "device"):
+        assert getattr(env, key) == getattr(theirs, key), key
+    for key, spec in env.observation_spec.items(True, True) if len(kwargs) < 2 else ():
+        assert theirs.observation_spec[key] == spec
+    theirs.close()
+    env.set_seed(3)
+    torch.manual_seed(0)
+    rollout = env.rollout(30, break_when_any_done=False)
+    for slot, rows in enumerate(rollout.unbind(0)):
+        one = torchrl.envs.GymEnv(name, **kwargs)
+        row = one.reset(seed=3 + slot)
+        for expected in rows.unbind(0):
+            row = one.step(row.set("action", expected["action"]))
+            same(row["next"].clear_device_(), expected["next"].clear_device_())
+            row = one.step_mdp(row)
+            if row["done"]:
+                row = one.reset()
+    env.close()
+
+
+def test_num_workers_gives_a_parallel_env() -> None:
+    env = GymEnv("CartPole-v1", num_workers=3, frame_skip=2)
+    assert type(env) is ParallelEnv
+    assert env.batch_size == (3,)
+    assert env.fallback_reason is None
+    env.close(raise_if_closed=False)
+
+
+def test_one_worker_gives_a_gym_env() -> None:
+    assert type(GymEnv("CartPole-v1", num_workers=1)) is GymEnv
+
+
+class Infos(gym.Env):
+    """Python numbers as infos."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 1, (1,))
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {"count": 0, "share": 0.5, "_hidden": 1}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), 0.0, False, False, {"count": 1, "share": 0.25, "_hidden": 1}
+
+
+gym.register("tdcollect-tests/Infos-v0", Infos)
+
+
+@pytest.mark.parametrize(
+    "reader", [None, default_info_dict_reader(["count", "share"])], ids=["all", "by name"]
+)
+def test_infos_may_be_python_numbers(reader: Any) -> None:
+    env = GymEnv("tdcollect-tests/Infos-v0").set_info_dict_reader(reader)
+    rollout = env.rollout(3)
+    assert rollout["next", "count"].tolist() == [1, 1, 1]
+    assert rollout["next", "share"].tolist() == [0.25] * 3
+    assert "_hidden" not in rollout["next"]
+
+
+def test_a_gym_env_is_torchrls_in_all_else() -> None:
+    found = []
+    for cls in (torchrl.envs.GymEnv, GymEnv):
+        env = cls("Pendulum-v1", frame_skip=2, device="cpu")
+        assert isinstance(env, torchrl.envs.GymEnv)
+        env.set_seed(0)
+        torch.manual_seed(0)
+        found.append(env.rollout(10))
+    same(*found)

@@ -1,0 +1,503 @@
+"""The TorchRL interface of an env: step counts, infos, seeds, compared with TorchRL's wrappers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict import TensorDictBase, assert_close
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
+
+from tdcollect import make_env
+
+
+class Replay:
+    """A policy that replays given actions ``[T, *batch, *action]``."""
+
+    def __init__(self, actions: torch.Tensor) -> None:
+        self.actions = iter(actions)
+
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        return td.set("action", next(self.actions))
+
+
+def random_actions(env: EnvBase, steps: int, seed: int = 0) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return torch.stack([env.action_spec.rand() for _ in range(steps)])
+
+
+def play(env: EnvBase, actions: torch.Tensor, seed: int) -> TensorDictBase:
+    """A rollout of given actions over many episodes, from a seeded reset."""
+    return env.rollout(
+        len(actions),
+        Replay(actions),
+        auto_reset=False,
+        tensordict=env.reset(seed=seed),
+        break_when_any_done=False,
+    )
+
+
+def assert_identical(ours: TensorDictBase, theirs: TensorDictBase) -> None:
+    """The same keys, shapes, dtypes and values, to the bit."""
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    assert {k: v.dtype for k, v in ours.items(True, True)} == {
+        k: v.dtype for k, v in theirs.items(True, True)
+    }
+    assert_close(ours, theirs, rtol=0, atol=0)
+
+
+# --- beside TorchRL ----------------------------------------------------------------------------
+
+
+# gymnasium has Taxi-v4 from 1.2 on.
+TAXI = "Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3"
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", TAXI])
+@pytest.mark.parametrize("categorical", [False, True], ids=["one-hot", "categorical"])
+def test_unbatched_data_are_those_of_gymenv(env_id: str, categorical: bool) -> None:
+    theirs = GymEnv(env_id, categorical_action_encoding=categorical)
+    ours = make_env(env_id, categorical_action_encoding=categorical)
+    actions = random_actions(ours, 250)
+    assert_identical(play(ours, actions, seed=3), play(theirs, actions, seed=3))
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_batched_data_are_those_of_gymwrapper_over_a_vector_env(env_id: str) -> None:
+    def vector() -> SyncVectorEnv:
+        return SyncVectorEnv([lambda: gym.make(env_id)] * 3, autoreset_mode=AutoresetMode.DISABLED)
+
+    theirs = GymWrapper(vector())
+    actions = random_actions(theirs, 250)
+    reference = play(theirs, actions, seed=3)
+    assert reference["next", "done"].any()
+    assert_identical(play(make_env(vector()), actions, seed=3), reference)
+    assert_identical(play(make_env(env_id, 3), actions, seed=3), reference)
+
+
+def with_transforms(env: EnvBase, max_steps: int | None) -> TransformedEnv:
+    return TransformedEnv(env, Compose(StepCounter(max_steps), RewardSum(), InitTracker()))
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("max_episode_steps", [None, 1, 17])
+@pytest.mark.parametrize("num_envs", [None, 3])
+def test_bookkeeping_is_that_of_torchrls_transforms(
+    env_id: str, max_episode_steps: int | None, num_envs: int | None
+) -> None:
+    ours = make_env(
+        env_id,
+        num_envs,
+        step_count=True,
+        episode_reward=True,
+        is_init=True,
+        max_episode_steps=max_episode_steps,
+    )
+    theirs = with_transforms(make_env(env_id, num_envs), max_episode_steps)
+    actions = random_actions(ours, 250)
+    reference = play(theirs, actions, seed=0)
+    assert reference["next", "done"].any()
+    assert_identical(play(ours, actions, seed=0), reference)
+
+
+def test_bookkeeping_is_that_of_torchrls_transforms_after_partial_resets() -> None:
+    names = ["step_count", "episode_reward", "is_init"]
+    ours = make_env("Pendulum-v1", 3, **dict.fromkeys(names, True))
+    theirs = with_transforms(make_env("Pendulum-v1", 3), None)
+    mask = torch.tensor([[True], [False], [True]])
+    results = []
+    for env in (ours, theirs):
+        td = play(env, random_actions(ours, 5), seed=0)[:, -1]["next"].exclude("reward")
+        td = env.reset(td.set("_reset", mask))
+        results.append(env.step(td.set("action", torch.zeros(3, 1))))
+    assert_identical(results[0].select(*names, "next"), results[1].select(*names, "next"))
+
+
+def test_bookkeeping_specs_are_torchrls() -> None:
+    ours = make_env("CartPole-v1", 2, step_count=True, episode_reward=True, is_init=True)
+    theirs = with_transforms(make_env("CartPole-v1", 2), None)
+    assert ours.observation_spec == theirs.observation_spec
+    check_env_specs(ours, seed=0)
+
+
+def test_a_time_limit_truncates_and_never_terminates() -> None:
+    batch = make_env("Pendulum-v1", 2, max_episode_steps=4).rollout(12, break_when_any_done=False)
+    expected = (torch.arange(12) % 4 == 3).expand(2, -1)
+    assert torch.equal(batch["next", "truncated"][..., 0], expected)
+    assert torch.equal(batch["next", "done"], batch["next", "truncated"])
+    assert not batch["next", "terminated"].any()
+
+
+def test_a_time_limit_leaves_the_limit_of_the_env() -> None:
+    env = make_env("Pendulum-v1", max_episode_steps=10_000)
+    assert env.rollout(300).shape == (200,)
+
+
+def test_bookkeeping_is_not_there_unasked() -> None:
+    assert set(make_env("CartPole-v1", 2).observation_spec.keys()) == {"observation"}
+
+
+# --- infos -------------------------------------------------------------------------------------
+
+
+class Informed(gym.Env):
+    """Its infos: ``number``, ``fraction`` and ``array`` always; ``late`` from the third step."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, **more: Any) -> None:
+        self.more, self.calls = more, 0
+
+    def _out(self) -> tuple[np.ndarray, dict[str, Any]]:
+        self.calls += 1
+        info = {
+            "number": self.time,
+            "fraction": self.time / 4,
+            "array": np.full((2, 2), self.time, np.int16),
+            **self.more,
+        }
+        if self.time >= 3:
+            info["late"] = self.time
+        return np.array([self.time], np.float32), info
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.time = 0
+        return self._out()
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        observation, info = self._out()
+        return observation, 0.0, False, False, info
+
+
+def test_python_numbers_and_arrays_are_stored() -> None:
+    env = make_env(Informed, 2, info_keys=["number", "fraction", "array"])
+    check_env_specs(env)
+    batch = env.rollout(5)
+    for td, first in ((batch, 0), (batch["next"], 1)):
+        time = torch.arange(first, first + 5).expand(2, -1)
+        assert torch.equal(td["number"], time)
+        assert torch.equal(td["fraction"], time.double() / 4)
+        assert torch.equal(td["array"], time.short()[..., None, None].expand(2, 5, 2, 2))
+
+
+def test_an_info_that_comes_late_reads_zero_before() -> None:
+    env = make_env(Informed, info_keys={"late": 0})
+    assert env.rollout(5)["next", "late"].tolist() == [0, 0, 3, 4, 5]
+
+
+def test_info_keys_as_a_dict_run_nothing() -> None:
+    env = Informed()
+    make_env(env, info_keys={"number": 0, "array": np.zeros((2, 2), np.int16)})
+    assert env.calls == 0
+
+
+def test_info_keys_as_names_run_one_reset_and_one_step() -> None:
+    env = Informed()
+    make_env(env, info_keys=["number"])
+    assert env.calls == 2
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        "uint8",
+        "uint16",
+        "uint32",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+    ],
+)
+def test_infos_of_every_dtype_pass_torchrls_check(dtype: str) -> None:
+    env = make_env(lambda: Informed(x=np.ones(2, dtype)), 2, info_keys=["x"])
+    check_env_specs(env)
+    assert (env.reset()["x"] == 1).all()
+
+
+def test_infos_that_are_dicts_or_strings_do_no_harm_unasked() -> None:
+    factories = [lambda: Informed(nested={"a": 1}, name="text")] * 2
+    for env in (
+        make_env(factories[0], 2, info_keys=["number"]),
+        make_env(
+            SyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED), info_keys=["number"]
+        ),
+    ):
+        assert env.rollout(3)["next", "number"].tolist() == [[1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_an_unknown_info_is_refused(vector: bool) -> None:
+    env = SyncVectorEnv([Informed]) if vector else Informed
+    with pytest.raises(KeyError, match=r"\['late'\] are in the info of neither .*'array'"):
+        make_env(env, info_keys=["number", "late"])
+
+
+@pytest.mark.parametrize("value", ["text", None, {"a": 1}, 1j], ids=repr)
+def test_an_info_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="expected info 'x' to be a number or an array of numbers"):
+        make_env(lambda: Informed(x=value), info_keys=["x"])
+
+
+@pytest.mark.parametrize("name", ["observation", "action", "reward", "done", "next", "step_count"])
+def test_an_info_with_the_name_of_another_entry_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
+        make_env(Informed, info_keys={name: 0}, step_count=True)
+
+
+# --- what is given out -------------------------------------------------------------------------
+
+
+class Reusing(Informed):
+    """Returns the same array at every step, changed in place."""
+
+    buffer = np.zeros(1, np.float32)
+
+    def _out(self) -> tuple[np.ndarray, dict[str, Any]]:
+        self.buffer[0] = self.time
+        return self.buffer, {"buffer": self.buffer}
+
+
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_tensors_that_were_given_out_never_change(num_envs: int | None) -> None:
+    env = make_env(Reusing, num_envs, info_keys=["buffer"], is_init=True, step_count=True)
+    td = env.reset()
+    given, copies = [], []
+    for _ in range(5):
+        td, following = env.step_and_maybe_reset(env.rand_action(td))
+        given += [td, following]
+        copies += [td.clone(), following.clone()]
+        td = following.copy()
+    assert all((a == b).all() for a, b in zip(given, copies, strict=True))
+
+
+def test_tensors_of_a_vector_env_without_copies_never_change() -> None:
+    vector = SyncVectorEnv([Reusing] * 2, copy=False, autoreset_mode=AutoresetMode.DISABLED)
+    env = make_env(vector)
+    first = env.reset()["observation"]
+    env.rand_step()
+    assert not first.any()
+
+
+def test_a_device_is_that_of_every_entry() -> None:
+    env = make_env("CartPole-v1", 2, device="cpu", step_count=True)
+    td = env.rollout(3)
+    assert env.device == td.device == td["next"].device == torch.device("cpu")
+    assert all(tensor.device == td.device for tensor in td.values(True, True))
+    check_env_specs(env)
+
+
+def test_without_a_device_tensordicts_have_none() -> None:
+    env = make_env("CartPole-v1", 2)
+    assert env.device is env.reset().device is None
+
+
+# --- seeds and options -------------------------------------------------------------------------
+
+
+def starts(*seeds: int) -> torch.Tensor:
+    """CartPole's first observations for the seeds, by gymnasium alone."""
+    return torch.stack(
+        [torch.from_numpy(gym.make("CartPole-v1").reset(seed=seed)[0]) for seed in seeds]
+    )
+
+
+def test_reset_gives_slot_i_the_seed_plus_i() -> None:
+    env = make_env("CartPole-v1", 3)
+    assert torch.equal(env.reset(seed=5)["observation"], starts(5, 6, 7))
+
+
+def test_reset_takes_one_seed_a_slot() -> None:
+    env = make_env("CartPole-v1", 3)
+    assert torch.equal(env.reset(seed=[9, 1, 5])["observation"], starts(9, 1, 5))
+
+
+def test_a_partial_reset_gives_slot_i_the_seed_plus_i() -> None:
+    env = make_env("CartPole-v1", 3)
+    td = env.reset().set("_reset", torch.tensor([[False], [True], [True]]))
+    assert torch.equal(env.reset(td, seed=5)["observation"][1:], starts(6, 7))
+
+
+def test_a_reset_through_transforms_is_seeded() -> None:
+    env = TransformedEnv(make_env("CartPole-v1", 2), StepCounter())
+    assert torch.equal(env.reset(seed=5)["observation"], starts(5, 6))
+
+
+def test_the_seed_of_make_env_is_that_of_the_first_reset() -> None:
+    env = make_env("CartPole-v1", 2, seed=5)
+    assert torch.equal(env.reset()["observation"], starts(5, 6))
+    assert not torch.equal(env.reset()["observation"], starts(5, 6))
+    env = make_env("CartPole-v1", 2, seed=[8, 3])
+    assert torch.equal(env.reset()["observation"], starts(8, 3))
+
+
+def test_seeds_of_set_seed_wait_for_the_reset_of_their_slot() -> None:
+    env = make_env("CartPole-v1", 3)
+    td = env.reset()
+    env.set_seed(5)
+    td = env.reset(td.set("_reset", torch.tensor([[False], [True], [False]])))
+    assert torch.equal(td["observation"][1], starts(6)[0])
+    td = env.reset()
+    assert torch.equal(td["observation"][[0, 2]], starts(5, 7))
+    assert not torch.equal(td["observation"][1], starts(6)[0])
+
+
+def test_a_seed_given_to_reset_replaces_one_that_waits() -> None:
+    env = make_env("CartPole-v1", 2)
+    env.set_seed(5)
+    assert torch.equal(env.reset(seed=8)["observation"], starts(8, 9))
+    assert not torch.equal(env.reset()["observation"], starts(5, 6))
+
+
+def test_set_seed_returns_what_torchrl_returns() -> None:
+    ours, theirs = make_env("CartPole-v1"), GymEnv("CartPole-v1")
+    assert ours.set_seed(3) == theirs.set_seed(3)
+    assert ours.set_seed(3, static_seed=True) == 3
+
+
+def test_seeds_that_cannot_be_honoured_are_refused() -> None:
+    env = make_env("CartPole-v1", 2)
+    with pytest.raises(ValueError, match="one seed for each of the 2 slots"):
+        env.reset(seed=[1, 2, 3])
+    with pytest.raises(ValueError, match="not negative"):
+        env.reset(seed=-1)
+    for call in (env.reset, env.set_seed):
+        with pytest.raises(TypeError, match=r"expected a seed that is an int .* got 1\.5"):
+            call(seed=1.5)
+
+
+def test_options_reach_the_env() -> None:
+    for env in (
+        make_env("CartPole-v1", 2),
+        make_env(SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)),
+    ):
+        env.reset(options={"low": 0.0, "high": 0.01})
+        assert (env.reset(options={"low": 0.2, "high": 0.3})["observation"] >= 0.2).all()
+
+
+def test_options_reach_the_slots_that_are_reset_only() -> None:
+    for env in (
+        make_env("CartPole-v1", 2),
+        make_env(SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2)),
+    ):
+        td = env.reset().set("_reset", torch.tensor([[False], [True]]))
+        after = env.reset(td, options={"low": 0.2, "high": 0.3})["observation"]
+        assert (after[1] >= 0.2).all()
+        assert (after[0] < 0.2).all()
+
+
+def test_options_are_not_changed() -> None:
+    options = {"low": 0.2, "high": 0.3}
+    env = make_env(SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2))
+    td = env.reset(options=options).set("_reset", torch.tensor([[False], [True]]))
+    env.reset(td, options=options)
+    assert options == {"low": 0.2, "high": 0.3}
+
+
+# --- the rest ----------------------------------------------------------------------------------
+
+
+def test_render_gives_a_frame_a_slot() -> None:
+    env = make_env("FrozenLake-v1", 2, env_kwargs={"render_mode": "ansi"})
+    env.reset()
+    assert len(env.render()) == 2
+    env = make_env("FrozenLake-v1", env_kwargs={"render_mode": "ansi"})
+    env.reset()
+    assert "FFFH" in env.render().replace("\x1b[41m", "").replace("\x1b[0m", "")
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "options", "expected"),
+    [
+        (2, {}, "GymnasiumEnv(CartPole-v1, backend=serial, batch_size=[2], device=None)"),
+        (
+            None,
+            {"device": "cpu"},
+            "GymnasiumEnv(CartPole-v1, backend=serial, batch_size=[], device=cpu)",
+        ),
+    ],
+)
+def test_repr_says_what_runs_where(
+    num_envs: int | None, options: dict[str, Any], expected: str
+) -> None:
+    assert repr(make_env("CartPole-v1", num_envs, **options)) == expected
+
+
+def test_repr_of_a_vector_env_names_its_backend() -> None:
+    vector = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    assert repr(make_env(vector)).startswith("GymnasiumEnv(CartPole-v1, backend=gymnasium")
+
+
+@pytest.mark.parametrize(
+    "rewards", [(1, 2.5), (np.float64(1), np.array(2.5)), (np.ones(1),) * 2], ids=repr
+)
+def test_rewards_of_any_scalar_form_are_float32(rewards: tuple[Any, ...]) -> None:
+    class Rewarding(Informed):
+        def step(self, action: Any) -> Any:
+            return self._out()[0], rewards[0], False, False, {}
+
+    env = make_env(Rewarding, 2)
+    reward = env.rand_step(env.reset())["next", "reward"]
+    assert reward.dtype == torch.float32
+    assert reward.tolist() == [[float(np.asarray(rewards[0]).item())]] * 2
+
+
+# --- the adapter's own -------------------------------------------------------------------------
+
+
+class Telling(gym.Env[Any, Any]):
+    """Tells one number in each info."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 1.0, False, False, {"steps": 1}
+
+
+def test_an_adapter_says_what_its_slots_can() -> None:
+    vector = SyncVectorEnv(
+        [lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode.DISABLED
+    )
+    for env, singly in ((make_env("CartPole-v1", 2), True), (make_env(vector), False)):
+        assert env.can.pause is env.can.rebuild is singly
+        assert env.can.reset_singly
+        assert env.can.seed_singly
+        assert not env.can.resume
+        assert len(env.slot_envs) == 2 * singly
+        assert env.env_spec is not None
+        assert env.env_spec.id == "CartPole-v1"
+        assert env.action_space == spaces.Discrete(2)
+        assert env.observation_space == gym.make("CartPole-v1").observation_space
+        assert env.restarts is None
+        assert not env.broken_episodes
+
+
+def test_an_adapter_gives_the_latest_infos_of_a_slot() -> None:
+    env = make_env(Telling, 2)
+    env.rollout(2)
+    assert env.latest_info(1) == {"steps": 1}

@@ -1,0 +1,127 @@
+"""The exports of the package, and the modules that its import loads."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tdcollect
+
+ROOT = Path(__file__).parents[2]
+
+
+def exported(text: str) -> dict[str, list[str]]:
+    """The names of each module, which stand below it."""
+    blocks = (block.split() for block in text.strip().split("\n\n"))
+    return {module.removesuffix(":"): names for module, *names in blocks}
+
+
+EXPORTED = exported(
+    """
+tdcollect:
+    Collector EvaluationCollector EvaluationResult Evaluator GymnasiumEnv Hooks LocalWorkers
+    LogStatistics NotReproducibleError RayWorkers Render Suite SyncDataCollector compare
+    env_seed evaluate load_checkpoint make_env merge policy_seed save_checkpoint
+    split_trajectories verify
+
+tdcollect.collect:
+    RewardShaping Statistics
+
+tdcollect.collectors:
+    AsyncBatchedCollector AsyncCollector Collector DistributedCollector DistributedSyncCollector
+    LostWorker LostWorkers MultiAsyncCollector MultiCollector MultiSyncCollector RayCollector
+    SyncDataCollector WorkerLostError
+
+tdcollect.envs:
+    EnvAction GymEnv ParallelEnv RestartsExhausted SerialEnv SlotError WorkerLost
+
+tdcollect.evaluation:
+    Comparison Difference Episode EvaluationSettings Problem Request Summary Verification
+    episodes_needed export summarize to_pandas
+
+tdcollect.evaluation.sb3:
+    SB3Policy load_policy
+
+tdcollect.testing:
+    CountingEnv CountingPolicy CountingRules Divergence Finding Report StatelessCountingPolicy
+    TorchCountingEnv check_counting_batch check_env counting_env diagnose make_counting_envs
+
+tdcollect.suites:
+    Aggregates Policy Score Suite SuiteResults Task aggregate export
+
+tdcollect.trajectories:
+    TrajectoryAssembler TrajectoryIndex discounted_returns first flatten_time join_trajectories
+    last lengths returns segment_sum unflatten_time unpad
+    """
+)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exported_names(name: str) -> None:
+    assert sorted(importlib.import_module(name).__all__) == sorted(EXPORTED[name])
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exported_objects_have_docstrings(name: str) -> None:
+    for one in EXPORTED[name]:
+        found = getattr(importlib.import_module(name), one)
+        # Of its own: a subclass would show its parent's.
+        own = vars(found).get("__doc__") if isinstance(found, type) else found.__doc__
+        assert (own or "").strip(), one
+
+
+def test_names_that_are_imported_when_they_are_asked_for_are_listed() -> None:
+    assert {*EXPORTED["tdcollect"], "trajectories"} <= {*dir(tdcollect)}
+    with pytest.raises(AttributeError, match="module 'tdcollect' has no attribute 'nothing'"):
+        tdcollect.nothing  # noqa: B018
+
+
+def test_sync_data_collector_is_the_collector() -> None:
+    assert tdcollect.SyncDataCollector is tdcollect.Collector
+
+
+# A fresh interpreter, which imports what the core packages do, and forks once for each module.
+IMPORTING = """
+import os, sys
+import gymnasium, gymnasium.vector, numpy, torch, tensordict.nn
+import torchrl.collectors, torchrl.data, torchrl.envs, torchrl.modules
+for name in sys.argv[1:]:
+    if not os.fork():
+        before = set(sys.modules)
+        exec(f"from {name} import *")
+        new = {module.partition(".")[0] for module in set(sys.modules) - before}
+        print(name, *sorted(new - sys.stdlib_module_names), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_import_brings_no_extra() -> None:
+    """Nothing beside the core packages and what these import on their own."""
+    names = ["tdcollect", "tdcollect.envs", "tdcollect.evaluation", "tdcollect.testing"]
+    command = [sys.executable, "-c", IMPORTING, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{name} tdcollect" for name in names]
+    assert "Warning" not in done.stderr
+
+
+def test_missing_envpool_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    expected = (
+        r"backend='envpool' needs the envpool package: pip install '\.\[envpool\]' in a clone"
+    )
+    with pytest.raises(ModuleNotFoundError, match=expected):
+        tdcollect.make_env("CartPole-v1", 2, backend="envpool")
+
+
+def test_version_is_the_same_everywhere() -> None:
+    version = importlib.metadata.version("tdcollect")
+    assert tdcollect.__version__ == version
+    assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert re.search(rf"^## \[{re.escape(version)}\]", (ROOT / "CHANGELOG.md").read_text(), re.M)

@@ -1,0 +1,94 @@
+"""The wheel and the source archive: what they hold, and that the wheel runs alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("hatchling", reason="hatchling is not installed; the dev extra brings it")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source archive."""
+    out = tmp_path_factory.mktemp("dist")
+    run([sys.executable, "-m", "hatchling", "build", "-d", out], ROOT)
+    return out
+
+
+def run(command: list[str | Path], folder: Path) -> str:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def files_of(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    there = (path for path in (ROOT / "tdcollect").rglob("*") if path.is_file())
+    files = {p.relative_to(ROOT).as_posix() for p in there if "__pycache__" not in p.parts}
+    info = wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"
+    names = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    expected = {*files, *(f"{info}/{name}" for name in names)}
+    assert files_of(wheel) == expected
+
+
+def test_the_source_archive_gives_the_same_wheel(built: Path, tmp_path: Path) -> None:
+    (source,) = built.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    tops = {path.name for path in unpacked.iterdir()}
+    assert tops >= {"tdcollect", "tests", "examples", "docs", "Makefile", "README.md", "LICENSE"}
+    assert not tops & {".git", ".venv", "runs"}
+
+    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], unpacked)
+    (again,) = tmp_path.glob("*.whl")
+    (wheel,) = built.glob("*.whl")
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_the_wheel_runs_the_first_example_of_the_readme(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    python = fresh_python(tmp_path / "venv")
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], tmp_path)
+
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert example is not None
+    (tmp_path / "example.py").write_text(f"{example[1]}\nprint(tdcollect.__file__)\n")
+    *printed, evaluated, file = run([python, "example.py"], tmp_path).splitlines()
+    assert len(printed) == 4
+    assert all(re.fullmatch(r"\d+ episodes, mean return \d+\.\d", line) for line in printed)
+    assert re.fullmatch(r"mean return \d+\.\d, digest [0-9a-f]{8}", evaluated)
+    assert Path(file).is_relative_to(tmp_path / "venv")
+
+    script = python.parent / "tdcollect"
+    assert run([script, "--version"], tmp_path).startswith("tdcollect, version ")
+
+
+def fresh_python(folder: Path) -> Path:
+    """The interpreter of a new venv that finds the installed dependencies, but no checkout."""
+    venv.create(folder, symlinks=True)
+    paths = {"base": str(folder), "platbase": str(folder)}
+    packages = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+    # A folder that a .pth file names: the .pth files in it, of editable installs, are not read.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return folder / "bin" / "python"

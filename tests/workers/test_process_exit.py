@@ -1,0 +1,312 @@
+"""However the parent of worker processes ends, no process and no shared memory is left."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..forkserver import forkserver
+
+SCRIPT = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from tests.zoo.process_envs import Odd
+from functools import partial
+from tdcollect import make_env
+
+env = make_env(partial(Odd, {what!r}), 4, backend="process", num_workers=2, start_method={method!r})
+print(*(p.pid for p in env.stepper.backend._pool.processes), flush=True)
+td = env.reset()
+action = env.action_spec.zero()
+print("ready", flush=True)
+{rest}
+"""
+STEP = "td = env.step(td.set('action', action))['next']"
+STEPS = f"while True: {STEP}"
+ROOT = str(Path(__file__).parents[2])
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids: list[int], seconds: float = 10) -> bool:
+    """Return whether all given processes have ended within a time."""
+    deadline = time.monotonic() + seconds
+    while any(map(runs, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+# Imports what programs need and forks a child for each; the child ends as any interpreter does.
+PARENT = """
+import json, os, signal, sys
+import gymnasium, numpy, torch, tdcollect.envs
+
+for line in sys.stdin:
+    code, out, errors = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(child, flush=True)
+    sys.stdin.readline()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+os.setsid()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+os.dup2(os.open(out, os.O_WRONLY), 1)
+os.dup2(os.open(errors, os.O_WRONLY), 2)
+exec(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[subprocess.Popen[str]]:
+    """A fresh interpreter that forks programs."""
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        yield process
+
+
+class Program:
+    """A program that makes an env with two workers, in a session of its own.
+
+    Args:
+        code: the program.
+        parent: forks it.
+        folder: for its output.
+    """
+
+    def __init__(self, code: str, parent: subprocess.Popen[str], folder: Path) -> None:
+        self.parent, self.errors, out = parent, folder / "errors", folder / "out"
+        self.errors.touch()
+        os.mkfifo(out)
+        self._ask(json.dumps([code, str(out), str(self.errors)]))
+        self.pid, self.ended = self._answer(), False
+        self.lines = out.open()
+        self.workers = [int(pid) for pid in self.lines.readline().split()]
+        assert len(self.workers) == 2, self.told()
+        assert self.lines.readline() == "ready\n"
+
+    def _ask(self, line: str) -> None:
+        assert self.parent.stdin is not None
+        self.parent.stdin.write(line + "\n")
+
+    def _answer(self) -> int:
+        assert self.parent.stdout is not None
+        return int(self.parent.stdout.readline())
+
+    def wait(self) -> int:
+        """Wait for the program; its exit code."""
+        self.ended = True
+        self._ask("wait")
+        return self._answer()
+
+    def told(self) -> str:
+        """The program's standard error."""
+        return self.errors.read_text()
+
+    def named_memory(self) -> set[str]:
+        """Named shared memory of its workers."""
+        texts = [Path(f"/proc/{pid}/maps").read_text() for pid in self.workers]
+        assert all("/memfd:tdcollect (deleted)" in text for text in texts)
+        return {word for text in texts for word in text.split() if word.startswith("/dev/shm")}
+
+
+@pytest.fixture
+def start(parent: subprocess.Popen[str], tmp_path: Path) -> Iterator[Any]:
+    """Starts programs; kills what is left of them at the end, and says so."""
+    started: list[Program] = []
+
+    def launch(method: str, rest: str, what: str = "") -> Program:
+        code = SCRIPT.format(root=ROOT, what=what, method=method, rest=rest)
+        started.append(Program(code, parent, tmp_path))
+        return started[-1]
+
+    yield launch
+    for program in started:
+        if not program.ended:
+            os.kill(program.pid, signal.SIGKILL)
+            program.wait()
+        program.lines.close()
+    left = [pid for program in started for pid in program.workers if runs(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+every_method = pytest.mark.parametrize("method", ["spawn", "fork"])
+
+
+@every_method
+@pytest.mark.parametrize("rest", [f"{STEP}; env.close()", STEP], ids=["closed", "not closed"])
+def test_a_normal_end(start: Any, method: str, rest: str) -> None:
+    program = start(method, rest)
+    assert program.wait() == 0
+    assert not any(map(runs, program.workers))
+    assert program.told() == ""
+
+
+def test_an_env_that_raises(start: Any) -> None:
+    program = start("spawn", STEPS, what="raise_")
+    assert program.wait() == 1
+    assert not any(map(runs, program.workers))
+    told = "SlotError: the env failed in step() of slot 0, episode 0, step 1: ZeroDivisionError"
+    assert told in program.told()
+    assert 'raise ZeroDivisionError("the pole' in program.told()
+
+
+@every_method
+def test_ctrl_c_ends_with_the_parents_traceback_alone(start: Any, method: str) -> None:
+    program = start(method, STEPS)
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to parent and workers
+    assert program.wait() != 0
+    assert not any(map(runs, program.workers))
+    assert program.told().count("Traceback") == 1
+    assert program.told().endswith("KeyboardInterrupt\n")
+
+
+@every_method
+def test_ctrl_c_may_be_caught_and_the_env_used_on(start: Any, method: str) -> None:
+    rest = f"""
+try:
+    {STEPS}
+except KeyboardInterrupt:
+    td = env.reset()
+    {STEP}
+    assert td["observation"].eq(1).all()
+    print("went on", flush=True)
+    env.close()
+"""
+    program = start(method, rest)
+    time.sleep(0.3)
+    os.killpg(program.pid, signal.SIGINT)
+    assert program.wait() == 0, program.told()
+    assert program.lines.readline() == "went on\n"
+    assert not any(map(runs, program.workers))
+
+
+@every_method
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["TERM", "KILL"])
+@pytest.mark.parametrize("what", ["", "sleep", "spin", "hold the lock"])
+def test_a_parent_that_is_killed(start: Any, method: str, number: int, what: str) -> None:
+    program = start(method, "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n" + STEPS, what)
+    time.sleep(0.1)
+    assert not program.named_memory()
+    os.kill(program.pid, number)
+    assert program.wait() == -number
+    assert gone(program.workers)
+
+
+@every_method
+def test_a_parent_that_is_killed_while_idle(start: Any, method: str) -> None:
+    program = start(method, f"{STEP}; time.sleep(600)")
+    os.kill(program.pid, signal.SIGKILL)
+    program.wait()
+    assert gone(program.workers)
+
+
+@every_method
+def test_a_killed_parent_whose_fork_lives_on(start: Any, method: str) -> None:
+    fork = "child = os.fork() or time.sleep(600); print(child, flush=True)\n"
+    program = start(method, fork + STEPS)
+    child = int(program.lines.readline())
+    try:
+        os.kill(program.pid, signal.SIGKILL)
+        program.wait()
+        assert gone(program.workers)
+        assert runs(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@every_method
+def test_a_killed_worker(start: Any, method: str) -> None:
+    program = start(method, STEPS)
+    os.kill(program.workers[1], signal.SIGKILL)
+    assert program.wait() == 1
+    assert "the worker of slots 2 to 3 was killed by SIGKILL" in program.told()
+    assert gone(program.workers)
+
+
+# --- programs as users write them --------------------------------------------------------------
+
+UNGUARDED = """
+import gymnasium, numpy
+from tdcollect import make_env
+
+class Mine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(2, numpy.float32), {}
+
+    def step(self, action):
+        return numpy.ones(2, numpy.float32), 1.0, False, False, {}
+
+gymnasium.register("Mine-v0", Mine)
+print("once")
+for env in (Mine, "Mine-v0", lambda: Mine()):
+    env = make_env(env, 3, backend="process", num_workers=2)
+    assert env.rollout(4)["next", "observation"].eq(1).all()
+    env.close()
+"""
+
+
+@pytest.mark.parametrize("through", ["file", "stdin"])
+def test_a_program_needs_no_main_guard(through: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    command = [sys.executable, *([str(script)] if through == "file" else ["-"])]
+    done = subprocess.run(command, input=UNGUARDED, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "once\n"
+
+
+def _use(method: str) -> None:
+    from tdcollect import make_env
+
+    env = make_env("CartPole-v1", 2, backend="process", num_workers=2, start_method=method)
+    env.rollout(3)
+    env.close()
+
+
+@every_method
+def test_it_runs_inside_a_daemonic_process_of_multiprocessing(method: str) -> None:
+    child = forkserver().Process(target=_use, args=(method,), daemon=True)
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "fork"])
+def test_it_runs_inside_processes_of_any_start_method(context: str) -> None:
+    child = multiprocessing.get_context(context).Process(target=_use, args=("spawn",), daemon=True)
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0

@@ -16,9 +16,9 @@ import numpy as np
 from scipy import stats
 
 from tdcollect import compare
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports import statistics
-from tdcollect.evaluation.reports.statistics import (
+from tdcollect.evaluation import statistics
+from tdcollect.evaluation.ledger import Episode
+from tdcollect.evaluation.statistics import (
     Interval,
     interquartile_mean,
     interquartile_mean_interval,

@@ -64,7 +64,7 @@ nitpick_ignore = [
         "evaluation.episodes.data.Finished",
         "evaluation.episodes.collector.Feed",
         "evaluation.episodes.opening.Verdict",
-        "evaluation.reports.comparison.Evaluation",
+        "evaluation.comparison.Evaluation",
         "testing.counting.Number",
     )
 ]

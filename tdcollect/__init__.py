@@ -20,11 +20,12 @@ if TYPE_CHECKING:
         SyncDataCollector,
     )
     from tdcollect.envs import GymnasiumEnv, make_env
+    from tdcollect.evaluation.comparison import compare
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
-    from tdcollect.evaluation.evaluate import EvaluationResult, evaluate
+    from tdcollect.evaluation.evaluate import evaluate
     from tdcollect.evaluation.evaluator import Evaluator
     from tdcollect.evaluation.merging import merge
-    from tdcollect.evaluation.reports.comparison import compare
+    from tdcollect.evaluation.result import EvaluationResult
     from tdcollect.evaluation.verification import verify
     from tdcollect.evaluation.workers.local import LocalWorkers
     from tdcollect.evaluation.workers.ray import RayWorkers
@@ -72,7 +73,7 @@ __getattr__, __dir__ = lazy(
         "evaluation.evaluate": "EvaluationResult evaluate",
         "evaluation.evaluator": "Evaluator",
         "evaluation.merging": "merge",
-        "evaluation.reports.comparison": "compare",
+        "evaluation.comparison": "compare",
         "evaluation.verification": "verify",
         "evaluation.workers.local": "LocalWorkers",
         "evaluation.workers.ray": "RayWorkers",

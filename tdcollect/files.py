@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import filecmp
+import json
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 LOCK = ".lock"
 
@@ -54,6 +55,11 @@ def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> 
     finally:
         beside.unlink(missing_ok=True)
     return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Write a value as JSON, as :func:`write_atomically` writes a file."""
+    return write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
 @contextmanager
@@ -124,18 +130,24 @@ def check_no_links(root: Path, *names: str | Path) -> None:
             )
 
 
-def check_output(path: Path, of: str, is_ours: Callable[[str], bool]) -> None:
+def check_output(
+    path: Path,
+    of: str,
+    files: Container[str],
+    is_folder: Callable[[str], object] = lambda name: False,
+) -> None:
     """Refuse an output directory that is a file, or that holds anything that is not ours.
 
     Args:
         path: the directory, which may be missing.
-        of: what it would be the directory of, for the message.
-        is_ours: tells whether a name in it may be there.
+        of: the kind of its contents, for the message.
+        files: the files that may be there, complete or half-written.
+        is_folder: tells whether a name is that of a folder that may be there; by default none is.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"expected output_dir to be a directory, got the file {path}")
     for entry in path.iterdir() if path.is_dir() else ():
-        if not is_ours(entry.name):
+        if not (entry.name in files or is_leftover(entry.name, files) or is_folder(entry.name)):
             raise ValueError(
                 f"expected output_dir to be empty, or the directory of {of}, got {path}, which "
                 f"holds {entry.name}; choose another"

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from tdcollect import files
-from tdcollect.evaluation.curve_folder import check_folder as check_curve
-from tdcollect.evaluation.ledger.directory import check_directory
+from tdcollect.evaluation.curve import check_folder as check_curve
+from tdcollect.evaluation.directory import check_directory
 from tdcollect.files import locked, write_atomically
 from tdcollect.suites.folder import check_folder as check_suite
 

@@ -142,7 +142,7 @@ def evaluate(
         from torchrl.envs.utils import ExplorationType
 
         import tdcollect
-        from tdcollect.evaluation.ledger.directory import check_directory
+        from tdcollect.evaluation.directory import check_directory
         from tdcollect.evaluation.request import Request
 
         if output_dir is not None:
@@ -218,11 +218,7 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
-    from tdcollect.evaluation.ledger.reading import (
-        is_finished,
-        number_of_episodes,
-        read_shard,
-    )
+    from tdcollect.evaluation.ledger import is_finished, number_of_episodes, read_shard
     from tdcollect.pages.evaluation import write_comparison_report
 
     results = []
@@ -320,7 +316,7 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     The exit status is 1 if there is a problem, or an evaluation or a shard is unfinished.
     """
     import tdcollect
-    from tdcollect.evaluation.ledger.reading import Problem
+    from tdcollect.evaluation.ledger import Problem
     from tdcollect.evaluation.verification import Verification
 
     found = []

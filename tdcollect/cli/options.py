@@ -47,7 +47,7 @@ def int_list(context: Any, parameter: Any, text: str | None) -> list[int] | None
 def shard_of(context: Any, parameter: Any, text: str | None) -> Any:
     if text is None:
         return None
-    from tdcollect.evaluation.ledger.records import Shard
+    from tdcollect.evaluation.ledger import Shard
 
     found = re.fullmatch("([0-9]+)/([0-9]+)", text)
     try:

@@ -18,7 +18,7 @@ import click
 from tdcollect.display import count_text, visible
 
 if TYPE_CHECKING:
-    from tdcollect.evaluation.evaluate import EvaluationResult
+    from tdcollect.evaluation.result import EvaluationResult
 
 PIPE_CLOSED = 141  # as shells have it for SIGPIPE
 LOST = 3

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from tdcollect.lazy import lazy
 
 if TYPE_CHECKING:
-    from tdcollect.evaluation.ledger.reading import Problem
-    from tdcollect.evaluation.ledger.records import Episode
-    from tdcollect.evaluation.reports.comparison import Comparison, Difference, episodes_needed
-    from tdcollect.evaluation.reports.exports import export, to_pandas
-    from tdcollect.evaluation.reports.statistics import Summary, summarize
+    from tdcollect.evaluation.comparison import Comparison, Difference, episodes_needed
+    from tdcollect.evaluation.ledger import Episode, Problem
     from tdcollect.evaluation.request import Request
+    from tdcollect.evaluation.result import export, to_pandas
     from tdcollect.evaluation.settings import EvaluationSettings
+    from tdcollect.evaluation.statistics import Summary, summarize
     from tdcollect.evaluation.verification import Verification
 
 __all__ = [
@@ -34,13 +33,12 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "ledger.reading": "Problem",
-        "ledger.records": "Episode",
-        "reports.comparison": "Comparison Difference episodes_needed",
-        "reports.exports": "export to_pandas",
-        "reports.statistics": "Summary summarize",
+        "comparison": "Comparison Difference episodes_needed",
+        "ledger": "Episode Problem",
         "request": "Request",
+        "result": "export to_pandas",
         "settings": "EvaluationSettings",
+        "statistics": "Summary summarize",
         "verification": "Verification",
     },
     modules="sb3",

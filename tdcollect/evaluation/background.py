@@ -17,9 +17,9 @@ import torch
 from tensordict import TensorDict
 
 from tdcollect import keys
-from tdcollect.evaluation.curve import Best, Point, point_of
-from tdcollect.evaluation.curve_folder import Folder
-from tdcollect.evaluation.evaluate import EvaluationResult, Recording, run
+from tdcollect.evaluation.curve import Best, Folder, Point, point_of
+from tdcollect.evaluation.evaluate import Recording, run
+from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import LocalWorkers
 from tdcollect.evaluation.workers.protocol import Workers

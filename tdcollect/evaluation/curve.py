@@ -1,16 +1,38 @@
-"""The learning curve of evaluations beside training: its points, its best, its CSV."""
+"""The learning curve of evaluations beside training: its points, its best, its directory."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections.abc import Iterable, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tdcollect.evaluation.ledger.records import is_digest
-from tdcollect.evaluation.reports.statistics import Summary
+import torch
+
+from tdcollect.evaluation.comparison import SAME
+from tdcollect.evaluation.ledger import (
+    MANIFEST,
+    Problem,
+    differences,
+    differences_text,
+    is_digest,
+    is_finished,
+    manifest_entry,
+    read_manifest,
+    sha256,
+)
+from tdcollect.evaluation.manifest import versions
+from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.statistics import Summary, alike
+from tdcollect.files import check_no_links, check_output, locked, write_atomically, write_json
+from tdcollect.pages.build import REPORT
+from tdcollect.pages.curve import curve_page
 
 BEST_BY = ("mean", "iqm")
 
@@ -123,3 +145,182 @@ def _point(line: Sequence[str]) -> Point:
     step, episodes, failed = map(int, line[:3])
     mean, low, high, std, iqm, length = (float(text) if text else None for text in line[3:-1])
     return Point(step, episodes, failed, mean, low, high, std, iqm, length, line[-1])
+
+
+CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
+BEST, WEIGHTS = "best.json", "best.pt"
+_STEP = re.compile(r"step-(\d{9,})")
+_ANEW = "remove the file: the next evaluation writes it anew"
+_SECONDS = 2.0  # for a process that was killed to let go of its directory
+
+
+class Folder:
+    """The output directory of a :class:`tdcollect.Evaluator`, open for writing by one process."""
+
+    def __init__(self, path: Path, best_by: str):
+        self.path, self._by = path, best_by
+        with ExitStack() as opened:
+            opened.enter_context(locked(path, wait=_SECONDS))
+            self.curve, self.best, _ = read_folder(path, best_by)
+            self._opened = opened.pop_all()
+
+    def step_path(self, step: int) -> Path:
+        """The directory of the evaluation at a step; refused if it is a link."""
+        check_no_links(self.path, step_name(step))
+        return self.path / step_name(step)
+
+    def check_same_episodes(self, manifest: Mapping[str, Any]) -> None:
+        """Refuse an evaluation of other episodes than those of the curve."""
+        there = next((d for d in steps_of(self.path).values() if (d / MANIFEST).exists()), None)
+        if there is None:
+            return
+        found = differences(_episodes_of(read_manifest(there)), _episodes_of(manifest))
+        if found:
+            raise ValueError(
+                f"{self.path} holds a curve of other episodes: {differences_text(found)}. Choose "
+                "another directory, or remove this one to start anew"
+            )
+
+    def note(self, point: Point, name: str, policy_state: Callable[[], Mapping[str, Any]]) -> None:
+        """Add a point to the curve, and keep the policy's weights if it is the best."""
+        self.curve = with_point(self.curve, point)
+        value = value_of(point, self._by)
+        before = None if self.best is None else (self.best.value, -self.best.step)
+        if value > float("-inf") and (before is None or (value, -point.step) >= before):
+            state = policy_state()
+            path = None
+            if state:
+                file = io.BytesIO()
+                torch.save(state, file)
+                path = write_atomically(self.path / WEIGHTS, file.getvalue())
+            else:
+                (self.path / WEIGHTS).unlink(missing_ok=True)
+            self.best = Best(point.step, value, path)
+            entries = {
+                "step": point.step,
+                "by": self._by,
+                "value": value,
+                "weights": None if path is None else path.name,
+                **({} if path is None else {"digest": sha256(path)}),
+            }
+            write_json(self.path / BEST, entries)
+        for written, data in _written(self.curve, self.best, name, self._by).items():
+            write_atomically(self.path / written, data)
+
+    def close(self) -> None:
+        """Release the directory."""
+        self._opened.close()
+
+
+def step_name(step: int) -> str:
+    """Return the name of the folder of the evaluation at a step."""
+    return f"step-{step:09d}"
+
+
+def read_folder(
+    path: Path, best_by: str | None = None, warn: Callable[[str], object] = lambda text: None
+) -> tuple[list[Point], Best | None, str]:
+    """Return the curve that a directory holds, its best point, and the value that it has most of.
+
+    The points are those of the ledgers; the other files must say the same.
+
+    Args:
+        path: the directory.
+        best_by: the value that the best was chosen by; None for that which the directory has.
+        warn: is told of weights that are not those of the best, as after a kill, too.
+
+    Raises:
+        ValueError: for a directory that holds something else, for files that were altered, and for
+            a directory whose best evaluation was chosen by another value.
+    """
+    check_folder(path)
+    points = {}
+    for step, directory in steps_of(path).items():
+        if is_finished(directory):
+            result = EvaluationResult.load(directory)
+            points[step] = point_of(step, result.summary(), result.digest)
+    curve, file = [*points.values()], path / CURVE
+    for row in read_csv(file) if file.exists() else ():
+        point = points.get(row.step)
+        if point is None and (path / step_name(row.step) / MANIFEST).exists():
+            continue  # it is to be run again
+        if point is None or not alike(row._asdict(), point._asdict()):
+            raise ValueError(f"{file} has {row}, and its evaluation {point}; {_ANEW}")
+    file, weights = path / BEST, path / WEIGHTS
+    if not file.exists():
+        return curve, None, best_by or BEST_BY[0]
+    try:
+        kept = json.loads(file.read_bytes())
+        step, by, value = int(kept["step"]), str(kept["by"]), float(kept["value"])
+        named, digest = kept["weights"], kept.get("digest")
+        if by not in BEST_BY or named not in (None, WEIGHTS):
+            raise ValueError(f"by {by!r}, weights {named!r}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"expected {file} to be as tdcollect.Evaluator writes it, got something else "
+            f"({type(error).__name__}: {error}); remove the file"
+        ) from error
+    if best_by not in (None, by):
+        raise ValueError(
+            f"{path} keeps the best evaluation by {by!r}, got best={best_by!r}: the weights of "
+            "others are gone; choose another directory"
+        )
+    own = value_of(points[step], by) if step in points else None
+    if not alike(own, value):
+        raise ValueError(f"{file} has {value} of step {step}, and its evaluation {own}; {_ANEW}")
+    now = sha256(weights) if weights.is_file() else None
+    if now != digest:
+        warn(f"{weights} has the digest {now}, and {digest} in {BEST}: it is not the best's")
+    return curve, Best(step, value, weights if named and now == digest else None), by
+
+
+def check_curve(path: Path) -> Iterator[Problem]:
+    """Check the files of a curve against its evaluations, which were checked."""
+    found: list[str] = []
+    curve, best, by = read_folder(path, None, found.append)
+    yield from (Problem(path / WEIGHTS, text) for text in found)
+    top = max((value_of(point, by) for point in curve), default=float("-inf"))
+    if top > (float("-inf") if best is None else best.value):
+        yield Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")
+    manifest = read_manifest(path / step_name(curve[0].step))
+    theirs = manifest_entry(manifest, "versions.tdcollect")
+    for name, data in _written(curve, best, str(manifest_entry(manifest, "env.id")), by).items():
+        there = (path / name).read_bytes() if (path / name).is_file() else b""
+        if name == CURVE:  # whose rows were compared, but for rounding
+            same = there.count(b"\n") == data.count(b"\n")
+        else:  # another tdcollect makes other pages
+            same = there == data or theirs != versions().get("tdcollect")
+        if not same:
+            yield Problem(path / name, f"it is not what the evaluations give; {_ANEW}")
+
+
+def _written(curve: Sequence[Point], best: Best | None, name: str, by: str) -> dict[str, bytes]:
+    """Return the files of a curve that nothing reads to go on, by their names."""
+    page = curve_page(curve, best, name, by, lambda step: f"{step_name(step)}/{REPORT}")
+    drawn = page.figures()
+    return {
+        CURVE: to_csv(curve),
+        **({FIGURE: drawn[0].file()} if drawn else {}),
+        PAGE: page.html(),
+    }
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a path that neither is nor can become the directory of an evaluator."""
+    check_output(path, "an Evaluator", (CURVE, PAGE, FIGURE, BEST, WEIGHTS), _STEP.fullmatch)
+
+
+def steps_of(path: Path) -> dict[int, Path]:
+    """Return the directories of evaluations, by step, in their order."""
+    names = os.listdir(path) if path.is_dir() else []
+    found = {int(match[1]): path / match[0] for match in map(_STEP.fullmatch, names) if match}
+    return dict(sorted(found.items()))
+
+
+def _episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a manifest that decide which episodes are run."""
+    entries = {key: manifest_entry(manifest, key) for key in (*SAME, "episodes", "seeds")}
+    env = dict(entries["env"] or {})
+    # Not the digests of running statistics, which training moves.
+    env["transforms"] = [str(name).partition("(")[0] for name in env.get("transforms", [])]
+    return {**entries, "env": env}

@@ -33,10 +33,8 @@ from tdcollect import check, keys
 from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.background import Answer, Failure, Request, Setup
-from tdcollect.evaluation.curve import BEST_BY, Best, Point, value_of, with_point
-from tdcollect.evaluation.curve_folder import read_folder
-from tdcollect.evaluation.evaluate import EvaluationResult
-from tdcollect.evaluation.replay import Replay, Replayed, replayer
+from tdcollect.evaluation.curve import BEST_BY, Best, Point, read_folder, value_of, with_point
+from tdcollect.evaluation.result import EvaluationResult, Replay, Replayed, replayer
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.weights import (
     Weights,

@@ -9,29 +9,35 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tdcollect.display import count_text, listed_text
-from tdcollect.evaluation.evaluate import EvaluationResult, check_report_extras, finish
-from tdcollect.evaluation.ledger.directory import Directory, check_directory, read_runs
-from tdcollect.evaluation.ledger.manifest import MIXED, differences, may_be_mixed, mixed_entries
-from tdcollect.evaluation.ledger.reading import (
+from tdcollect.evaluation.directory import Directory, check_directory, read_data, read_runs
+from tdcollect.evaluation.evaluate import check_report_extras, finish
+from tdcollect.evaluation.ledger import (
+    MIXED,
     TRAJECTORIES,
+    Episode,
+    Shard,
     asked_indices,
+    differences,
+    differences_text,
     is_finished,
     kept_digests,
-    read_data,
+    may_be_mixed,
+    mixed_entries,
     read_manifest,
     read_records,
     read_shard,
+    record_differences,
     trajectory_path,
     was_rechecked,
 )
-from tdcollect.evaluation.ledger.records import Episode, Shard
 from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.result import EvaluationResult
 
 
 class _Part(NamedTuple):
@@ -48,13 +54,6 @@ class _Part(NamedTuple):
         """The indices of the episodes that it should have."""
         asked = asked_indices(self.manifest)
         return asked if self.shard is None else self.shard.select(asked)
-
-
-class _Merged(NamedTuple):
-    """The episodes of all parts."""
-
-    episodes: list[Episode]
-    data: dict[int, Path]
 
 
 def merge(
@@ -94,15 +93,15 @@ def merge(
     parts = [part for path in paths if (part := _read(path)) is not None]
     manifest = _merged_manifest(parts, allow_mixed)
     _check_complete(parts, [path for path in paths if path not in {part.path for part in parts}])
-    merged = _Merged(_merged_episodes(parts), _kept_data(parts))
+    episodes, data = _merged_episodes(parts), _kept_data(parts)
     request = _merged_request(parts)
     with closing(Directory(output, manifest, retry_lost=True)) as directory:
-        _check_same(directory, manifest, merged)
+        _check_same(directory, manifest, episodes, data)
         there = {episode.index for episode in directory.episodes}
-        for index, source in merged.data.items():
+        for index, source in data.items():
             if index not in there:
                 directory.take_data(index, source)
-        result = EvaluationResult(directory.manifest, merged.episodes, directory.path)
+        result = EvaluationResult(directory.manifest, episodes, directory.path)
         finish(directory, result, request, all(was_rechecked(part.path) for part in parts))
         if not read_runs(output):
             runs = [run for part in parts for run in read_runs(part.path)]
@@ -145,7 +144,7 @@ def _read(path: Path) -> _Part | None:
         return None
     episodes = read_records(path, manifest)
     found = read_shard(path)
-    finished = is_finished(path) or (found is not None and found.digests is not None)
+    finished = is_finished(path) or (found is not None and found.last is not None)
     return _Part(path, manifest, None if found is None else found.shard, finished, episodes)
 
 
@@ -157,15 +156,12 @@ def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any
     first, *others = (by_text[text] for text in sorted(by_text))
     merged = dict(first.manifest)
     for other in others:
-        found = differences(first.manifest, other.manifest)
-        found = found or [  # of which the first one knows
+        found = differences(first.manifest, other.manifest) or [  # of which the first one knows
             (path, a, b) for path, b, a in differences(other.manifest, first.manifest)
         ]
         mixable = all(may_be_mixed(path) for path, *_ in found)
         if not (allow_mixed and mixable):
-            texts = "; ".join(
-                f"{path} is {a!r} in {first.path} and {b!r} in {other.path}" for path, a, b in found
-            )
+            texts = differences_text(found, f"in {first.path}", f"in {other.path}")
             advice = "merge only shards of one evaluation"
             if mixable:
                 advice = (
@@ -231,28 +227,18 @@ def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
             holder = holders.setdefault(episode.index, part.path)
             if other is episode:
                 continue
-            # Restarts belong to a run, and not to the episode; so does the loss of workers.
-            unlike = "" if other.lost or episode.lost else _unlike(other, episode)
-            if unlike:
+            unlike = record_differences(other, episode)
+            if unlike and not (other.lost or episode.lost):
+                name, a, b = min(unlike, key=lambda found: found[0] != "digest")
                 raise ValueError(
-                    f"episode {episode.index} is not the same in {holder} and in {part.path}: "
-                    f"{unlike}. The env or the policy does not give the same episode for the same "
-                    "seeds, or one of the two was altered: run tdcollect doctor on the env, and "
-                    "this episode again with tdcollect replay"
+                    f"episode {episode.index} is not the same in {holder} and in {part.path}: its "
+                    f"{name} is {a!r} and {b!r}. The env or the policy does not give the same "
+                    "episode for the same seeds, or one of the two was altered: run tdcollect "
+                    "doctor on the env, and this episode again with tdcollect replay"
                 )
             if (episode.lost, episode.restarts) < (other.lost, other.restarts):
                 found[episode.index], holders[episode.index] = episode, part.path
     return [found[index] for index in sorted(found)]
-
-
-def _unlike(one: Episode, other: Episode) -> str:
-    """Return the first difference of two records of one episode; empty if there is none."""
-    a, b = (json.loads(episode.to_json()) | {"restarts": 0} for episode in (one, other))
-    # NaN is NaN. The digest comes first: it is of all data.
-    for name in ("digest", *a):
-        if repr(a[name]) != repr(b.get(name)):
-            return f"its {name} is {a[name]!r} and {b.get(name)!r}"
-    return ""
 
 
 def _kept_data(parts: Sequence[_Part]) -> dict[int, Path]:
@@ -298,14 +284,19 @@ def _merged_request(parts: Sequence[_Part]) -> Request | None:
     return None
 
 
-def _check_same(directory: Directory, manifest: dict[str, Any], merged: _Merged) -> None:
+def _check_same(
+    directory: Directory,
+    manifest: dict[str, Any],
+    episodes: Sequence[Episode],
+    data: Mapping[int, Path],
+) -> None:
     """Refuse an output directory that holds anything but the beginning or all of this merge."""
     wrong = None
-    by_index = {episode.index: episode for episode in merged.episodes}
+    by_index = {episode.index: episode for episode in episodes}
     for episode in directory.episodes:
         if by_index[episode.index].to_json() != episode.to_json():
             wrong = f"episode {episode.index} is not the same there"
-        elif episode.index in merged.data:
+        elif episode.index in data:
             if not trajectory_path(directory.path, episode.index).exists():
                 wrong = f"it lacks the data of episode {episode.index}"
             else:
@@ -314,7 +305,7 @@ def _check_same(directory: Directory, manifest: dict[str, Any], merged: _Merged)
             break
     if directory.manifest != manifest:
         wrong = f"its manifest has other values in {MIXED!r}"
-    if not merged.data and (directory.path / TRAJECTORIES).exists():
+    if not data and (directory.path / TRAJECTORIES).exists():
         wrong = "it holds data of episodes, and the shards have none"
     if wrong:
         raise ValueError(

@@ -19,7 +19,7 @@ from tdcollect.evaluation.episodes.opening import open_one, wants_env
 from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.episodes.requested_env import Call, RequestedEnv, read_state
 from tdcollect.evaluation.imports import called, has_module, is_named, load_named, with_file
-from tdcollect.files import write_atomically
+from tdcollect.files import write_json
 
 REQUEST = "request.json"
 RANDOM, SB3 = "random", "sb3"  # policies that need no factory
@@ -186,8 +186,7 @@ class Request:
             lambda path: _near(path, self.directory) if os.path.isabs(path) else path
         )
         kept = replace(kept, directory=_near(self.directory, directory))
-        text = json.dumps(asdict(kept), indent=1, sort_keys=True) + "\n"
-        write_atomically(Path(directory) / REQUEST, text.encode())
+        write_json(Path(directory) / REQUEST, asdict(kept))
 
     @classmethod
     def read(cls, directory: str | os.PathLike[str]) -> Request | None:

@@ -5,7 +5,6 @@ Readers stop at the first problem; here all are listed, and the statistics are c
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,21 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import count_text, listed_text, one_line, visible
-from tdcollect.evaluation.curve_folder import check_curve, steps_of
-from tdcollect.evaluation.ledger.reading import (
+from tdcollect.evaluation import statistics
+from tdcollect.evaluation.curve import check_curve, steps_of
+from tdcollect.evaluation.directory import read_data
+from tdcollect.evaluation.ledger import (
     EPISODES,
     MANIFEST,
     RESULTS,
     SHARD,
     SUITE,
     TRAJECTORIES,
+    Episode,
     Problem,
+    Shard,
     ShardFile,
     asked_indices,
     is_finished,
     kept_digests,
-    number_of_episodes,
-    read_data,
     read_ledger,
     read_manifest,
     read_object,
@@ -36,9 +37,7 @@ from tdcollect.evaluation.ledger.reading import (
     sha256,
     trajectory_path,
 )
-from tdcollect.evaluation.ledger.records import Episode, Shard
-from tdcollect.evaluation.reports import statistics
-from tdcollect.evaluation.reports.statistics import alike, summarize
+from tdcollect.evaluation.statistics import alike, summarize
 from tdcollect.pages.build import FIGURES, REPORT
 
 
@@ -153,10 +152,7 @@ def _of_evaluation(root: Path) -> Verification:
     mark = None
     with suppress(ValueError):  # which is among the problems
         mark = read_shard(root)
-    if mark is not None:
-        problems += _of_shard(root, mark, manifest, episodes)
-    else:
-        problems += _unfinished(root, number_of_episodes(manifest) - len(episodes), bool(problems))
+    problems += _unfinished(root, mark, manifest, episodes, bool(problems))
     if not problems and mark is None:
         problems += _derived(root, episodes)
     kept, found = _kept(root, manifest, episodes)
@@ -164,30 +160,29 @@ def _of_evaluation(root: Path) -> Verification:
     return Verification(root, len(episodes), kept, (*problems, *found), shard)
 
 
-def _unfinished(root: Path, missing: int, altered: bool) -> Iterator[Problem]:
-    """Tell what an evaluation lacks, unless other problems do."""
-    if missing > 0:
-        text = f"the evaluation is unfinished: it lacks {count_text(missing, 'episode')}"
-        yield Problem(root / EPISODES, text)
-    elif not altered and not is_finished(root):
-        text = "the evaluation is unfinished: without this file nothing tells of an altered record"
-        yield Problem(root / RESULTS, text)
-
-
-def _of_shard(
-    root: Path, mark: ShardFile, manifest: Mapping[str, Any], episodes: Sequence[Episode]
+def _unfinished(
+    root: Path,
+    mark: ShardFile | None,
+    manifest: Mapping[str, Any],
+    episodes: Sequence[Episode],
+    altered: bool,
 ) -> Iterator[Problem]:
-    """Check that a shard is finished, and has no other's episodes."""
-    own = {*mark.shard.select(asked_indices(manifest))}
-    there = {episode.index for episode in episodes}
-    if others := sorted(there - own):
-        text = f"episodes {listed_text(others)} are not of {mark.shard}"
+    """Tell what an evaluation or a shard lacks, and the episodes that are of other shards."""
+    own = asked_indices(manifest)
+    there, others, name = {episode.index for episode in episodes}, list[int](), "the evaluation"
+    if mark is not None:
+        own, name = mark.shard.select(own), str(mark.shard)
+        others = sorted(there.difference(own))
+    if others:
+        yield Problem(root / EPISODES, f"episodes {listed_text(others)} are not of {name}")
+    if missing := len(own) - len(there) + len(others):
+        text = f"{name} is unfinished: it lacks {count_text(missing, 'episode')}"
         yield Problem(root / EPISODES, text)
-    if missing := own - there:
-        text = f"{mark.shard} is unfinished: it lacks {count_text(len(missing), 'episode')}"
-        yield Problem(root / EPISODES, text)
-    elif mark.digests is None:
-        text = f"{mark.shard} is unfinished: this file has no digest that tells of altered records"
+    elif mark is None and not altered and not is_finished(root):
+        text = f"{name} is unfinished: without this file nothing tells of an altered record"
+        yield Problem(root / RESULTS, text)
+    elif mark is not None and mark.last is None:
+        text = f"{name} is unfinished: this file has no digest that tells of altered records"
         yield Problem(root / SHARD, text)
 
 
@@ -204,7 +199,7 @@ def _derived(root: Path, episodes: Sequence[Episode]) -> Iterator[Problem]:
         if settings["resamples"] > statistics.MOST_RESAMPLES:  # would take any time and memory
             most = statistics.MOST_RESAMPLES
             raise ValueError(f"resamples is {settings['resamples']}, above {most}")
-        expected = json.loads(json.dumps(summarize(episodes, **settings).to_dict()))
+        expected = summarize(episodes, **settings).to_dict()
     except (KeyError, TypeError, ValueError) as error:
         yield Problem(file, f"its statistics cannot be computed again ({error})")
         return

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tdcollect.display import count_text, number_text, number_texts, percent_text
-from tdcollect.evaluation.curve import Best, Point
 from tdcollect.pages.build import Cell, Column, Figure, Figures, Page, Table
 from tdcollect.pages.plots import Line, lines
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.curve import Best, Point
 
 INTERVAL = f"{percent_text(0.95)} interval"
 NAMES = {"mean": "mean return", "iqm": "interquartile mean"}

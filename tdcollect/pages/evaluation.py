@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, number_texts, percent_text
-from tdcollect.evaluation.ledger.manifest import RANDOM, manifest_entry, mixed_values
-from tdcollect.evaluation.ledger.reading import TRAJECTORIES, kept_trajectories, trajectory_name
-from tdcollect.evaluation.ledger.records import Episode, ledger_digest
-from tdcollect.evaluation.reports.comparison import Comparison, Difference
-from tdcollect.evaluation.reports.statistics import (
+from tdcollect.evaluation.ledger import (
+    RANDOM,
+    TRAJECTORIES,
+    Episode,
+    kept_trajectories,
+    ledger_digest,
+    manifest_entry,
+    mixed_values,
+    trajectory_name,
+)
+from tdcollect.evaluation.statistics import (
     Interval,
     Quantity,
     Success,
@@ -46,6 +52,7 @@ from tdcollect.pages.build import (
 from tdcollect.pages.plots import Values, finite, short
 
 if TYPE_CHECKING:
+    from tdcollect.evaluation.comparison import Comparison, Difference
     from tdcollect.evaluation.request import Request
 
 COMPARISON_REPORT = "comparison.html"

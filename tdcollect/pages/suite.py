@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, percent_text
-from tdcollect.evaluation.reports.statistics import ends
+from tdcollect.evaluation.statistics import ends
 from tdcollect.pages import plots
 from tdcollect.pages.build import (
     REPORT,

@@ -18,22 +18,21 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from tdcollect.display import count_text, percent_text
-from tdcollect.evaluation.curve import Best, Point
-from tdcollect.evaluation.curve_folder import CURVE, read_folder, step_name
-from tdcollect.evaluation.curve_folder import PAGE as CURVE_PAGE
-from tdcollect.evaluation.ledger.manifest import manifest_entry
-from tdcollect.evaluation.ledger.reading import (
+from tdcollect.evaluation.curve import CURVE, Best, Point, read_folder, step_name
+from tdcollect.evaluation.curve import PAGE as CURVE_PAGE
+from tdcollect.evaluation.ledger import (
     MANIFEST,
     REFUSED,
     is_finished,
     kept_trajectories,
+    manifest_entry,
     number_of_episodes,
     read_directory,
     read_manifest,
     read_shard,
 )
-from tdcollect.evaluation.reports.statistics import Summary, ends, summarize
 from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.statistics import Summary, ends, summarize
 from tdcollect.files import replaced, write_atomically
 from tdcollect.pages.build import (
     REPORT,

@@ -33,13 +33,8 @@ from tdcollect.display import (
     text_table,
     visible,
 )
-from tdcollect.evaluation.reports import statistics
-from tdcollect.evaluation.reports.statistics import (
-    BATCH_VALUES,
-    Interval,
-    check_settings,
-    generator,
-)
+from tdcollect.evaluation import statistics
+from tdcollect.evaluation.statistics import BATCH_VALUES, Interval, check_settings, generator
 
 RESAMPLES = 10_000
 THRESHOLDS = 101

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tdcollect.display import count_text, listed_text
-from tdcollect.evaluation.ledger.manifest import leaf_differences
-from tdcollect.evaluation.ledger.reading import SUITE, read_object, sha256
-from tdcollect.files import is_leftover, locked, write_atomically
+from tdcollect.evaluation.ledger import (
+    SUITE,
+    differences_text,
+    leaf_differences,
+    read_object,
+    sha256,
+)
+from tdcollect.files import check_output, locked, write_json
 from tdcollect.suites.cells import Cell
 
 if TYPE_CHECKING:
@@ -59,8 +64,7 @@ def claim_folder(path: Path, described: Mapping[str, Any]) -> None:
             name: {**there.get(name, {}), **described[name]}
             for name in ("tasks", "policies", "files")
         }
-        text = json.dumps({**there, **described, **every}, indent=1, sort_keys=True) + "\n"
-        write_atomically(path / SUITE, text.encode())
+        write_json(path / SUITE, {**there, **described, **every})
 
 
 def is_suite(path: Path) -> bool:
@@ -128,8 +132,7 @@ def _some(table: dict[str, Any]) -> dict[str, Any]:
 def note_report(path: Path, suite: Suite) -> None:
     """Write into the directory what decides the report, in place of what did before."""
     found = {name: value for name, value in read_folder(path).items() if name != "report"}
-    text = json.dumps({**found, **described_report(suite)}, indent=1, sort_keys=True) + "\n"
-    write_atomically(path / SUITE, text.encode())
+    write_json(path / SUITE, {**found, **described_report(suite)})
 
 
 def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,16 +144,9 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: with each difference.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"expected output_dir to be a directory, got the file {path}")
     there = read_folder(path)
     if not there:
-        others = [] if not path.is_dir() else [entry.name for entry in path.iterdir()]
-        if not all(is_leftover(name, (SUITE,)) for name in others):
-            raise ValueError(
-                f"expected output_dir to be empty, or the directory of a suite, got {path}, which "
-                "holds other files; choose another"
-            )
+        check_output(path, "a suite", (SUITE,))
         return {}
     found: list[tuple[str, Any, Any]] = []
     for name in ("name", "version", "episodes", "seed"):
@@ -159,7 +155,7 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
         for key in sorted(there[name].keys() & described[name].keys()):
             found += leaf_differences(f"{name}.{key}", there[name][key], described[name][key])
     if found:
-        texts = [f"{at} is {a!r} there and {b!r} here" for at, a, b in found]
+        texts = [differences_text([difference]) for difference in found]
         raise ValueError(
             f"{path} holds the evaluations of another suite: {listed_text(texts)}. Choose another "
             "directory, give what has changed another name, or remove its evaluations and "
@@ -175,9 +171,7 @@ def error_file(path: Path, cell: Cell) -> Path:
 
 def write_error(path: Path, cell: Cell, reason: str) -> None:
     """Keep why a cell could not run, until it has run."""
-    file = error_file(path, cell)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, (json.dumps({"reason": reason}, indent=1) + "\n").encode())
+    write_json(error_file(path, cell), {"reason": reason})
 
 
 def read_error(path: Path, cell: Cell) -> str:

@@ -16,8 +16,8 @@ import numpy as np
 
 from tdcollect import check
 from tdcollect.display import number_text, visible
-from tdcollect.evaluation.ledger.reading import SUITE, sha256
-from tdcollect.files import locked, remove, write_atomically
+from tdcollect.evaluation.ledger import SUITE, sha256
+from tdcollect.files import locked, remove, write_atomically, write_json
 from tdcollect.pages.build import REPORT
 from tdcollect.pages.suite import suite_page
 from tdcollect.suites.aggregates import LABELS, Aggregates
@@ -52,8 +52,7 @@ def report_on(suite: Suite, directory: Path) -> SuiteResults:
                 remove(directory / name)  # of results that have changed since
         written.append(write_atomically(directory / REPORT, suite_page(results).html()))
         files = {file.name: sha256(file) for file in (directory / SUITE, *written)}
-        text = json.dumps({**results.to_dict(), "files": files}, indent=1, sort_keys=True) + "\n"
-        write_atomically(directory / RESULTS, text.encode())
+        write_json(directory / RESULTS, {**results.to_dict(), "files": files})
     return results
 
 

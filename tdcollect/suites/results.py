@@ -21,17 +21,19 @@ from tdcollect.display import (
     text_table,
     visible,
 )
-from tdcollect.evaluation.ledger.manifest import leaf_differences, manifest_entry, mixed_values
-from tdcollect.evaluation.ledger.reading import (
+from tdcollect.evaluation.ledger import (
+    Episode,
     is_finished,
+    leaf_differences,
+    manifest_entry,
+    mixed_values,
     number_of_episodes,
     read_directory,
     read_manifest,
     read_records,
     refusal_of,
 )
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.statistics import (
+from tdcollect.evaluation.statistics import (
     Interval,
     check_settings,
     exact_mean,

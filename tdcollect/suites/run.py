@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from tdcollect.display import count_text, listed_text, number_text, without_process_ids
 from tdcollect.evaluation.evaluate import (
-    EvaluationResult,
     Recording,
     check_report_extras,
     exits_refused,
     resumable,
     run,
 )
-from tdcollect.evaluation.ledger.reading import TRAJECTORIES, is_finished, read_directory
-from tdcollect.evaluation.ledger.records import Shard
+from tdcollect.evaluation.ledger import TRAJECTORIES, Shard, is_finished, read_directory
+from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import as_workers

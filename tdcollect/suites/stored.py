@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tdcollect.evaluation.ledger.reading import SUITE, read_object
-from tdcollect.evaluation.reports.statistics import alike
+from tdcollect.evaluation.ledger import SUITE, read_object
+from tdcollect.evaluation.statistics import alike
 from tdcollect.suites.cells import EVALUATIONS
 from tdcollect.suites.folder import read_folder
 from tdcollect.suites.report import RESULTS

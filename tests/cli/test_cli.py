@@ -25,7 +25,7 @@ from tdcollect.cli.commands import program
 from tdcollect.cli.program import distinct_names
 from tdcollect.evaluation.evaluate import Recording
 from tdcollect.evaluation.imports import is_named
-from tdcollect.evaluation.ledger.records import LOST, Episode
+from tdcollect.evaluation.ledger import LOST, Episode
 from tdcollect.files import write_atomically
 
 from ..evaluation.ledgers import unfinished

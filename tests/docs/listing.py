@@ -14,7 +14,7 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 FOLDERS = (
     *("", "_upstream", "processes", "envs", "envs/process", "collect", "collectors"),
     *("trajectories", "checks", "evaluation", "evaluation/episodes", "evaluation/workers"),
-    *("evaluation/ledger", "evaluation/reports", "suites", "pages", "cli", "testing"),
+    *("suites", "pages", "cli", "testing"),
 )
 """In the order of the flow: no folder imports one that comes later."""
 _BLOCK = re.compile(r"```\ntdcollect/\n.*?```\n", re.DOTALL)

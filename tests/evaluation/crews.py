@@ -13,7 +13,7 @@ import pytest
 from tdcollect import LocalWorkers
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.evaluate import Recording, run
-from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.worker import Job
 

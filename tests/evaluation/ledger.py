@@ -7,7 +7,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.ledger.records import Episode, ledger_digest
+from tdcollect.evaluation.ledger import Episode, ledger_digest
 
 
 def records(env: Any, policy: Any, episodes: Any = 20, **settings: Any) -> list[Episode]:

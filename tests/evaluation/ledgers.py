@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect import env_seed, policy_seed
-from tdcollect.evaluation.ledger.records import FAILED, Episode
+from tdcollect.evaluation.ledger import FAILED, Episode
 
 ENV = {
     "id": "CartPole-v1",

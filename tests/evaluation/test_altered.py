@@ -18,8 +18,8 @@ import torch
 
 import tdcollect
 from tdcollect.cli import main
-from tdcollect.evaluation.ledger import directory as files
-from tdcollect.evaluation.ledger.records import Episode, ledger_digest
+from tdcollect.evaluation import directory as files
+from tdcollect.evaluation.ledger import Episode, ledger_digest
 
 from .envs import Walk
 from .ledgers import manifest, unfinished

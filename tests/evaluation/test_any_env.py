@@ -30,8 +30,8 @@ from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, TanhNorma
 import tdcollect
 from tdcollect import EvaluationCollector, NotReproducibleError, make_env
 from tdcollect.cli import main
-from tdcollect.evaluation.ledger.manifest import describe
-from tdcollect.evaluation.ledger.records import Episode, ledger_digest
+from tdcollect.evaluation.ledger import Episode, ledger_digest
+from tdcollect.evaluation.manifest import describe
 from tdcollect.randomness import WithStreams, global_states
 from tdcollect.seeding import env_seed, global_seeds
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tdcollect import env_seed
-from tdcollect.evaluation.reports.comparison import Comparison, compare, episodes_needed
-from tdcollect.evaluation.reports.statistics import Interval
+from tdcollect.evaluation.comparison import Comparison, compare, episodes_needed
+from tdcollect.evaluation.statistics import Interval
 
 from .ledgers import ENV, run
 

@@ -19,7 +19,7 @@ from torchrl.modules import LSTMModule
 
 from tdcollect import evaluate
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.evaluate import EvaluationResult
+from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.seeding import env_seed, policy_seed
 
 from .envs import Walk

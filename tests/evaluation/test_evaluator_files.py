@@ -15,10 +15,8 @@ import tdcollect
 from tdcollect import Evaluator
 from tdcollect.cli import main
 from tdcollect.display import number_texts
-from tdcollect.evaluation.curve import Best, Point, read_csv, to_csv
-from tdcollect.evaluation.curve_folder import Folder, read_folder
-from tdcollect.evaluation.ledger.reading import sha256
-from tdcollect.evaluation.ledger.records import LOST, Episode
+from tdcollect.evaluation.curve import Best, Folder, Point, read_csv, read_folder, to_csv
+from tdcollect.evaluation.ledger import LOST, Episode, sha256
 from tdcollect.pages.curve import curve_page
 from tdcollect.pages.view import view
 

@@ -16,7 +16,7 @@ from torchrl.envs import transforms as T
 from tdcollect import evaluate, make_env
 from tdcollect.envs.slots import SlotError
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger import Episode
 
 from .envs import Failing, TenOrTwoHundred
 from .ledger import records

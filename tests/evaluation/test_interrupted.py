@@ -17,8 +17,8 @@ import torch
 
 import tdcollect
 from tdcollect.cli import main
-from tdcollect.evaluation.ledger import directory as files
-from tdcollect.evaluation.ledger.reading import read_manifest
+from tdcollect.evaluation import directory as files
+from tdcollect.evaluation.ledger import read_manifest
 
 from ..forkserver import forkserver, start
 from .ledgers import manifest, unfinished

@@ -21,7 +21,7 @@ from torchrl.modules import CEMPlanner, GRUModule, LSTMModule, WorldModelWrapper
 
 from tdcollect import EvaluationCollector, make_env
 from tdcollect.evaluation.episodes.policy import Inference
-from tdcollect.evaluation.ledger.records import ledger_digest
+from tdcollect.evaluation.ledger import ledger_digest
 
 from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
 from .envs import Pictures, Walk

@@ -17,7 +17,7 @@ from torchrl.modules import LSTMModule
 
 from tdcollect import Collector, make_env
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.ledger.records import ledger_digest
+from tdcollect.evaluation.ledger import ledger_digest
 
 from .envs import Failing, Walk
 from .ledger import digest, records

@@ -14,7 +14,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import tdcollect
-from tdcollect.evaluation.ledger.reading import _DTYPES, read_trajectory, write_trajectory
+from tdcollect.evaluation.directory import _DTYPES, read_trajectory, write_trajectory
 
 
 def data() -> TensorDict:

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from tdcollect import EvaluationResult, Evaluator, LocalWorkers, Suite, evaluate, merge, verify
 from tdcollect.evaluation.episodes.policy import check_kept, state_of
-from tdcollect.evaluation.ledger.reading import REFUSED, RESULTS, SHARD
+from tdcollect.evaluation.ledger import REFUSED, RESULTS, SHARD
 from tdcollect.randomness import NotReproducibleError
 
 from .crews import seven, some

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from tdcollect import EvaluationCollector, make_env
-from tdcollect.evaluation.ledger.manifest import describe
+from tdcollect.evaluation.manifest import describe
 
 
 def halved(reward: Any) -> float:

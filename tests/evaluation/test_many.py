@@ -13,8 +13,8 @@ import pytest
 
 from tdcollect import EvaluationResult, evaluate
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.ledger.records import Episode, ledger_digest
-from tdcollect.evaluation.reports.statistics import summarize
+from tdcollect.evaluation.ledger import Episode, ledger_digest
+from tdcollect.evaluation.statistics import summarize
 from tdcollect.files import write_atomically
 from tdcollect.pages import evaluation, plots
 from tdcollect.pages.evaluation import write_report

@@ -26,7 +26,7 @@ import tdcollect
 from tdcollect import RayWorkers, evaluate, ray_cluster
 from tdcollect._upstream.others import bounded, started_here
 from tdcollect.cli import main
-from tdcollect.evaluation.ledger.directory import Directory
+from tdcollect.evaluation.directory import Directory
 from tdcollect.evaluation.workers import ray as ray_workers
 
 from .. import forkserver
@@ -253,7 +253,7 @@ def test_a_cluster_without_machines_ends_the_evaluation_and_it_goes_on(tmp_path:
 def test_interrupted_and_resumed_elsewhere(
     then: int | None, workers: RayWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tdcollect.evaluation.ledger.directory import Directory
+    from tdcollect.evaluation.directory import Directory
 
     run(drawn(), output_dir=tmp_path / "whole")
     added = 0

@@ -20,7 +20,7 @@ from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import Evaluator, evaluate
-from tdcollect.evaluation.ledger.records import FAILED, Episode
+from tdcollect.evaluation.ledger import FAILED, Episode
 
 from ..zoo.uneven import Gated, Naps, Pace, ready_env
 from .envs import Failing, Walk

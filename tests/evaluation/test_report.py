@@ -17,8 +17,8 @@ import pytest
 from tdcollect import compare
 from tdcollect import files as files_module
 from tdcollect.evaluation import summarize
-from tdcollect.evaluation.ledger.manifest import RANDOM
-from tdcollect.evaluation.reports.statistics import mean_and_deviation
+from tdcollect.evaluation.ledger import RANDOM
+from tdcollect.evaluation.statistics import mean_and_deviation
 from tdcollect.pages import evaluation
 from tdcollect.pages.evaluation import write_comparison_report, write_report
 from tdcollect.pages.plots import bin_edges

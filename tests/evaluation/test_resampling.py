@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tdcollect.evaluation.reports import statistics
-from tdcollect.evaluation.reports.statistics import (
+from tdcollect.evaluation import statistics
+from tdcollect.evaluation.statistics import (
     Values,
     interquartile_mean_interval,
     mean_interval,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.workers import dispatcher as module
 from tdcollect.evaluation.workers.dispatcher import Schedule
 from tdcollect.randomness import NotReproducibleError

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.display import listed_text
+from tdcollect.evaluation import manifest as manifests
 from tdcollect.evaluation import merging
-from tdcollect.evaluation.ledger import manifest as manifests
-from tdcollect.evaluation.ledger.directory import Directory
-from tdcollect.evaluation.ledger.reading import read_shard, sha256
-from tdcollect.evaluation.ledger.records import Shard
+from tdcollect.evaluation.directory import Directory
+from tdcollect.evaluation.ledger import Shard, read_shard, sha256
 
 from ..forkserver import start
 from .envs import Failing, Walk

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.statistics import (
+from tdcollect.evaluation.ledger import Episode
+from tdcollect.evaluation.statistics import (
     Interval,
     Summary,
     check_settings,
@@ -122,7 +122,7 @@ def test_global_random_state_is_neither_used_nor_changed() -> None:
 def test_more_values_than_one_batch_of_resamples_give_the_same_interval(monkeypatch) -> None:
     values = np.array(RETURNS)
     whole = mean_interval(values, 0.95, 1000, np.random.default_rng(0))
-    monkeypatch.setattr("tdcollect.evaluation.reports.statistics.BATCH_VALUES", 700)
+    monkeypatch.setattr("tdcollect.evaluation.statistics.BATCH_VALUES", 700)
     assert mean_interval(values, 0.95, 1000, np.random.default_rng(0)) == whole
 
 

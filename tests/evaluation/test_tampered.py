@@ -19,12 +19,10 @@ from torchrl.envs.utils import ExplorationType
 
 import tdcollect
 from tdcollect.evaluation import evaluate as evaluating
-from tdcollect.evaluation import verification
-from tdcollect.evaluation.curve import point_of
-from tdcollect.evaluation.curve_folder import Folder
-from tdcollect.evaluation.reports import statistics
-from tdcollect.evaluation.reports.statistics import alike
+from tdcollect.evaluation import statistics, verification
+from tdcollect.evaluation.curve import Folder, point_of
 from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.statistics import alike
 from tdcollect.files import write_atomically
 from tdcollect.suites import results
 

@@ -21,7 +21,7 @@ from tdcollect.cli import commands, main
 from tdcollect.cli import program as printing
 from tdcollect.display import visible
 from tdcollect.evaluation import Request
-from tdcollect.evaluation.ledger.reading import sha256
+from tdcollect.evaluation.ledger import sha256
 from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.states import unpack
 

@@ -25,9 +25,9 @@ from torch import nn
 
 from tdcollect import LocalWorkers, evaluate, merge
 from tdcollect.display import without_process_ids
-from tdcollect.evaluation.evaluate import EvaluationResult
-from tdcollect.evaluation.ledger.directory import Directory
-from tdcollect.evaluation.ledger.records import LOST, Episode
+from tdcollect.evaluation.directory import Directory
+from tdcollect.evaluation.ledger import LOST, Episode
+from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import dispatcher, local
 from tdcollect.evaluation.workers.worker import Job

@@ -22,7 +22,7 @@ from torchrl.modules import LSTMModule
 
 from tdcollect import LocalWorkers, evaluate, make_env
 from tdcollect.envs.slots import SlotError
-from tdcollect.evaluation.ledger.directory import Directory
+from tdcollect.evaluation.directory import Directory
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.weights import snapshot

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tdcollect.evaluation.reports.statistics import Interval
+from tdcollect.evaluation.statistics import Interval
 from tdcollect.suites.aggregates import aggregate
 from tdcollect.suites.results import FAILED, FINISHED, MISSING, CellResult, SuiteResults
 from tdcollect.suites.tables import Policy, Task

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 
 from tdcollect.evaluation import evaluate as evaluating
-from tdcollect.evaluation.reports import statistics
+from tdcollect.evaluation import statistics
 from tdcollect.files import write_atomically
 from tdcollect.suites.suite import Suite
 

@@ -659,7 +659,7 @@ def test_remarks_name_what_is_not_the_same_for_all(whole: Path, folder: Path) ->
     manifest["mixed"] = {"platform.machine": ["arm64", "x86_64"]}
     (root / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
     results = json.loads((root / "results.json").read_text())
-    from tdcollect.evaluation.ledger.reading import sha256
+    from tdcollect.evaluation.ledger import sha256
 
     results["manifest"] = sha256(root / "manifest.json")
     (root / "results.json").write_text(json.dumps(results))

@@ -38,7 +38,7 @@ from tdcollect.evaluation.episodes.policy import (
 )
 from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
-from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,

@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 from tdcollect import keys
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.envs.spaces import nested
-from tdcollect.evaluation.ledger.records import COMPLETED, FAILED, Episode
+from tdcollect.evaluation.ledger import COMPLETED, FAILED, Episode
 from tdcollect.keys import Key, entry_path, from_next, under_next
 
 COMBINED = "mean over the agents of a group, then over groups"

@@ -11,14 +11,15 @@ from typing import Any
 from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.episodes.opening import GROUPS
-from tdcollect.evaluation.ledger.manifest import (
+from tdcollect.evaluation.ledger import (
+    LOST,
     MIXED,
+    Episode,
     differences,
-    git_state,
     may_be_mixed,
     mixed_entries,
 )
-from tdcollect.evaluation.ledger.records import LOST, Episode
+from tdcollect.evaluation.manifest import git_state
 from tdcollect.evaluation.workers.protocol import (
     MOST_HELD,
     Ended,

@@ -17,7 +17,7 @@ import cloudpickle
 
 from tdcollect import check
 from tdcollect.display import count_text, one_line
-from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger import Episode
 from tdcollect.processes.errors import Described
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.opening import open_one, wants_env
 from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.episodes.requested_env import RequestedEnv
-from tdcollect.evaluation.ledger.manifest import subject
+from tdcollect.evaluation.manifest import subject
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.weights import set_policy, set_transforms, unpickled_weights
 from tdcollect.evaluation.workers.protocol import (

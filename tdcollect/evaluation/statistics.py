@@ -22,7 +22,7 @@ from tdcollect.display import (
     percent_text,
     text_table,
 )
-from tdcollect.evaluation.ledger.records import Episode
+from tdcollect.evaluation.ledger import Episode
 from tdcollect.versions import extra_module
 
 Values = npt.NDArray[np.float64]

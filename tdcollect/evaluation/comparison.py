@@ -21,14 +21,14 @@ from tdcollect.display import (
     text_table,
     visible,
 )
-from tdcollect.evaluation.ledger.manifest import (
+from tdcollect.evaluation.ledger import (
     RANDOM,
+    Episode,
     leaf_differences,
     manifest_entry,
     mixed_values,
 )
-from tdcollect.evaluation.ledger.records import Episode
-from tdcollect.evaluation.reports.statistics import (
+from tdcollect.evaluation.statistics import (
     Quantity,
     check_settings,
     describe,

@@ -23,11 +23,10 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect._upstream.torchrl import wrapped_env
-from tdcollect.display import visible
 from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
-from tdcollect.evaluation.ledger.records import FORMAT, Episode
+from tdcollect.evaluation.ledger import FORMAT, RANDOM, Episode, manifest_entry
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.keys import entry_path
 from tdcollect.seeding import EVALUATION_PROTOCOL
@@ -35,15 +34,8 @@ from tdcollect.seeding import EVALUATION_PROTOCOL
 if TYPE_CHECKING:
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
 
-RANDOM = "random actions"
-"""The ``policy.class`` of an evaluation without a policy."""
-
 STREAMS = "from a stream of each episode, started from its env seed"
 """The origin of draws from the global generators in envs; without the entry, there are none."""
-
-MIXED = "mixed"
-"""The entry with the values of the entries that were not the same for all episodes, by path."""
-
 _PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
 _ENV_PACKAGES = (
     "ale-py",
@@ -84,7 +76,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         extra["global_random_numbers"] = STREAMS
     if not collector.returns.is_plain:
         extra["returns"] = collector.returns.described()
-    return {
+    found = {
         "format": FORMAT,
         "protocol": EVALUATION_PROTOCOL,
         "env": {
@@ -117,6 +109,8 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
             **({"gpu": _gpu(collector.device)} if collector.device.type == "cuda" else {}),
         },
     }
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=int))  # NumPy's ints, too
+    return plain
 
 
 def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> EvaluationSettings:
@@ -133,77 +127,6 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
         eval_mode=manifest["policy"].get("mode") == "eval",
         **how,
     )
-
-
-def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
-    """Return the entry at a path like ``policy.class``, or None."""
-    value: Any = manifest
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the differences of two manifests: the path of each entry, and its two values.
-
-    Values that the ``mixed`` entry of the first one has are no differences.
-    """
-    mixed = sorted({*mixed_values(first), *mixed_values(second)})
-    found = [
-        difference
-        for key in sorted({*first, *second} - {MIXED})
-        for difference in leaf_differences(visible(str(key)), first.get(key), second.get(key))
-        if difference[0] not in mixed
-    ]
-    for path in mixed:
-        a, b = _values(first, path), _values(second, path)
-        if any(value not in a for value in b):
-            found.append((path, a[0] if len(a) == 1 else a, b[0] if len(b) == 1 else b))
-    return found
-
-
-def may_be_mixed(path: str) -> bool:
-    """Tell whether ``allow_mixed=True`` lets the entry at a path differ between episodes."""
-    return path == "device" or path.startswith(("versions.", "platform."))
-
-
-def mixed_entries(manifest: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the ``mixed`` entry of an evaluation whose episodes ran under either manifest.
-
-    Returns:
-        The values by path, in a fixed order, of each entry that may be mixed and is not the same
-        in both; and those of the ``mixed`` entries of the two. None stands for no value, such as
-        the version of a package that is not installed.
-    """
-    paths = {path for path, *_ in differences(manifest, other) if may_be_mixed(path)}
-    paths |= {*mixed_values(manifest), *mixed_values(other)}
-    found = {}
-    for path in sorted(paths):
-        values = [*_values(manifest, path), *_values(other, path)]
-        found[path] = [*map(json.loads, sorted({json.dumps(v, sort_keys=True) for v in values}))]
-    return found
-
-
-def mixed_values(manifest: Mapping[str, Any]) -> Mapping[str, list[Any]]:
-    """Return the ``mixed`` entry of a manifest; empty if all its episodes ran alike."""
-    return manifest.get(MIXED) or {}
-
-
-def _values(manifest: Mapping[str, Any], path: str) -> list[Any]:
-    """Return the values of an entry that may be mixed."""
-    mixed = mixed_values(manifest)
-    return mixed[path] if path in mixed else [manifest_entry(manifest, path)]
-
-
-def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the paths at which two JSON values differ, with both values."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in sorted({*a, *b}):
-            yield from leaf_differences(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
-    else:
-        one, other = (list(value) if isinstance(value, tuple) else value for value in (a, b))
-        if one != other and repr(one) != repr(other):  # nan is not equal to itself
-            yield path, a, b
 
 
 def weights_digest(policy: Any) -> str | None:

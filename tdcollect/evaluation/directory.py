@@ -9,59 +9,64 @@ complete line, and the files are byte for byte those of a run that was never int
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 
+from tdcollect import keys
+from tdcollect._upstream.torchrl import MEMMAP_TYPE, encode_key_for_filesystem
 from tdcollect.display import without_process_ids
-from tdcollect.evaluation.ledger.manifest import (
-    MIXED,
-    differences,
-    may_be_mixed,
-    mixed_entries,
-    mixed_values,
-)
-from tdcollect.evaluation.ledger.reading import (
+from tdcollect.evaluation.episodes.data import disagreements
+from tdcollect.evaluation.ledger import (
+    DIGESTED,
     EPISODES,
     MANIFEST,
+    MIXED,
     REFUSED,
     RESULTS,
     RUN,
     SHARD,
     TRAJECTORIES,
+    Episode,
+    Shard,
     asked_indices,
     complete_lines,
+    differences,
+    differences_text,
     is_finished,
     kept_digests,
     kept_trajectories,
-    link_trajectory,
-    read_data,
+    may_be_mixed,
+    mixed_entries,
+    mixed_values,
     read_json,
     read_manifest,
     read_records,
     read_shard,
     sha256,
-    trajectory_digest,
     trajectory_path,
-    write_trajectory,
 )
-from tdcollect.evaluation.ledger.records import Episode, Shard
 from tdcollect.files import (
     check_no_links,
     check_output,
-    is_leftover,
     locked,
     naming,
     remove,
     write_atomically,
+    write_json,
 )
 from tdcollect.randomness import NotReproducibleError
 
@@ -102,8 +107,8 @@ class Directory:
             opened.enter_context(locked(self.path))
             there = check_directory(self.path)
             if there is None:
-                write_atomically(self.path / MANIFEST, _json(manifest))
-                there = json.loads(_json(manifest))
+                there = dict(manifest)
+                write_json(self.path / MANIFEST, there)
             else:
                 if (self.path / REFUSED).exists():
                     read_records(self.path, there)  # raises, with the reason
@@ -132,14 +137,13 @@ class Directory:
         self, there: Mapping[str, Any], manifest: Mapping[str, Any], allow_mixed: bool
     ) -> None:
         """Refuse to go on from the manifest found there if it is of another evaluation."""
-        found = differences(there, json.loads(_json(manifest)))
+        found = differences(there, manifest)
         mixable = all(may_be_mixed(path) for path, *_ in found)
         if found and not (allow_mixed and mixable):
-            texts = "; ".join(f"{path} is {a!r} there and {b!r} here" for path, a, b in found)
             advice = "; or go on with allow_mixed=True (--allow-mixed)" if mixable else ""
             raise ValueError(
-                f"{self.path} holds another evaluation: {texts}. Choose another directory, or "
-                f"remove this one to start anew{advice}"
+                f"{self.path} holds another evaluation: {differences_text(found)}. Choose another "
+                f"directory, or remove this one to start anew{advice}"
             )
 
     def _mark(self) -> None:
@@ -162,7 +166,7 @@ class Directory:
                 "the whole evaluation there"
             )
         if found is None:
-            write_atomically(self.path / SHARD, _json({"shard": self.shard}))
+            write_json(self.path / SHARD, {"shard": self.shard})
 
     def _unmark(self) -> None:
         """Go on with the whole evaluation where a shard was, once something is written."""
@@ -175,7 +179,7 @@ class Directory:
         self._unmark()
         remove(self.path / RESULTS)
         if self.shard is not None:
-            write_atomically(self.path / SHARD, _json({"shard": self.shard}))
+            write_json(self.path / SHARD, {"shard": self.shard})
         self.episodes = [episode for episode in self.episodes if not episode.lost]
         self._write_ledger(self.episodes)
 
@@ -185,11 +189,11 @@ class Directory:
         It is rewritten before they run, so that a ledger never has episodes that it does not tell
         of. Values that it has already change nothing.
         """
-        mixed = mixed_entries(self.manifest, json.loads(_json(manifest)))
+        mixed = mixed_entries(self.manifest, manifest)
         if mixed != mixed_values(self.manifest):
             self._unmark()
             self.manifest[MIXED] = mixed
-            write_atomically(self.path / MANIFEST, _json(self.manifest))
+            write_json(self.path / MANIFEST, self.manifest)
 
     def _sweep(self, data: bool = False) -> None:
         """Remove half-written data; with ``data``, all data of episodes."""
@@ -244,31 +248,25 @@ class Directory:
 
     def write_results(self, results: Mapping[str, Any], files: Sequence[Path]) -> None:
         """Write the statistics and digests of the other files, which finishes the evaluation."""
-        digests = {
-            **self._digests(),
-            "files": {str(file.relative_to(self.path)): sha256(file) for file in files},
-        }
-        write_atomically(self.path / RESULTS, _json({**digests, **results}))
+        digests = {str(file.relative_to(self.path)): sha256(file) for file in files}
+        write_json(self.path / RESULTS, {**self._digests(), "files": digests, **results})
 
     def finish_shard(self, **note: Any) -> None:
         """Write the digests of ledger and manifest, which finishes the shard, and a note."""
-        write_atomically(self.path / SHARD, _json({**note, **self._digests(), "shard": self.shard}))
+        write_json(self.path / SHARD, {**note, **self._digests(), "shard": self.shard})
 
     def _digests(self) -> dict[str, Any]:
-        found = {"ledger": sha256(self.path / EPISODES), "manifest": sha256(self.path / MANIFEST)}
-        kept = self._kept_digests()
-        return {**found, TRAJECTORIES: kept} if kept else found
+        """Return the digests of ledger, manifest, and all data, if there are any.
 
-    def _kept_digests(self) -> dict[str, str]:
-        """Return the digests of all data: those listed before, and of what came since.
-
-        What a finished ledger lists stays, and what it does not list stays out: else a run that
-        finds it done would take data that were altered for its own.
+        Of data, what a finished ledger lists stays, and what it does not list stays out: else a run
+        that finds it done would take data that were altered for its own.
         """
         before = [] if self.kept is None else self.episodes
         new = kept_trajectories(self.path) - {episode.index for episode in before}
         paths = [trajectory_path(self.path, index) for index in sorted(new)]
-        return (self.kept or {}) | {path.name: trajectory_digest(path) for path in paths}
+        kept = (self.kept or {}) | {path.name: trajectory_digest(path) for path in paths}
+        found = {name: sha256(self.path / file) for name, file in DIGESTED.items()}
+        return {**found, TRAJECTORIES: kept} if kept else found
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""
@@ -279,7 +277,7 @@ class Directory:
 
     def write_runs(self, runs: Sequence[Any]) -> None:
         """Write the file of times."""
-        write_atomically(self.path / RUN, _json(runs))
+        write_json(self.path / RUN, runs)
 
     def give_up(self, error: BaseException) -> None:
         """Remove the files if no episode has ever ended; mark a refused evaluation as refused.
@@ -301,7 +299,7 @@ class Directory:
                     self.path.rmdir()
         elif isinstance(error, NotReproducibleError):
             reason = without_process_ids(str(error))
-            write_atomically(self.path / REFUSED, _json({"reason": reason}))
+            write_json(self.path / REFUSED, {"reason": reason})
 
     def close(self) -> None:
         """Release the directory."""
@@ -314,7 +312,7 @@ def check_directory(path: Path) -> dict[str, Any] | None:
     if (path / MANIFEST).exists():
         return read_manifest(path)
     # A process may have died as it wrote the first file.
-    check_output(path, "an evaluation", lambda name: is_leftover(name, (MANIFEST,)))
+    check_output(path, "an evaluation", (MANIFEST,))
     return None
 
 
@@ -326,5 +324,184 @@ def read_runs(path: Path) -> list[Any]:
     return runs
 
 
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+_META = "meta.json"
+_NOT_ENTRIES = ("shape", "device", MEMMAP_TYPE)  # in meta.json, beside the entries
+_DTYPES = {
+    str(dtype): dtype
+    for dtype in (
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex64, torch.complex128),
+    )
+}
+_MOST_DIMS = 64  # torch's own limit
+_ROOM = 1 << 13  # bytes of a file's blocks besides its contents
+_MOST_BYTES = 1 << 20  # of a meta.json
+
+
+def write_trajectory(path: Path, data: TensorDict) -> None:
+    """Write the data ``[L]`` of an episode: a folder of plain files of tensors."""
+    lost = [key for key in data.keys(True) if keys.name_of(key) in _NOT_ENTRIES]
+    if lost:
+        raise ValueError(
+            f"expected entries to keep that are called neither {' nor '.join(_NOT_ENTRIES)}, which "
+            f"memory maps of TorchRL lose, got {lost}; rename the policy's, or do not keep the data"
+        )
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sizes = [value.numel() * value.element_size() for value in data.values(True, True)]
+        # A disk that is full ends a process that writes to a map: ask first.
+        if shutil.disk_usage(path.parent).free < sum(sizes) + _ROOM * len(sizes):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data.memmap(path)
+
+
+def link_trajectory(source: Path, path: Path) -> None:
+    """Take over the data of an episode: links to the files that :func:`read_trajectory` reads.
+
+    Files are copied where links cannot be made, as from one file system to another. The files of
+    an episode are never written again, so that links are as safe as copies.
+    """
+    path.mkdir(parents=True)
+    for file in sorted(source.iterdir()):
+        if file.name.startswith("."):  # which is never read
+            continue
+        if stat.S_ISDIR(file.lstat().st_mode):
+            link_trajectory(file, path / file.name)
+            continue
+        try:
+            os.link(file, path / file.name, follow_symlinks=False)
+        except OSError:
+            shutil.copyfile(file, path / file.name, follow_symlinks=False)
+
+
+def read_trajectory(path: Path) -> TensorDict:
+    """Read the data ``[L]`` of an episode that :func:`write_trajectory` wrote.
+
+    Tensors are mapped from their files when they are used; writes to them stay in memory and never
+    reach a file. No code is run, whatever the files hold.
+    """
+    try:
+        data = _read(path)
+        if data.ndim != 1:
+            raise ValueError(f"its shape is {list(data.shape)}, and not [L]")
+        return data.refine_names(keys.TIME)
+    except (OSError, ValueError, TypeError, RuntimeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} does not hold the data of an episode as an evaluation keeps them: {error}; "
+            "remove the directory, and run the episode again with replay()"
+        ) from error
+
+
+def trajectory_digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of all files of an episode's data."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.name.startswith("."):  # which is never read
+            continue
+        if stat.S_ISDIR(file.lstat().st_mode):
+            part = trajectory_digest(file)
+        else:
+            _check_kind(file, stat.S_ISREG, "a file")
+            with file.open("rb") as opened:
+                part = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest.update(os.fsencode(file.name) + f"\0{part}\n".encode())
+    return digest.hexdigest()
+
+
+def _read(folder: Path) -> TensorDict:
+    _check_kind(folder, stat.S_ISDIR, "a folder")
+    meta = _meta(folder / _META)
+    found: dict[str, Any] = {}
+    files = {_META}
+    for key, entry in meta.items():
+        if key in _NOT_ENTRIES:
+            continue
+        name = _file_name(key)
+        if not isinstance(entry, dict):
+            raise ValueError(f"{folder / _META} says {entry!r} of {key!r}")  # noqa: TRY004
+        if "type" in entry:
+            if entry != {"type": "TensorDict"}:
+                raise ValueError(f"{key!r} is of {entry['type']!r}, which is no tensor")
+            found[key] = _read(folder / name)
+        else:
+            name += ".memmap"
+            found[key] = _tensor(folder / name, entry)
+        files.add(name)
+    # Other files are not read, but a file that may belong to the data is not ignored.
+    for file in sorted(folder.iterdir()):
+        if file.name not in files and not file.name.startswith("."):
+            raise ValueError(f"{file.name} is there, which {_META} does not name")
+    return TensorDict(found, _shape(meta.get("shape")), device="cpu")
+
+
+def _meta(file: Path) -> Mapping[str, Any]:
+    size = _check_kind(file, stat.S_ISREG, "a file").st_size
+    if size > _MOST_BYTES:
+        raise ValueError(f"{file.name} has {size} bytes")
+    meta = json.loads(file.read_bytes())
+    if not isinstance(meta, dict) or meta.get(MEMMAP_TYPE) != str(TensorDict):
+        raise ValueError(f"{file} describes no TensorDict")
+    return meta
+
+
+def _tensor(file: Path, entry: Mapping[str, Any]) -> torch.Tensor:
+    dtype, shape = _DTYPES.get(str(entry.get("dtype"))), _shape(entry.get("shape"))
+    if dtype is None or entry.get("is_nested", False) is not False:
+        raise ValueError(f"{file.name} is no plain tensor: {dict(entry)!r}")
+    count = prod(shape)
+    if not count:  # has no file
+        return torch.empty(shape, dtype=dtype)
+    size = _check_kind(file, stat.S_ISREG, "a file").st_size
+    if size != count * dtype.itemsize:
+        raise ValueError(
+            f"{file.name} has {size} bytes, not those of shape {shape} and dtype {entry['dtype']}"
+        )
+    return torch.from_file(str(file), shared=False, size=count, dtype=dtype).view(shape)
+
+
+def _shape(value: Any) -> list[int]:
+    if not isinstance(value, list) or len(value) > _MOST_DIMS:
+        raise ValueError(f"{value!r} is no shape")
+    if not all(type(size) is int and 0 <= size < 2**63 for size in value):
+        raise ValueError(f"{value!r} is no shape")
+    return value
+
+
+def _file_name(key: str) -> str:
+    """Return the name of the entry's file or folder, within its folder."""
+    name: str = encode_key_for_filesystem(key)
+    if Path(name).name != name:
+        raise ValueError(f"{key!r} names no file")
+    return name
+
+
+def _check_kind(path: Path, kind: Any, called: str) -> Any:
+    """Refuse links, which lead elsewhere, and pipes and devices, which have no end."""
+    found = path.lstat()
+    if not kind(found.st_mode):
+        raise ValueError(f"{path.name} is not {called}")
+    return found
+
+
+def read_data(
+    root: Path, record: Episode, manifest: Mapping[str, Any], listed: Mapping[str, str] | None
+) -> TensorDict:
+    """Read the data ``[L]`` that were kept of an episode, and check them against its record."""
+    path = trajectory_path(root, record.index)
+    data = read_trajectory(path)
+    try:
+        counted = (manifest.get("returns") or {}).get("rewards")
+        found = disagreements(record, data, manifest["entries"], counted)
+    except (TypeError, RuntimeError) as error:  # of a dtype or a shape that no episode has
+        found = [str(error)]
+    if listed is not None and (now := trajectory_digest(path)) != listed.get(path.name):
+        then = listed.get(path.name, "none")
+        found.append(f"the digest of their files is {now}, in {RESULTS} or {SHARD} {then}")
+    if found:
+        raise ValueError(
+            f"the data kept of episode {record.index} are not those of its record: "
+            f"{'; '.join(found)}. Run the episode again instead: replay({record.index})"
+        )
+    return data

@@ -1,0 +1,663 @@
+"""The files of an evaluation as data: its records and its manifest, read and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchrl.envs.utils import ExplorationType
+
+from tdcollect.check import is_count
+from tdcollect.display import count_text, one_line, visible
+from tdcollect.seeding import env_seed, policy_seed
+
+COMPLETED = "completed"
+FAILED = "failed"
+LOST = "lost"
+GROUPS = "group_returns"
+"""The key of the returns of reward entries, in records that have several."""
+FORMAT = 2
+"""Version of the files of an evaluation."""
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions of them
+class Episode:
+    """The record of one test episode in the ledger.
+
+    Attributes:
+        index: its index in the evaluation, from 0.
+        env_seed: the seed that its env was reset with.
+        policy_seed: the seed of the policy's random numbers.
+        status: ``"completed"``; ``"failed"`` if the env raised at every try; ``"lost"`` if it was
+            given up because its workers ended again and again.
+        restarts: the number of times that it was started again because the env raised.
+        episode_return: the sum of its rewards after transforms, carried in float64 and rounded
+            once; None if it did not complete, and so for all that follow.
+        length: its number of steps.
+        terminated: True if its last step is terminal.
+        truncated: True if it was cut off at its last step, by a time limit for example.
+        success: ``is_success`` or ``success`` of its last info; None if it has neither.
+        digest: SHA-256 of its observations, actions, rewards and flags as they are stored (rewards
+            in float32).
+        group_returns: the return of each reward entry (``"agents/reward"``), of which
+            ``episode_return`` is the mean; None if the only one is ``"reward"``.
+    """
+
+    index: int
+    env_seed: int
+    policy_seed: int
+    status: str = COMPLETED
+    restarts: int = 0
+    episode_return: float | None = None
+    length: int | None = None
+    terminated: bool | None = None
+    truncated: bool | None = None
+    success: bool | None = None
+    digest: str | None = None
+    group_returns: dict[str, float] | None = field(default=None, hash=False)
+
+    @property
+    def completed(self) -> bool:
+        """True if the episode ran to its end."""
+        return self.status == COMPLETED
+
+    @property
+    def lost(self) -> bool:
+        """True if it was given up because its workers ended."""
+        return self.status == LOST
+
+    def __repr__(self) -> str:
+        outcome = f"return {self.episode_return}, {self.length} steps"
+        if not self.completed:
+            outcome = f"{self.restarts} restarts"
+        return one_line(
+            self,
+            str(self.index),
+            f"{self.status}, {outcome}",
+            f"digest {(self.digest or 'none')[:16]}",
+        )
+
+    def to_json(self) -> str:
+        """Return the record as one line, keys in a fixed order; floats keep their bits."""
+        values = {key: getattr(self, name) for name, key in KEYS.items()}
+        if self.group_returns is not None:
+            values[GROUPS] = self.group_returns
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, line: str) -> Episode:
+        """Read a line that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: for anything else, with the key that is wrong.
+        """
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"expected the record of an episode, got no JSON ({error})") from error
+        groups = found.pop(GROUPS, None) if isinstance(found, dict) else None
+        if not isinstance(found, dict) or found.keys() != set(KEYS.values()):
+            raise ValueError(
+                f"expected the record of an episode, with the keys {', '.join(KEYS.values())}, "
+                f"got {_shortened(line)}"
+            )
+        record = cls(**{name: found[key] for name, key in KEYS.items()}, group_returns=groups)
+        if groups is not None and not (record.completed and _are_returns(groups)):
+            raise ValueError(
+                f"expected {GROUPS} to be one float per reward entry, in an episode that "
+                f"completed, got {_shortened(groups)}"
+            )
+        for name, (accepts, expected) in _CHECKS[record.status in (FAILED, LOST)].items():
+            value = getattr(record, name)
+            if not accepts(value):
+                raise ValueError(f"expected {KEYS[name]} to be {expected}, got {_shortened(value)}")
+        return record
+
+
+def ledger_digest(episodes: Iterable[Episode]) -> str:
+    """Return the SHA-256 of the records in the order of their index."""
+    digest = hashlib.sha256()
+    for episode in sorted(episodes, key=lambda episode: episode.index):
+        digest.update(episode.to_json().encode() + b"\n")
+    return digest.hexdigest()
+
+
+KEYS = {entry.name: entry.name for entry in fields(Episode) if entry.name != GROUPS}
+KEYS["episode_return"] = "return"  # a keyword of Python's
+"""The key of each attribute of an :class:`Episode` in a ledger's lines."""
+
+
+def is_digest(value: Any) -> bool:
+    """Tell whether a value is a SHA-256 in hexadecimal."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _are_returns(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(returned, float) for returned in value.values())
+    )
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+_COUNT = (is_count, "an int, and not negative")
+_BOOL = (lambda value: isinstance(value, bool), "true or false")
+_NONE = (lambda value: value is None, "null in an episode that did not complete")
+_ALWAYS = {
+    "index": _COUNT,
+    "env_seed": _COUNT,
+    "policy_seed": _COUNT,
+    "status": (
+        lambda value: value in (COMPLETED, FAILED, LOST),
+        f"{COMPLETED!r}, {FAILED!r} or {LOST!r}",
+    ),
+    "restarts": _COUNT,
+}
+_MEASURED = {
+    "episode_return": (lambda value: isinstance(value, float), "a float"),
+    "length": (lambda value: is_count(value) and value > 0, "a positive int"),
+    "terminated": _BOOL,
+    "truncated": _BOOL,
+    "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "digest": (is_digest, "a SHA-256 in hexadecimal"),
+}
+# The check of each attribute, by whether the episode did not complete.
+_CHECKS: dict[bool, dict[str, Any]] = {
+    False: {**_ALWAYS, **_MEASURED},
+    True: {**_ALWAYS, **dict.fromkeys(_MEASURED, _NONE)},
+}
+
+
+class Shard(NamedTuple):
+    """The episodes at every ``shards``-th position of an evaluation, from ``position`` on."""
+
+    position: int
+    shards: int
+
+    @classmethod
+    def of(cls, value: Any) -> Shard:
+        """Return the shard that a pair ``(i, n)`` stands for, checked."""
+        if isinstance(value, (tuple, list)) and len(value) == 2 and all(map(is_count, value)):
+            position, shards = map(int, value)
+            if position < shards:
+                return cls(position, shards)
+        raise ValueError(
+            "expected shard to be (i, n) with two ints, i from 0 to n - 1, got "
+            f"{value!r}; pass (0, 4), (1, 4), (2, 4) and (3, 4) for four shards"
+        )
+
+    def select(self, indices: Sequence[int]) -> Sequence[int]:
+        """Return the indices of its episodes, out of those of the evaluation."""
+        return indices[self.position :: self.shards]
+
+    def __str__(self) -> str:
+        return f"shard {self.position}/{self.shards}"
+
+
+RANDOM = "random actions"
+"""The ``policy.class`` of an evaluation without a policy."""
+MIXED = "mixed"
+"""The entry with the values of the entries that were not the same for all episodes, by path."""
+
+
+def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
+    """Return the entry at a path like ``policy.class``, or None."""
+    value: Any = manifest
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the differences of two manifests: the path of each entry, and its two values.
+
+    Values that the ``mixed`` entry of the first one has are no differences.
+    """
+    mixed = sorted({*mixed_values(first), *mixed_values(second)})
+    found = [
+        difference
+        for key in sorted({*first, *second} - {MIXED})
+        for difference in leaf_differences(visible(str(key)), first.get(key), second.get(key))
+        if difference[0] not in mixed
+    ]
+    for path in mixed:
+        a, b = _values(first, path), _values(second, path)
+        if any(value not in a for value in b):
+            found.append((path, a[0] if len(a) == 1 else a, b[0] if len(b) == 1 else b))
+    return found
+
+
+def differences_text(
+    found: Iterable[tuple[str, Any, Any]], first: str = "there", second: str = "here"
+) -> str:
+    """Return differences as text, with the places of the first and second values."""
+    return "; ".join(f"{path} is {a!r} {first} and {b!r} {second}" for path, a, b in found)
+
+
+def record_differences(first: Episode, second: Episode) -> list[tuple[str, Any, Any]]:
+    """Return the differences of two records of one episode; restarts belong to a run."""
+    one, other = (json.loads(episode.to_json()) | {"restarts": 0} for episode in (first, second))
+    return differences(one, other)
+
+
+def may_be_mixed(path: str) -> bool:
+    """Tell whether ``allow_mixed=True`` lets the entry at a path differ between episodes."""
+    return path == "device" or path.startswith(("versions.", "platform."))
+
+
+def mixed_entries(manifest: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the ``mixed`` entry of an evaluation whose episodes ran under either manifest.
+
+    Returns:
+        The values by path, in a fixed order, of each entry that may be mixed and is not the same
+        in both; and those of the ``mixed`` entries of the two. None stands for no value, such as
+        the version of a package that is not installed.
+    """
+    paths = {path for path, *_ in differences(manifest, other) if may_be_mixed(path)}
+    paths |= {*mixed_values(manifest), *mixed_values(other)}
+    found = {}
+    for path in sorted(paths):
+        values = [*_values(manifest, path), *_values(other, path)]
+        found[path] = [*map(json.loads, sorted({json.dumps(v, sort_keys=True) for v in values}))]
+    return found
+
+
+def mixed_values(manifest: Mapping[str, Any]) -> Mapping[str, list[Any]]:
+    """Return the ``mixed`` entry of a manifest; empty if all its episodes ran alike."""
+    return manifest.get(MIXED) or {}
+
+
+def _values(manifest: Mapping[str, Any], path: str) -> list[Any]:
+    """Return the values of an entry that may be mixed."""
+    mixed = mixed_values(manifest)
+    return mixed[path] if path in mixed else [manifest_entry(manifest, path)]
+
+
+def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the paths at which two JSON values differ, with both values."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in sorted({*a, *b}):
+            yield from leaf_differences(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
+    elif a != b and repr(a) != repr(b):  # nan is not equal to itself
+        yield path, a, b
+
+
+MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
+REFUSED = "refused.json"
+SHARD = "shard.json"
+SUITE = "suite.json"
+TRAJECTORIES = "trajectories"
+RECHECK = "recheck"
+"""The entry of the last file, false, of a run that ran no episode once more; else it is absent."""
+_KEPT = re.compile("[0-9]{6}|[1-9][0-9]{6,17}")  # as trajectory_name() names a folder
+_MOST_EPISODES = 10**9
+_EXPLORATIONS = [name.lower() for name in ExplorationType.__members__]
+
+
+class Problem(NamedTuple):
+    """A problem in a file of an evaluation.
+
+    Attributes:
+        file: the file.
+        text: the problem.
+        line: the line, from 1; None if the problem is not in a single line.
+    """
+
+    file: Path
+    text: str
+    line: int | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self, str(self))
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"line {self.line} of {self.file}"
+        return f"{where}: {self.text}"
+
+
+def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Episode]]:
+    """Read the manifest and the records of an evaluation, which may be unfinished."""
+    root = Path(path)
+    manifest = read_manifest(root)
+    return manifest, read_records(root, manifest)
+
+
+def read_records(root: Path, manifest: Mapping[str, Any]) -> list[Episode]:
+    """Read the records of an evaluation, by index."""
+
+    def refuse(problem: Problem) -> None:
+        raise ValueError(str(problem))
+
+    return sorted(read_ledger(root, manifest, refuse), key=lambda episode: episode.index)
+
+
+def read_manifest(root: Path) -> dict[str, Any]:
+    """Read the manifest of an evaluation."""
+    file = root / MANIFEST
+    if not file.is_file():
+        what = f"has no {MANIFEST}" if root.is_dir() else "is no directory"
+        raise FileNotFoundError(
+            f"expected the directory of an evaluation, got {root}, which {what}; name the one that "
+            "the evaluation was written to"
+        )
+    found = read_object(file)
+    if not isinstance(found.get("protocol"), int) or "episodes" not in found:
+        raise ValueError(
+            f"expected the manifest of an evaluation, got {file}, which is something else's; name "
+            "another directory"
+        )
+    if found.get("format") != FORMAT:
+        raise ValueError(
+            f"expected format {FORMAT}, got {found.get('format')!r} in {file}: another version of "
+            "tdcollect wrote it; read it with that one"
+        )
+    for name, accepts in _MANIFEST.items():
+        if not accepts(value := manifest_entry(found, name)):
+            raise ValueError(
+                f"expected {file} as tdcollect writes it, got {name} {value!r}; ask for the file "
+                "as it was, or evaluate again in another directory"
+            )
+    given = found["seeds"].get("env")
+    if given is None:
+        return found
+    count = number_of_episodes(found)
+    if len(given) != count or len({*given}) < count:
+        raise ValueError(
+            f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
+            f" got {len(given)} seeds, {len({*given})} of them distinct; ask for the file as it "
+            "was, or evaluate again in another directory"
+        )
+    return found
+
+
+def is_finished(root: Path) -> bool:
+    """Tell whether an evaluation is finished, so that its ledger has a digest."""
+    return (root / RESULTS).exists()
+
+
+def was_rechecked(root: Path) -> bool | None:
+    """Tell whether a finished evaluation or shard ran an episode once more; None if unfinished."""
+    last = last_file(root)
+    return None if last is None else last[1].get(RECHECK) is not False
+
+
+def last_file(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """Return the file that finishes an evaluation or a shard, and its content, or None."""
+    if is_finished(root):
+        return root / RESULTS, read_object(root / RESULTS)
+    shard = read_shard(root)
+    return None if shard is None or shard.last is None else (root / SHARD, shard.last)
+
+
+def refusal_of(root: Path) -> str | None:
+    """Return why an evaluation was refused, and what to do; None if it was not."""
+    file = root / REFUSED
+    if not file.exists():
+        return None
+    try:
+        why = read_object(file).get("reason")
+    except ValueError as error:
+        return str(error)
+    return f"the evaluation was refused: {why}; remove the directory to start anew"
+
+
+def number_of_episodes(manifest: Mapping[str, Any]) -> int:
+    """Return the number of episodes that a manifest asks for."""
+    return len(asked_indices(manifest))
+
+
+def asked_indices(manifest: Mapping[str, Any]) -> Sequence[int]:
+    """Return the indices of the episodes that a manifest asks for, in its order."""
+    asked: int | list[int] = manifest["episodes"]
+    return range(asked) if isinstance(asked, int) else asked
+
+
+class ShardFile(NamedTuple):
+    """The mark of a directory that holds a shard, and not the whole evaluation.
+
+    Attributes:
+        shard: the shard.
+        last: the content of the file, with the digests of others; None until it is finished.
+    """
+
+    shard: Shard
+    last: Mapping[str, Any] | None
+
+
+def read_shard(root: Path) -> ShardFile | None:
+    """Read which shard of an evaluation a directory holds; None if it is no shard's."""
+    file = root / SHARD
+    if not file.exists():
+        return None
+    found = read_object(file)
+    digests = {name: found[name] for name in DIGESTED if name in found}
+    given = found.get("shard")
+    whole = digests.keys() == DIGESTED.keys() and all(map(is_digest, digests.values()))
+    shard = None
+    with suppress(ValueError):
+        shard = Shard.of(given)
+    if shard is None or (digests and not whole):
+        raise ValueError(
+            f"expected {file} as tdcollect writes it, got shard {given!r} and digests {digests}; "
+            "ask for the file as it was, or evaluate again in another directory"
+        )
+    return ShardFile(shard, found if digests else None)
+
+
+def trajectory_path(root: Path, index: int) -> Path:
+    """Return the path of the data of an episode."""
+    return root / TRAJECTORIES / trajectory_name(index)
+
+
+def trajectory_name(index: int) -> str:
+    """Return the name of the folder with the data of an episode."""
+    return f"{index:06d}"
+
+
+def kept_trajectories(root: Path) -> frozenset[int]:
+    """Return the indices of the episodes that have a folder of data; it may hold anything."""
+    folder = root / TRAJECTORIES
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return frozenset(int(name) for name in names if _KEPT.fullmatch(name))
+
+
+def kept_digests(root: Path) -> dict[str, str] | None:
+    """Return the digests of the folders with data, by name, as a finished evaluation lists them."""
+    if (last := last_file(root)) is None:
+        return None
+    found = last[1].get(TRAJECTORIES, {})
+    if not isinstance(found, dict) or not all(
+        _KEPT.fullmatch(name) and is_digest(value) for name, value in found.items()
+    ):
+        raise ValueError(
+            f"expected {last[0]} to have a digest for each folder in {TRAJECTORIES}, got something "
+            "else; ask for the file as it was, or evaluate again in another directory"
+        )
+    return found
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object."""
+    advice = "ask for the file as it was, or remove the directory and evaluate again"
+    found: dict[str, Any] = read_json(file, dict, advice)
+    return found
+
+
+def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]], advice: str) -> Any:
+    """Read a file that holds one JSON value of a kind."""
+    expected = f"expected {file} to hold a JSON {'object' if kind is dict else 'list'}, got"
+    if file.exists() and not file.is_file():  # a pipe has no end
+        raise ValueError(f"{expected} a thing that is no file; {advice}")
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{expected} something else ({error}); {advice}") from error
+    if not isinstance(found, kind):
+        raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
+            f"{expected} {type(found).__name__}; {advice}"
+        )
+    return found
+
+
+def complete_lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a journal, except a last one that its writer did not end."""
+    if file.exists():
+        with file.open("rb") as opened:
+            yield from (line for line in opened if line.endswith(b"\n"))
+
+
+def read_ledger(
+    root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
+) -> list[Episode]:
+    """Read the valid records, in the order of their lines; report all problems."""
+    file = root / EPISODES
+    for name in (EPISODES, RESULTS, REFUSED, SHARD):  # a pipe has no end, nor has /dev/zero
+        if (root / name).exists() and not (root / name).is_file():
+            report(Problem(root / name, "it is not a file; ask for the directory as it was"))
+            return []
+    if (why := refusal_of(root)) is not None:
+        report(Problem(root / REFUSED, why))
+    if is_finished(root) and (root / SHARD).exists():
+        why = f"it marks a shard, and {RESULTS} the whole evaluation: one was added; remove it"
+        report(Problem(root / SHARD, why))
+    last = None
+    try:
+        last = last_file(root)
+    except ValueError as error:
+        report(Problem(root / (RESULTS if is_finished(root) else SHARD), str(error)))
+    advice = (
+        "ask for the directory as it was, or evaluate again in another one"
+        if last is not None
+        else "remove the line, and the same command runs the episode again"
+    )
+    episode_seeds = _seeds(manifest)
+    episodes: dict[int, Episode] = {}
+    valid = True
+    for line_number, line in enumerate(complete_lines(file), 1):
+        wrong = None
+        try:
+            record = Episode.from_json(line.decode())
+        except ValueError as error:
+            wrong = str(error)
+        else:
+            seeds = episode_seeds(record.index)
+            if seeds is None:
+                wrong = f"the manifest asks for no episode {record.index}"
+            elif record.index in episodes:
+                wrong = f"episode {record.index} has a record already"
+            elif seeds != (record.env_seed, record.policy_seed):
+                wrong = (
+                    f"expected the seeds {seeds[0]} and {seeds[1]} of episode {record.index}, as "
+                    f"the manifest says, got {record.env_seed} and {record.policy_seed}"
+                )
+        if wrong is None:
+            episodes[record.index] = record
+        else:
+            valid = False
+            report(Problem(file, f"{wrong}; {advice}", line_number))
+    for entry, name in DIGESTED.items() if valid and last is not None else ():
+        now = sha256(root / name) if (root / name).exists() else "none, as it is missing"
+        if last[1].get(entry) != now:
+            why = (
+                f"its digest is {now}, and {last[1].get(entry)} in {last[0].name}: one of the two "
+                "files was altered; ask for the directory as it was, or evaluate again in another "
+                "one"
+            )
+            report(Problem(root / name, why))
+    return list(episodes.values())
+
+
+def _seeds(manifest: Mapping[str, Any]) -> Callable[[int], tuple[int, int] | None]:
+    """Return a function from index to seeds; None for episodes that are not asked for."""
+    asked, root = manifest["episodes"], manifest["seeds"]["root"]
+    given = manifest["seeds"].get("env")
+    positions: Mapping[int, int] = {}
+    if not isinstance(asked, int):
+        positions = {index: position for position, index in enumerate(asked)}
+
+    def seeds(index: int) -> tuple[int, int] | None:
+        if (index >= asked) if isinstance(asked, int) else (index not in positions):
+            return None
+        own = env_seed(root, index) if given is None else given[positions.get(index, index)]
+        return own, policy_seed(root, index)
+
+    return seeds
+
+
+Accepts = Callable[[Any], bool]
+
+
+def _a(kind: Any) -> Accepts:
+    return lambda value: isinstance(value, kind)
+
+
+def _or_none(accepts: Accepts) -> Accepts:
+    return lambda value: value is None or accepts(value)
+
+
+def _list_of(accepts: Accepts) -> Accepts:
+    return lambda value: isinstance(value, list) and all(map(accepts, value))
+
+
+def _is_asked(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(is_count, value)) and len({*value}) == len(value)
+    return is_count(value) and value <= _MOST_EPISODES
+
+
+def _is_mixed(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        may_be_mixed(path) and isinstance(values, list) and len(values) > 1
+        for path, values in value.items()
+    )
+
+
+_is_object, _is_text, _is_names = _a(Mapping), _a(str), _list_of(_a(str))
+_is_positive = partial(is_count, least=1)
+# The check of each entry of a manifest.
+_MANIFEST: dict[str, Accepts] = {
+    "env": _is_object,
+    "env.id": _is_text,
+    "episodes": _is_asked,
+    "seeds": _is_object,
+    "seeds.root": is_count,
+    "seeds.env": _or_none(_list_of(is_count)),
+    "max_episode_steps": _or_none(is_count),
+    "policy": _is_object,
+    "policy.class": _is_text,
+    "policy.digest": _or_none(is_digest),
+    "policy.exploration": lambda value: value in _EXPLORATIONS,
+    "policy.mode": lambda value: value in (None, "eval", "train", "mixed"),
+    "inference_batch_size": _is_positive,
+    "inference_threads": _is_positive,
+    "device": _is_text,
+    "versions": _is_object,
+    "platform": _is_object,
+    MIXED: _or_none(_is_mixed),
+    "git": _or_none(_is_object),
+    "entries.observation": _is_names,
+    "entries.action": _is_names,
+    "entries.reward": _or_none(_is_names),
+    "returns": _or_none(_is_object),
+    "returns.rewards": _or_none(_is_names),
+}
+DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

@@ -1,1 +1,0 @@
-"""The files of an evaluation: written, read and held against each other."""

@@ -1,1 +1,0 @@
-"""Statistics of ledgers, comparisons of them, and their reports."""

@@ -1,0 +1,529 @@
+"""The result of an evaluation: its records, statistics and data; replays, and exports."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torchrl.envs import EnvBase
+
+from tdcollect import check
+from tdcollect.display import listed_text, one_line
+from tdcollect.evaluation.directory import read_data
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.requested_env import RequestedEnv
+from tdcollect.evaluation.ledger import (
+    KEYS,
+    Episode,
+    differences,
+    kept_digests,
+    kept_trajectories,
+    ledger_digest,
+    number_of_episodes,
+    read_directory,
+    record_differences,
+    trajectory_name,
+    trajectory_path,
+)
+from tdcollect.evaluation.manifest import describe, settings_of
+from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.statistics import Summary, in_order, summarize
+from tdcollect.files import check_no_links, write_atomically
+from tdcollect.versions import extra_module
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.comparison import Comparison
+
+# Entries of a manifest that may change an episode. The first differs if it is filmed.
+_MATTERS = (
+    "env",
+    "policy",
+    "inference_batch_size",
+    "inference_threads",
+    "device",
+    "versions",
+    "platform",
+    "git",
+)
+
+
+class EvaluationResult:
+    """The ledger of an evaluation: its records, statistics, data and replays.
+
+    Args:
+        manifest: the manifest of the evaluation.
+        episodes: its records.
+        directory: the directory of its files, if it has one.
+        trajectories: the data of episodes that are held in memory, by index.
+        replay: runs one episode again.
+        errors: the last error of failed episodes, by index.
+
+    Attributes:
+        manifest: the manifest of the evaluation.
+        episodes: its records, by index.
+        directory: the directory of its files, or None.
+        errors: the last error of each episode that failed in this run, by index, as text; the end
+            of the worker of one that was lost. No file keeps them: a result that was loaded has
+            none.
+    """
+
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        episodes: Sequence[Episode],
+        directory: str | os.PathLike[str] | None = None,
+        trajectories: Mapping[int, TensorDict] | None = None,
+        replay: Replay | None = None,
+        errors: Mapping[int, str] | None = None,
+    ):
+        self.manifest = dict(manifest)
+        self.episodes = sorted(episodes, key=lambda episode: episode.index)
+        self.directory = None if directory is None else Path(os.path.abspath(directory))
+        self._trajectories = dict(trajectories or {})
+        self.errors = dict(errors or {})
+        self._replay = replay
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | os.PathLike[str],
+        env: str | Callable[..., Any] | EnvBase | None = None,
+        policy: Any = None,
+        *,
+        env_kwargs: dict[str, Any] | None = None,
+        backend: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> EvaluationResult:
+        """Read the result that a directory holds; it may be unfinished.
+
+        Given an env, it can replay its episodes, with this policy (None for random actions) and
+        the settings of the manifest.
+
+        Args:
+            directory: the ``output_dir`` of the evaluation.
+            env: as :func:`tdcollect.evaluate` took it, and so the arguments after it.
+            policy: whose episodes these are.
+            env_kwargs: for the env's constructor.
+            backend: of :func:`tdcollect.make_env`.
+            device: the device that the policy runs on.
+
+        Raises:
+            FileNotFoundError: if the directory holds no evaluation.
+            ValueError: for files that were altered, with the file and the line.
+
+        Warns:
+            UserWarning: if data that were kept are missing.
+        """
+        manifest, episodes = read_directory(directory)
+        result = cls(manifest, episodes, directory)
+        gone = (result._listed or {}).keys() - {
+            *map(trajectory_name, kept_trajectories(Path(directory)))
+        }
+        if gone:
+            text = f"folders of data of {directory} are missing, {min(gone)} first: use replay()"
+            warnings.warn(f"{len(gone)} {text}", stacklevel=2)
+        if env is not None:
+            how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
+            result._replay = replayer(
+                env, policy, lambda index: settings_of(manifest, result.record(index), **how)
+            )
+        return result
+
+    @cached_property
+    def _listed(self) -> Mapping[str, str] | None:
+        """The digests of the folders with data; None if the evaluation is unfinished."""
+        return None if self.directory is None else kept_digests(self.directory)
+
+    @property
+    def missing(self) -> list[int]:
+        """The indices of the episodes that the ledger lacks; empty if it is complete."""
+        if len(self.episodes) == number_of_episodes(self.manifest):
+            return []
+        episodes = self.manifest["episodes"]
+        there = {episode.index for episode in self.episodes}
+        asked = range(episodes) if isinstance(episodes, int) else episodes
+        return [index for index in asked if index not in there]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the ledger: equal for equal episodes, however they were run."""
+        return ledger_digest(self.episodes)
+
+    @property
+    def returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """The returns of the episodes that completed, float64, by index."""
+        return np.array([e.episode_return for e in self.episodes if e.completed], np.float64)
+
+    @property
+    def group_returns(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """The returns of each reward entry, as :attr:`returns`; empty if the only one is plain."""
+        completed = [e.group_returns or {} for e in self.episodes if e.completed]
+        names = completed[0] if completed else {}
+        return {name: np.array([e[name] for e in completed], np.float64) for name in names}
+
+    @property
+    def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The lengths of the episodes that completed, int64, by index."""
+        return np.array([e.length for e in self.episodes if e.completed], np.int64)
+
+    def summary(self, **settings: Any) -> Summary:
+        """Statistics of the ledger; see :func:`tdcollect.evaluation.summarize`."""
+        return summarize(self.episodes, **settings)
+
+    def record(self, index: int) -> Episode:
+        """Return the record of an episode.
+
+        Raises:
+            KeyError: if the ledger has no such episode.
+            TypeError: for an index that is no int.
+        """
+        if not isinstance(index, Integral):
+            raise TypeError(f"expected the index of an episode, an int from 0, got {index!r}")
+        at = bisect_left(self.episodes, index, key=lambda episode: episode.index)
+        if at == len(self.episodes) or self.episodes[at].index != index:
+            there = listed_text([episode.index for episode in self.episodes]) or "none"
+            raise KeyError(
+                f"episode {index} is not among the {len(self.episodes)} of this ledger: {there}"
+            )
+        return self.episodes[at]
+
+    def trajectory(self, index: int) -> TensorDict:
+        """Return the data ``[L]`` that were kept of an episode.
+
+        Data in a directory are mapped from its files. No code in them runs, whoever wrote them;
+        writes to the tensors stay in memory.
+
+        Raises:
+            KeyError: if they were not kept.
+            ValueError: for files that are missing or altered, whose data are not those of the
+                record, or that hold anything but plain tensors.
+        """
+        if index in self._trajectories:
+            return self._trajectories[index]
+        record = self.record(index)
+        if self.directory is None or not (
+            trajectory_name(index) in (self._listed or {})
+            or trajectory_path(self.directory, index).exists()
+        ):
+            raise KeyError(
+                f"the data of episode {index} were not kept: evaluate with keep_trajectories=True, "
+                "or run it again with replay()"
+            )
+        return read_data(self.directory, record, self.manifest, self._listed)
+
+    def replay(self, index: int, video: str | os.PathLike[str] | None = None) -> TensorDict:
+        """Run an episode again, and check it against its record, to the bit.
+
+        Args:
+            index: the episode's index.
+            video: write a video of it to this file (``.mp4``); the env must render to arrays.
+
+        Returns:
+            Its data ``[L]``.
+
+        Raises:
+            KeyError: if the ledger has no such episode.
+            RuntimeError: if the episode differs from its record, or if there is no policy to run,
+                as in a result that was loaded without one.
+        """
+        return self.replayed(index, video).data
+
+    def replayed(self, index: int, video: str | os.PathLike[str] | None = None) -> Replayed:
+        """Run an episode again as :meth:`replay` does; return its new record and manifest too."""
+        recorded = self.record(index)
+        if self._replay is None:
+            raise RuntimeError(
+                "a result that was loaded has no env and no policy to run: give them to "
+                "EvaluationResult.load(directory, env, policy)"
+            )
+        again = self._replay(index, video)
+        if not recorded.lost and record_differences(recorded, again.record):
+            raise RuntimeError(self._unequal(recorded, again, filmed=video is not None))
+        return again
+
+    def _unequal(self, recorded: Episode, again: Replayed, filmed: bool) -> str:
+        """Say why an episode differs from its record, as far as the manifests tell."""
+        unlike = "; ".join(
+            f"{name} is {now!r}, in the ledger {was!r}"
+            for name, was, now in record_differences(recorded, again.record)
+        )
+        differs = f"episode {recorded.index} is not what the ledger says: {unlike}. "
+        if recorded.digest == again.record.digest:
+            return differs + "Its data are the same to the bit: the ledger was altered"
+        then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
+        now = {key: again.manifest[key] for key in _MATTERS[filmed:]}
+        why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in differences(then, now))
+        return differs + f"What has changed: {why or 'something that the manifest does not hold'}"
+
+    def __repr__(self) -> str:
+        returns = self.returns
+        lost = sum(episode.lost for episode in self.episodes)
+        failed = f"{len(self.episodes) - len(returns) - lost} failed"
+        mean = f"{returns.mean():.6g}" if len(returns) else "none"
+        counts = [f"{len(self.episodes)} episodes", failed, f"mean return {mean}"]
+        counts[2:2] = [f"{lost} lost"] * bool(lost)
+        return one_line(self, self.manifest["env"]["id"], *counts, f"digest {self.digest[:16]}")
+
+
+class Replayed(NamedTuple):
+    """An episode that ran again.
+
+    Attributes:
+        record: the record of this run.
+        data: its steps ``[L]``.
+        manifest: the manifest of this run.
+    """
+
+    record: Episode
+    data: TensorDict
+    manifest: dict[str, Any]
+
+
+Replay = Callable[[int, "str | os.PathLike[str] | None"], Replayed]
+
+
+def replayer(
+    env: str | Callable[..., Any] | EnvBase,
+    policy: Any,
+    settings_of: Callable[[int], EvaluationSettings],
+) -> Replay:
+    """Return a function that runs an episode again, given its index and where its video goes."""
+
+    def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
+        settings = settings_of(index)
+        with (
+            filmed(env, settings.env_kwargs, video) as filmed_env,
+            EvaluationCollector.from_settings(filmed_env, policy, settings) as again,
+        ):
+            manifest = describe(again)
+            (finished,) = again.run(keep_trajectories=True)
+        if finished.data is None:
+            raise RuntimeError(
+                f"the env raised in episode {index} again, at every try: "
+                f"{type(again.error).__name__}: {again.error}"
+            ) from again.error
+        return Replayed(finished.record, finished.data, manifest)
+
+    return replay
+
+
+_VIDEOS = (".mp4", ".mkv", ".mov")
+
+
+class _Filming(gym.Wrapper[Any, Any, Any, Any]):
+    """Renders at the start and after each step, and keeps the pictures of the last episode."""
+
+    def __init__(self, env: gym.Env[Any, Any]):
+        super().__init__(env)
+        self.pictures: list[Any] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        result = super().reset(**kwargs)
+        self.pictures = [self.env.render()]
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self.pictures.append(self.env.render())
+        return result
+
+
+def _rendered(env: str | Callable[..., Any], **kwargs: Any) -> Any:
+    """Make an env, which renders to arrays if it is one of an id."""
+    if isinstance(env, str):
+        return gym.make(env, **{"render_mode": "rgb_array", **kwargs})
+    return env(**kwargs)
+
+
+@contextmanager
+def filmed(
+    env: Any, env_kwargs: dict[str, Any] | None, video: str | os.PathLike[str] | None
+) -> Iterator[Any]:
+    """Yield a callable that makes an env whose last episode is written as a video on exit."""
+    if video is None:
+        yield env
+        return
+    path = Path(video)
+    if path.suffix.lower() not in _VIDEOS or path.is_dir():
+        raise ValueError(f"expected a video file, {' or '.join(_VIDEOS)}, got {path}")
+    path = path.absolute()
+    check_no_links(path.parent, path.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writing = extra_module("imageio_ffmpeg", "a video")
+    if not isinstance(env, str) and not callable(env):
+        raise TypeError(
+            f"expected a gymnasium id or a callable to make an env to film, got {env}; it is made "
+            "already"
+        )
+    films: list[_Filming] = []
+
+    def film(made: Any) -> _Filming:
+        if not isinstance(made, gym.Env) or made.render_mode != "rgb_array":
+            made.close()
+            raise ValueError(
+                f"expected an env with render_mode='rgb_array' to film, got {made}; have it made "
+                "so (env_kwargs)"
+            )
+        films.append(_Filming(made))
+        return films[-1]
+
+    if isinstance(env, RequestedEnv):
+        yield replace(env, env=partial(_rendered, env.env), outermost=film)
+    else:
+        yield lambda **kwargs: film(_rendered(env, **kwargs))
+    last = films[-1]
+    pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in last.pictures]
+    height, width = pictures[0].shape[:2]
+    rate = float(last.metadata.get("render_fps", 30))
+    # Video players need even heights and widths.
+    writer = writing.write_frames(
+        str(path), (width, height), fps=rate, macro_block_size=2, ffmpeg_log_level="error"
+    )
+    writer.send(None)
+    for picture in pictures:
+        writer.send(picture)
+    writer.close()
+
+
+Evaluations = Mapping[int, Sequence[Episode]]
+
+
+def export(
+    results: EvaluationResult | Comparison | Evaluations,
+    format: Literal["html", "npz"],
+    path: str | os.PathLike[str],
+    *,
+    drop_failed: bool = False,
+) -> Path:
+    """Write results for readers or for other tools; the same results give the same bytes.
+
+    Args:
+        results: what :func:`tdcollect.evaluate` or :func:`tdcollect.compare` returns. For ``"npz"``
+            also the records of several evaluations, by the number of training steps before each;
+            a result alone is that of step 0.
+        format: ``"html"``: a page that embeds its figures and needs no network, and the figures as
+            SVG under ``figures/``. ``"npz"``: ``evaluations.npz``, as Stable-Baselines3's
+            ``EvalCallback`` writes it. With K evaluations of E episodes: ``timesteps [K]`` int64,
+            ``results [K, E]`` float64 (the returns), ``ep_lengths [K, E]`` int64 and, if the env
+            reports it for every episode, ``successes [K, E]`` bool.
+        path: the directory of the page; for ``"npz"`` the file.
+        drop_failed: leave failed episodes out of an ``"npz"``, which cannot hold them.
+
+    Returns:
+        The path of the page or the file.
+
+    Raises:
+        ValueError: for another format, or one that these results do not have; for ``"npz"``: no
+            evaluation; a failed episode without ``drop_failed``; evaluations that are left with
+            different numbers of episodes.
+    """
+    check.one_of(("html", "npz"), format=format)
+    from tdcollect.evaluation.comparison import Comparison
+    from tdcollect.pages.evaluation import write_comparison_report, write_report
+
+    if isinstance(results, EvaluationResult):
+        if format == "html":
+            how = (results.manifest, results.episodes, results.summary())
+            return write_report(path, *how)[-1]
+        results = {0: results.episodes}
+    if isinstance(results, Comparison) == (format == "npz"):
+        raise ValueError(
+            f"expected the result of an evaluation for format={format!r}, or "
+            f"{'records by step' if format == 'npz' else 'a comparison'}, got "
+            f"{type(results).__name__}"
+        )
+    if isinstance(results, Comparison):
+        return write_comparison_report(path, results)[-1]
+    kept = _kept(results, drop_failed)
+    ledgers = list(kept.values())
+    arrays: dict[str, Any] = {
+        "timesteps": np.array(list(kept), np.int64),
+        "results": np.array([[e.episode_return for e in ledger] for ledger in ledgers], np.float64),
+        "ep_lengths": np.array([[e.length for e in ledger] for ledger in ledgers], np.int64),
+    }
+    if _success_known(kept):
+        arrays["successes"] = np.array([[e.success for e in ledger] for ledger in ledgers], bool)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return write_atomically(Path(path), file.getvalue())
+
+
+def to_pandas(episodes: Sequence[Episode]) -> Any:
+    """Return the ledger as a ``pandas.DataFrame``, one row per episode, by index.
+
+    Columns are the ledger's keys. The values that a failed episode lacks are missing (``NaN``,
+    ``<NA>``); integers and flags keep their kind, in pandas' nullable dtypes.
+
+    Raises:
+        ModuleNotFoundError: without pandas.
+    """
+    pandas = extra_module("pandas", "to_pandas")
+    records = in_order(episodes)
+    columns = {key: [getattr(e, name) for e in records] for name, key in KEYS.items()}
+    frame = pandas.DataFrame(
+        {key: pandas.Series(values, dtype=_dtype(key, values)) for key, values in columns.items()}
+    )
+    return frame.set_index("index")
+
+
+_DTYPES = {
+    "index": "int64",
+    "env_seed": "UInt64",
+    "policy_seed": "UInt64",
+    "status": "string",
+    "restarts": "int64",
+    "return": "float64",
+    "length": "Int64",
+    "terminated": "boolean",
+    "truncated": "boolean",
+    "success": "boolean",
+    "digest": "string",
+}
+
+
+def _dtype(key: str, values: Sequence[Any]) -> str:
+    # Python's ints are unbounded, and an env may be given any seed.
+    too_large = _DTYPES[key] == "UInt64" and any(value >= 2**64 for value in values)
+    return "object" if too_large else _DTYPES[key]
+
+
+def _kept(evaluations: Evaluations, drop_failed: bool) -> dict[int, list[Episode]]:
+    """Return the completed episodes of each evaluation, in order of training steps."""
+    if not evaluations:
+        raise ValueError("expected at least one evaluation, as {0: episodes}, got none")
+    kept = {}
+    for steps in sorted(evaluations):
+        records = in_order(evaluations[steps])
+        kept[steps] = [episode for episode in records if episode.completed]
+        failed = len(records) - len(kept[steps])
+        if failed and not drop_failed:
+            raise ValueError(
+                f"expected completed episodes, which is all that evaluations.npz can hold; got "
+                f"{failed} failed of {len(records)} at step {steps}: pass drop_failed=True to "
+                "leave them out, and say so where you show the numbers"
+            )
+    counts = {steps: len(ledger) for steps, ledger in kept.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"expected the same number of episodes in each evaluation, which evaluations.npz holds "
+            f"as one array, got, by step, {counts}"
+        )
+    return kept
+
+
+def _success_known(kept: Mapping[int, Sequence[Episode]]) -> bool:
+    said = [episode.success is not None for ledger in kept.values() for episode in ledger]
+    return bool(said) and all(said)

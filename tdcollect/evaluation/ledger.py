@@ -574,15 +574,15 @@ def read_ledger(
         else:
             valid = False
             report(Problem(file, f"{wrong}; {advice}", line_number))
-    for entry, name in DIGESTED.items() if valid and last is not None else ():
-        now = sha256(root / name) if (root / name).exists() else "none, as it is missing"
-        if last[1].get(entry) != now:
-            why = (
-                f"its digest is {now}, and {last[1].get(entry)} in {last[0].name}: one of the two "
-                "files was altered; ask for the directory as it was, or evaluate again in another "
-                "one"
-            )
-            report(Problem(root / name, why))
+    if valid and last is not None:
+        for entry, name in DIGESTED.items():
+            now = sha256(root / name) if (root / name).exists() else "none, as it is missing"
+            if (then := last[1].get(entry)) != now:
+                why = (
+                    f"its digest is {now}, and {then} in {last[0].name}: one of the two files was "
+                    "altered; ask for the directory as it was, or evaluate again in another one"
+                )
+                report(Problem(root / name, why))
     return list(episodes.values())
 
 

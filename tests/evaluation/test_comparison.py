@@ -317,11 +317,6 @@ def test_random_actions_have_no_mode_and_no_exploration_to_remark(named: str, co
     assert len([remark for remark in found.remarks if "policy." in remark]) == count
 
 
-def test_a_tuple_and_the_list_that_json_makes_of_it_are_the_same() -> None:
-    other = run([1.0], manifest_env=ENV | {"wrappers": tuple(ENV["wrappers"])})
-    compare(run([1.0]), other)
-
-
 def test_policies_are_called_by_their_class_and_numbered_where_it_is_one() -> None:
     assert compare(run([1.0], "a.Actor"), run([1.0], "b.Random")).names == ("Actor", "Random")
     assert compare(run([1.0], "a.Net"), run([1.0], "b.Net")).names == ("Net 1", "Net 2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
@@ -55,13 +57,12 @@ def test_backends_and_numbers_of_slots_have_one_manifest(backend: Any) -> None:
 
 
 def test_arguments_are_told_without_addresses() -> None:
-    told = describe_with({"reward": halved, "limits": (1, 2.5), "name": "x", "none": None})
+    kwargs = {"reward": halved, "limits": (1, 2.5), "name": "x", "none": None}
+    whole = manifest(lambda **_: gym.make("CartPole-v1"), env_kwargs=kwargs, seed=np.int64(3))
+    assert whole == json.loads(json.dumps(whole))
+    told = whole["env"]["kwargs"]
     assert told["limits"] == "(1, 2.5)"
     assert "0x" not in str(told)
-
-
-def describe_with(env_kwargs: dict[str, Any]) -> Any:
-    return manifest(lambda **_: gym.make("CartPole-v1"), env_kwargs=env_kwargs)["env"]["kwargs"]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")

@@ -18,12 +18,12 @@ import torch
 from torchrl.envs.utils import ExplorationType
 
 import tdcollect
-from tdcollect.evaluation import evaluate as evaluating
 from tdcollect.evaluation import statistics, verification
 from tdcollect.evaluation.curve import Folder, point_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import alike
 from tdcollect.files import write_atomically
+from tdcollect.pages import evaluation as pages
 from tdcollect.suites import results
 
 from ..suites.parts import save_runs, small
@@ -91,7 +91,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, few_resamples: None) -> dict[
     curve(root / "curve")
     save_runs(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluating, "write_report", without_figures)
+        patch.setattr(pages, "write_report", without_figures)
         small(root).run(root / "suite", progress=False)
     return {kind: root / kind for kind in KINDS} | {"shard": root / "shard-0"}
 

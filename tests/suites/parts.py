@@ -15,9 +15,9 @@ import torch
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 
-from tdcollect.evaluation import evaluate as evaluating
 from tdcollect.evaluation import statistics
 from tdcollect.files import write_atomically
+from tdcollect.pages import evaluation as pages
 from tdcollect.suites.suite import Suite
 
 from ..evaluation.envs import Walk
@@ -154,7 +154,7 @@ def small_reports() -> Iterator[None]:
         return [write_atomically(Path(directory) / "report.html", b"a report")]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluating, "write_report", write)
+        patch.setattr(pages, "write_report", write)
         patch.setattr(statistics, "MOST_RESAMPLES", 100)
         patch.setattr(statistics, "FEWEST_RESAMPLES", 100)
         yield

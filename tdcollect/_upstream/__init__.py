@@ -1,8 +1,8 @@
 """The private names of other packages that tdcollect uses: all of them, and only here.
 
-``tests/upstream/test_private_names.py`` holds the table of these names, each with its owner, and
-fails when upstream renames one, or when one is used anywhere else. (A subclass still defines the
-methods that its parent calls.)
+``tests/upstream`` holds the table of these names, each with its owner, and fails when upstream
+renames one, or when one is used anywhere else. (A subclass still defines the methods that its
+parent calls.)
 """
 
 from __future__ import annotations

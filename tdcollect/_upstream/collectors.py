@@ -23,7 +23,6 @@ CollectorMeta: Any = type(Collector)
 MultiCollectorMeta: Any = type(MultiCollector)
 
 normalize_env_functions = CollectorMeta._normalize_direct_env_fn
-"""``(args, kwargs)`` of a collector in this process: one function for its env, not a list."""
 
 one_env_each = CollectorMeta._normalize_env_fns
 """``(args, kwargs, num_collectors)`` of several collectors: a list of one env per collector."""
@@ -39,9 +38,7 @@ class CollectorState(View):
     """The private state and methods of TorchRL's collector."""
 
     carrier = Alias[TensorDictBase]("_carrier")
-    """The step to begin with: one row per slot."""
     preallocates = Alias[bool]("_use_buffers")
-    """True if batches are stacked into :attr:`preallocated`."""
     preallocated = Alias[TensorDictBase]("_final_rollout")
     left_out_of_next = Alias[Sequence[Any]]("_compact_next_keys")
     """The entries that ``compact_obs`` leaves out of batches."""
@@ -56,24 +53,20 @@ class CollectorState(View):
     policy_call = Alias[Callable[[TensorDictBase], Any]]("_wrapped_policy_maybe_compiled")
     """The callable that the loop of ``rollout`` looks up and calls at each step."""
     policy_output_keys = Alias[Sequence[Any]]("_policy_output_keys")
-    """The entries that the loop takes over from the output of a compiled policy."""
     casts_to_policy_device = Alias[bool]("_cast_to_policy_device")
     stateful_policy = Alias[Any]("_policy_w_state_dict", None)
     """The policy whose weights the state dict holds; None where it has none."""
     registers_transforms = Alias[bool | None]("_auto_register_policy_transforms")
 
     frames = Alias[int]("_frames")
-    """The number of frames yielded so far."""
     iteration = Alias[int]("_iter")
     """The index of the latest batch; -1 before the first."""
     count_frames = Alias[Callable[[int], Any]]("_increment_frames")
     """Adds to :attr:`frames`, and closes the env where they reach ``total_frames``."""
     acts_randomly = Alias[Callable[[], bool]]("_should_use_random_frames")
-    """Tells whether ``init_random_frames`` has the next batch act at random."""
     trajectory_ids = Alias[Any]("_traj_pool")
     """The counter of trajectory ids: ``get_traj_and_increment(count)``, and a state dict."""
     start_new_trajectories = Alias[Callable[[], None]]("_start_new_trajectories")
-    """Gives every slot of :attr:`carrier` a new trajectory id."""
 
     @contextmanager
     def without_preallocation(self) -> Iterator[None]:
@@ -86,14 +79,10 @@ class CollectorState(View):
 
 
 class WorkersState(View):
-    """The private state and methods of TorchRL's collector with workers."""
-
     frames = Alias[int]("_frames")
     iteration = Alias[int]("_iter")
     worker_trajectories = Alias[int | None]("_worker_trajs_per_batch")
-    """The ``trajs_per_batch`` of the workers."""
     flush_trajectories = Alias[Callable[[], None]]("_flush_trajectory_assembly")
-    """Drops the trajectories that are put together in this process."""
 
     def answer(self, worker: int) -> tuple[Any, str]:
         """The next message of a worker: an answer, and its name; waits for it."""
@@ -113,14 +102,10 @@ class WorkersState(View):
 
 
 class RayState(View):
-    """The private state of TorchRL's ``RayCollector``."""
-
     actors = Alias[list[Any] | None]("_remote_collectors", None)
     """Of the workers; None until the constructor begins to start them."""
     thread = Alias[threading.Thread | None]("_collection_thread")
-    """The thread that collects after ``start()``."""
     stop = Alias[threading.Event]("_stop_event")
-    """Set once collection is to end."""
     frames_per_worker = Alias[int]("_frames_per_batch_corrected")
     sync = Alias[bool]("_sync")
     learner_sends = Alias[bool]("_external_weight_sender", False)
@@ -130,12 +115,9 @@ class RayState(View):
 
 
 class DistributedState(View):
-    """The private state of TorchRL's collectors on torch.distributed."""
-
     frames_per_worker = Alias[int]("_frames_per_batch_corrected")
     schemes = Alias[dict[str, Any] | None]("_weight_sync_schemes", None)
     shut_down = Alias[bool]("_shutdown", False)
-    """True if ``shutdown()`` has nothing to do any more."""
     received = Alias[Any]("_tensordict_out")
     """The memory that batches are received into: ``[W, ...]``, or W of them."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, methodcaller
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -37,6 +38,7 @@ from torchrl.modules.utils.utils import (
 )
 
 from tdcollect._upstream import Alias, View
+from tdcollect.keys import Key
 
 __all__ = [
     "TorchDispatchMode",
@@ -50,7 +52,6 @@ __all__ = [
 ]
 
 Method = Callable[..., Any]
-Key = str | tuple[str, ...]
 
 # ---------------------------------------------------------------------------------------- any env
 
@@ -60,7 +61,6 @@ env_reset_of: Callable[[EnvBase], Method] = attrgetter("_reset")
 """The method in which an env's class starts episodes."""
 
 STEPPING_METHODS = ("_step", "_reset", "step", "reset", "step_and_maybe_reset", "maybe_reset")
-"""The methods of an env that take its steps and start its episodes."""
 
 READING_METHODS = (
     "read_action",
@@ -74,7 +74,6 @@ READING_METHODS = (
 
 
 def carried_entries(env: EnvBase) -> list[Key]:
-    """The entries that a step hands on to the next row."""
     return [*env._observation_keys_step_mdp, *env._state_keys_step_mdp]
 
 
@@ -91,7 +90,6 @@ def steps_alone(env: EnvBase) -> bool:
 
 
 def complete_done(env: EnvBase, entries: Any) -> None:
-    """Add the flags that an env's own code has left out."""
     env._complete_done(env.full_done_spec, entries)
 
 
@@ -109,7 +107,6 @@ def replaced_methods(env: EnvBase) -> list[str]:
 
 
 def wrapped_env(env: Any) -> Any:
-    """The env that a TorchRL wrapper stands around; the env itself where there is none."""
     return getattr(env, "_env", env)
 
 
@@ -128,27 +125,21 @@ def resets_with_seed(env: EnvBase) -> bool:
 
 
 def skipped_step(env: EnvBase, given: TensorDictBase) -> TensorDictBase:
-    """The entries that follow a step that an env skips."""
     return env._skip_tensordict(given)
 
 
 # ------------------------------------------------------------------------ GymWrapper, batched envs
 
 GymEnvMeta: Any = type(GymEnv)
-"""The metaclass that gives a ``ParallelEnv`` for ``num_workers``."""
 ParallelEnvMeta: Any = type(ParallelEnv)
-"""The metaclass that gives a ``SerialEnv`` for ``serial_for_single``."""
 
 is_categorical: Callable[[GymWrapper], bool] = attrgetter("_categorical_action_encoding")
 """Tells whether a ``GymWrapper`` encodes discrete spaces as integers rather than one-hot."""
 converts_actions: Callable[[GymWrapper], bool] = attrgetter("_convert_actions_to_numpy")
-"""Tells whether a ``GymWrapper`` gives its env NumPy actions."""
 is_vectorised: Callable[[GymWrapper], bool] = attrgetter("_is_batched")
-"""Tells whether the env inside a ``GymWrapper`` is a vector env."""
 uses_buffers: Callable[[ParallelEnv], bool] = attrgetter("_use_buffers")
 """Tells whether workers write into memory that they share; they then seed torch, too."""
 has_metadata_from_workers: Callable[[ParallelEnv], bool] = attrgetter("_metadata_from_workers")
-"""Tells whether the workers of a ``ParallelEnv`` start with it, and give its specs."""
 owns_workers: Callable[[ParallelEnv], bool] = attrgetter("_owns_workers")
 """False for a ``ParallelEnv`` that is an index into another."""
 chain_of_seeds: Callable[[ParallelEnv], list[int] | None] = attrgetter("_seeds")
@@ -166,7 +157,6 @@ def stands_for_env(argument: Any) -> bool:
 
 
 def set_wrapped_env(env: GymWrapper, wrapped: Any) -> None:
-    """Put another env inside a ``GymWrapper``."""
     env._env = wrapped
 
 
@@ -184,7 +174,6 @@ def shown_by_resets(env: SerialEnv) -> dict[Key, torch.Tensor] | None:
 
 
 def start_method(env: ParallelEnv) -> str:
-    """The multiprocessing start method of a ``ParallelEnv``."""
     return str(env._mp_start_method or _get_default_mp_start_method())
 
 
@@ -193,25 +182,16 @@ def shares_memory(env: ParallelEnv) -> bool:
     return bool(env._share_memory) and not env._memmap
 
 
-class _Done:
-    """An event that has happened: calls of slots return when they are done."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return True
-
-    def clear(self) -> None:
-        pass
-
-
 def set_channels(env: ParallelEnv, channels: Sequence[Any]) -> None:
     """Give a ``ParallelEnv`` channels to its slots in place of processes of its own."""
     env.parent_channels = list(channels)
     env._workers = []
-    env._events = [_Done() for _ in channels]
+    # Calls of slots return when they are done: the event has happened.
+    done = SimpleNamespace(wait=lambda timeout=None: True, clear=lambda: None)
+    env._events = [done for _ in channels]
 
 
 def drop_channels(env: ParallelEnv) -> None:
-    """Take away what :func:`set_channels` gave."""
     for name in ("parent_channels", "_workers", "_events"):
         env.__dict__.pop(name, None)
 
@@ -231,24 +211,18 @@ def limit_threads(env: ParallelEnv) -> None:
 
 
 def shared_values(creator: EnvCreator) -> bool:
-    """Tell whether the envs of a creator share values between processes."""
     return bool(creator._mp_values) or bool(creator.state_dict())
 
 
 # ------------------------------------------------------------------------------------- transforms
 
 call_of: Callable[[T.Transform], Method] = attrgetter("_call")
-"""The method that applies a transform to what an env gave."""
 inverse_call_of: Callable[[T.Transform], Method] = attrgetter("_inv_call")
-"""The method that applies a transform to what an env is given."""
 step_of: Callable[[T.Transform], Method] = attrgetter("_step")
-"""The method that a step calls, with the step taken and what the env gave."""
 reset_of: Callable[[T.Transform], Method] = attrgetter("_reset")
-"""The method that a reset calls, with the marks of the reset and what the env gave."""
 casts_integers: Callable[[T.VecNormV2], bool] = attrgetter("_cast_int_to_float")
 """Tells whether a ``VecNormV2`` averages integers as floats."""
 lives_of: Callable[[T.EndOfLifeTransform], Any] = methodcaller("_get_lives")
-"""The lives that are left in the env: a number, or one per env."""
 
 _CALLS = ("_call", "_step", "_reset", "_inv_call", "_apply_transform", "_inv_apply_transform")
 
@@ -267,7 +241,6 @@ def inverts(transform: T.Transform) -> bool:
 
 
 def reads_step(transform: T.Transform) -> bool:
-    """Tell whether a transform may read the step that was taken."""
     return _overrides(transform, "_step")
 
 
@@ -284,13 +257,11 @@ def preparation_of(transform: T.Transform) -> Method | None:
 
 
 def does_nothing_in_steps(transform: T.Transform) -> bool:
-    """Tell whether a transform works in resets alone."""
     works = _overrides(transform, "_step", "_call", "_inv_call", "inv")
     return not works and not transform.in_keys and not transform.in_keys_inv
 
 
 def settings_of(transform: T.Transform) -> dict[str, Any]:
-    """The attributes of a transform, without those that tie it to its env."""
     return {k: v for k, v in vars(transform).items() if k not in ("_container", "_parent")}
 
 
@@ -314,10 +285,8 @@ class VecNormSums(View):
     """The statistics of a ``VecNorm``: discounted sums, in a TensorDict or not begun yet."""
 
     kept = Alias[TensorDictBase | None]("_td")
-    """The TensorDict; None before the first entry."""
 
     def begin(self, key: Key, entries: TensorDictBase) -> None:
-        """Make the statistics of an entry, all zero."""
         self._of._init(entries, key)
 
     def of(self, key: Key) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
@@ -365,19 +334,14 @@ def restart_stacks(transform: T.CatFrames, entries: Any, starting: torch.Tensor)
 # ---------------------------------------------------------------------------------------- modules
 
 reshapes_output: Callable[[nn.Module], bool] = attrgetter("_reshape_out")
-"""Tells whether an MLP changes the shape of its last layer's output."""
 exploration_spec: Callable[[Any], Any] = attrgetter("_spec")
 """The spec of the actions that an exploration module draws, or projects on."""
 parameters_of: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
 """The module's own dict of parameters by name: later changes show in it."""
 schema_of: Callable[[Any], Any] = attrgetter("_schema")
-"""The schema of an operator: its ``name``, and its ``arguments``."""
 modules_in_order: Callable[[TensorDictSequential], Iterator[Any]] = methodcaller("_module_iter")
-"""The modules of a sequence, in the order in which it calls them."""
 selects_output: Callable[[TensorDictSequential], bool] = attrgetter("_select_before_return")
-"""Tells whether a sequence returns some of its entries only."""
 draws_sample: Callable[[TensorDictSequential], bool] = attrgetter("_requires_sample")
-"""Tells whether a probabilistic sequence draws from its distribution."""
 draw_of: Callable[[ProbabilisticTensorDictModule], Method] = attrgetter("_dist_sample")
 """The method that draws from a distribution: ``draw(dist, interaction_type=...)``."""
 get_options: Callable[[Any], dict[str, Any]] = attrgetter("_get_kwargs")
@@ -394,11 +358,9 @@ SEQUENTIAL_METHODS = (
     "_last_module",
     "__call__",
 )
-"""The methods that decide what a call of a ``TensorDictSequential`` does."""
 PROBABILISTIC_METHODS = ("forward", "get_dist", "_dist_sample", "__call__")
-"""The methods that decide what a call of a ``ProbabilisticTensorDictModule`` does."""
 MODULE_METHODS = ("forward", "_call_module", "_write_to_tensordict", "__call__")
-"""The methods that decide what a call of a ``TensorDictModule`` does."""
+"""The methods that decide what a call of a ``TensorDictModule`` does; likewise the two before."""
 
 MEMMAP_TYPE = "_type"
 """The key of ``meta.json`` that names the class of a TensorDict that is saved as memory maps."""
@@ -417,7 +379,6 @@ def _all_modules_have_hooks() -> bool:
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Tell whether a call of a module also calls forward hooks of its own."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -442,12 +403,10 @@ def validates_arguments() -> bool:
 
 
 def has_generator(module: ProbabilisticTensorDictModule) -> bool:
-    """Tell whether a module draws from a generator of its own, or from one in an entry."""
     return module._generator is not None or module._generator_key is not None
 
 
 def set_exploration_spec(module: Any, spec: Any) -> None:
-    """Give an exploration module another spec of actions."""
     module._spec = spec
 
 

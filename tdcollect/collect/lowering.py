@@ -16,19 +16,8 @@ from torchrl.envs import transforms as T
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect import keys
-from tdcollect._upstream.torchrl import (
-    call_of,
-    changes_loop,
-    does_nothing_in_steps,
-    has_forward_hooks,
-    only_applies,
-    preparation_of,
-    replaced_calls,
-    replaced_methods,
-    settings_of,
-)
+from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect import transforms as on_steps
-from tdcollect.collect.stateful import CatFrames, vec_norm
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.collect.transforms import Applied, Changed, Island, OwnCode, StepTransform
 from tdcollect.envs.adopted import reset_arguments
@@ -51,11 +40,7 @@ if TYPE_CHECKING:
 
 
 class FrameSkip(StepTransform):
-    """TorchRL's FrameSkipTransform: the part of the env below it takes each step several times.
-
-    The transforms below are TorchRL's copies, made at the first step: some share the state of the
-    originals.
-    """
+    """TorchRL's FrameSkipTransform: the part of the env below it takes each step several times."""
 
     steps_singly = False
 
@@ -85,6 +70,7 @@ class FrameSkip(StepTransform):
     def _again(self, step: StepDict) -> StepDict:
         """Step the part below. Its inverse transforms apply once more, as in TorchRL."""
         if self._below is None:
+            # The parent's transforms are copies, and some share the state of the originals.
             parent = self._transform.parent
             self._below = [*self._further, *lower_transforms(transforms_of(parent), parent)]
             for transform in self._below:
@@ -105,10 +91,10 @@ class FrameSkip(StepTransform):
 
 
 LOWERED: dict[type, Callable[[Any, EnvBase], StepTransform]] = {
-    EnvAction: on_steps.KeptAction,
+    EnvAction: on_steps.env_action,
     PolicyVersion: on_steps.Version,
     T.ActionScaling: on_steps.ActionScaling,
-    T.CatFrames: CatFrames,
+    T.CatFrames: on_steps.CatFrames,
     T.DeviceCastTransform: on_steps.device_cast,
     T.EndOfLifeTransform: on_steps.EndOfLife,
     T.ExcludeTransform: on_steps.exclude,
@@ -122,8 +108,8 @@ LOWERED: dict[type, Callable[[Any, EnvBase], StepTransform]] = {
     T.SelectTransform: on_steps.select,
     T.StepCounter: on_steps.StepCounter,
     T.TensorDictPrimer: on_steps.primer,
-    T.VecNorm: vec_norm,
-    T.VecNormV2: vec_norm,
+    T.VecNorm: on_steps.vec_norm,
+    T.VecNormV2: on_steps.vec_norm,
 }
 """The transforms that are written out here; others of :data:`TRAITS` run by their own code."""
 
@@ -155,7 +141,7 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
 def _changes_loop(transform: T.Transform, env: EnvBase) -> str:
     """Why TorchRL's own loop must run; empty where it need not."""
     name = type(transform).__name__
-    if changes_loop(transform):
+    if upstream.changes_loop(transform):
         return f"the transform {name} changes the env's own loop"
     alone = type(transform) is T.ActionDiscretizer and env.transform is transform
     if alone and transform.in_keys_inv != transform.out_keys_inv:
@@ -169,9 +155,9 @@ def _changes_loop(transform: T.Transform, env: EnvBase) -> str:
 def _lower(transform: T.Transform, env: EnvBase) -> StepTransform:
     """A transform on StepDicts; raises NotKnown with the reason why it must be an island."""
     kind, trait = type(transform), traits_of(transform)
-    if replaced := replaced_calls(transform):
+    if replaced := upstream.replaced_calls(transform):
         raise NotKnown(f"has a {replaced[0]} of its own")
-    if has_forward_hooks(transform):
+    if upstream.has_forward_hooks(transform):
         raise NotKnown("has hooks")
     if kind in LOWERED:
         return LOWERED[kind](transform, env)
@@ -185,7 +171,10 @@ def _lower(transform: T.Transform, env: EnvBase) -> StepTransform:
 
 def _island(transform: T.Transform, env: EnvBase, reason: str) -> StepTransform:
     """A transform that is not known, on as little as it needs."""
-    if only_applies(transform, of_kind("elementwise")) and preparation_of(transform) is None:
+    if (
+        upstream.only_applies(transform, of_kind("elementwise"))
+        and upstream.preparation_of(transform) is None
+    ):
         return Applied(transform, env)
     return Island(transform, env, reason)
 
@@ -249,7 +238,7 @@ class _EnvByEnv(StepTransform):
 def _join(
     step: StepDict, rows: Sequence[StepDict], found: Sequence[dict[Key, torch.Tensor]]
 ) -> None:
-    """Take over what has changed in some rows since they were found so."""
+    """Take over what has changed in some rows since they were found."""
     for key in [key for key in step if key not in rows[0]]:
         del step[key]
     for key in rows[0]:
@@ -322,11 +311,7 @@ class MemberSlots:
 def member_slots(
     arrays: SlotArrays, members: Sequence[EnvBase], shown: Mapping[Key, torch.Tensor], mixes: bool
 ) -> tuple[Any, list[StepTransform]]:
-    """The slots of a ``SerialEnv`` as an :class:`InnerEnv`, and the transforms to run on them.
-
-    ``shown`` are the tensors in which the ``SerialEnv`` keeps what its resets gave; ``mixes`` tells
-    whether transforms around it mix rows.
-    """
+    """The slots of a ``SerialEnv``, and the transforms to run on them; arguments as of `Shown`."""
     stacks = [transforms_of(member) for member in members]
     if len({tuple(map(type, stack)) for stack in stacks}) > 1:
         raise NotKnown("its envs have transforms unlike each other's")
@@ -338,7 +323,7 @@ def member_slots(
             together.append(made[0])
         else:
             once = False
-            if not does_nothing_in_steps(ones[0]):
+            if not upstream.does_nothing_in_steps(ones[0]):
                 together.append(_EnvByEnv(made))
     if once:
         return arrays, [*together, Shown(shown, mixes)]
@@ -356,44 +341,42 @@ def _lowered_singly(stack: Sequence[T.Transform], env: EnvBase) -> list[StepTran
 
 
 def _are_alike(transforms: Sequence[T.Transform]) -> bool:
-    settings = settings_of(transforms[0])
-    return all(equal(settings_of(other), settings) for other in transforms[1:])
+    settings = upstream.settings_of(transforms[0])
+    return all(equal(upstream.settings_of(other), settings) for other in transforms[1:])
 
 
 # ------------------------------------------------------------------------------------ exact rewards
 
 
-class ExactReward:
-    """The reward after the transforms that change it, computed in float64."""
-
-    def __init__(self, transforms: Sequence[T.Transform]):
-        self._calls = [call_of(transform) for transform in transforms]
-
-    def __call__(self, reward: torch.Tensor) -> torch.Tensor:
-        step = StepDict({keys.REWARD: reward})
-        for call in self._calls:
-            call(step)
-        return step[keys.REWARD]
-
-
-def exact_reward_of(env: EnvBase) -> ExactReward | None:
-    """Carries the rewards of an env through its transforms in float64.
+def exact_reward_of(env: EnvBase) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """A function that carries the rewards of an env through its transforms in float64.
 
     None where a transform may cast or is not known, and where only the env itself knows what
     becomes of its rewards.
     """
     base = env.base_env if type(env) is TransformedEnv else env
-    if type(base) is not GymnasiumEnv or replaced_methods(env) or replaced_methods(base):
+    if (
+        type(base) is not GymnasiumEnv
+        or upstream.replaced_methods(env)
+        or upstream.replaced_methods(base)
+    ):
         return None
-    changing = []
+    calls = []
     for transform in transforms_of(env):
         trait = traits_of(transform)
         alone = list(transform.in_keys) == list(transform.out_keys) == [keys.REWARD]
         if trait and trait.scalar and alone:
-            changing.append(transform)
+            calls.append(upstream.call_of(transform))
         elif not _leaves_reward(transform):
             return None
-    return ExactReward(changing)
+
+    def exact(reward: torch.Tensor) -> torch.Tensor:
+        step = StepDict({keys.REWARD: reward})
+        for call in calls:
+            call(step)
+        return step[keys.REWARD]
+
+    return exact
 
 
 def _leaves_reward(transform: T.Transform) -> bool:

@@ -15,13 +15,14 @@ from tdcollect import keys
 from tdcollect._upstream.torchrl import replaced_methods, steps_alone
 from tdcollect.collect.arrays import (
     ArrayEnv,
+    Exact,
     InnerEnv,
     RewardShape,
     SlotArrays,
     TensorDictEnv,
     TorchRLEnv,
 )
-from tdcollect.collect.lowering import ExactReward, Shown, lower_transforms, member_slots
+from tdcollect.collect.lowering import Shown, lower_transforms, member_slots
 from tdcollect.collect.policy import ON_TENSORDICT, Policy
 from tdcollect.collect.step_dict import with_index
 from tdcollect.collect.store import Placement
@@ -48,7 +49,7 @@ class Plan(NamedTuple):
     reasons: Sequence[str] = ()
 
 
-def plan_for(env: EnvBase, exact: ExactReward | None = None, reasons: Sequence[str] = ()) -> Plan:
+def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = ()) -> Plan:
     """Decide how an env is stepped.
 
     Args:
@@ -84,7 +85,7 @@ def plan_for(env: EnvBase, exact: ExactReward | None = None, reasons: Sequence[s
     return Plan(ArrayEnv(inner, [*further, *transforms, *last], env, exact))
 
 
-def by_episodes(plan: Plan, env: EnvBase, exact: ExactReward | None = None) -> ArrayEnv:
+def by_episodes(plan: Plan, env: EnvBase, exact: Exact | None = None) -> ArrayEnv:
     """The env for the loop by episodes: on arrays if it can be, else through TensorDicts.
 
     Raises:

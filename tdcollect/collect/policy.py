@@ -26,67 +26,19 @@ from tensordict.nn.distributions import CompositeDistribution
 from tensordict.nn.probabilistic import InteractionType, interaction_type
 from torch import Tensor, nn
 from torch.nn import functional
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    MultiOneHot,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl import data
+from torchrl import modules as M
+from torchrl.data import Composite, TensorSpec
 from torchrl.data.tensor_specs import BoundedContinuous
 from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
-from torchrl.modules import (
-    MLP,
-    AdditiveGaussianModule,
-    ConsistentDropoutModule,
-    DistributionalDQNnet,
-    DistributionalQValueModule,
-    EGreedyModule,
-    GRUModule,
-    LSTMModule,
-    OrnsteinUhlenbeckProcessModule,
-    QValueModule,
-    RandomPolicy,
-    TanhModule,
-)
 from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
-from tdcollect._upstream.torchrl import (
-    MODULE_METHODS,
-    PROBABILISTIC_METHODS,
-    SEQUENTIAL_METHODS,
-    draw_of,
-    draws_sample,
-    get_options,
-    has_generator,
-    has_hooks,
-    is_compiled,
-    keyword_names,
-    modules_in_order,
-    only_projects,
-    parameters_of,
-    project_outputs,
-    reshapes_output,
-    selects_output,
-    validates_arguments,
-)
+from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect.arguments import missing_entries, no_tensordict
-from tdcollect.collect.samplers import (
-    CompositeDraw,
-    Draw,
-    GlobalNoise,
-    Noise,
-    Sampler,
-    in_order,
-    sampler,
-)
+from tdcollect.collect.samplers import CompositeDraw, Draw, GlobalNoise, Noise, Sampler, sampler
 from tdcollect.collect.step_dict import StepDict, is_plain, not_taken_apart
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import NotKnown
@@ -107,18 +59,15 @@ class Policy:
     """A policy as calls on StepDicts: taken apart where it is known, else called as it is.
 
     Args:
-        policy: the callable that a collector would call on a TensorDict.
         given: the entries that the first call finds.
-        batch_size: the env's.
         device: the device that TensorDicts made on the way name, if any.
-        select: the outputs of a compiled policy, which is called as it is; None for others.
+        select: the outputs of a compiled policy, which is called as it is.
         checked: draw with the distributions themselves, which check at every call; else whoever
             runs the policy calls :meth:`check` at the end.
         noise: the samplers' source of random numbers; None for torch's global generator.
         as_it_is: why the policy must be called as it is; None to take it apart.
 
     Attributes:
-        calls: its parts, in order; each reads and writes entries of the step.
         described: a line for each call: its name, and how it runs.
         sampling: the calls of samplers, which draw from ``noise``.
         straight: whether no module is called on a TensorDict.
@@ -171,15 +120,15 @@ class Policy:
     def _lower(self, module: Any) -> None:
         spec = _random_spec(module)
         if spec is not None:
-            name = "RandomPolicy" if isinstance(module, RandomPolicy) else "random actions"
-            written = _leaves(spec)
-            self._add(_random_call(spec), f"{name}({_names(written)})", _DRAWN)
-            self.writes.update(written)
+            name = "RandomPolicy" if isinstance(module, M.RandomPolicy) else "random actions"
+            leaves = {key: leaf for key, leaf in spec.items(True, True) if leaf is not None}
+            self._add(_random_call(leaves), f"{name}({_names(leaves)})", _DRAWN)
+            self.writes.update(leaves)
             return
         try:
             _check_known(module)
             if isinstance(module, TensorDictSequential):
-                for part in modules_in_order(module):
+                for part in upstream.modules_in_order(module):
                     self._lower(part)
             else:
                 self._lower_one(module)
@@ -187,9 +136,9 @@ class Policy:
         except NotKnown as reason:
             self._call_as_it_is(module, str(reason))
             return
-        if only_projects(module):
+        if upstream.only_projects(module):
             name = f"safe {type(module).__name__}: projected on its spec"
-            self._add(_SafeOutputs(module), name, _OWN)
+            self._add(_safe_outputs(module), name, _OWN)
 
     def _lower_one(self, module: Any) -> None:
         if getattr(module, "distribution_class", None) is CompositeDistribution:
@@ -202,7 +151,7 @@ class Policy:
         if type(module) in _OWN_CODE:
             self._add(self._own_code(module), label(module), _OWN)
             self.reads_first.update(self._given - self.writes)  # masks, say, beside in_keys
-            if isinstance(module, OrnsteinUhlenbeckProcessModule):
+            if isinstance(module, M.OrnsteinUhlenbeckProcessModule):
                 self.reads_first.update([module.is_init_key, *module.ou.out_keys])
         elif not isinstance(module, ProbabilisticTensorDictModule):
             self._add(_module_call(module, self._batch_size), label(module), _STRAIGHT)
@@ -231,12 +180,12 @@ class Policy:
     def _draw(self, module: ProbabilisticTensorDictModule) -> Draw | None:
         """The draw of a sampler; None where the distribution itself must check its arguments."""
         interaction = interaction_type() or module.default_interaction_type
-        if interaction is None or self._checked or validates_arguments():
+        if interaction is None or self._checked or upstream.validates_arguments():
             return None
         at_random = interaction is InteractionType.RANDOM
         return Draw(
             module.distribution_class,
-            in_order(_parameters(module)),
+            tuple(sorted(_parameters(module))),
             module.distribution_kwargs,
             interaction,
             module.return_log_prob,
@@ -263,12 +212,12 @@ class Policy:
     def _own_code(self, module: Any) -> Call:
         """A call of a TorchRL module's own ``forward``, freed of what dispatches it."""
         forward, batch_size, device = _OWN_CODE[type(module)], self._batch_size, self._device
-        if isinstance(module, (GRUModule, LSTMModule)):
+        if isinstance(module, (M.GRUModule, M.LSTMModule)):
             return _recurrent(module, forward, batch_size)
-        if isinstance(module, AdditiveGaussianModule) and module.spec is not None:
+        if isinstance(module, M.AdditiveGaussianModule) and module.spec is not None:
             return _gaussian_call(module)
         action_key: Any = getattr(module, "action_key", None)
-        if isinstance(module, OrnsteinUhlenbeckProcessModule):
+        if isinstance(module, M.OrnsteinUhlenbeckProcessModule):
             action_key = module.ou.key
         above = action_key[:-1] if isinstance(action_key, tuple) else ()
         # A TensorDict that the policy makes has the batch size of the one in which it lies.
@@ -300,24 +249,23 @@ class Policy:
 _OWN_CODE: dict[type, Callable[[Any, StepDict], Any]] = {
     cls: inspect.unwrap(cls.forward)
     for cls in (
-        AdditiveGaussianModule,
-        ConsistentDropoutModule,
-        DistributionalDQNnet,
-        DistributionalQValueModule,
-        EGreedyModule,
-        GRUModule,
-        LSTMModule,
-        OrnsteinUhlenbeckProcessModule,
-        QValueModule,
-        TanhModule,
+        M.AdditiveGaussianModule,
+        M.ConsistentDropoutModule,
+        M.DistributionalDQNnet,
+        M.DistributionalQValueModule,
+        M.EGreedyModule,
+        M.GRUModule,
+        M.LSTMModule,
+        M.OrnsteinUhlenbeckProcessModule,
+        M.QValueModule,
+        M.TanhModule,
     )
 }
 """Modules whose own ``forward`` runs on StepDicts."""
 
-_KNOWN: list[tuple[type, tuple[str, ...], tuple[type, ...]]] = [
+_KNOWN: list[tuple[tuple[str, ...], tuple[type, ...]]] = [
     (
-        TensorDictSequential,
-        SEQUENTIAL_METHODS,
+        upstream.SEQUENTIAL_METHODS,
         (
             TensorDictSequential,
             ProbabilisticTensorDictSequential,
@@ -325,22 +273,18 @@ _KNOWN: list[tuple[type, tuple[str, ...], tuple[type, ...]]] = [
             SafeProbabilisticTensorDictSequential,
         ),
     ),
-    (
-        ProbabilisticTensorDictModule,
-        PROBABILISTIC_METHODS,
-        (ProbabilisticTensorDictModule, SafeProbabilisticModule),
-    ),
-    (TensorDictModule, MODULE_METHODS, (TensorDictModule,)),
+    (upstream.PROBABILISTIC_METHODS, (ProbabilisticTensorDictModule, SafeProbabilisticModule)),
+    (upstream.MODULE_METHODS, (TensorDictModule,)),
 ]
-"""Classes, the methods that decide what they do, and the classes whose methods are known."""
+"""The methods that decide what a module does, and the classes whose methods are known."""
 
 
 def unknown_class(module: Any) -> str | None:
     """The reason why a module's class is not known to the letter; None where it is."""
     if not isinstance(module, TensorDictModuleBase):
         return "is no TensorDict module"
-    for base, methods, classes in _KNOWN:
-        if isinstance(module, base):
+    for methods, classes in _KNOWN:
+        if isinstance(module, classes):
             for name in methods:
                 own = vars(module).get(name, getattr(type(module), name, None))
                 if all(own is not getattr(known, name, None) for known in classes):
@@ -356,28 +300,29 @@ def _check_known(module: Any) -> None:
         raise NotKnown("runs under set_skip_existing")
     if own_code and "forward" in vars(module):
         raise NotKnown("has a forward of its own")
-    if own_code and isinstance(module, (LSTMModule, GRUModule)) and module.recurrent_mode:
+    if own_code and isinstance(module, (M.LSTMModule, M.GRUModule)) and module.recurrent_mode:
         raise NotKnown("is in recurrent mode")
     if not own_code and (reason := unknown_class(module)):
         raise NotKnown(reason)
-    if has_hooks(module) and not only_projects(module):
+    if upstream.has_hooks(module) and not upstream.only_projects(module):
         raise NotKnown("has hooks")
     if own_code:
         return
     if isinstance(module, TensorDictSequential):
-        if selects_output(module) or module.inplace not in (None, True):
+        if upstream.selects_output(module) or module.inplace not in (None, True):
             raise NotKnown("selects its output")
         if module.partial_tolerant:
             raise NotKnown("tolerates missing inputs")
-        if isinstance(module, ProbabilisticTensorDictSequential) and not draws_sample(module):
+        drawing = isinstance(module, ProbabilisticTensorDictSequential)
+        if drawing and not upstream.draws_sample(module):
             raise NotKnown("does not sample")
     elif isinstance(module, ProbabilisticTensorDictModule):
         several = module.distribution_class is not CompositeDistribution and (
             len(module.dist_sample_keys) != 1
         )
-        if several or module.num_samples is not None or has_generator(module):
+        if several or module.num_samples is not None or upstream.has_generator(module):
             raise NotKnown("draws several samples or brings a generator")
-    elif module.inplace is not True or get_options(module):
+    elif module.inplace is not True or upstream.get_options(module):
         raise NotKnown("selects its output")
 
 
@@ -441,7 +386,7 @@ def _if_tensors(entries: set[Key], call: Call, otherwise: Call) -> Call:
 def _module_call(module: TensorDictModule, batch_size: torch.Size) -> Call:
     in_keys: list[Key] = list(module.in_keys)
     out_keys: list[Key] = list(module.out_keys)
-    names: list[str] | None = keyword_names(module)
+    names: list[str] | None = upstream.keyword_names(module)
     call = (
         _direct(module.module) if module.method is None else getattr(module.module, module.method)
     )
@@ -482,17 +427,17 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
     """The ``forward`` of a module without hooks; another module itself."""
     if (
         not isinstance(module, nn.Module)
-        or has_hooks(module)
+        or upstream.has_hooks(module)
         or type(module).__call__ is not nn.Module.__call__
-        or is_compiled(module)
+        or upstream.is_compiled(module)
         or "forward" in module.__dict__
     ):
         return module
     if type(module) is nn.Linear:
         # Looking its parameters up through the module costs as much as a small product.
-        parameters: dict[str, Any] = parameters_of(module)
+        parameters: dict[str, Any] = upstream.parameters_of(module)
         return lambda value: functional.linear(value, parameters["weight"], parameters["bias"])
-    plain_mlp = type(module) is MLP and not reshapes_output(module)
+    plain_mlp = type(module) is M.MLP and not upstream.reshapes_output(module)
     if not plain_mlp and type(module) is not nn.Sequential:
         return module.forward
     # Not children(), which leaves out a module that comes twice.
@@ -562,7 +507,7 @@ def _sampler_call(module: ProbabilisticTensorDictModule, in_keys: list[Key], dra
 
 
 def _distribution_call(module: ProbabilisticTensorDictModule) -> Call:
-    draw = draw_of(module)
+    draw = upstream.draw_of(module)
     sample_key, log_prob_key = _outputs(module)
     interaction = interaction_type() or module.default_interaction_type
     # TorchRL's module scores the very draw that it returns; tensordict's scores the result.
@@ -590,7 +535,7 @@ Projection = Callable[[Tensor], Tensor]
 
 def _projection(spec: TensorSpec) -> Projection:
     """The projection that ``spec.project`` makes; the bounds of floats are read once."""
-    if type(spec) not in (Bounded, BoundedContinuous) or not spec.dtype.is_floating_point:
+    if type(spec) not in (data.Bounded, BoundedContinuous) or not spec.dtype.is_floating_point:
         project: Projection = spec.project
         return project
     shape, dtype, device, dims = spec.shape, spec.dtype, spec.device, len(spec.shape)
@@ -607,32 +552,28 @@ def _projection(spec: TensorSpec) -> Projection:
     return clamped
 
 
-class _SafeOutputs:
-    """The hook of modules made with ``safe=True``, whose spec may change meanwhile."""
+def _safe_outputs(module: Any) -> Call:
+    """The hook of a module made with ``safe=True``, whose spec may change meanwhile."""
+    seen: Any = None
+    projections: list[tuple[Key, Projection]] = []
 
-    def __init__(self, module: Any):
-        self._module = module
-        self._spec: Any = None
-        self._projections: list[tuple[Key, Projection]] = []
+    def run(step: StepDict) -> None:
+        nonlocal seen, projections
+        spec = module.spec
+        if type(spec) is not Composite:
+            upstream.project_outputs(module, step, step)
+            return
+        if spec is not seen:
+            leaves = [(key, leaf) for key, leaf in spec.items(True, True) if leaf is not None]
+            projections, seen = [(key, _projection(leaf)) for key, leaf in leaves], spec
+        for key, project in projections:
+            if key in step:
+                step[key] = project(step[key])
 
-    def __call__(self, step: StepDict) -> None:
-        spec = self._module.spec
-        if spec is not self._spec:
-            if type(spec) is not Composite:
-                project_outputs(self._module, step, step)
-                return
-            leaves = [(key, spec[key]) for key in spec.keys(True, True)]
-            self._projections = [
-                (key, _projection(leaf)) for key, leaf in leaves if leaf is not None
-            ]
-            self._spec = spec
-        for key, project in self._projections:
-            value = step.get(key)
-            if value is not None:
-                step[key] = project(value)
+    return run
 
 
-def _gaussian_call(module: AdditiveGaussianModule) -> Call:
+def _gaussian_call(module: M.AdditiveGaussianModule) -> Call:
     """A call that adds a module's noise, as its ``forward`` does."""
     key: Key = module.action_key
     seen: Any = None
@@ -660,11 +601,7 @@ def _gaussian_call(module: AdditiveGaussianModule) -> Call:
 
 
 class RandomActions:
-    """Random actions of an action spec, as a policy.
-
-    Args:
-        spec: of the actions, with the batch size in front; it may change meanwhile (masks).
-    """
+    """Random actions of an action spec with the batch size in front, as a policy."""
 
     def __init__(self, spec: Composite):
         self.spec = spec
@@ -693,16 +630,13 @@ def _random_spec(policy: Any) -> Composite | None:
     """The spec that a random policy draws from, if its leaves are drawn one by one."""
     if type(policy) is RandomActions:
         spec = policy.spec
-    elif type(policy) is RandomPolicy and policy.action_spec is not None:
+    elif type(policy) is M.RandomPolicy and policy.action_spec is not None:
         spec = policy.action_spec
         if not isinstance(spec, Composite):
             spec = Composite({policy.action_key: spec}, shape=())
     else:
         return None
     return spec if _drawn_by_leaf(spec) else None
-
-
-_LEAVES = (Binary, Bounded, Categorical, MultiCategorical, MultiOneHot, OneHot, Unbounded)
 
 
 def _drawn_by_leaf(spec: TensorSpec | None) -> bool:
@@ -712,29 +646,14 @@ def _drawn_by_leaf(spec: TensorSpec | None) -> bool:
     return spec is None or isinstance(spec, _LEAVES)
 
 
-def _leaves(spec: Composite, above: tuple[str, ...] = ()) -> list[Key]:
-    """The entries that a spec gives, in the order in which it draws them."""
-    found: list[Key] = []
-    for name, part in spec.items():
-        if isinstance(part, Composite):
-            found += _leaves(part, (*above, name))
-        elif part is not None:
-            found.append((*above, name) if above else name)
-    return found
+_LEAVES = (data.Bounded, data.Categorical, data.OneHot, data.Unbounded)  # and their subclasses
 
 
-def _random_call(spec: Composite) -> Call:
+def _random_call(leaves: dict[Key, TensorSpec]) -> Call:
     """A call that draws each leaf of a spec, as ``Composite.rand`` does."""
 
-    def draw(step: StepDict, spec: Composite, above: tuple[str, ...]) -> None:
-        device = spec.device
-        for name, part in spec.items():
-            if isinstance(part, Composite):
-                draw(step, part, (*above, name))
-            elif part is not None:
-                value = part.rand(())
-                if device is not None and value.device != device:
-                    value = value.to(device)
-                step[(*above, name) if above else name] = value
+    def draw(step: StepDict) -> None:
+        for key, leaf in leaves.items():
+            step[key] = leaf.rand(())
 
-    return lambda step: draw(step, spec, ())
+    return draw

@@ -7,7 +7,6 @@ same random numbers, so the results are the same to the bit. What its class chec
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
@@ -41,11 +40,9 @@ _FEW_SLOTS = 64
 class Noise(Protocol):
     """A source of random numbers, of the shape and dtype of a tensor."""
 
-    def exponential(self, like: Tensor) -> Tensor:
-        """Draws from the exponential distribution of rate 1."""
+    def exponential(self, like: Tensor) -> Tensor: ...
 
-    def standard_normal(self, like: Tensor) -> Tensor:
-        """Draws from the standard normal distribution."""
+    def standard_normal(self, like: Tensor) -> Tensor: ...
 
 
 class GlobalNoise:
@@ -59,48 +56,32 @@ class GlobalNoise:
 
 
 class Draw(NamedTuple):
-    """A draw of a distribution module.
-
-    Attributes:
-        kind: the class of the distribution.
-        names: its parameters, in the order in which they are given.
-        kwargs: its other arguments.
-        interaction: random, deterministic, the mode or the mean.
-        scored: whether the log-probability is wanted.
-        together: whether the very draw is scored, as TorchRL's module does; tensordict's scores
-            the result, and recomputes what led to it.
-        noise: the source of random numbers.
-    """
+    """A draw of a distribution module, whose distribution is of class ``kind``."""
 
     kind: Any
     names: tuple[str, ...]
+    """Its parameters, in the order of the alphabet, in which samplers take them."""
     kwargs: dict[str, Any]
     interaction: InteractionType
     scored: bool
+    """True if the log-probability is wanted."""
     together: bool
+    """True if the very draw is scored, as by TorchRL's module; tensordict's scores the result."""
     noise: Noise
 
 
-class Sampler(abc.ABC):
+class Sampler:
     """Draws for one distribution module, as it would."""
 
     def __init__(self, draw: Draw):
         self._draw = draw
 
-    @abc.abstractmethod
-    def __call__(self, *parameters: Tensor) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, *parameters: Any) -> tuple[Tensor, Tensor | None]:
         """A sample and, if it is wanted, its log-probability."""
+        raise NotImplementedError
 
-    def check(self) -> None:  # noqa: B027
+    def check(self) -> None:
         """Raise if a draw since the last check had parameters that its class refuses."""
-
-
-_ORDERS = {frozenset(names): names for names in (("loc", "scale"), ("logits", "mask"))}
-
-
-def in_order(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Parameters in the order in which samplers take them."""
-    return _ORDERS.get(frozenset(names), names)
 
 
 def sampler(draw: Draw) -> Sampler | None:
@@ -267,7 +248,6 @@ class _Normal(Sampler):
         return loc, scale
 
     def _build(self, built: Any) -> None:
-        """Keep what is the same at every draw."""
         self._event_dims = len(built.event_shape)
 
     def _moved(self, loc: Tensor) -> Tensor:
@@ -278,7 +258,6 @@ class _Normal(Sampler):
         return self._sum(log_prob)
 
     def _sum(self, value: Tensor) -> Tensor:
-        """The sum over the event's dimensions, the last."""
         dims = self._event_dims
         if not dims:
             return value
@@ -358,7 +337,6 @@ class _Squash:
         self.shape = wanted if wanted != given else None
 
     def __call__(self, value: Tensor) -> Tensor:
-        """The value in the bounds."""
         value = value.tanh()
         if self._safe:  # SafeTanhTransform, without an autograd function around it
             bound = 1.0 - torch.finfo(value.dtype).resolution
@@ -375,7 +353,6 @@ class _Squash:
         return value.clamp(-bound, bound).atanh()
 
     def log_jacobian(self, before: Tensor) -> Tensor:
-        """The logarithm of the derivative."""
         found: Tensor = self._tanh.log_abs_det_jacobian(before, None)
         if self._scale is None:
             return found
@@ -396,10 +373,6 @@ class CompositeDraw:
     """The draws of a module whose distribution is composite: one sampler for each of its parts.
 
     ``known`` has the entries of a step, among them the parameters, below the module's entry.
-
-    Attributes:
-        samplers: those of the parts.
-        reads: the entries of the parameters.
     """
 
     def __init__(
@@ -422,7 +395,7 @@ class CompositeDraw:
         self._parts: list[tuple[Key, list[Key], Sampler]] = []
         for given, kind in kwargs["distribution_map"].items():
             key, name = unravel_key(given), as_path(given)
-            parameters = in_order(tuple(path[-1] for path in below if path[:-1] == name))
+            parameters = tuple(sorted(path[-1] for path in below if path[:-1] == name))
             part = draw._replace(kind=kind, names=parameters, kwargs=extra.get(key, {}))
             found = None
             if draw.interaction is not _DETERMINISTIC or hasattr(kind, "deterministic_sample"):
@@ -455,7 +428,6 @@ class CompositeDraw:
             self._scores = dict(zip(module.dist_sample_keys, module.log_prob_keys, strict=True))
 
     def __call__(self, step: StepDict) -> None:
-        """Draw, and score."""
         scores: dict[Key, Tensor] = {}
         for name, entries, draw in self._parts:
             step[name], log_prob = draw(*[step[key] for key in entries])

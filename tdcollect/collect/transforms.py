@@ -1,38 +1,33 @@
 """Env transforms on StepDicts.
 
-A known transform computes on StepDicts instead of TensorDicts, by TorchRL's own code or by ours.
-Any other is an island: it alone gets a TensorDict, and all around it stays on arrays.
+A known transform computes on StepDicts instead of TensorDicts, by TorchRL's own code or by ours, to
+the bit. What it keeps (stacks, statistics) stays in TorchRL's transform, whose loop can go on from
+there. Any other is an island: it alone gets a TensorDict, and all around it stays on arrays.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import expand_as_right
+from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs import transforms as T
 from torchrl.envs.llm.transforms import PolicyVersion
 from torchrl.envs.transforms.utils import check_finite
 
 from tdcollect import keys
-from tdcollect._upstream.torchrl import (
-    call_of,
-    inverse_call_of,
-    inverts,
-    lives_of,
-    preparation_of,
-    reads_step,
-    reset_of,
-    step_of,
-)
+from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect.step_dict import StepDict, like_rows
 from tdcollect.envs.spaces import nested, nested_unchecked
 from tdcollect.envs.traits import EnvAction, NotKnown, Trait, draws_or_calls
-from tdcollect.keys import Key, as_path
+from tdcollect.keys import Key, as_path, under
 
 if TYPE_CHECKING:
     from tdcollect.collect.arrays import InnerEnv
@@ -42,12 +37,12 @@ class StepTransform:
     """A transform on StepDicts, in the places where TorchRL calls it; this one does nothing.
 
     Attributes:
-        keys: the entries that it carries from step to step; none for a stateless one.
+        keys: the entries that it carries from step to step.
         by_row: whether each row depends on itself alone, and a reset leaves the rows of slots that
             go on as :meth:`step` made them.
         label: its name; empty for one that is no part of the user's env.
         how: the way in which it runs, in words.
-        cost: about what it costs where it leaves the arrays; empty on them.
+        cost: about what it costs where it leaves the arrays.
         follows_specs: whether it is known to write no entries without a spec, and no flag of an
             end without ``"done"``.
         steps_singly: whether some slots can be stepped while the others wait.
@@ -64,7 +59,7 @@ class StepTransform:
     steps_singly = True
     anywhere = False
     own_pace = False
-    rows: torch.Tensor | None = None
+    rows: Tensor | None = None
     merged = False
     label = ""
     how = "on arrays"
@@ -77,27 +72,19 @@ class StepTransform:
         """Change the step that the env is given, in place."""
 
     def step(self, step: StepDict, following: StepDict) -> None:
-        """Change the following step's entries, in place.
-
-        Args:
-            step: the step that was taken, as the env was given it.
-            following: the entries that the env made of it.
-        """
+        """Change, in place, the entries that the env made of a step, which it was given."""
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         """Change the entries of a reset of some slots, in place.
 
-        Args:
-            begun: the entries that the env's reset, and the transforms below, gave for all slots.
-            marks: has ``"_reset"``, bool ``[N, 1]`` (``[1]`` unbatched): the slots that begin an
-                episode.
-            before: the entries that the latest step led to, in all slots.
+        ``begun`` are those of all slots, ``before`` those that the latest step led to. ``marks``
+        has ``"_reset"``, bool ``[N, 1]`` (``[1]`` unbatched): the slots that begin an episode.
         """
 
     def attach(self, inner: InnerEnv, further: Sequence[StepTransform]) -> None:
         """Be told of the env, and of the transforms that it has of its own, innermost first."""
 
-    def _initial(self, marks: StepDict, initial: Any, value: torch.Tensor) -> torch.Tensor:
+    def _initial(self, marks: StepDict, initial: Any, value: Tensor) -> Tensor:
         """``initial`` in the slots that begin an episode, ``value`` elsewhere."""
         if self.merged:
             value = torch.zeros_like(value)
@@ -111,10 +98,10 @@ class OwnCode(StepTransform):
     """A transform whose own code, which needs no more than StepDicts have, runs on them."""
 
     def __init__(self, transform: T.Transform, env: EnvBase, trait: Trait):
-        self._step, self._reset = step_of(transform), reset_of(transform)
-        inverting = transform.in_keys_inv if trait.elementwise else inverts(transform)
-        self._inverse = inverse_call_of(transform) if inverting else None
-        self._prepare = preparation_of(transform)
+        self._step, self._reset = upstream.step_of(transform), upstream.reset_of(transform)
+        inverting = transform.in_keys_inv if trait.elementwise else upstream.inverts(transform)
+        self._inverse = upstream.inverse_call_of(transform) if inverting else None
+        self._prepare = upstream.preparation_of(transform)
         self._batch_size = env.batch_size
         self.by_row, self.own_pace = trait.by_row, trait.own_pace
 
@@ -133,7 +120,6 @@ class OwnCode(StepTransform):
         self._take(begun, self._reset(self._given(marks), self._given(begun)))
 
     def _given(self, entries: StepDict) -> Any:
-        """What the transform is given."""
         entries.shape = self._batch_size
         return entries
 
@@ -156,7 +142,7 @@ class Applied(OwnCode):
     def _take(self, entries: StepDict, changed: Any) -> None:
         super()._take(entries, changed)
         for key in self._out_keys:
-            if key in entries and not isinstance(entries[key], torch.Tensor):
+            if key in entries and not isinstance(entries[key], Tensor):
                 entries[key] = torch.as_tensor(entries[key])
 
 
@@ -168,7 +154,7 @@ class Island(OwnCode):
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str):
         super().__init__(transform, env, Trait())
-        self._call = None if reads_step(transform) else call_of(transform)
+        self._call = None if upstream.reads_step(transform) else upstream.call_of(transform)
         self._device = env.device
         self._pack = nested_unchecked if env.device in (None, torch.device("cpu")) else nested
         self.how = f"on a TensorDict of its own: it {reason}"
@@ -200,10 +186,10 @@ class Island(OwnCode):
             entries.update(changed.items(True, True))
             return
         for name, value in changed.items():  # faster than items(True, True)
-            if type(value) is torch.Tensor or not isinstance(value, TensorDictBase):
+            if type(value) is Tensor or not isinstance(value, TensorDictBase):
                 entries[name] = value
             else:
-                entries.update((keys.under(name, key), v) for key, v in value.items(True, True))
+                entries.update((under(name, key), v) for key, v in value.items(True, True))
 
 
 class InResets(Island):
@@ -228,7 +214,7 @@ class ActionScaling(StepTransform):
     own_pace = True
 
     def __init__(self, transform: T.ActionScaling, env: EnvBase):
-        self._inverse = inverse_call_of(transform)
+        self._inverse = upstream.inverse_call_of(transform)
 
     def inv(self, step: StepDict) -> None:
         self._inverse(step)
@@ -301,45 +287,36 @@ class InitTracker(StepTransform):
         begun[self._key] = marks[keys.RESET].clone()
 
 
-class Primer(StepTransform):
+class HandedOn(StepTransform):
+    """Hands entries of a step on to the next: of each a key, its key there, and its first value."""
+
     own_pace = anywhere = True
 
-    def __init__(self, transform: T.TensorDictPrimer):
-        self.keys = list(transform.primers.keys(True, True))
-        self._defaults = [(key, transform.default_value[key]) for key in self.keys]
+    def __init__(self, entries: Sequence[tuple[Key, Key, Any]]):
+        self._entries = entries
+        self.keys = [kept for _, kept, _ in entries]
 
     def step(self, step: StepDict, following: StepDict) -> None:
-        for key in self.keys:
-            if key not in following:
-                following[key] = step[key]
+        for key, kept, _ in self._entries:
+            if kept not in following:
+                following[kept] = step[key]
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        for key, default in self._defaults:
-            begun[key] = self._initial(marks, default, before[key])
+        for _, kept, first in self._entries:
+            begun[kept] = self._initial(marks, first, before[kept])
 
 
 def primer(transform: T.TensorDictPrimer, env: EnvBase) -> StepTransform:
     if transform.single_default_value or transform.call_before_env_reset:
         raise NotKnown("has a function that writes its values")
-    return OwnCode(transform, env, Trait()) if draws_or_calls(transform) else Primer(transform)
+    if draws_or_calls(transform):
+        return OwnCode(transform, env, Trait())
+    entries = transform.primers.keys(True, True)
+    return HandedOn([(key, key, transform.default_value[key]) for key in entries])
 
 
-class KeptAction(StepTransform):
-    """EnvAction."""
-
-    own_pace = anywhere = True
-
-    def __init__(self, transform: EnvAction, env: EnvBase):
-        self._pairs = transform.pairs
-        self.keys = [kept for _, kept in self._pairs]
-
-    def step(self, step: StepDict, following: StepDict) -> None:
-        for key, kept in self._pairs:
-            following[kept] = step[key]
-
-    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        for kept in self.keys:
-            begun[kept] = self._initial(marks, 0, before[kept])
+def env_action(transform: EnvAction, env: EnvBase) -> StepTransform:
+    return HandedOn([(key, kept, 0) for key, kept in transform.pairs])
 
 
 class Version(StepTransform):
@@ -378,14 +355,14 @@ class EndOfLife(StepTransform):
 
     def step(self, step: StepDict, following: StepDict) -> None:
         done = following[self._done]
-        lives = torch.as_tensor(lives_of(self._transform), device=done.device)
+        lives = torch.as_tensor(upstream.lives_of(self._transform), device=done.device)
         following[self._eol] = expand_as_right(step[self._lives] > lives, done) | done
         following[self._lives] = lives
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         done = before[self._done]
         begun[self._eol] = torch.zeros_like(done)
-        begun[self._lives] = torch.as_tensor(lives_of(self._transform), device=done.device)
+        begun[self._lives] = torch.as_tensor(upstream.lives_of(self._transform), device=done.device)
 
 
 # ---------------------------------------------------------------- entries renamed, dropped, checked
@@ -488,3 +465,246 @@ def device_cast(transform: T.DeviceCastTransform, env: EnvBase) -> StepTransform
 def nothing(transform: T.Transform, env: EnvBase) -> StepTransform:
     """A transform that leaves tensors as they are: of empty TensorDicts, say."""
     return Changed(lambda entries: None)
+
+
+# ---------------------------------------------------------------------------------- stacked frames
+
+
+class CatFrames(StepTransform):
+    """A step gives out a new stack, to write into; the transform's buffer holds a copy of it."""
+
+    own_pace = True
+
+    def __init__(self, transform: T.CatFrames, env: EnvBase):
+        if transform.as_inverse or transform.future or transform.mask_key is not None:
+            raise NotKnown("is made for replay buffers")
+        if transform.reset_key != keys.RESET:
+            raise NotKnown("has a reset entry of its own")
+        if len(set(transform.out_keys)) < len(transform.out_keys):
+            raise NotKnown("writes one entry twice")
+        self._transform = transform
+        self._dim = transform.dim
+        self._padding = transform.padding_value if transform.padding == "constant" else None
+        self._names = [
+            (in_key, out_key, upstream.stack_buffer_name(in_key))
+            for in_key, out_key in zip(transform.in_keys, transform.out_keys, strict=True)
+        ]
+        self._has_buffers = False
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        if not (self._has_buffers or self._find_buffers(following)):
+            upstream.call_of(self._transform)(following)
+            return
+        dim = self._dim
+        for in_key, out_key, name in self._names:
+            frame, buffer = following[in_key], getattr(self._transform, name)
+            length = frame.shape[dim]
+            kept = buffer.narrow(dim, length, buffer.shape[dim] - length)
+            following[out_key] = stack = torch.cat([kept, frame], dim)
+            if self.rows is None:
+                buffer.copy_(stack)
+            else:  # the stacks of slots in flight stay as they are
+                buffer[self.rows] = stack[self.rows]
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        starting = marks[keys.RESET].squeeze(-1)
+        if not (self._has_buffers or self._find_buffers(begun)):
+            upstream.restart_stacks(self._transform, begun, starting)
+            return
+        for in_key, out_key, name in self._names:
+            frame, buffer = begun[in_key], getattr(self._transform, name)
+            mask = starting.reshape(starting.shape + (1,) * (buffer.ndim - starting.ndim))
+            begun[out_key] = stack = torch.where(mask, self._padded(frame, buffer), buffer)
+            buffer.copy_(stack)
+
+    def _padded(self, frame: Tensor, buffer: Tensor) -> Tensor:
+        """The stack that begins with a frame."""
+        length, dim = frame.shape[self._dim], self._dim
+        if self._padding is None:
+            return torch.cat([frame] * (buffer.shape[dim] // length), dim)
+        stack = torch.empty_like(buffer).fill_(self._padding)
+        stack.narrow(dim, buffer.shape[dim] - length, length).copy_(frame)
+        return stack
+
+    def _find_buffers(self, entries: StepDict) -> bool:
+        """Tell whether each entry has a buffer of its kind; TorchRL's code makes it."""
+        pairs = [(entries[key], getattr(self._transform, name)) for key, _, name in self._names]
+        self._has_buffers = all(
+            type(buffer) is Tensor and (buffer.dtype, buffer.device) == (frame.dtype, frame.device)
+            for frame, buffer in pairs
+        )
+        return self._has_buffers
+
+
+# ------------------------------------------------------------------------------------ normalization
+
+Pairs = Sequence[tuple[Key, Key]]
+"""The entries to normalize, each with the key of its result."""
+
+
+def vec_norm(transform: T.VecNorm | T.VecNormV2, env: EnvBase) -> StepTransform:
+    in_keys = list(transform.in_keys)[: len(transform.out_keys)]
+    pairs = list(zip(in_keys, transform.out_keys, strict=True))
+    if len(set(transform.out_keys)) < len(pairs) or any(
+        in_key != out_key and out_key in in_keys for in_key, out_key in pairs
+    ):
+        raise NotKnown("writes one entry twice, or over another of its own")
+    if env.device is not None and env.device.type != "cpu":
+        raise NotKnown("is not on the CPU")
+    if transform.lock is None:
+        raise NotKnown("has no lock")
+    if isinstance(transform, T.VecNorm):
+        kept = upstream.VecNormSums(transform).kept
+        if kept is not None and type(kept) is not TensorDict:
+            raise NotKnown("keeps its statistics in a TensorDict of another kind")
+        return _VecNorm(transform, pairs, env.batch_size)
+    if not transform.stateful:
+        return _StatelessNorm(transform, pairs, env.batch_size)
+    if not upstream.VecNormV2Statistics(transform).on_cpu(in_keys):
+        raise NotKnown("has no statistics on the CPU yet")
+    return _VecNormV2(transform, pairs, env.batch_size)
+
+
+class _Norm(StepTransform):
+    """Normalizes the entries of steps and of resets alike; a reset may lack the reward."""
+
+    by_row = False
+
+    def __init__(self, transform: T.VecNorm | T.VecNormV2, pairs: Pairs, batch_size: torch.Size):
+        self._transform = transform
+        self.own_pace = bool(transform.frozen)  # else its statistics are of all slots together
+        self._pairs = pairs
+        self._batch_size = batch_size
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        with self._transform.lock:
+            self._normalize(self._pairs, step, following)
+
+    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
+        with self._transform.lock:
+            self._normalize([pair for pair in self._pairs if pair[0] in begun], begun, begun)
+
+    def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
+        """Update the statistics, which may come with the data (``source``), then normalize."""
+        raise NotImplementedError
+
+
+class _VecNorm(_Norm):
+    """VecNorm: discounted sums over all slots."""
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        self.reset(following, step, step)  # it skips entries that are missing in steps, too
+
+    def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
+        transform, rows = self._transform, self._batch_size.numel()
+        sums = upstream.VecNormSums(transform)
+        for in_key, out_key in pairs:
+            value = entries[in_key]
+            statistics = sums.of(in_key)
+            if statistics is None:
+                sums.begin(in_key, nested(entries.items(), self._batch_size))
+                statistics = sums.of(in_key)
+                assert statistics is not None
+            total, squares, count = statistics
+            if not transform.frozen:
+                decay = transform.decay
+                total.mul_(decay).add_(_summed(value, total))
+                squares.mul_(decay).add_(_summed(value.pow(2), squares))
+                count.mul_(decay).add_(rows)
+            mean = total / count
+            std = (squares / count - mean.pow(2)).clamp_min(transform.eps).sqrt()
+            entries[out_key] = (value - mean) / std.clamp_min(transform.eps)
+
+
+def _summed(value: Tensor, total: Tensor) -> Tensor:
+    """The sum over leading dimensions that ``total`` lacks, one after the other."""
+    while value.ndim > total.ndim:
+        value = value.sum(0)
+    return value
+
+
+class _Averages(NamedTuple):
+    """Moving averages of an entry and of its squares, and their count."""
+
+    loc: Tensor
+    var: Tensor
+    steps: Tensor
+
+    def normed(self, value: Tensor, decay: float, eps: float) -> Tensor:
+        loc, variance = self.loc, self.var - self.loc.pow(2)
+        if decay < 1.0:
+            correction = (1 - (self.steps * math.log(decay)).exp()).to(value.dtype)
+            loc = loc / correction
+            variance = variance / correction
+        return (value - loc) / variance.sqrt_().clamp_min_(eps)
+
+
+class _VecNormV2(_Norm):
+    """VecNormV2: moving averages, of each slot or of all."""
+
+    _transform: T.VecNormV2
+    _kept: Mapping[Key, Sequence[Key]] = MappingProxyType({})
+    """The entries in which the data carry the averages of an entry."""
+
+    def __init__(self, transform: T.VecNormV2, pairs: Pairs, batch_size: torch.Size):
+        super().__init__(transform, pairs, batch_size)
+        self._statistics = upstream.VecNormV2Statistics(transform)
+        self._casts = upstream.casts_integers(transform)
+        reduces = transform.stateful and transform.reduce_batch_dims
+        self._dims = tuple(range(len(batch_size))) if reduces else ()
+        self._rows = batch_size.numel() if self._dims else 1
+
+    def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
+        transform, results = self._transform, StepDict()
+        for in_key, out_key in pairs:
+            value = entries[in_key]
+            averages = self._averages(in_key, value, source)
+            if not transform.frozen:
+                self._update(value, averages)
+            results[out_key] = averages.normed(value, transform.decay, transform.eps)
+            results.update(zip(self._kept.get(in_key, ()), averages, strict=False))
+        entries.update(results)
+
+    def _averages(self, key: Key, value: Tensor, source: StepDict) -> _Averages:
+        """The averages of an entry, to be changed in place."""
+        return _Averages(*self._statistics.of(key))
+
+    def _update(self, value: Tensor, averages: _Averages) -> None:
+        if self._casts:
+            value = _as_float(value)
+        averages.steps.add_(self._rows)
+        squares = value.pow(2)
+        if self._dims:
+            squares, value = squares.mean(dim=self._dims), value.mean(dim=self._dims)
+        decay = self._transform.decay
+        weight = averages.steps.reciprocal() * self._rows if decay == 1.0 else 1 - decay**self._rows
+        averages.loc.lerp_(value, weight)
+        averages.var.lerp_(squares, weight)
+
+
+class _StatelessNorm(_VecNormV2):
+    """A stateless VecNormV2: moving averages of each row, which the data carry."""
+
+    def __init__(self, transform: T.VecNormV2, pairs: Pairs, batch_size: torch.Size):
+        super().__init__(transform, pairs, batch_size)
+        self._kept = {
+            key: [under(f"{transform.prefix}_{name}", key) for name in ("loc", "var", "count")]
+            for key, _ in pairs
+        }
+        self.keys = [key for kept in zip(*self._kept.values(), strict=True) for key in kept]
+
+    def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
+        super()._normalize(pairs, source, entries)
+        self._transform.initialized = True
+
+    def _averages(self, key: Key, value: Tensor, source: StepDict) -> _Averages:
+        kept = self._kept[key]
+        if not self._transform.initialized or kept[0] not in source:
+            zeros = torch.zeros_like(_as_float(value))
+            source[kept[0]], source[kept[1]] = zeros, zeros.clone()
+            source[kept[2]] = torch.zeros_like(value, dtype=torch.int64)
+        return _Averages(*(source[key].clone() for key in kept))
+
+
+def _as_float(value: Tensor) -> Tensor:
+    return value if value.dtype.is_floating_point else value.to(torch.get_default_dtype())

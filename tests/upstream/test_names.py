@@ -1,7 +1,6 @@
 """The table of private names: upstream has each of them, and uses it as tdcollect expects.
 
-A failure tells what upstream has renamed. What the names mean is in ``test_meanings.py``, and in
-every test that holds tdcollect's batches against TorchRL's.
+What they mean is in ``test_meanings.py``, and in all tests that compare batches with TorchRL's.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tdcollect._upstream.torchrl import (
     STEPPING_METHODS,
 )
 
-from .private_names import is_private
+from .test_private_names import is_private
 
 SOURCES = sorted(Path(tdcollect._upstream.__path__[0]).glob("*.py"))
 

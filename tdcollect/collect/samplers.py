@@ -132,9 +132,7 @@ class _Categorical(Sampler):
         self._masked = draw.kind in _MASKED
         self._normalizers: list[Tensor] = []
 
-    def __call__(  # type: ignore[override]
-        self, logits: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
         normalizer = logits.logsumexp(dim=-1, keepdim=True)
@@ -175,9 +173,7 @@ class _Categorical(Sampler):
 class _CategoricalMode(_Categorical):
     """The most likely action."""
 
-    def __call__(  # type: ignore[override]
-        self, logits: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
         scored = self._draw.scored
@@ -219,9 +215,7 @@ class _Normal(Sampler):
 
     _event_dims: int | None = None
 
-    def __call__(  # type: ignore[override]
-        self, loc: Tensor, scale: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         loc, scale = self._parameters(loc, scale)
         drawn = loc + self._draw.noise.standard_normal(loc) * scale
         if not self._draw.scored:
@@ -284,9 +278,7 @@ class _TanhNormal(_Normal):
                 loc = loc + self._half + self._low
         return loc
 
-    def __call__(  # type: ignore[override]
-        self, loc: Tensor, scale: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         loc, scale = self._parameters(loc, scale)
         draw, squash = self._draw, self._squash
         if squash.shape is not None:
@@ -308,7 +300,7 @@ class _TanhNormal(_Normal):
 class _TanhDelta(Sampler):
     _squash: _Squash | None = None
 
-    def __call__(self, param: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def __call__(self, param: Tensor) -> tuple[Tensor, None]:
         if self._squash is None:
             built = TanhDelta(param, **self._draw.kwargs)
             self._half = (built.high - built.low) / 2 if built.non_trivial else None

@@ -55,7 +55,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!tdcollect\b).*")]
 nitpick_ignore = [
     ("py:class", f"tdcollect.{name}")
     for name in (
-        "checks.playing.Mismatch",
+        "envs.differences.Mismatch",
         "collect.hooks.ScalarLogger",
         "collect.statistics._Moments",
         "envs.buffers.StepBuffers",

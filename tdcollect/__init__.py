@@ -7,63 +7,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tdcollect.lazy import lazy
-from tdcollect.versions import check_versions, own_version
+from tdcollect.packages import check_versions, lazy, own_version
 
 if TYPE_CHECKING:
-    from tdcollect.checkpoint import load_checkpoint, save_checkpoint
-    from tdcollect.collect import (
-        Collector,
-        Hooks,
-        LogStatistics,
-        Render,
-        SyncDataCollector,
-    )
-    from tdcollect.envs import GymnasiumEnv, make_env
-    from tdcollect.evaluation.comparison import compare
-    from tdcollect.evaluation.episodes.collector import EvaluationCollector
-    from tdcollect.evaluation.evaluate import evaluate
-    from tdcollect.evaluation.evaluator import Evaluator
-    from tdcollect.evaluation.merging import merge
-    from tdcollect.evaluation.result import EvaluationResult
-    from tdcollect.evaluation.verification import verify
-    from tdcollect.evaluation.workers.local import LocalWorkers
-    from tdcollect.evaluation.workers.ray import RayWorkers
-    from tdcollect.randomness import NotReproducibleError
-    from tdcollect.seeding import env_seed, policy_seed
-    from tdcollect.suites.suite import Suite
-    from tdcollect.trajectories import split_trajectories
-
-__all__ = [
-    "Collector",
-    "EvaluationCollector",
-    "EvaluationResult",
-    "Evaluator",
-    "GymnasiumEnv",
-    "Hooks",
-    "LocalWorkers",
-    "LogStatistics",
-    "NotReproducibleError",
-    "RayWorkers",
-    "Render",
-    "Suite",
-    "SyncDataCollector",
-    "compare",
-    "env_seed",
-    "evaluate",
-    "load_checkpoint",
-    "make_env",
-    "merge",
-    "policy_seed",
-    "save_checkpoint",
-    "split_trajectories",
-    "verify",
-]
+    from tdcollect.checkpoint import load_checkpoint as load_checkpoint
+    from tdcollect.checkpoint import save_checkpoint as save_checkpoint
+    from tdcollect.collect import Collector as Collector
+    from tdcollect.collect import Hooks as Hooks
+    from tdcollect.collect import LogStatistics as LogStatistics
+    from tdcollect.collect import Render as Render
+    from tdcollect.collect import SyncDataCollector as SyncDataCollector
+    from tdcollect.envs import GymnasiumEnv as GymnasiumEnv
+    from tdcollect.envs import make_env as make_env
+    from tdcollect.evaluation.comparison import compare as compare
+    from tdcollect.evaluation.episodes.collector import EvaluationCollector as EvaluationCollector
+    from tdcollect.evaluation.evaluate import evaluate as evaluate
+    from tdcollect.evaluation.evaluator import Evaluator as Evaluator
+    from tdcollect.evaluation.merging import merge as merge
+    from tdcollect.evaluation.result import EvaluationResult as EvaluationResult
+    from tdcollect.evaluation.verification import verify as verify
+    from tdcollect.evaluation.workers.local import LocalWorkers as LocalWorkers
+    from tdcollect.evaluation.workers.ray import RayWorkers as RayWorkers
+    from tdcollect.randomness import NotReproducibleError as NotReproducibleError
+    from tdcollect.seeding import env_seed as env_seed
+    from tdcollect.seeding import policy_seed as policy_seed
+    from tdcollect.suites.suite import Suite as Suite
+    from tdcollect.trajectories import split_trajectories as split_trajectories
 
 check_versions()
 __version__ = own_version()
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "checkpoint": "load_checkpoint save_checkpoint",
@@ -77,11 +51,11 @@ __getattr__, __dir__ = lazy(
         "evaluation.verification": "verify",
         "evaluation.workers.local": "LocalWorkers",
         "evaluation.workers.ray": "RayWorkers",
-        "pages": "view",
         "randomness": "NotReproducibleError",
         "seeding": "env_seed policy_seed",
         "suites.suite": "Suite",
         "trajectories": "split_trajectories",
     },
+    {"pages": "view"},
     modules="collect collectors envs evaluation keys seeding suites testing trajectories",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
@@ -21,23 +21,17 @@ def is_number(value: Any) -> bool:
 
 def count(**values: Any) -> None:
     """Raise ValueError for what is no int, or is negative."""
-    for name, value in values.items():
-        if not is_count(value):
-            raise ValueError(f"expected {name} to be an int and not negative, got {value!r}")
+    _each(values, is_count, "an int and not negative")
 
 
 def positive_int(**values: Any) -> None:
     """Raise ValueError for what is no positive int."""
-    for name, value in values.items():
-        if not is_count(value, 1):
-            raise ValueError(f"expected {name} to be a positive int, got {value!r}")
+    _each(values, lambda value: is_count(value, 1), "a positive int")
 
 
 def positive_int_or_none(**values: Any) -> None:
     """Raise ValueError for what is neither a positive int nor None."""
-    for name, value in values.items():
-        if value is not None and not is_count(value, 1):
-            raise ValueError(f"expected {name} to be a positive int or None, got {value!r}")
+    _each(values, lambda value: value is None or is_count(value, 1), "a positive int or None")
 
 
 def int_up_to(most: int, note: str, **values: Any) -> None:
@@ -47,36 +41,53 @@ def int_up_to(most: int, note: str, **values: Any) -> None:
         note: what ``most`` is, and what None means.
         values: by name.
     """
-    for name, value in values.items():
-        if value is not None and not (is_count(value, 1) and value <= most):
-            raise ValueError(
-                f"expected {name} to be an int from 1 to {most}, {note}, got {value!r}"
-            )
+    _each(
+        values,
+        lambda value: value is None or (is_count(value, 1) and value <= most),
+        f"an int from 1 to {most}, {note}",
+    )
 
 
 def seconds_or_none(**values: Any) -> None:
     """Raise ValueError for what is neither a positive, finite number nor None."""
-    for name, value in values.items():
-        if value is not None and not (is_number(value) and 0 < value < math.inf):
-            raise ValueError(f"expected {name} to be seconds above 0, or None, got {value!r}")
+    _each(
+        values,
+        lambda value: value is None or (is_number(value) and 0 < value < math.inf),
+        "seconds above 0, or None",
+    )
 
 
 def share(**values: Any) -> None:
     """Raise ValueError for what is no number between 0 and 1."""
-    for name, value in values.items():
-        if not (is_number(value) and 0 < value < 1):
-            raise ValueError(f"expected {name} to be between 0 and 1, got {value!r}")
+    _each(values, lambda value: is_number(value) and 0 < value < 1, "between 0 and 1")
 
 
 def one_of(choices: Sequence[Any], **values: Any) -> None:
     """Raise ValueError for a value that is none of the choices."""
+    *texts, last = map(repr, choices)
+    wanted = f"{', '.join(texts)}{' or ' * bool(texts)}{last}"
+    _each(values, lambda value: value in choices, wanted)
+
+
+def bools(**values: Any) -> None:
+    """Raise TypeError for what is no bool."""
+    _each(values, lambda value: isinstance(value, bool), "a bool", TypeError)
+
+
+def callables(**values: Any) -> None:
+    """Raise TypeError for what is neither callable nor None."""
+    _each(values, lambda value: value is None or callable(value), "callable or None", TypeError)
+
+
+def _each(
+    values: Mapping[str, Any],
+    is_right: Callable[[Any], bool],
+    wanted: str,
+    error: type[Exception] = ValueError,
+) -> None:
     for name, value in values.items():
-        if value not in choices:
-            *texts, last = map(repr, choices)
-            raise ValueError(
-                f"expected {name} to be {', '.join(texts)}{' or ' * bool(texts)}{last}, "
-                f"got {value!r}"
-            )
+        if not is_right(value):
+            raise error(f"expected {name} to be {wanted}, got {value!r}")
 
 
 def either(**values: Any) -> None:
@@ -84,20 +95,6 @@ def either(**values: Any) -> None:
     if sum(value is not None for value in values.values()) != 1:
         got = " and ".join(f"{name}={value!r}" for name, value in values.items())
         raise ValueError(f"expected either {' or '.join(values)}, got {got}")
-
-
-def bools(**values: Any) -> None:
-    """Raise TypeError for what is no bool."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"expected {name} to be a bool, got {value!r}")
-
-
-def callables(**values: Any) -> None:
-    """Raise TypeError for what is neither callable nor None."""
-    for name, value in values.items():
-        if value is not None and not callable(value):
-            raise TypeError(f"expected {name} to be callable or None, got {value!r}")
 
 
 def only_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tdcollect.versions import install_text
+from tdcollect.packages import install_text
 
 SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
 

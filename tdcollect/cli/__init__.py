@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tdcollect.display import visible
-from tdcollect.versions import install_text
+from tdcollect.packages import install_text
 
 INTERRUPTED = 130  # as shells have it for SIGINT
 

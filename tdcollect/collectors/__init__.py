@@ -4,39 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tdcollect.lazy import lazy
+from tdcollect.packages import lazy
 
 if TYPE_CHECKING:
-    from tdcollect.collect import Collector, SyncDataCollector
-    from tdcollect.collectors.asking import LostWorker, LostWorkers, WorkerLostError
-    from tdcollect.collectors.dispatch import AsyncBatchedCollector
-    from tdcollect.collectors.distributed import DistributedCollector, DistributedSyncCollector
-    from tdcollect.collectors.multi import (
-        AsyncCollector,
-        MultiAsyncCollector,
-        MultiCollector,
-        MultiSyncCollector,
+    from tdcollect.collect import Collector as Collector
+    from tdcollect.collect import SyncDataCollector as SyncDataCollector
+    from tdcollect.collectors.asking import LostWorker as LostWorker
+    from tdcollect.collectors.asking import LostWorkers as LostWorkers
+    from tdcollect.collectors.asking import WorkerLostError as WorkerLostError
+    from tdcollect.collectors.dispatch import AsyncBatchedCollector as AsyncBatchedCollector
+    from tdcollect.collectors.distributed import DistributedCollector as DistributedCollector
+    from tdcollect.collectors.distributed import (
+        DistributedSyncCollector as DistributedSyncCollector,
     )
-    from tdcollect.collectors.ray import RayCollector
+    from tdcollect.collectors.multi import AsyncCollector as AsyncCollector
+    from tdcollect.collectors.multi import MultiAsyncCollector as MultiAsyncCollector
+    from tdcollect.collectors.multi import MultiCollector as MultiCollector
+    from tdcollect.collectors.multi import MultiSyncCollector as MultiSyncCollector
+    from tdcollect.collectors.ray import RayCollector as RayCollector
     from tdcollect.collectors.worker import worker_of as worker_of
 
-__all__ = [
-    "AsyncBatchedCollector",
-    "AsyncCollector",
-    "Collector",
-    "DistributedCollector",
-    "DistributedSyncCollector",
-    "LostWorker",
-    "LostWorkers",
-    "MultiAsyncCollector",
-    "MultiCollector",
-    "MultiSyncCollector",
-    "RayCollector",
-    "SyncDataCollector",
-    "WorkerLostError",
-]
-
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         ".collect": "Collector SyncDataCollector",
@@ -45,7 +33,7 @@ __getattr__, __dir__ = lazy(
         "distributed": "DistributedCollector DistributedSyncCollector",
         "multi": "AsyncCollector MultiAsyncCollector MultiCollector MultiSyncCollector",
         "ray": "RayCollector",
-        "worker": "worker_of",
     },
+    {"worker": "worker_of"},
     modules="distributed",
 )

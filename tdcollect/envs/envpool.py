@@ -17,7 +17,7 @@ from tdcollect._upstream.others import flat_pool
 from tdcollect.envs.buffers import SlotBuffers
 from tdcollect.envs.process.values import Array
 from tdcollect.envs.slots import Backend, Can
-from tdcollect.versions import extra_module
+from tdcollect.packages import extra_module
 
 _MAX_SEED = 2**31 - 1
 

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tdcollect.lazy import lazy
+from tdcollect.packages import lazy
 
 if TYPE_CHECKING:
-    from tdcollect.evaluation.comparison import Comparison, Difference, episodes_needed
-    from tdcollect.evaluation.ledger import Episode, Problem
-    from tdcollect.evaluation.request import Request
-    from tdcollect.evaluation.result import export, to_pandas
-    from tdcollect.evaluation.settings import EvaluationSettings
-    from tdcollect.evaluation.statistics import Summary, summarize
-    from tdcollect.evaluation.verification import Verification
+    from tdcollect.evaluation.comparison import Comparison as Comparison
+    from tdcollect.evaluation.comparison import Difference as Difference
+    from tdcollect.evaluation.comparison import episodes_needed as episodes_needed
+    from tdcollect.evaluation.ledger import Episode as Episode
+    from tdcollect.evaluation.ledger import Problem as Problem
+    from tdcollect.evaluation.request import Request as Request
+    from tdcollect.evaluation.result import export as export
+    from tdcollect.evaluation.result import to_pandas as to_pandas
+    from tdcollect.evaluation.settings import EvaluationSettings as EvaluationSettings
+    from tdcollect.evaluation.statistics import Summary as Summary
+    from tdcollect.evaluation.statistics import summarize as summarize
+    from tdcollect.evaluation.verification import Verification as Verification
 
-__all__ = [
-    "Comparison",
-    "Difference",
-    "Episode",
-    "EvaluationSettings",
-    "Problem",
-    "Request",
-    "Summary",
-    "Verification",
-    "episodes_needed",
-    "export",
-    "summarize",
-    "to_pandas",
-]
-
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "comparison": "Comparison Difference episodes_needed",

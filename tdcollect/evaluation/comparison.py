@@ -40,7 +40,7 @@ from tdcollect.evaluation.statistics import (
     mean_text,
     sign_flip_p_value,
 )
-from tdcollect.versions import extra_module
+from tdcollect.packages import extra_module
 
 SAME = ("protocol", "env", "max_episode_steps", "returns")
 REMARKED = (

@@ -32,9 +32,9 @@ from tdcollect.evaluation.workers.dispatcher import Dispatcher, Evaluation
 from tdcollect.evaluation.workers.local import as_workers
 from tdcollect.evaluation.workers.protocol import Workers
 from tdcollect.evaluation.workers.worker import Job
+from tdcollect.packages import extra_module
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
-from tdcollect.versions import extra_module
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -48,9 +48,9 @@ from tdcollect.evaluation.weights import (
 from tdcollect.evaluation.workers.local import LocalWorkers, as_workers
 from tdcollect.evaluation.workers.protocol import Workers, pickled_part
 from tdcollect.evaluation.workers.worker import Job, check_recorders, unpickled
+from tdcollect.packages import extra_module
 from tdcollect.processes.child import Spawned
 from tdcollect.processes.errors import raised_there
-from tdcollect.versions import extra_module
 
 logger = logging.getLogger("tdcollect")
 

@@ -42,7 +42,7 @@ from tdcollect.evaluation.manifest import describe, settings_of
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.statistics import Summary, in_order, summarize
 from tdcollect.files import check_no_links, write_atomically
-from tdcollect.versions import extra_module
+from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Comparison

@@ -22,7 +22,7 @@ from tdcollect.envs.spaces import key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ACTION_MASKS, check_masks
-from tdcollect.versions import extra_module
+from tdcollect.packages import extra_module
 
 
 def load_policy(

@@ -23,7 +23,7 @@ from tdcollect.display import (
     text_table,
 )
 from tdcollect.evaluation.ledger import Episode
-from tdcollect.versions import extra_module
+from tdcollect.packages import extra_module
 
 Values = npt.NDArray[np.float64]
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tdcollect.display import number_texts, visible
-from tdcollect.versions import extra_module
+from tdcollect.packages import extra_module
 
 Values = npt.NDArray[np.float64]
 Ends = tuple[float, float]

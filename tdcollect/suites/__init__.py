@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tdcollect.lazy import lazy
+from tdcollect.packages import lazy
 
 if TYPE_CHECKING:
-    from tdcollect.suites.aggregates import Aggregates, aggregate
-    from tdcollect.suites.report import export
-    from tdcollect.suites.results import SuiteResults
-    from tdcollect.suites.suite import Suite
-    from tdcollect.suites.tables import Policy, Score, Task
+    from tdcollect.suites.aggregates import Aggregates as Aggregates
+    from tdcollect.suites.aggregates import aggregate as aggregate
+    from tdcollect.suites.report import export as export
+    from tdcollect.suites.results import SuiteResults as SuiteResults
+    from tdcollect.suites.suite import Suite as Suite
+    from tdcollect.suites.tables import Policy as Policy
+    from tdcollect.suites.tables import Score as Score
+    from tdcollect.suites.tables import Task as Task
 
-__all__ = [
-    "Aggregates",
-    "Policy",
-    "Score",
-    "Suite",
-    "SuiteResults",
-    "Task",
-    "aggregate",
-    "export",
-]
-
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "aggregates": "Aggregates aggregate",

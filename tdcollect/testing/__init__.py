@@ -7,15 +7,15 @@
   and likely cause of each fault.
 """
 
-from tdcollect.checks.playing import Divergence
-from tdcollect.checks.registry import Finding, Report
-from tdcollect.testing.batches import check_counting_batch
+from tdcollect.envs.differences import Divergence
+from tdcollect.testing.checks import Finding, Report
 from tdcollect.testing.counting import (
     CountingEnv,
     CountingPolicy,
     CountingRules,
     StatelessCountingPolicy,
     TorchCountingEnv,
+    check_counting_batch,
     counting_env,
     make_counting_envs,
 )

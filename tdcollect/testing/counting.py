@@ -1,4 +1,4 @@
-"""The counting env, whose observation is its step, episode and slot, and policies that predict it.
+"""The counting env, whose observation is its step, episode and slot; its policies and batches.
 
 A batch of this env shows where each row came from. So each fault of a collector shows: a row that
 is lost, doubled, shifted, or swapped with another slot's.
@@ -25,6 +25,7 @@ from torchrl.envs import EnvBase, TensorDictPrimer
 from tdcollect import check, keys
 from tdcollect.display import one_line
 from tdcollect.envs import GymnasiumEnv, make_env
+from tdcollect.keys import Key, under_next
 from tdcollect.seeding import slot_seeds
 
 Number = TypeVar("Number", int, torch.Tensor)
@@ -36,6 +37,8 @@ WRONG_ACTIONS = "wrong_actions"
 
 HIDDEN = "counting_hidden"
 """Entry of the recurrent policy's hidden state, float32 ``[N, 1]``: the step count, if correct."""
+_NEXT_OBSERVATION = (keys.NEXT, keys.OBSERVATION)
+_FAILED = (keys.NEXT, keys.ENV_ERROR)
 _EPISODES = 2**20
 _MOST = 2**24  # float32 holds every whole number up to here
 
@@ -257,7 +260,26 @@ def counting_env(
     return make_env(vector_env, **kwargs)
 
 
-class CountingPolicy(TensorDictModuleBase):
+class _Predicting(TensorDictModuleBase):
+    def __init__(
+        self, rules: CountingRules = CountingRules(), *, categorical_action_encoding: bool = False
+    ):
+        super().__init__()
+        self.rules = rules
+        self.categorical = categorical_action_encoding
+
+    def __repr__(self) -> str:
+        return one_line(self, repr(self.rules), f"categorical={self.categorical}")
+
+    def _action(self, step: torch.Tensor) -> torch.Tensor:
+        """Return the actions of steps that start at these step counts, encoded."""
+        action = self.rules.action(step.long())
+        if self.categorical:
+            return action
+        return torch.nn.functional.one_hot(action, self.rules.num_actions)
+
+
+class CountingPolicy(_Predicting):
     """A recurrent policy that predicts the counting env from its hidden state alone.
 
     It never reads the observation. It reads its hidden state at the root, sets it to zero where
@@ -274,31 +296,21 @@ class CountingPolicy(TensorDictModuleBase):
         categorical_action_encoding: actions int64 ``[N]`` rather than one-hot ``[N, num_actions]``.
     """
 
-    def __init__(
-        self, rules: CountingRules = CountingRules(), *, categorical_action_encoding: bool = False
-    ):
-        super().__init__()
-        self.in_keys = [HIDDEN, keys.IS_INIT]
-        self.out_keys = [keys.ACTION, (keys.NEXT, HIDDEN)]
-        self.rules = rules
-        self.categorical = categorical_action_encoding
+    in_keys = (HIDDEN, keys.IS_INIT)
+    out_keys = (keys.ACTION, (keys.NEXT, HIDDEN))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         hidden = tensordict[HIDDEN].masked_fill(tensordict[keys.IS_INIT], 0)
-        action = _encode(hidden.squeeze(-1).long(), self.rules, self.categorical)
-        tensordict[keys.ACTION] = action
+        tensordict[keys.ACTION] = self._action(hidden.squeeze(-1))
         tensordict[keys.NEXT, HIDDEN] = hidden + 1
         return tensordict
-
-    def __repr__(self) -> str:
-        return one_line(self, repr(self.rules), f"categorical={self.categorical}")
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
         """Return the transform that sets the hidden state to zero at each reset."""
         return TensorDictPrimer({HIDDEN: Unbounded(shape=(1,))}, expand_specs=True)
 
 
-class StatelessCountingPolicy(TensorDictModuleBase):
+class StatelessCountingPolicy(_Predicting):
     """A policy that predicts the counting env from its observation.
 
     Args:
@@ -306,27 +318,12 @@ class StatelessCountingPolicy(TensorDictModuleBase):
         categorical_action_encoding: actions int64 ``[N]`` rather than one-hot ``[N, num_actions]``.
     """
 
-    def __init__(
-        self, rules: CountingRules = CountingRules(), *, categorical_action_encoding: bool = False
-    ):
-        super().__init__()
-        self.in_keys = [keys.OBSERVATION]
-        self.out_keys = [keys.ACTION]
-        self.rules = rules
-        self.categorical = categorical_action_encoding
-
-    def __repr__(self) -> str:
-        return one_line(self, repr(self.rules), f"categorical={self.categorical}")
+    in_keys = (keys.OBSERVATION,)
+    out_keys = (keys.ACTION,)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        step = tensordict[keys.OBSERVATION][..., 0].long()
-        tensordict[keys.ACTION] = _encode(step, self.rules, self.categorical)
+        tensordict[keys.ACTION] = self._action(tensordict[keys.OBSERVATION][..., 0])
         return tensordict
-
-
-def _encode(step: torch.Tensor, rules: CountingRules, categorical: bool) -> torch.Tensor:
-    action = rules.action(step)
-    return action if categorical else torch.nn.functional.one_hot(action, rules.num_actions)
 
 
 class TorchCountingEnv(EnvBase):
@@ -466,3 +463,283 @@ class TorchCountingEnv(EnvBase):
         source[keys.TRUNCATED] = truncated.clone()
         source[keys.DONE] = terminated | truncated
         return TensorDict(source, batch_size=self.batch_size, device=self.device)
+
+
+def check_counting_batch(
+    batch: TensorDictBase,
+    rules: CountingRules = CountingRules(),
+    *,
+    num_envs: int | None = None,
+    slots: Sequence[int] | None = None,
+    previous: TensorDictBase | None = None,
+    predicted: bool = True,
+    max_episode_steps: int | None = None,
+    require: Sequence[Key] = (),
+) -> None:
+    """Check every row of a batch of the counting env against the truth in its observations.
+
+    Observations must count and continue from row to row. Each ``next`` observation must be the true
+    successor, or at an episode's end the true final observation. No row may stand for a reset.
+    Rewards and flags must be those of the step, and actions must be predicted. ``traj_ids``,
+    ``is_init``, ``step_count``, ``episode_reward`` and the hidden state of :class:`CountingPolicy`
+    are checked if the batch has them. Rows marked as failed (``("next", "env_error")``) must repeat
+    their observation, have reward 0 and truncate; any episode may follow them.
+
+    Args:
+        batch: ``[N, T]``; ``[T]`` of an unbatched env; or with more batch dims before T.
+        rules: the rules of the env.
+        num_envs: N, for a flat batch ``[N * T]`` in which each slot's T rows are contiguous.
+        slots: the N slots of the batch; ``0 .. N-1`` by default.
+        previous: the batch before, which this one must continue.
+        predicted: whether the actions must be right.
+        max_episode_steps: the time limit of the wrapper around the env: longer episodes must be
+            truncated after this many steps.
+        require: optional entries that must be there, ``keys.TRAJ_IDS`` for instance.
+
+    Raises:
+        AssertionError: with the broken rule, the slot, the step of the batch, the entry, the
+            expected value and the value found. Step -1 is the last step of ``previous``.
+    """
+    rows = _Rows(batch, rules, num_envs, slots, max_episode_steps)
+    before = None
+    if previous is not None:
+        before = _Rows(previous, rules, num_envs, slots, max_episode_steps)
+    _check_entries(rows, require)
+    _check_observations(rows, before)
+    _check_outcomes(rows)
+    if predicted:
+        action = rows[keys.ACTION]
+        if action.ndim > 2:
+            action = action.long().argmax(-1)
+        rule = "an action is the one that the state asks for"
+        rows.check(rule, keys.ACTION, rules.action(rows.step), action)
+    if keys.TRAJ_IDS in rows.present:
+        _check_traj_ids(rows, before)
+    _check_bookkeeping(rows)
+
+
+class _Rows:
+    """A batch as ``[N, T]``, with the counters in its observations (int64 ``[N, T]`` each)."""
+
+    def __init__(
+        self,
+        batch: TensorDictBase,
+        rules: CountingRules,
+        num_envs: int | None,
+        slots: Sequence[int] | None,
+        max_episode_steps: int | None,
+    ):
+        if batch.batch_dims == 1:
+            batch = batch.reshape(num_envs or 1, -1)
+        self.batch = batch.reshape(-1, batch.shape[-1])
+        self.rules = rules
+        self.present = set(self.batch.keys(True, True))
+        n, t = self.batch.shape
+        if slots is not None and len(slots) != n:
+            raise ValueError(
+                f"expected {n} slots, one for each first index of the batch, got {list(slots)}"
+            )
+        observation = self[keys.OBSERVATION]
+        self.step, self.episode, self.shown_slot = observation.long().unbind(-1)
+        numbers = torch.tensor(range(n) if slots is None else slots, device=observation.device)
+        self.slot = numbers.unsqueeze(-1).expand(n, t)
+        own_length = rules.length_of(self.slot, self.episode)
+        limit = _MOST if max_episode_steps is None else max_episode_steps
+        self.length = own_length.clamp(max=limit)
+        self.at_limit = self.step + 1 >= limit
+        self.failed = torch.zeros_like(self.at_limit)
+        if _FAILED in self.present:
+            self.failed = self[_FAILED]
+        self.at_end = (self.step + 1 >= own_length) & ~self.failed
+        self.last = self.at_end | self.at_limit | self.failed
+
+    def __getitem__(self, key: Key) -> torch.Tensor:
+        """Return an entry: ``[N, T]`` for one of ``[N, T, 1]``."""
+        if key not in self.present:
+            raise AssertionError(
+                f"the batch has the entry {key!r}: got {sorted(map(str, self.present))}"
+            )
+        value: torch.Tensor = self.batch[key]
+        return value.squeeze(-1) if value.ndim > 2 else value
+
+    def observation(self, step: torch.Tensor, episode: torch.Tensor) -> torch.Tensor:
+        """Return the env's observation at a step of an episode, ``[N, T, 3]``."""
+        return torch.stack([step, episode, self.slot], -1)
+
+    def check(
+        self,
+        rule: str,
+        key: Key,
+        expected: Any,
+        got: torch.Tensor | None = None,
+        where: torch.Tensor | None = None,
+        first_step: int = 0,
+    ) -> None:
+        """Fail at the first row (of those in ``where``) that is not as expected."""
+        got = self[key] if got is None else got
+        expected = torch.as_tensor(expected, device=got.device).expand(got.shape)
+        wrong = (got != expected).flatten(2).any(-1) if got.ndim > 2 else got != expected
+        self.refuse(rule, key, wrong if where is None else wrong & where, expected, got, first_step)
+
+    def refuse(
+        self,
+        rule: str,
+        key: Key,
+        wrong: torch.Tensor,
+        expected: torch.Tensor | str,
+        got: torch.Tensor,
+        first_step: int = 0,
+    ) -> None:
+        """Fail if any row is wrong (bool ``[N, T]``), naming the earliest one."""
+        if not wrong.any():
+            return
+        step = int(wrong.any(0).nonzero()[0])
+        slot = int(wrong[:, step].nonzero()[0])
+        wanted = expected if isinstance(expected, str) else _show(expected[slot, step])
+        others = int(wrong.sum()) - 1
+        raise AssertionError(
+            f"{rule}: slot {int(self.slot[slot, 0])}, step {step + first_step}, entry "
+            f"{key!r}: expected {wanted}, got {_show(got[slot, step])}"
+            + (f" (and {others} more rows)" if others else "")
+        )
+
+
+def _show(value: torch.Tensor) -> Any:
+    """Format a value for a message: whole numbers without ``.0``."""
+    shown = [
+        int(number) if isinstance(number, float) and number.is_integer() else number
+        for number in value.reshape(-1).tolist()
+    ]
+    return shown if value.ndim else shown[0]
+
+
+def _check_entries(rows: _Rows, require: Sequence[Key]) -> None:
+    n, t = rows.batch.shape
+    observation = (n, t, 3), torch.float32
+    flag = (n, t, 1), torch.bool
+    expected: dict[Key, tuple[tuple[int, ...], torch.dtype]] = {
+        keys.OBSERVATION: observation,
+        _NEXT_OBSERVATION: observation,
+        (keys.NEXT, keys.REWARD): ((n, t, 1), torch.float32),
+        **dict.fromkeys([*keys.FLAGS, *map(under_next, keys.FLAGS)], flag),
+    }
+    if keys.TRAJ_IDS in rows.present:
+        expected[keys.TRAJ_IDS] = (n, t), torch.int64
+    if keys.IS_INIT in rows.present:
+        expected[keys.IS_INIT] = flag
+    wanted: list[Key] = [*expected, keys.ACTION, *require]
+    for key in wanted:
+        rows[key]  # raises if there is none
+        value = rows.batch[key]
+        got = tuple(value.shape), value.dtype
+        if got != expected.get(key, got):
+            raise AssertionError(
+                f"entries have their shape and dtype: entry {key!r}: expected {expected[key]}, "
+                f"got {got}"
+            )
+
+
+def _check_observations(rows: _Rows, before: _Rows | None) -> None:
+    key, shown = keys.OBSERVATION, rows[keys.OBSERVATION]
+    rows.check("a slot keeps to its own place", key, rows.slot, rows.shown_slot)
+    latest = rows.observation(torch.minimum(rows.step, rows.length - 1), rows.episode)
+    rule = "there is no row for a reset: no action follows the observation that ends an episode"
+    rows.check(rule, key, latest)
+
+    expected = rows.observation(rows.step + (~rows.failed).long(), rows.episode)
+    rule = "a failed step leads nowhere: its next observation is its own"
+    rows.check(rule, _NEXT_OBSERVATION, expected, where=rows.failed)
+    rule = "the final observation of an episode is the true one"
+    rows.check(rule, _NEXT_OBSERVATION, expected, where=rows.last)
+    rule = "the next observation is the one that follows"
+    rows.check(rule, _NEXT_OBSERVATION, expected)
+
+    expected = _following(rows, shown[:, 1:], slice(None, -1))
+    last = rows.last[:, :-1]
+    rule = "an episode starts at step 0, with the number after the one that ended"
+    rows.check(rule, key, expected, shown[:, 1:], where=last, first_step=1)
+    rule = "a row begins where the row before it ended"
+    rows.check(rule, key, expected, shown[:, 1:], first_step=1)
+    if before is not None:
+        rule = "a batch goes on where the previous one ended"
+        expected = _following(before, shown[:, :1], slice(-1, None))
+        rows.check(rule, key, expected, shown[:, :1])
+
+
+def _following(rows: _Rows, got: torch.Tensor, steps: slice) -> torch.Tensor:
+    """Return the observations after some steps; ``got`` shows the episodes after failed ones."""
+    step = torch.where(rows.last, 0, rows.step + 1)
+    episode = torch.where(rows.last, next_episode(rows.episode), rows.episode)
+    expected = rows.observation(step, episode)[:, steps]
+    expected[..., 1] = torch.where(rows.failed[:, steps], got[..., 1].long(), expected[..., 1])
+    return expected
+
+
+def _check_outcomes(rows: _Rows) -> None:
+    reward = rows.rules.reward(rows.slot, rows.episode, rows.step + 1) * ~rows.failed
+    rows.check("a reward is that of its step", (keys.NEXT, keys.REWARD), reward)
+    terminates = rows.rules.terminates(rows.episode)
+    truncated = (rows.at_end & ~terminates) | rows.at_limit | rows.failed
+    flags = {
+        keys.TERMINATED: ("terminated is what the env said", rows.at_end & terminates),
+        keys.TRUNCATED: ("truncated is what the env said, or a time limit", truncated),
+        keys.DONE: ("done is terminated or truncated", rows.last),
+    }
+    for flag, (rule, value) in flags.items():
+        rows.check(rule, under_next(flag), value)
+        rows.check("no step starts from an ended episode", flag, False)
+
+
+def _check_traj_ids(rows: _Rows, before: _Rows | None) -> None:
+    ids, step, first = rows[keys.TRAJ_IDS], rows.step, 0
+    seen = ids.new_empty(0)
+    if before is not None:
+        seen = before[keys.TRAJ_IDS]
+        ids = torch.cat([seen[:, -1:], ids], -1)
+        step = torch.cat([before.step[:, -1:], step], -1)
+        first = -1
+    within = step[:, 1:] > 0
+    rule = "traj_ids stay the same within an episode"
+    rows.check(rule, keys.TRAJ_IDS, ids[:, :-1], ids[:, 1:], within, first_step=first + 1)
+    same = ~within & (ids[:, 1:] == ids[:, :-1])
+    rule = "traj_ids change where an episode starts"
+    rows.refuse(rule, keys.TRAJ_IDS, same, "another id", ids[:, 1:], first_step=first + 1)
+    _check_unique(rows, seen)
+
+
+def _check_unique(rows: _Rows, seen: torch.Tensor) -> None:
+    """Check that the ids of episodes that start in this batch are new, and differ."""
+    ids = rows[keys.TRAJ_IDS]
+    # An episode that went on from before the batch has its id in its first row only.
+    starts = rows.step == 0
+    chunks = starts.clone()
+    chunks[:, 0] = True
+    _, index, counts = ids[chunks].unique(return_inverse=True, return_counts=True)
+    repeated = torch.zeros_like(chunks)
+    repeated[chunks] = counts[index] > 1
+    repeated |= starts & torch.isin(ids, seen)
+    rows.refuse("no two episodes share a traj_id", keys.TRAJ_IDS, repeated, "a new id", ids)
+
+
+def _check_bookkeeping(rows: _Rows) -> None:
+    """Check the entries that follow from the step count and the rewards, if the batch has them."""
+    rules: dict[Key, tuple[str, Any]] = {
+        keys.IS_INIT: ("is_init marks an episode's first row, and no other", rows.step == 0),
+        (keys.NEXT, keys.IS_INIT): ("next is_init is False: a step ends in no first row", False),
+        keys.STEP_COUNT: ("step_count counts the steps before the row", rows.step),
+        (keys.NEXT, keys.STEP_COUNT): ("next step_count counts the row too", rows.step + 1),
+        HIDDEN: ("the hidden state is the one before the step, zero at a start", rows.step),
+        (keys.NEXT, HIDDEN): ("the next hidden state is the one after the step", rows.step + 1),
+    }
+    for key, (rule, expected) in rules.items():
+        if key in rows.present:
+            rows.check(rule, key, expected)
+    key, next_key = keys.EPISODE_REWARD, (keys.NEXT, keys.EPISODE_REWARD)
+    if not {key, next_key} <= rows.present:
+        return
+    before, after, starts = rows[key], rows[next_key], rows.step == 0
+    rows.check("episode_reward is zero where an episode starts", key, 0, where=starts)
+    rule = "episode_reward goes on from row to row"
+    rows.check(rule, key, after[:, :-1], before[:, 1:], ~starts[:, 1:], first_step=1)
+    rule = "next episode_reward adds the row's reward"
+    rows.check(rule, next_key, before + rows[keys.NEXT, keys.REWARD])

@@ -15,7 +15,8 @@ import torch
 
 from tdcollect import keys
 from tdcollect.check import positive_int
-from tdcollect.checks.playing import (
+from tdcollect.collect import Collector
+from tdcollect.envs.differences import (
     Divergence,
     Row,
     first_divergence,
@@ -23,7 +24,14 @@ from tdcollect.checks.playing import (
     mismatch,
     row_mismatch,
 )
-from tdcollect.checks.registry import (
+from tdcollect.envs.envpool import check_task_id
+from tdcollect.envs.make import make_env
+from tdcollect.envs.process.pool import usable_cores
+from tdcollect.envs.process.worker import spec_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.randomness import GlobalRandomness
+from tdcollect.testing import rules
+from tdcollect.testing.checks import (
     Failed,
     Passed,
     Report,
@@ -33,14 +41,6 @@ from tdcollect.checks.registry import (
     run_checks,
     select,
 )
-from tdcollect.collect import Collector
-from tdcollect.envs.envpool import check_task_id
-from tdcollect.envs.make import make_env
-from tdcollect.envs.process.pool import usable_cores
-from tdcollect.envs.process.worker import spec_of
-from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.randomness import GlobalRandomness
-from tdcollect.testing import rules
 from tdcollect.testing.examination import (
     COMPARED_STEPS,
     GLOBAL,
@@ -49,7 +49,6 @@ from tdcollect.testing.examination import (
     Leak,
     affordable_steps,
     by_chance,
-    outlives,
     why_not_resumed,
 )
 
@@ -207,7 +206,7 @@ def _global_random(exam: Examination) -> str:
 )
 def _neighbours(exam: Examination) -> str:
     if exam.changed is not None:
-        raise outlives(exam.changed)
+        exam.check_unchanged()
     alone = exam.fresh[exam.seed][:1]
     envs = [exam.make() for _ in range(2)]
     try:
@@ -224,9 +223,7 @@ def _neighbours(exam: Examination) -> str:
         for env in envs:
             env.close()
     found = first_divergence(exam.seed, alone, [rows])
-    if exam.is_changed(exam.seed):
-        assert exam.changed is not None
-        raise outlives(exam.changed)
+    exam.check_unchanged()
     if found is None:
         return f"{len(rows) - 1} steps alone and in turn with others: the same"
     raise Failed(
@@ -409,18 +406,16 @@ def _aliasing(exam: Examination) -> str:
     except Skipped as reason:
         return f"the env does not change them later; writing to them was not tried: {reason}"
     found = _inner_buffer(exam)
-    if found and exam.is_changed(exam.seed):
-        assert exam.changed is not None
-        raise outlives(exam.changed)
-    if found and _inner_buffer(exam) != found:
+    if not found:
+        return "the env does not change them later, and writing to them does not change it"
+    exam.check_unchanged()
+    if _inner_buffer(exam) != found:
         raise by_chance(exam, found)
-    if found:
-        raise Failed(
-            found,
-            cause="the observation is the env's own array",
-            advice="return a copy: self.state.copy()",
-        )
-    return "the env does not change them later, and writing to them does not change it"
+    raise Failed(
+        found,
+        cause="the observation is the env's own array",
+        advice="return a copy: self.state.copy()",
+    )
 
 
 def _inner_buffer(exam: Examination) -> str:
@@ -576,9 +571,7 @@ def _batches(exam: Examination) -> str:
         if found:
             evidence = f"backend={backend!r} and a plain loop: {found}"
             again = _compare_with_plain_loop(exam, _made(exam, backend, 2, 2), steps)[1]
-            if exam.is_changed(exam.seed):
-                assert exam.changed is not None
-                raise outlives(exam.changed)
+            exam.check_unchanged()
             if again != found:
                 raise by_chance(exam, evidence)
             raise _unlike(backend, evidence)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import cached_property, partial
 from itertools import count, islice
@@ -17,23 +17,22 @@ import torch
 
 from tdcollect import keys
 from tdcollect._upstream.others import steps_of_time_limit
-from tdcollect.checks.playing import (
+from tdcollect.envs.differences import (
     Divergence,
-    Env,
     Episodes,
-    GymnasiumPlayer,
     Row,
     first_divergence,
-    gymnasium_row,
     leaves,
+    mismatch,
     row_mismatch,
-    unlike_attributes,
+    shown,
 )
-from tdcollect.checks.registry import Failed, Skipped
 from tdcollect.envs.envpool import EnvPoolBackend
 from tdcollect.envs.process.resumable import Resumable
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import SpaceCodec
+from tdcollect.randomness import GlobalRandomness
+from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row
 
 PLAY_SECONDS = 2.0
 """The time that one episode may take; slower envs are played for fewer steps."""
@@ -49,7 +48,14 @@ OWN_RANDOM = (
     "call super().reset(seed=seed) first in reset"
 )
 
+_MANY = 1000  # items of a container that is compared as an attribute
+
 GLOBAL = {"numpy": "np.random", "random": "Python's random", "torch": "torch"}
+_SEED: dict[str, Callable[[int], Any]] = {
+    "numpy": np.random.seed,
+    "random": random.seed,
+    "torch": torch.manual_seed,
+}
 
 
 class Leak(NamedTuple):
@@ -273,6 +279,16 @@ class Examination(GymnasiumPlayer):
             self.changed = first_divergence(seed, self.fresh[seed][:1], self.run_new(seed))
         return self.changed is not None
 
+    def check_unchanged(self) -> None:
+        """Raise ``Failed`` if a new env no longer does what the first ones did."""
+        if self.is_changed(self.seed):
+            raise Failed(
+                f"a new env, and another one made after some had been played: {self.changed}",
+                cause="state that outlives the envs: class attributes, module globals, a file",
+                advice="keep state in self, made in __init__ or reset",
+                data=self.changed.to_dict() if self.changed else {},
+            )
+
     def _left_over(self, used: Env, seed: int) -> list[str]:
         new = self.make()
         try:
@@ -284,10 +300,13 @@ class Examination(GymnasiumPlayer):
 
     def repeats_with(self, generators: Iterable[str]) -> bool:
         """Return whether new envs agree once these global generators start from one state."""
+        before = GlobalRandomness()
         runs = []
         for _ in range(2):
-            with pinned(generators):
-                runs.append({s: self.run_new(s, len(self.fresh[s])) for s in self.seeds})
+            for name in generators:
+                _SEED[name](0)
+            runs.append({s: self.run_new(s, len(self.fresh[s])) for s in self.seeds})
+        before.restore()
         return all(first_divergence(s, runs[0][s], runs[1][s]) is None for s in self.seeds)
 
     @cached_property
@@ -296,27 +315,46 @@ class Examination(GymnasiumPlayer):
         return [list(self.rows(self.env, seed, action_seed=seed + 1)) for seed in self.seeds]
 
 
-@contextmanager
-def pinned(generators: Iterable[str]) -> Any:
-    """Start these global generators from seed 0, and restore them in the end."""
-    import random
+def unlike_attributes(first: Any, second: Any) -> list[str]:
+    """Return the plain attributes in which two envs, or their wrappers, differ, with both values.
 
-    generators = set(generators)
-    numpy_state, random_state = np.random.get_state(), random.getstate()  # noqa: NPY002
-    with torch.random.fork_rng() if "torch" in generators else nullcontext():
-        try:
-            if "numpy" in generators:
-                np.random.seed(0)  # noqa: NPY002
-            if "random" in generators:
-                random.seed(0)
-            if "torch" in generators:
-                torch.manual_seed(0)
-            yield
-        finally:
-            if "numpy" in generators:
-                np.random.set_state(numpy_state)  # noqa: NPY002
-            if "random" in generators:
-                random.setstate(random_state)
+    Numbers, strings, arrays, random generators, and lists, tuples and dicts of these are compared.
+    Other attributes (a simulator, say) are left out.
+    """
+    unlike = []
+    for one, other in zip(_layers(first), _layers(second), strict=True):
+        # An attribute that one of them has not set yet may stand in its class.
+        for name in vars(one) | vars(other):
+            mine, its = getattr(one, name, None), getattr(other, name, None)
+            if not (_is_plain(mine) and _is_plain(its)):
+                continue
+            found = mismatch(name, _settled(mine), _settled(its))
+            if found is not None:
+                values = f" ({shown(found.first)} and {shown(found.second)})"
+                drawn = isinstance(mine, np.random.Generator)
+                unlike.append(f"{type(one).__name__}.{found.entry}{'' if drawn else values}")
+    return unlike
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return len(value) < _MANY and all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return len(value) < _MANY and all(map(_is_plain, value.values()))
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    return isinstance(value, (int, float, str, np.generic, np.random.Generator))
+
+
+def _settled(value: Any) -> Any:
+    return repr(value.bit_generator.state) if isinstance(value, np.random.Generator) else value
 
 
 def by_chance(exam: Examination, evidence: str, found: Divergence | None = None) -> Failed:
@@ -327,16 +365,6 @@ def by_chance(exam: Examination, evidence: str, found: Divergence | None = None)
         cause="random numbers that reset(seed=) does not reach, drawn now and then, or the clock",
         advice=OWN_RANDOM,
         data={} if found is None else found.to_dict(),
-    )
-
-
-def outlives(found: Divergence) -> Failed:
-    """Return the failure of a new env that no longer does what the first ones did."""
-    return Failed(
-        f"a new env, and another one made after some had been played: {found}",
-        cause="state that outlives the envs: class attributes, module globals, a file",
-        advice="keep state in self, made in __init__ or reset",
-        data=found.to_dict(),
     )
 
 
@@ -406,30 +434,22 @@ class PooledEnv(gym.Env[Any, Any]):
         if seed is not None:
             self._pool.close()
             self._pool = self._made(seed)
-        observation, info = self._pool.reset()
-        return _first(observation), _infos(info)
+        return _first(self._pool.reset())
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         given = np.asarray(action, dtype=self.action_space.dtype)[None]
-        observation, reward, terminated, truncated, info = self._pool.step(given)
-        ended = bool(truncated[0])
-        return (
-            _first(observation),
-            float(reward[0]),
-            bool(terminated[0]) and not ended,
-            ended,
-            _infos(info),
-        )
+        observation, reward, terminated, truncated, info = _first(self._pool.step(given))
+        ended = bool(truncated)
+        return observation, float(reward), bool(terminated) and not ended, ended, info
 
     def close(self) -> None:
         self._pool.close()
 
 
 def _first(value: Any) -> Any:
+    """Return the values of slot 0, of what a call of a pool returned."""
+    if isinstance(value, tuple):
+        return tuple(map(_first, value))
     if isinstance(value, dict):
-        return {name: _first(item) for name, item in value.items()}
+        return {name: _first(item) for name, item in value.items() if name != "players"}
     return value[0]
-
-
-def _infos(info: dict[str, Any]) -> dict[str, Any]:
-    return {name: _first(value) for name, value in info.items() if name not in ("players",)}

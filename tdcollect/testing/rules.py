@@ -20,19 +20,21 @@ from torchrl import torchrl_logger
 from torchrl.envs import EnvBase, check_env_specs
 
 from tdcollect import check, keys
-from tdcollect.checks.playing import (
+from tdcollect.envs import make_env
+from tdcollect.envs.differences import Row, first_divergence, mismatch, short
+from tdcollect.keys import Key, beside, under_next
+from tdcollect.testing.checks import (
+    Failed,
     GymnasiumPlayer,
     Player,
-    Row,
+    Report,
+    Skipped,
     TorchRLPlayer,
     ended_slots,
-    first_divergence,
-    mismatch,
-    short,
+    rule,
+    run_checks,
+    select,
 )
-from tdcollect.checks.registry import Failed, Report, Skipped, rule, run_checks, select
-from tdcollect.envs import make_env
-from tdcollect.keys import Key, beside, under_next
 
 GYMNASIUM, TORCHRL = "gymnasium", "torchrl"  # the two groups of rules
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "tdcollect"
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
 FOLDERS = (
     *("", "_upstream", "processes", "envs", "envs/process", "collect", "collectors"),
-    *("trajectories", "checks", "evaluation", "evaluation/episodes", "evaluation/workers"),
+    *("trajectories", "evaluation", "evaluation/episodes", "evaluation/workers"),
     *("suites", "pages", "cli", "testing"),
 )
 """In the order of the flow: no folder imports one that comes later."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tdcollect import versions
+from tdcollect import packages
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -35,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.mark.parametrize("version", ["0.14.1", "0.14.1+cpu", "0.14.2.dev3+g12ab", "0.14.10"])
 def test_torchrl_in_the_range_is_accepted(installed: dict[str, str], version: str) -> None:
     installed["torchrl"] = version
-    versions.check_versions()
+    packages.check_versions()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_another_torchrl_is_refused(installed: dict[str, str], version: str) -> 
     installed["torchrl"] = version
     said = f"expected torchrl>=0.14.1,<0.15, got {version}; do: pip install 'torchrl>=0.14.1,<0.15'"
     with pytest.raises(ImportError, match=f"^{re.escape(said)}$") as caught:
-        versions.check_versions()
+        packages.check_versions()
     assert caught.value.name == "torchrl"
 
 
@@ -55,7 +55,7 @@ def test_another_tensordict_is_refused(installed: dict[str, str], version: str) 
     installed["tensordict"] = version
     said = f"expected tensordict>=0.14.3,<0.15, got {version}; do: pip install 'tensordict>="
     with pytest.raises(ImportError, match=f"^{re.escape(said)}"):
-        versions.check_versions()
+        packages.check_versions()
 
 
 def test_a_missing_torchrl_is_named(installed: dict[str, str]) -> None:
@@ -63,16 +63,16 @@ def test_a_missing_torchrl_is_named(installed: dict[str, str]) -> None:
     with pytest.raises(
         ImportError, match=r"^expected torchrl>=0\.14\.1,<0\.15, got none; do: pip "
     ):
-        versions.check_versions()
+        packages.check_versions()
 
 
 def test_the_version_of_a_checkout_that_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "_installed", lambda name: None)
-    assert versions.own_version() == metadata.version("tdcollect")
-    monkeypatch.setattr(versions, "__file__", str(tmp_path / "tdcollect" / "versions.py"))
-    assert versions.own_version() == "unknown"
+    monkeypatch.setattr(packages, "_installed", lambda name: None)
+    assert packages.own_version() == metadata.version("tdcollect")
+    monkeypatch.setattr(packages, "__file__", str(tmp_path / "tdcollect" / "packages.py"))
+    assert packages.own_version() == "unknown"
 
 
 @pytest.mark.parametrize("module", ["tdcollect", "tdcollect.envs", "tdcollect.trajectories"])
@@ -98,7 +98,7 @@ def ranges(lines: list[str]) -> dict[str, str]:
 
 def test_the_refused_ranges_are_those_of_pyproject() -> None:
     named = ranges(PROJECT["dependencies"])
-    for name, (oldest, end) in versions.SUPPORTED.items():
+    for name, (oldest, end) in packages.SUPPORTED.items():
         assert named[name] == f"{name}>={oldest},<{end}"
 
 

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tdcollect import keys, make_env
-from tdcollect.checks.playing import Row, first_divergence
-from tdcollect.checks.registry import select
 from tdcollect.cli import main
+from tdcollect.envs.differences import Row, first_divergence
 from tdcollect.testing import Divergence, Finding, Report, diagnose
+from tdcollect.testing.checks import select
 from tdcollect.testing.doctor import GROUP, _compare_with_plain_loop
 from tdcollect.testing.examination import Examination
 

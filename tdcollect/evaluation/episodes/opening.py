@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from torchrl.envs import transforms as T
 from torchrl.envs.transforms import VecNormV2
 
 from tdcollect import keys
-from tdcollect.checks.playing import Row, SlotPlayer, first_divergence
 from tdcollect.collect.step_dict import StepDict, is_plain
+from tdcollect.envs.differences import Row, first_divergence
 from tdcollect.envs.make import make_env
 from tdcollect.envs.process.values import Array
 from tdcollect.envs.serial import SerialBackend
@@ -379,10 +379,10 @@ def probe_env(
     Warns:
         UserWarning: if the env raised in some run of each seed, so that less was compared.
     """
-    player = SlotPlayer(env, _Actions(env).at, _STEPS)
+    actions = _Actions(env)
 
     def run(seed: int, slots: int) -> _Run:
-        return _run(player, seed, slots, stepped)
+        return _run(env, actions, seed, slots, stepped)
 
     return _probe(env, env.num_envs, run, fresh_envs, skipped)
 
@@ -496,12 +496,18 @@ def _allowed(space: Any, value: Any, mask: Any) -> Any:
     return chosen.reshape(np.shape(value)) + start
 
 
-def _run(player: SlotPlayer, seed: int, slots: int, stepped: Callable[[], None] | None) -> _Run:
+def _run(
+    env: GymnasiumEnv,
+    actions: _Actions,
+    seed: int,
+    slots: int,
+    stepped: Callable[[], None] | None,
+) -> _Run:
     """Play slot 0 beside ``slots - 1`` others; rebuild the envs that raise."""
     rows: list[Row] = []
-    stepper = player.env.stepper
+    stepper = env.stepper
     try:
-        for row in player.rows(player.env, seed, slots):
+        for row in _rows(env, actions, seed, slots):
             rows.append(row)  # one by one: those before an error are kept
             if stepped is not None:
                 stepped()
@@ -511,6 +517,35 @@ def _run(player: SlotPlayer, seed: int, slots: int, stepped: Callable[[], None] 
         stepper.rebuild(list(error.causes))
         return _Run(rows, error)
     return _Run(rows, None)
+
+
+def _rows(env: GymnasiumEnv, actions: _Actions, seed: int, slots: int) -> Iterator[Row]:
+    """Yield the rows of slot 0; slot i is reset with ``seed + i``.
+
+    All slots run if they cannot be stepped singly. Raises ``SlotError`` where an env raises.
+    """
+    stepper = env.stepper
+    alone = env.can.pause and env.can.seed_singly
+    running = list(range(min(slots, env.num_envs) if alone else env.num_envs))
+    (buffers,) = env.allocate(1)
+    raw = buffers.raw
+    views = {"/".join(e.path): b for e, b in zip(stepper.entries, buffers.entries, strict=True)}
+    views |= {
+        keys.REWARD: raw.reward,
+        keys.TERMINATED: raw.terminated,
+        keys.TRUNCATED: raw.truncated,
+    }
+    stepper.reset(running, buffers, seeds=[seed + slot for slot in running])
+    for step in range(_STEPS):
+        ends = bool(buffers.done[0])
+        yield Row({name: view[0].copy() for name, view in views.items()}, ends)
+        if ends:
+            return
+        others = [slot for slot in running if buffers.done[slot]]
+        if others:
+            stepper.reset(others, buffers)
+        given = actions.at(step, seed, running)
+        stepper.step(given, running if alone else None, buffers, restart=False)
 
 
 def _run_alone(slots: SlotEnvs, seed: int, beside: int, stepped: Callable[[], None] | None) -> _Run:

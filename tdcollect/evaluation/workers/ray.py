@@ -20,9 +20,9 @@ from tdcollect._upstream.others import bounded, started_here
 from tdcollect.display import count_text
 from tdcollect.evaluation.workers.local import LocalWorker, LocalWorkers
 from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
+from tdcollect.packages import extra_module
 from tdcollect.processes.child import GRACE
 from tdcollect.progress import warn
-from tdcollect.versions import extra_module
 
 _UNREAD = 16  # answers of a worker that wait for the driver; with data if trajectories are kept
 _LARGE = 100_000  # bytes of a message that is stored once for all workers

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdcollect.checks import registry
-from tdcollect.checks.playing import Divergence, Row, first_divergence, mismatch
-from tdcollect.checks.registry import (
+from tdcollect.envs.differences import Divergence, Row, first_divergence, mismatch
+from tdcollect.testing import checks
+from tdcollect.testing.checks import (
     Failed,
     Passed,
     Skipped,
@@ -87,7 +87,7 @@ class Subject:
 
 @pytest.fixture
 def own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_CHECKS", [])
+    monkeypatch.setattr(checks, "_CHECKS", [])
 
     @rule("a", "runs")
     def runs(subject: Subject) -> str:

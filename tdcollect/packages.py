@@ -1,10 +1,12 @@
-"""Other packages: the versions that tdcollect works with, and optional ones where they are used."""
+"""Packages: this one's names, imported when they are asked for; and the versions of others."""
 
 from __future__ import annotations
 
 import importlib
 import re
+import sys
 import tomllib
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,3 +85,41 @@ def install_text(package: str, what: str) -> str:
         extra = _EXTRAS.get(package, "evaluate")
         wanted = f"'.[{extra}]' in a clone of tdcollect"
     return f"{what} needs the {package} package: pip install {wanted}"
+
+
+def lazy(
+    package: str,
+    names: Mapping[str, str],
+    inner: Mapping[str, str] | None = None,
+    modules: str = "",
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names late.
+
+    Args:
+        package: its name.
+        names: the public names that each of its modules has, separated by spaces; a module that
+            begins with a dot is beside the package.
+        inner: other names, likewise.
+        modules: modules that are attributes themselves.
+    """
+    public, others = (
+        {name: module for module, named in table.items() for name in named.split()}
+        for table in (names, inner or {})
+    )
+    places = public | others
+    shown = {*places, *modules.split()}
+
+    def get(name: str) -> Any:
+        if name not in shown:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name in places:
+            found = getattr(importlib.import_module(f".{places[name]}", package), name)
+        else:
+            found = importlib.import_module(f".{name}", package)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def listed() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *shown})
+
+    return get, listed, sorted(public)

@@ -1,0 +1,511 @@
+"""Checks of envs, by name and group: how they run, their findings, and the players of envs."""
+
+from __future__ import annotations
+
+import abc
+import textwrap
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import gymnasium as gym
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase
+
+from tdcollect import keys
+from tdcollect.display import html_table, one_line, visible
+from tdcollect.envs.differences import Row
+from tdcollect.envs.process.worker import old_api
+from tdcollect.keys import Key, under_next
+
+Env: TypeAlias = gym.Env[Any, Any]
+E = TypeVar("E")
+
+_EPISODES = 3
+_MORE_STEPS = 2  # of TorchRL envs, after each slot has ended once
+PASSED, WARNED, FAILED, SKIPPED = STATUSES = "passed", "warned", "failed", "skipped"
+
+_WIDTH = 100
+_NARROWEST = 60  # characters; long names make wider lines instead
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        name: the check's name, ``"leaks"`` say.
+        rule: the sentence that holds if the check passed.
+        status: ``"passed"``; ``"warned"``: the env can be collected from, but mind the advice;
+            ``"failed"``; or ``"skipped"``.
+        evidence: what the check observed, or the reason that it was skipped.
+        cause: the most likely cause; empty if there is nothing to explain.
+        advice: what to do about it.
+        data: the evidence in numbers.
+    """
+
+    name: str
+    rule: str
+    status: str
+    evidence: str
+    cause: str = ""
+    advice: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name, self.status, self.text)
+
+    @property
+    def text(self) -> str:
+        """The evidence; the rule if there is none to show."""
+        return self.evidence or ("" if self.rule == self.name else self.rule)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding for JSON."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**fields, "data": dict(self.data)}
+
+    def lines(self, width: int) -> list[str]:
+        """Return the finding's lines of the table, with names ``width`` wide."""
+        head = f"  {self.status:<7}  {self.name:<{width}}  "
+        wrapped = textwrap.TextWrapper(max(_WIDTH - len(head), _NARROWEST))
+        lines = wrapped.wrap(self.text) or [""]
+        wrapped.subsequent_indent = "  "
+        for label, text in (("cause", self.cause), ("do", self.advice)):
+            if text:
+                lines += wrapped.wrap(f"{label}: {text}")
+        return [(" " * len(head) if i else head) + line for i, line in enumerate(lines)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings about one env; print it for the table.
+
+    Attributes:
+        env: the env's name.
+        findings: one per check.
+    """
+
+    env: str
+    findings: tuple[Finding, ...]
+
+    def __getitem__(self, name: str) -> Finding:
+        """Return the finding of the check of that name."""
+        for finding in self.findings:
+            if finding.name == name:
+                return finding
+        raise KeyError(f"expected one of {[f.name for f in self.findings]}, got {name!r}")
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """The findings that are ``"failed"``."""
+        return tuple(finding for finding in self.findings if finding.status == FAILED)
+
+    @property
+    def passed(self) -> bool:
+        """True if no check failed."""
+        return not self.failures
+
+    @property
+    def exit_code(self) -> int:
+        """0 if no check failed, else 1."""
+        return 0 if self.passed else 1
+
+    def raise_if_failed(self) -> None:
+        """Raise AssertionError with each failed check, if any failed."""
+        if self.failures:
+            raise AssertionError("\n".join([self._headline(), *_table(self.failures)]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report for JSON: ``env``, ``passed`` and the findings."""
+        findings = [finding.to_dict() for finding in self.findings]
+        return {"env": self.env, "passed": self.passed, "findings": findings}
+
+    def _headline(self) -> str:
+        statuses = [finding.status for finding in self.findings]
+        counts = [f"{statuses.count(status)} {status}" for status in STATUSES if status in statuses]
+        return f"{self.env}: {PASSED if self.passed else FAILED} ({', '.join(counts)})"
+
+    def __repr__(self) -> str:
+        return one_line(self, self._headline())
+
+    def _repr_html_(self) -> str:
+        rows = [[f.status, f.name, f.text, f.cause, f.advice] for f in self.findings]
+        header = ["", "check", "evidence", "cause", "do"]
+        return html_table(header, rows, before=[self._headline()])
+
+    def __str__(self) -> str:
+        lines = [self._headline(), "", *_table(self.findings)]
+        return visible("\n".join(lines), lines=True)
+
+
+def _table(findings: tuple[Finding, ...]) -> list[str]:
+    width = max((len(finding.name) for finding in findings), default=0)
+    return [line.rstrip() for finding in findings for line in finding.lines(width)]
+
+
+@dataclass(eq=False)  # by identity, as exceptions are
+class Outcome(Exception):
+    """The outcome of a check; see :class:`Finding` for the fields."""
+
+    evidence: str
+    cause: str = ""
+    advice: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    status = FAILED
+
+    def __str__(self) -> str:
+        return self.evidence
+
+
+class Passed(Outcome):
+    """The rule holds; returned rather than raised."""
+
+    status = PASSED
+
+
+class Warned(Outcome):
+    """The rule holds with a reservation: mind the advice."""
+
+    status = WARNED
+
+
+class Failed(Outcome):
+    """The rule does not hold."""
+
+
+class Skipped(Outcome):
+    """The rule says nothing about this env, or could not be checked."""
+
+    status = SKIPPED
+
+
+Run: TypeAlias = Callable[[Any], str | Passed]
+"""A check's function: returns its evidence, or raises ``Failed``, ``Warned`` or ``Skipped``."""
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+class Check(NamedTuple):
+    """A check of an env; ``needs`` are the checks whose failure would show in this one too."""
+
+    group: str
+    name: str
+    rule: str
+    needs: tuple[str, ...]
+    advice: str
+    run: Run
+
+
+_CHECKS: list[Check] = []
+
+
+def rule(
+    group: str,
+    name: str,
+    sentence: str | None = None,
+    *,
+    needs: Sequence[str] = (),
+    advice: str = "",
+) -> Callable[[AnyRun], AnyRun]:
+    """Register the decorated function as a check; without a sentence, the name is it.
+
+    The first check of a selection makes and plays the env: if it fails, the others are skipped.
+    """
+
+    def register(run: AnyRun) -> AnyRun:
+        _CHECKS.append(Check(group, name, sentence or name, tuple(needs), advice, run))
+        return run
+
+    return register
+
+
+def select(*groups: str, skip: Collection[str] = ()) -> dict[str, Check]:
+    """Return the checks of some groups by their names, in the order in which they run.
+
+    Raises:
+        ValueError: for names to skip that are not among them.
+    """
+    checks = {c.name: c for group in groups for c in _CHECKS if c.group == group}
+    unknown = [name for name in skip if name not in checks]
+    if unknown:
+        raise ValueError(f"expected the checks to skip to be of {list(checks)}, got {unknown}")
+    return checks
+
+
+def run_checks(
+    checks: Iterable[Check], player: Player[Any], skip: Collection[str] = ()
+) -> tuple[Finding, ...]:
+    """Run checks in turn, one finding each; a check that raises fails."""
+    findings: list[Finding] = []
+    for one in checks:
+        if one.name in skip:
+            found = _finding(one, Skipped("skipped as asked"))
+        elif findings and findings[0].status == FAILED:
+            found = _finding(one, Skipped(f"the env does not run (see {findings[0].name})"))
+        else:
+            found = _report_once(_run_check(one, player), findings)
+        if found.status == FAILED:
+            player.failed.append(one.name)
+        findings.append(found)
+    return tuple(findings)
+
+
+def _run_check(one: Check, player: Player[Any]) -> Finding:
+    try:
+        player.require(*one.needs)
+        result = one.run(player)
+        return _finding(one, Passed(result) if isinstance(result, str) else result)
+    except Outcome as outcome:
+        return _finding(one, outcome)
+    except Exception as error:
+        return _finding(one, _raised(error))
+
+
+def _finding(one: Check, found: Outcome) -> Finding:
+    advice = found.advice or (one.advice if found.status == FAILED else "")
+    return Finding(
+        one.name, one.rule, found.status, found.evidence, found.cause, advice, found.data
+    )
+
+
+def _report_once(found: Finding, findings: Collection[Finding]) -> Finding:
+    """Return the finding, skipped if an earlier check failed with the same evidence."""
+    for earlier in findings:
+        if found.status == earlier.status == FAILED and found.evidence == earlier.evidence:
+            reason = f"it meets the fault reported above (see {earlier.name})"
+            return Finding(found.name, found.rule, SKIPPED, reason)
+    return found
+
+
+def _raised(error: Exception) -> Failed:
+    """Return the failure of a check in which the env raised: the error and its place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
+    text = " ".join(str(error).split())[:300]
+    return Failed(
+        f"{type(error).__name__}: {text} ({at})", advice=old_api(text) or "mend what raises"
+    )
+
+
+class Player(abc.ABC, Generic[E]):
+    """Plays one env, and others like it.
+
+    Without a policy, actions are random and the same for every seed, so a seed shows in the env
+    alone. ``failed`` holds the names of the checks that failed so far.
+    """
+
+    env: E
+
+    def __init__(
+        self,
+        env: E | None,
+        make: Callable[[], E] | None,
+        policy: Callable[[Any], Any] | None,
+        max_episode_steps: int,
+        seed: int,
+    ):
+        if env is not None:
+            self.env = env
+        self.make = make
+        self.policy = policy
+        self.max_episode_steps = max_episode_steps
+        self.seed = seed
+        self.failed: list[str] = []
+        self.is_closed = False
+
+    @abc.abstractmethod
+    def rows(self, env: E, seed: int) -> Iterator[Row]:
+        """Reset an env with a seed and play it, row by row."""
+
+    @abc.abstractmethod
+    def close_env(self, env: E) -> None:
+        """Close an env."""
+
+    def play(self, env: E, seed: int) -> list[Row]:
+        """Play an env to the end of its episode."""
+        return list(self.rows(env, seed))
+
+    def another(self) -> E:
+        """Return a new env; the same one if nothing makes another."""
+        return self.env if self.make is None else self.make()
+
+    def done_with(self, env: E) -> None:
+        """Close an env of :meth:`another`, if it was a new one."""
+        if env is not self.env:
+            self.close_env(env)
+
+    def play_another(self, seed: int) -> list[Row]:
+        """Play a new env, if one can be had."""
+        env = self.another()
+        try:
+            return self.play(env, seed)
+        finally:
+            self.done_with(env)
+
+    def leave_unfinished(self, env: E, seed: int) -> None:
+        """Reset an env with a seed, and make two steps."""
+        unfinished = self.rows(env, seed)
+        for _ in range(3):
+            next(unfinished, None)
+
+    @cached_property
+    def episodes(self) -> list[list[Row]]:
+        """The env played on three seeds."""
+        return [self.play(self.env, self.seed + i) for i in range(_EPISODES)]
+
+    def all_rows(self) -> Iterator[tuple[str, Row]]:
+        """Yield the rows of these episodes, each with its seed and step for messages."""
+        for i, episode in enumerate(self.episodes):
+            for step, row in enumerate(episode):
+                yield f"seed {self.seed + i}, step {step}", row
+
+    def require(self, *checks: str) -> None:
+        """Raise ``Skipped`` if one of these checks found a fault that would show again."""
+        for name in checks:
+            if name in self.failed:
+                raise Skipped(f"a fault reported above would show here too (see {name})")
+
+    def close(self) -> None:
+        """Close the env, once."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.close_env(self.env)
+
+
+class GymnasiumPlayer(Player[Env]):
+    """Plays episodes of gymnasium envs."""
+
+    def rows(self, env: Env, seed: int | None, action_seed: int | None = None) -> Iterator[Row]:
+        """Yield the rows of one episode, first its reset; ``action_seed`` draws other actions."""
+        actions = deepcopy(env.action_space)
+        actions.seed(self.seed if action_seed is None else action_seed)
+        given: Any = env.reset(seed=seed)
+        _check_tuple(given, 2, "reset")
+        observation = given[0]
+        yield gymnasium_row(given)
+        for _ in range(self.max_episode_steps):
+            action = actions.sample() if self.policy is None else self.policy(observation)
+            given = env.step(action)
+            _check_tuple(given, 5, "step")
+            observation = given[0]
+            row = gymnasium_row(given)
+            yield row
+            if row.ends:
+                return
+
+    def forever(self, env: Env, seed: int, later_seed: int | None = None) -> Iterator[Row]:
+        """Yield the rows of one episode after the other, on a seed and then on another or none."""
+        for start in chain([seed], repeat(later_seed)):
+            yield from self.rows(env, start)
+
+    @property
+    def ended(self) -> list[tuple[int, list[Row]]]:
+        """The episodes that ended, with their seeds; raises ``Skipped`` if none did."""
+        ended = [(self.seed + i, e) for i, e in enumerate(self.episodes) if e[-1].ends]
+        if not ended:
+            raise Skipped(f"no episode ended in {self.max_episode_steps} steps")
+        return ended
+
+    def close_env(self, env: Env) -> None:
+        env.close()
+
+
+def gymnasium_row(given: tuple[Any, ...]) -> Row:
+    """Record what ``reset`` (two values) or ``step`` (five values) returned."""
+    reward, terminated, truncated = given[1:-1] or (None, False, False)
+    entries: dict[Key, Any] = {
+        keys.OBSERVATION: deepcopy(given[0]),
+        keys.REWARD: deepcopy(reward),
+        keys.TERMINATED: deepcopy(terminated),
+        keys.TRUNCATED: deepcopy(truncated),
+    }
+    ends = bool(terminated) or bool(truncated)
+    return Row(entries, ends, len(given) == 2, _copy_info(given[-1]), given)
+
+
+def _copy_info(info: Any) -> Any:
+    try:
+        return deepcopy(info)
+    except Exception:  # infos may hold anything; values that cannot be copied are not compared
+        return copy(info)
+
+
+def _check_tuple(given: Any, count: int, call: str) -> None:
+    expected = {
+        2: "(observation, info)",
+        5: "(observation, reward, terminated, truncated, info)",
+    }[count]
+    advice = "make it as gymnasium.Env has it"
+    if not isinstance(given, tuple) or len(given) != count:
+        got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
+        found = f"{call} gave {got}, expected {expected}"
+        raise Failed(found, advice=old_api(found) or advice)
+    if not isinstance(given[-1], dict):
+        got = type(given[-1]).__name__
+        raise Failed(f"{call} gave an info that is {got}, expected a dict", advice=advice)
+
+
+class TorchRLPlayer(Player[EnvBase]):
+    """Plays TorchRL envs: rows of all slots, through the resets of slots that end."""
+
+    def act(self, env: EnvBase, root: TensorDictBase, seed: int) -> TensorDictBase:
+        """Return the root with an action, which depends on nothing but ``seed`` and the root."""
+        if self.policy is not None:
+            return self.policy(root)
+        # The action's draw must neither disturb nor follow an env that uses torch's generator.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return env.rand_action(root)
+
+    def start(self, env: EnvBase, seed: int) -> TensorDictBase:
+        """Seed and reset an env; return its root."""
+        env.set_seed(seed)
+        return env.reset()
+
+    def rows(self, env: EnvBase, seed: int) -> Iterator[Row]:
+        """Yield the rows from a seeded reset on; entries are those of ``step``, by their keys."""
+        root = self.start(env, seed)
+        for i in range(self.max_episode_steps):
+            given = env.step_and_maybe_reset(self.act(env, root, self.seed + i))
+            step, after = (tensordict.clone() for tensordict in given)
+            ends = bool(ended_slots(env, step).any())
+            yield Row(_tensors(step), ends, extra=_tensors(after), given=given)
+            root = given[1].clone()
+
+    def play(self, env: EnvBase, seed: int) -> list[Row]:
+        """Play until each slot has ended once, and two more steps."""
+        rows: list[Row] = []
+        ended = torch.zeros(env.batch_size, dtype=torch.bool)
+        more = _MORE_STEPS
+        for row in self.rows(env, seed):
+            rows.append(row)
+            if ended.all():
+                more -= 1
+                if not more:
+                    break
+            ended |= ended_slots(env, row)
+        return rows
+
+    def close_env(self, env: EnvBase) -> None:
+        if not env.is_closed:
+            env.close()
+
+
+def ended_slots(env: EnvBase, step: Row | TensorDictBase) -> torch.Tensor:
+    """Return the slots that ended in a step: bool ``[N]``, on the CPU."""
+    ended = torch.zeros(env.batch_size, dtype=torch.bool)
+    for key in env.done_keys:
+        ended |= step[under_next(key)].cpu().reshape(*env.batch_size, -1).any(-1)
+    return ended
+
+
+def _tensors(values: TensorDictBase) -> dict[Key, torch.Tensor]:
+    """Return the leaves that are tensors, by their keys; text and other data is left out."""
+    leaves = {key: values[key] for key in values.keys(True, True)}
+    return {key: leaf for key, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}

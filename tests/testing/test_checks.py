@@ -1,4 +1,4 @@
-"""The core of env checks: the difference of two values, the registry, and how checks run."""
+"""The core of env checks: the difference of two runs, how checks run, and their table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tdcollect.envs.differences import Divergence, Row, first_divergence, mismatch
-from tdcollect.testing import checks
+from tdcollect.testing import Finding, Report, checks
 from tdcollect.testing.checks import (
     Failed,
     Passed,
@@ -47,13 +47,19 @@ class Shown:
         (Valued(1), Valued(1), None),
         (Valued(1), Valued(2), "x is Valued(value=1) and Valued(value=2)"),
         (Valued(np.zeros(2)), Valued(np.zeros(2)), None),
+        ("up", "down", "x is 'up' and 'down'"),
         (None, 1.0, "x is None and 1.0"),
         (None, None, None),
         ({"a": 1}, {"b": 1}, "the keys of x is ['a'] and ['b']"),
+        ({"a": (0, 1)}, {"a": (0, 3)}, "x['a'][1] is 1 and 3 (2 apart)"),
         ((1, 2), (1,), "the length of x is 2 and 1"),
+        (np.zeros(2), np.zeros(3), "the shape of x is [2] and [3]"),
         (np.array([1, np.nan]), np.array([1, np.nan]), None),
+        (np.array([np.nan]), np.zeros(1), "x[0] is nan and 0 (inf apart)"),
         (np.array([1j]), np.array([2j]), "x[0] is 1j and 2j (1 apart)"),
+        (np.array([1.0, 2, 3]), np.array([1.0, 2.5, 5]), "x[2] is 3 and 5 (2 apart)"),
         (2**60, 2**60 + 1, f"x is {2**60} and {2**60 + 1} (0 apart)"),
+        (True, False, "x is True and False (1 apart)"),
         (0.0, -0.0, None),
     ],
 )
@@ -62,25 +68,36 @@ def test_mismatch(first: Any, second: Any, expected: str | None) -> None:
     assert (found and str(found)) == expected
 
 
-def test_exact_comparison_tells_signs_of_zero() -> None:
-    first, second = (Row({"x": np.array([0.0, value])}) for value in (0.0, -0.0))
-    assert first_divergence(3, [[first]], [[second]]) is None
-    found = first_divergence(3, [[first]], [[second]], exact=True)
-    assert found == Divergence(3, 0, 0, "x[1]", 0.0, -0.0, 0.0)
-    assert first_divergence(3, [[second]], [[second]], exact=True) is None
+def run(*values: Any) -> list[list[Row]]:
+    """An episode with these rows."""
+    return [[Row({"x": value}) for value in values]]
 
 
-def test_an_entry_that_is_gone_is_a_difference() -> None:
+def test_first_divergence_is_the_first_of_all_episodes() -> None:
+    found = first_divergence(4, run(0, 1) + run(0, 1, 2), run(0, 1) + run(0, 1.5, 5))
+    assert found == Divergence(4, 1, 1, "x", 1, 1.5, 0.5)
+    assert str(found) == "seed 4, episode 1, step 1: x is 1 and 1.5 (0.5 apart)"
+    found = first_divergence(0, run(1, 1), run(1, 1, 1))
+    assert found == Divergence(0, 0, 1, "length", 1, 2, 1.0)
+    assert first_divergence(0, run(1, np.nan), run(1, np.nan)) is None
     found = first_divergence(0, [[Row({("next", "x"): 1})]], [[Row({})]])
     assert str(found) == "seed 0, episode 0, the reset: ('next', 'x') is there and gone"
+
+
+def test_exact_comparison_tells_signs_of_zero() -> None:
+    first, second = (run(np.array([0.0, value])) for value in (0.0, -0.0))
+    assert first_divergence(3, first, second) is None
+    found = first_divergence(3, first, second, exact=True)
+    assert found == Divergence(3, 0, 0, "x[1]", 0.0, -0.0, 0.0)
+    assert first_divergence(3, second, second, exact=True) is None
 
 
 class Subject:
     def __init__(self) -> None:
         self.failed: list[str] = []
 
-    def require(self, *checks: str) -> None:
-        for name in checks:
+    def require(self, *names: str) -> None:
+        for name in names:
             if name in self.failed:
                 raise Skipped(f"see {name}")
 
@@ -89,38 +106,26 @@ class Subject:
 def own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_CHECKS", [])
 
-    @rule("a", "runs")
-    def runs(subject: Subject) -> str:
-        return "it does"
+    def add(group: str, name: str, outcome: Any, sentence: str | None = None, **how: Any) -> None:
+        def result(subject: Any) -> Any:
+            if isinstance(outcome, Exception) and not isinstance(outcome, Passed):
+                raise outcome
+            return outcome
 
-    @rule("b", "fails", "nothing fails", advice="mend it")
-    def fails(subject: Subject) -> str:
-        raise Failed("at 3", data={"step": 3})
+        rule(group, name, sentence, **how)(result)
 
-    @rule("b", "fails again")
-    def fails_again(subject: Subject) -> str:
-        raise Failed("at 3")
-
-    @rule("b", "needs", needs=["runs", "fails"])
-    def needs(subject: Subject) -> str:
-        raise AssertionError
-
-    @rule("b", "raises", advice="mend it")
-    def raises(subject: Subject) -> str:
-        raise ValueError("gone")
-
-    @rule("b", "warns", advice="mend it")
-    def warns(subject: Subject) -> str:
-        raise Warned("rather late")
-
-    @rule("b", "measures")
-    def measures(subject: Subject) -> Passed:
-        return Passed("3 us", advice="take it", data={"us": 3})
+    add("a", "runs", "it does")
+    add("b", "fails", Failed("at 3", data={"step": 3}), "nothing fails", advice="mend it")
+    add("b", "fails again", Failed("at 3"))
+    add("b", "needs", AssertionError(), needs=["runs", "fails"])
+    add("b", "raises", ValueError("gone"), advice="mend it")
+    add("b", "warns", Warned("rather late"), advice="mend it")
+    add("b", "measures", Passed("3 us", advice="take it", data={"us": 3}))
 
 
 @pytest.mark.usefixtures("own_checks")
 def test_checks_run_in_the_order_of_their_groups() -> None:
-    subject = Subject()
+    subject: Any = Subject()
     findings = run_checks(select("a", "b").values(), subject, skip=["measures"])
     assert [(f.name, f.status, f.advice) for f in findings] == [
         ("runs", "passed", ""),
@@ -138,14 +143,11 @@ def test_checks_run_in_the_order_of_their_groups() -> None:
     assert findings[4].evidence.startswith("ValueError: gone (test_checks.py, line ")
     assert findings[6].evidence == "skipped as asked"
     assert subject.failed == ["fails", "raises"]
-    assert run_checks(select("b").values(), Subject())[-1].evidence == (
+    subject = Subject()
+    assert run_checks(select("b").values(), subject)[-1].evidence == (
         "the env does not run (see fails)"
     )
-
-
-@pytest.mark.usefixtures("own_checks")
-def test_a_passed_check_may_have_advice_and_data() -> None:
-    (finding,) = run_checks([select("b")["measures"]], Subject())
+    (finding,) = run_checks([select("b")["measures"]], subject)
     assert (finding.status, finding.advice, finding.data) == ("passed", "take it", {"us": 3})
 
 
@@ -154,3 +156,36 @@ def test_only_selected_checks_can_be_skipped() -> None:
     assert list(select("a")) == ["runs"]
     with pytest.raises(ValueError, match=r"checks to skip to be of \['runs'\], got \['fails'\]"):
         select("a", skip=["fails"])
+
+
+def test_table() -> None:
+    findings = (
+        Finding("seed", "a seed decides", "passed", "4 seeds"),
+        Finding("leaks", "nothing leaks", "failed", "at 3", "a wind", "a" * 40 + " " + "b" * 40),
+        Finding("final", "final observations", "skipped", ""),
+        Finding("flags are bools", "flags are bools", "passed", ""),
+    )
+    report = Report("Windy-v0", findings)
+    assert not report.passed
+    assert str(report).splitlines() == [
+        "Windy-v0: failed (2 passed, 1 failed, 1 skipped)",
+        "",
+        "  passed   seed             4 seeds",
+        "  failed   leaks            at 3",
+        "                            cause: a wind",
+        f"                            do: {'a' * 40}",
+        f"                              {'b' * 40}",
+        "  skipped  final            final observations",
+        "  passed   flags are bools",
+    ]
+    with pytest.raises(AssertionError) as error:
+        report.raise_if_failed()
+    assert str(error.value).splitlines()[:2] == [
+        "Windy-v0: failed (2 passed, 1 failed, 1 skipped)",
+        "  failed   leaks  at 3",
+    ]
+    with pytest.raises(KeyError, match=r"expected one of \['seed', 'leaks', .*, got 'wind'"):
+        report["wind"]
+    sound = Report("Windy-v0", findings[:1])
+    sound.raise_if_failed()
+    assert sound.passed

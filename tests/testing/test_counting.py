@@ -1,4 +1,4 @@
-"""The counting env and its policies through every backend and both collectors.
+"""The counting env, its policies and the check of its batches, through every backend and collector.
 
 A slot's rows tell where they come from, so ``check_counting_batch`` sees each that is lost,
 doubled, shifted or swapped; the recurrent policy acts by its hidden state alone, so that each
@@ -7,37 +7,206 @@ hidden state that is lost, carried over or swapped raises in the env.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from gymnasium.vector import AutoresetMode
+from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, InitTracker, SerialEnv, TransformedEnv, check_env_specs
 
 from tdcollect import Collector, keys
+from tdcollect.envs.slots import SlotError
 from tdcollect.testing import (
+    CountingEnv,
     CountingPolicy,
     CountingRules,
     StatelessCountingPolicy,
     TorchCountingEnv,
     check_counting_batch,
     counting_env,
+    make_counting_envs,
 )
+from tdcollect.testing.counting import HIDDEN
 
-MODES = list(AutoresetMode)
-VECTOR_ENVS = [(backend, mode) for backend in ("sync", "async") for mode in MODES]
+VECTOR_ENVS = [(backend, mode) for backend in ("sync", "async") for mode in AutoresetMode]
 BACKENDS = [("serial", None), ("torch", None), *VECTOR_ENVS]
 RULES = CountingRules()  # episodes of 3, 7, 1, 4 and 2 steps, ended in turn by either flag
-T, BATCHES = 11, 4  # 44 steps, some ten episodes a slot; no batch ends where they all do
+T, BATCHES = 11, 3  # 33 steps, some eight episodes a slot; no batch ends where they all do
 
 both_collectors = pytest.mark.parametrize(
     "collector_class", [Collector, TorchRLCollector], ids=["tdcollect", "torchrl"]
 )
-every_backend = pytest.mark.parametrize(
-    ("backend", "mode"), BACKENDS, ids=[f"{b}-{m.name if m else 'own'}" for b, m in BACKENDS]
+
+
+# --- the env ---------------------------------------------------------------------------------
+
+
+def play(env: gym.Env[Any, Any], steps: int) -> list[list[float]]:
+    """The outcomes of steps, ``[step, episode, slot, reward, terminated, truncated]`` each."""
+    observation, _ = env.reset()
+    shown = [[*observation.tolist(), 0, False, False]]
+    for step in range(steps):
+        observation, reward, terminated, truncated, _ = env.step(np.int64(step))
+        shown.append([*observation.tolist(), reward, terminated, truncated])
+    return shown
+
+
+def test_observation_is_step_episode_slot() -> None:
+    env = CountingEnv(slot=2, rules=CountingRules(lengths=3))
+    assert play(env, 3) == [
+        # step, episode, slot, reward, terminated, truncated
+        [0, 0, 2, 0, False, False],
+        [1, 0, 2, 20_001, False, False],
+        [2, 0, 2, 20_002, False, False],
+        [3, 0, 2, 20_003, True, False],
+    ]
+    assert play(env, 3)[-1] == [3, 1, 2, 20_103, False, True]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "slot", "expected"),
+    [
+        (2, 0, [2, 2, 2, 2]),
+        ((1, 2, 3), 0, [1, 2, 3, 1]),
+        ((1, 2, 3), 1, [2, 3, 1, 2]),  # a slot enters the sequence at its own number
+        (lambda episode: episode + 1, 5, [1, 2, 3, 4]),
+    ],
 )
+def test_lengths(lengths: Any, slot: int, expected: list[int]) -> None:
+    rules = CountingRules(lengths)
+    assert [rules.length(slot, episode) for episode in range(4)] == expected
+    episodes = torch.arange(4)
+    assert rules.length_of(torch.full((4,), slot), episodes).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("ends", "terminates"),
+    [
+        ("terminated", [True, True, True]),
+        ("truncated", [False, False, False]),
+        ("alternate", [True, False, True]),
+    ],
+)
+def test_ends(ends: str, terminates: list[bool]) -> None:
+    rules = CountingRules(ends=ends)
+    assert [rules.terminates(episode) for episode in range(3)] == terminates
+    assert rules.terminates(torch.arange(3)).tolist() == terminates
+
+
+def test_seed_is_the_first_episode_and_later_ones_follow() -> None:
+    env = CountingEnv()
+    assert [env.reset(seed=s)[0][1] for s in (7, None, 7)] == [7, 8, 7]
+    assert env.reset(seed=2**20 + 5)[0][1] == 5  # float32 shows each number exactly
+
+
+def test_a_wrong_action_raises_or_is_recorded() -> None:
+    env = CountingEnv(slot=1)
+    env.reset(seed=3)
+    with pytest.raises(AssertionError, match="slot 1, episode 3, step 0: expected 0, got 2"):
+        env.step(np.int64(2))
+    env = CountingEnv(wrong_action="record")
+    env.reset()
+    assert [env.step(np.int64(a))[4]["wrong_actions"] for a in (0, 0, 2)] == [0, 1, 1]
+
+
+def test_step_after_the_end_raises() -> None:
+    env = CountingEnv(rules=CountingRules(1))
+    play(env, 1)
+    with pytest.raises(RuntimeError, match="expected a reset after the end of episode 0"):
+        env.step(np.int64(1))
+
+
+def test_torch_env_is_as_strict() -> None:
+    env = TorchCountingEnv([2], CountingRules(1))
+    root = StatelessCountingPolicy()(env.reset())
+    with pytest.raises(RuntimeError, match=r"slots \[0, 1\]: expected a reset after the end"):
+        env.step(StatelessCountingPolicy()(env.step(root)[keys.NEXT]))
+    wrong = env.reset().set(keys.ACTION, torch.eye(5, dtype=torch.int64)[[0, 3]])
+    with pytest.raises(AssertionError, match="slot 1, episode 1, step 0: expected 0, got 3"):
+        env.step(wrong)
+
+
+def test_slots_of_the_torch_env_are_reset_and_stepped_singly() -> None:
+    env = TorchCountingEnv([3], CountingRules(9), wrong_action="record")
+    root = env.reset(seed=10)
+    _, root = env.step_and_maybe_reset(env.rand_action(root))
+    root[keys.RESET] = torch.tensor([[False], [True], [False]])
+    root = env.reset(root)
+    assert root[keys.OBSERVATION].tolist() == [[1, 10, 0], [0, 12, 1], [1, 12, 2]]
+    root = env.rand_action(root)
+    root[keys.STEP] = torch.tensor([True, False, False])
+    following = env.step(root)[keys.NEXT, keys.OBSERVATION]
+    assert following.tolist() == [[2, 10, 0], [0, 12, 1], [1, 12, 2]]
+
+
+def test_the_envs_are_sound_to_their_libraries() -> None:
+    gymnasium_check_env(CountingEnv(wrong_action="record"), skip_render_check=True)
+    for batch_size, categorical in (([], True), ([1], False), ([3], True), ([2, 3], False)):
+        env = TorchCountingEnv(
+            batch_size, wrong_action="record", categorical_action_encoding=categorical
+        )
+        check_env_specs(env)
+
+
+def test_factories_pickle() -> None:
+    envs = [factory() for factory in pickle.loads(pickle.dumps(make_counting_envs(3, RULES)))]
+    assert [env.slot for env in envs] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CountingRules(0), "expected lengths of at least one step, got 0"),
+        (lambda: CountingRules([]), "expected lengths of at least one step"),
+        (lambda: CountingRules(ends="never"), "expected ends to be 'terminated', 'truncated'"),
+        (lambda: CountingRules(num_actions=1), "expected at least 2 actions"),
+        (lambda: CountingEnv(wrong_action="ignore"), "'raise' or 'record', got 'ignore'"),  # type: ignore[arg-type]
+        (lambda: counting_env(2, backend="ray"), "serial, sync, async, got 'ray'"),
+        (lambda: counting_env(backend="sync"), "expected num_envs to be a number"),
+    ],
+)
+def test_bad_arguments_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_hidden_state_that_is_not_reset_shows_in_the_env() -> None:
+    class Forgetful(CountingPolicy):
+        """Takes no notice of where episodes start."""
+
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            kept = self.__dict__.setdefault("kept", torch.zeros(3, 1))
+            tensordict[HIDDEN] = kept
+            tensordict[keys.IS_INIT] = torch.zeros(3, 1, dtype=torch.bool)
+            super().forward(tensordict)
+            kept += 1
+            return tensordict
+
+    rules = CountingRules(4)
+    env = counting_env(3, rules=rules)
+    with pytest.raises(SlotError, match="slot 0, episode 1, step 0: expected 0, got 4") as caught:
+        env.rollout(10, Forgetful(rules), break_when_any_done=False)
+    assert isinstance(caught.value.causes[0], AssertionError)
+
+
+def test_env_counts_wrong_actions_as_info() -> None:
+    env = counting_env(2, wrong_action="record", info_keys=["wrong_actions"])
+    rollout = env.rollout(20, break_when_any_done=False)
+    with pytest.raises(AssertionError, match="an action is the one that the state asks for: slot"):
+        check_counting_batch(rollout)
+    check_counting_batch(rollout, predicted=False)
+    assert (rollout[keys.NEXT, "wrong_actions"][:, -1] > 5).all()
+
+
+# --- backends and collectors -----------------------------------------------------------------
 
 
 def make(
@@ -47,12 +216,12 @@ def make(
     if backend == "torch":
         return TorchCountingEnv([] if num_envs is None else [num_envs], RULES, **kwargs)
     if backend in ("sync", "async"):
-        # Forked workers start at once; spawned ones import torch first. One test spawns.
+        # Forked workers start at once; spawned ones import torch first.
         kwargs = {"autoreset_mode": mode, "context": "fork", **kwargs}
     return counting_env(num_envs, backend=backend, rules=RULES, **kwargs)
 
 
-def batches(collector_class: Any, env: EnvBase, policy: Any, **kwargs: Any) -> Iterator[Any]:
+def batches(collector_class: Any, env: EnvBase, policy: Any) -> Iterator[Any]:
     """``BATCHES`` batches of ``T`` steps per slot."""
     frames = T * env.batch_size.numel()
     collector = collector_class(
@@ -61,7 +230,6 @@ def batches(collector_class: Any, env: EnvBase, policy: Any, **kwargs: Any) -> I
         frames_per_batch=frames,
         total_frames=frames * BATCHES,
         auto_register_policy_transforms=True,
-        **kwargs,
     )
     try:
         yield from collector
@@ -69,47 +237,42 @@ def batches(collector_class: Any, env: EnvBase, policy: Any, **kwargs: Any) -> I
         collector.shutdown()
 
 
-def check_run(run: Iterator[Any], shape: tuple[int, ...], **kwargs: Any) -> None:
+def check_run(collector_class: Any, env: EnvBase, policy: Any, **kwargs: Any) -> None:
     previous, count = None, 0
-    for batch in run:
-        assert batch.shape == shape
+    for batch in batches(collector_class, env, policy):
+        assert batch.shape == (*env.batch_size, T)
         check_counting_batch(batch, RULES, previous=previous, require=[keys.TRAJ_IDS], **kwargs)
         previous, count = batch, count + 1
     assert count == BATCHES
 
 
+def in_turn(*values: Any) -> list[Any]:
+    """Each backend with one of the values, so that each value meets half of them."""
+    return [(*of, values[i % len(values)]) for i, of in enumerate(BACKENDS)]
+
+
 @both_collectors
-@every_backend
+@pytest.mark.parametrize(("backend", "mode"), BACKENDS)
 def test_recurrent_policy_predicts_across_batches_and_resets(
     collector_class: Any, backend: str, mode: AutoresetMode | None
 ) -> None:
-    run = batches(collector_class, make(backend, mode), CountingPolicy(RULES))
-    check_run(run, (3, T))
+    check_run(collector_class, make(backend, mode), CountingPolicy(RULES))
 
 
-@both_collectors
-@every_backend
-def test_one_slot_in_a_batch(
+@pytest.mark.parametrize(
+    ("backend", "mode", "collector_class"), in_turn(Collector, TorchRLCollector)
+)
+def test_stateless_policy_predicts_one_slot(
     collector_class: Any, backend: str, mode: AutoresetMode | None
 ) -> None:
-    run = batches(collector_class, make(backend, mode, num_envs=1), CountingPolicy(RULES))
-    check_run(run, (1, T))
+    env, policy = make(backend, mode, num_envs=1), StatelessCountingPolicy(RULES)
+    check_run(collector_class, env, policy)
 
 
 @both_collectors
 @pytest.mark.parametrize("backend", ["serial", "torch"])
 def test_unbatched(collector_class: Any, backend: str) -> None:
-    run = batches(collector_class, make(backend, num_envs=None), CountingPolicy(RULES))
-    check_run(run, (T,))
-
-
-@both_collectors
-@every_backend
-def test_stateless_policy_predicts(
-    collector_class: Any, backend: str, mode: AutoresetMode | None
-) -> None:
-    env, policy = make(backend, mode), StatelessCountingPolicy(RULES)
-    check_run(batches(collector_class, env, policy), (3, T))
+    check_run(collector_class, make(backend, num_envs=None), CountingPolicy(RULES))
 
 
 @both_collectors
@@ -117,7 +280,7 @@ def test_stateless_policy_predicts(
 def test_categorical_actions(collector_class: Any, backend: str) -> None:
     env = make(backend, categorical_action_encoding=True)
     policy = CountingPolicy(RULES, categorical_action_encoding=True)
-    check_run(batches(collector_class, env, policy), (3, T))
+    check_run(collector_class, env, policy)
 
 
 @both_collectors
@@ -128,7 +291,7 @@ def test_bookkeeping_of_the_env(
     env = make(
         backend, mode, is_init=True, step_count=True, episode_reward=True, max_episode_steps=3
     )
-    check_run(batches(collector_class, env, CountingPolicy(RULES)), (3, T), max_episode_steps=3)
+    check_run(collector_class, env, CountingPolicy(RULES), max_episode_steps=3)
 
 
 @both_collectors
@@ -136,45 +299,33 @@ def test_transforms_put_there_by_hand(collector_class: Any) -> None:
     policy = CountingPolicy(RULES)
     env = TransformedEnv(make("serial"), InitTracker())
     env.append_transform(policy.make_tensordict_primer())
-    check_run(batches(collector_class, env, policy), (3, T))
+    check_run(collector_class, env, policy)
 
 
 @both_collectors
 def test_torchrl_batch_of_unbatched_envs(collector_class: Any) -> None:
-    def slot(i: int) -> Any:
-        return lambda: TorchCountingEnv(rules=CountingRules(5))
-
     rules = CountingRules(5)
-    env = SerialEnv(2, [slot(0), slot(1)])
+    env = SerialEnv(2, [lambda: TorchCountingEnv(rules=rules)] * 2)
     for batch in batches(collector_class, env, StatelessCountingPolicy(rules)):
         check_counting_batch(batch, rules, slots=[0, 0])
 
 
 @both_collectors
 def test_many_batch_dims(collector_class: Any) -> None:
-    run = batches(collector_class, TorchCountingEnv([2, 3], RULES), CountingPolicy(RULES))
-    check_run(run, (2, 3, T))
-
-
-def test_spawned_workers() -> None:
-    env = make("async", AutoresetMode.NEXT_STEP, num_envs=1, context="spawn")
-    check_run(batches(Collector, env, CountingPolicy(RULES)), (1, T))
-
-
-@every_backend
-def test_rollout_of_the_env_alone(backend: str, mode: AutoresetMode | None) -> None:
-    env = make(backend, mode)
-    rollout = env.rollout(50, StatelessCountingPolicy(RULES), break_when_any_done=False)
-    env.close()
-    assert rollout.shape == (3, 50)
+    env = TorchCountingEnv([2, 3], RULES)
+    check_run(collector_class, env, CountingPolicy(RULES))
+    rollout = env.rollout(9, StatelessCountingPolicy(RULES), break_when_any_done=False)
     check_counting_batch(rollout, RULES)
 
 
-@every_backend
-def test_set_seed_of_the_collector_fixes_the_first_episodes(
+@pytest.mark.parametrize(("backend", "mode"), BACKENDS[:5])
+def test_rollout_of_the_env_and_seeds_of_its_collector(
     backend: str, mode: AutoresetMode | None
 ) -> None:
     env = make(backend, mode)
+    rollout = env.rollout(50, StatelessCountingPolicy(RULES), break_when_any_done=False)
+    assert rollout.shape == (3, 50)
+    check_counting_batch(rollout, RULES)
     collector = Collector(
         env,
         CountingPolicy(RULES),
@@ -193,34 +344,224 @@ def test_set_seed_of_the_collector_fixes_the_first_episodes(
     check_counting_batch(second, RULES, previous=first)
 
 
-def test_slots_reset_singly_in_the_torch_env() -> None:
-    env = TorchCountingEnv([3], CountingRules(9), wrong_action="record")
-    root = env.reset(seed=10)
-    _, root = env.step_and_maybe_reset(env.rand_action(root))
-    root[keys.RESET] = torch.tensor([[False], [True], [False]])
-    assert env.reset(root)[keys.OBSERVATION].tolist() == [[1, 10, 0], [0, 12, 1], [1, 12, 2]]
+# --- the check of a batch --------------------------------------------------------------------
+
+FOUR = CountingRules(lengths=4)  # every episode ends at step 3, 7, 11, ...
+OBSERVATION, NEXT_OBSERVATION = keys.OBSERVATION, (keys.NEXT, keys.OBSERVATION)
+REWARD, TRAJ_IDS = (keys.NEXT, keys.REWARD), keys.TRAJ_IDS
+BOOKKEEPING = (keys.IS_INIT, keys.STEP_COUNT, HIDDEN, keys.EPISODE_REWARD)
+ALL = slice(None)
 
 
-def test_slots_stepped_singly_in_the_torch_env() -> None:
-    env = TorchCountingEnv([2], CountingRules(9), wrong_action="record")
-    root = env.rand_action(env.reset())
-    root[keys.STEP] = torch.tensor([True, False])
-    assert env.step(root)[keys.NEXT, keys.OBSERVATION].tolist() == [[1, 0, 0], [0, 0, 1]]
-
-
-@pytest.mark.parametrize("batch_size", [[], [1], [3], [2, 3]])
-@pytest.mark.parametrize("categorical", [False, True])
-def test_torch_env_keeps_its_specs(batch_size: list[int], categorical: bool) -> None:
-    env = TorchCountingEnv(
-        batch_size, wrong_action="record", categorical_action_encoding=categorical
+@pytest.fixture(scope="module")
+def collected() -> list[TensorDictBase]:
+    """Two batches [3, 10] in a row, with all that a batch can hold. They are not changed."""
+    env = counting_env(3, rules=FOUR, is_init=True, step_count=True, episode_reward=True)
+    env = env.append_transform(CountingPolicy(FOUR).make_tensordict_primer())
+    collector = Collector(
+        env,
+        CountingPolicy(FOUR),
+        frames_per_batch=30,
+        total_frames=60,
+        auto_register_policy_transforms=True,
     )
-    check_env_specs(env)
+    collector.set_seed(0)
+    return [batch.clone() for batch in collector]
 
 
-def test_env_counts_wrong_actions_as_info() -> None:
-    env = counting_env(2, wrong_action="record", info_keys=["wrong_actions"])
-    rollout = env.rollout(20, break_when_any_done=False)
-    with pytest.raises(AssertionError, match="an action is the one that the state asks for: slot"):
-        check_counting_batch(rollout)
-    check_counting_batch(rollout, predicted=False)
-    assert (rollout[keys.NEXT, "wrong_actions"][:, -1] > 5).all()
+@pytest.fixture
+def batch(collected: list[TensorDictBase]) -> TensorDictBase:
+    return collected[0].clone()
+
+
+@pytest.fixture
+def second(collected: list[TensorDictBase]) -> TensorDictBase:
+    return collected[1].clone()
+
+
+def fails(batch: TensorDictBase, message: str, **kwargs: Any) -> None:
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        check_counting_batch(batch, FOUR, **kwargs)
+
+
+def test_a_sound_batch_passes(batch: TensorDictBase, second: TensorDictBase) -> None:
+    check_counting_batch(batch, FOUR, require=[TRAJ_IDS, *BOOKKEEPING])
+    check_counting_batch(second, FOUR, previous=batch)
+    check_counting_batch(second.reshape(-1), FOUR, num_envs=3, previous=batch.reshape(-1))
+    check_counting_batch(batch[1:], FOUR, slots=[1, 2])
+    check_counting_batch(batch[1], FOUR, slots=[1])
+    fails(batch[1:], "a slot keeps to its own place: slot 0, step 0", slots=[0, 2])
+
+
+Change = Callable[[TensorDictBase], TensorDictBase]
+
+
+def put(key: Any, at: Any, value: Any) -> Change:
+    """Set the rows ``at`` of an entry to a value, or to what a function of the batch returns."""
+
+    def change(batch: TensorDictBase) -> TensorDictBase:
+        batch[key][at] = value(batch).clone() if callable(value) else value
+        return batch
+
+    return change
+
+
+def rows(*spans: slice) -> Change:
+    return lambda batch: torch.cat([batch[:, span] for span in spans], 1)
+
+
+def with_a_row_for_a_reset(batch: TensorDictBase) -> TensorDictBase:
+    junk = batch[:, 3:4].clone()
+    junk[OBSERVATION] = junk[NEXT_OBSERVATION]
+    junk[NEXT_OBSERVATION] = batch[OBSERVATION][:, 4:5]
+    for key in (REWARD, *((keys.NEXT, flag) for flag in keys.FLAGS)):
+        junk[key].zero_()
+    return torch.cat([batch[:, :4], junk, batch[:, 4:]], 1)
+
+
+def with_swapped_slots(batch: TensorDictBase) -> TensorDictBase:
+    batch[:, 5] = batch[[1, 0, 2], 5].clone()
+    return batch
+
+
+FAULTS: list[tuple[Change, str]] = [
+    (
+        put(NEXT_OBSERVATION, (1, 3), lambda b: b[OBSERVATION][1, 4]),
+        "the final observation of an episode is the true one: slot 1, step 3, entry "
+        "('next', 'observation'): expected [4, 1, 1], got [0, 2, 1]",
+    ),
+    (
+        put(NEXT_OBSERVATION, (ALL, [3, 7]), 0),
+        "true one: slot 0, step 3, entry ('next', 'observation'): expected [4, 0, 0], got "
+        "[0, 0, 0] (and 5 more rows)",
+    ),
+    (
+        with_a_row_for_a_reset,
+        "there is no row for a reset: no action follows the observation that ends an episode: "
+        "slot 0, step 4, entry 'observation'",
+    ),
+    (
+        rows(slice(2), slice(3, None)),
+        "a row begins where the row before it ended: slot 0, step 2, entry 'observation': "
+        "expected [2, 0, 0], got [3, 0, 0]",
+    ),
+    (
+        rows(slice(4), slice(8, None)),
+        "an episode starts at step 0, with the number after the one that ended: slot 0, step 4, "
+        "entry 'observation': expected [0, 1, 0], got [0, 2, 0]",
+    ),
+    (rows(slice(3), slice(2, None)), "a row begins where the row before it ended: slot 0, step 3"),
+    (
+        put(NEXT_OBSERVATION, (2, 5), lambda b: b[OBSERVATION][2, 5]),
+        "the next observation is the one that follows: slot 2, step 5",
+    ),
+    (with_swapped_slots, "a slot keeps to its own place: slot 0, step 5, entry 'observation': "),
+    (
+        put(REWARD, ALL, lambda b: b[REWARD].roll(1, dims=1)),
+        "a reward is that of its step: slot 0, step 0, entry ('next', 'reward')",
+    ),
+    (
+        put((keys.NEXT, keys.TERMINATED), ALL, lambda b: b[keys.NEXT, keys.DONE]),
+        "terminated is what the env said: slot 1, step 3",
+    ),
+    (
+        put((keys.NEXT, keys.TRUNCATED), ALL, False),
+        "truncated is what the env said, or a time limit: slot 1, step 3",
+    ),
+    (
+        put((keys.NEXT, keys.DONE), (2, 7), False),
+        "done is terminated or truncated: slot 2, step 7",
+    ),
+    (
+        put(keys.DONE, (0, 4), True),
+        "no step starts from an ended episode: slot 0, step 4, entry 'done'",
+    ),
+    (
+        put(keys.ACTION, (1, 6), lambda b: b[keys.ACTION][1, 5]),
+        "an action is the one that the state asks for: slot 1, step 6, entry 'action': "
+        "expected 2, got 1",
+    ),
+    (
+        put(TRAJ_IDS, (ALL, slice(1, None)), lambda b: b[TRAJ_IDS][:, :-1]),
+        "traj_ids stay the same within an episode: slot 0, step 5",
+    ),
+    (
+        put(TRAJ_IDS, ALL, lambda b: b[TRAJ_IDS][:, :1]),
+        "traj_ids change where an episode starts: slot 0, step 4",
+    ),
+    (
+        put(TRAJ_IDS, 2, lambda b: b[TRAJ_IDS][0]),
+        "no two episodes share a traj_id: slot 0, step 0",
+    ),
+    (
+        put(keys.IS_INIT, (0, 4), False),
+        "is_init marks an episode's first row, and no other: slot 0, step 4",
+    ),
+    (
+        put(keys.STEP_COUNT, (0, 4), 3),
+        "step_count counts the steps before the row: slot 0, step 4",
+    ),
+    (
+        put(HIDDEN, (0, 4), 3),
+        "the hidden state is the one before the step, zero at a start: slot 0, step 4",
+    ),
+    (
+        put(keys.EPISODE_REWARD, (0, 4), 3),
+        "episode_reward is zero where an episode starts: slot 0, step 4",
+    ),
+    (
+        put((keys.NEXT, keys.IS_INIT), ALL, True),
+        "next is_init is False: a step ends in no first row: slot 0, step 0",
+    ),
+    (
+        put((keys.NEXT, keys.STEP_COUNT), ALL, lambda b: b[keys.STEP_COUNT]),
+        "next step_count counts the row too: slot 0, step 0",
+    ),
+    (
+        put((keys.NEXT, HIDDEN), ALL, lambda b: b[HIDDEN]),
+        "the next hidden state is the one after the step: slot 0, step 0",
+    ),
+    (
+        put((keys.NEXT, keys.EPISODE_REWARD), ALL, lambda b: b[keys.EPISODE_REWARD]),
+        "episode_reward goes on from row to row: slot 0, step 1",
+    ),
+    (
+        put((keys.NEXT, keys.EPISODE_REWARD), (ALL, -1), 0),
+        "next episode_reward adds the row's reward: slot 0, step 9",
+    ),
+    (
+        lambda b: b.set(REWARD, b[REWARD].double()),
+        "entries have their shape and dtype: entry ('next', 'reward'): expected ((3, 10,",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), FAULTS, ids=[message.partition(":")[0] for _, message in FAULTS]
+)
+def test_a_fault_is_found(batch: TensorDictBase, change: Change, message: str) -> None:
+    fails(change(batch), message)
+
+
+def test_actions_need_not_be_predicted(batch: TensorDictBase) -> None:
+    check_counting_batch(put(keys.ACTION, ALL, 0)(batch), FOUR, predicted=False)
+
+
+def test_traj_ids_that_start_over(batch: TensorDictBase, second: TensorDictBase) -> None:
+    ids = second[TRAJ_IDS]
+    second[TRAJ_IDS] = ids - ids.min() + 100
+    fails(second, "traj_ids stay the same within an episode: slot 0, step 0", previous=batch)
+    second[TRAJ_IDS] = ids.where(ids != ids[0, 2], batch[TRAJ_IDS][1, 0])
+    fails(second, "no two episodes share a traj_id: slot 0, step 2", previous=batch)
+
+
+def test_batch_that_does_not_go_on(batch: TensorDictBase, second: TensorDictBase) -> None:
+    rule = "a batch goes on where the previous one ended: slot 0, step 0, entry 'observation'"
+    fails(batch, rule, previous=batch)
+    fails(second[:, 1:], rule, previous=batch)
+
+
+def test_missing_entry(batch: TensorDictBase) -> None:
+    del batch[TRAJ_IDS]
+    check_counting_batch(batch, FOUR)
+    fails(batch, "the batch has the entry ('collector', 'traj_ids')", require=[TRAJ_IDS])

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from tdcollect.packages import check_versions, lazy, own_version
 
 if TYPE_CHECKING:
-    from tdcollect.checkpoint import load_checkpoint as load_checkpoint
-    from tdcollect.checkpoint import save_checkpoint as save_checkpoint
     from tdcollect.collect import Collector as Collector
     from tdcollect.collect import Hooks as Hooks
     from tdcollect.collect import LogStatistics as LogStatistics
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
     from tdcollect.randomness import NotReproducibleError as NotReproducibleError
     from tdcollect.seeding import env_seed as env_seed
     from tdcollect.seeding import policy_seed as policy_seed
+    from tdcollect.states import load_checkpoint as load_checkpoint
+    from tdcollect.states import save_checkpoint as save_checkpoint
     from tdcollect.suites.suite import Suite as Suite
     from tdcollect.trajectories import split_trajectories as split_trajectories
 
@@ -40,7 +40,7 @@ __version__ = own_version()
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "checkpoint": "load_checkpoint save_checkpoint",
+        "states": "load_checkpoint save_checkpoint",
         "collect": "Collector Hooks LogStatistics Render SyncDataCollector",
         "envs": "GymnasiumEnv make_env",
         "evaluation.episodes.collector": "EvaluationCollector",

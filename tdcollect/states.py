@@ -1,4 +1,4 @@
-"""States to save: nested values as flat dicts of tensors.
+"""States to save: nested values as flat dicts of tensors, and checkpoints of a training run.
 
 Nested Python and NumPy values are packed into tensors and one string. ``torch.save`` and
 ``torch.load(weights_only=True)`` take these, as do TorchRL's checkpoints and the pipes of its
@@ -8,11 +8,16 @@ collectors in other processes. Reading one runs no code.
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from tdcollect.files import write_atomically
 
 _FORM = "form"
 _TENSOR_KINDS = "biuf"
@@ -55,18 +60,12 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return [name, [_encode(item, tensors) for item in value]]
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _TENSOR_KINDS:
         name = "array" if isinstance(value, np.ndarray) else "scalar"
-        return [name, value.dtype.str, list(value.shape), _put(_bytes_of(value), tensors)]
+        raw = torch.from_numpy(np.frombuffer(value.tobytes(), np.uint8).copy())
+        return [name, value.dtype.str, list(value.shape), _put(raw, tensors)]
     raise TypeError(
         "expected dicts, lists and tuples of numbers, strings, bytes, tensors and arrays of "
         f"numbers, got {type(value).__name__} {value!r}"
     )
-
-
-def _bytes_of(value: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.size else _NONE
-
-
-_NONE = torch.zeros(0, dtype=torch.uint8)
 
 
 def _put(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
@@ -116,3 +115,80 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(equal, one, other))
     return bool(one == other)
+
+
+def save_checkpoint(path: str | os.PathLike[str], **parts: Any) -> Path:
+    """Write the states of the parts of a training to one file.
+
+    The file is written beside ``path`` and then moved there. Whenever the process dies, the
+    previous checkpoint or this one is there, complete.
+
+    Args:
+        path: of the file.
+        **parts: under names of your choice: the collector, the loss module, the optimizer, the
+            replay buffer. A part with a ``state_dict()`` is saved as that, any other as it is.
+
+    Returns:
+        The path.
+
+    Examples:
+        >>> save_checkpoint("run.pt", collector=collector, optimizer=optimizer, updates=120)
+        >>> updates = load_checkpoint("run.pt", collector=collector, optimizer=optimizer)["updates"]
+    """
+    if not parts:
+        raise TypeError("expected parts to save, by name: save_checkpoint(path, collector=...)")
+    states = {
+        name: part.state_dict() if callable(getattr(part, "state_dict", None)) else part
+        for name, part in parts.items()
+    }
+    return write_atomically(Path(os.path.abspath(path)), lambda file: torch.save(states, file))
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    map_location: Any = None,
+    weights_only: bool = True,
+    **parts: Any,
+) -> dict[str, Any]:
+    """Read a file of :func:`save_checkpoint`, and load the states of parts from it.
+
+    Collectors are loaded last, so that the random states that they restore are in force on return.
+
+    Args:
+        path: of the file.
+        map_location: where tensors go, as in ``torch.load``.
+        weights_only: refuse a file that would run code as it is read, as ``torch.load`` does.
+        **parts: the parts to load, under the names that they were saved with.
+
+    Returns:
+        All saved states, by name.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for a file of another kind, or one that was cut off.
+        KeyError: if a part was not saved.
+        TypeError: if a part cannot load a state.
+    """
+    with open(path, "rb") as file:
+        is_ours = zipfile.is_zipfile(file)  # others end in errors of pickle's
+    if not is_ours:
+        raise ValueError(
+            f"expected {path} to be as save_checkpoint() writes it, got a file of another kind, or "
+            "one that was cut off; name a checkpoint"
+        )
+    states: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=weights_only)
+    missing = [name for name in parts if name not in states]
+    if missing:
+        raise KeyError(f"expected some of the parts {list(states)} of {path}, got {missing}")
+    for name, part in parts.items():
+        if not callable(getattr(part, "load_state_dict", None)):
+            raise TypeError(
+                f"expected {name} to have a load_state_dict(), got {type(part).__name__}; read it "
+                "off what load_checkpoint returns"
+            )
+    from torchrl.collectors import BaseCollector  # takes seconds, and states are for all
+
+    for name in sorted(parts, key=lambda name: isinstance(parts[name], BaseCollector)):
+        parts[name].load_state_dict(states[name])
+    return states

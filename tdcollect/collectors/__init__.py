@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tdcollect.collectors.asking import LostWorker as LostWorker
     from tdcollect.collectors.asking import LostWorkers as LostWorkers
     from tdcollect.collectors.asking import WorkerLostError as WorkerLostError
+    from tdcollect.collectors.asking import worker_of as worker_of
     from tdcollect.collectors.dispatch import AsyncBatchedCollector as AsyncBatchedCollector
     from tdcollect.collectors.distributed import DistributedCollector as DistributedCollector
     from tdcollect.collectors.distributed import (
@@ -22,13 +23,12 @@ if TYPE_CHECKING:
     from tdcollect.collectors.multi import MultiCollector as MultiCollector
     from tdcollect.collectors.multi import MultiSyncCollector as MultiSyncCollector
     from tdcollect.collectors.ray import RayCollector as RayCollector
-    from tdcollect.collectors.worker import worker_of as worker_of
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         ".collect": "Collector SyncDataCollector",
-        "asking": "LostWorker LostWorkers WorkerLostError",
+        "asking": "LostWorker LostWorkers WorkerLostError worker_of",
         "dispatch": "AsyncBatchedCollector",
         "distributed": "DistributedCollector DistributedSyncCollector",
         "multi": "AsyncCollector MultiAsyncCollector MultiCollector MultiSyncCollector",

@@ -1,21 +1,296 @@
-"""What collectors with workers ask of these: facts, seeds, statistics, explanations; lost ones."""
+"""What collectors with workers ask of these, and the collector in a worker that answers."""
 
 from __future__ import annotations
 
+import random
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, zip_longest
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
+from torchrl.envs import GymWrapper
 
+from tdcollect._upstream.collectors import CollectorState
+from tdcollect.collect import Collector
 from tdcollect.collect.plan import Explanation, Part
-from tdcollect.collect.statistics import Collection, Lifetime, Statistics, Window
-from tdcollect.collectors.worker import WorkerFacts, WorkerReport, facts_of, report_of, seeded
+from tdcollect.collect.statistics import Statistics
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.adopted import chain
+from tdcollect.envs.traits import base_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+
+ID_BITS = 40
+"""Worker w counts its trajectories from ``w << ID_BITS``."""
+
+
+def worker_of(traj_ids: torch.Tensor) -> torch.Tensor:
+    """The workers that collected trajectories, ``[...]`` int64, by their ids ``[...]``.
+
+    Workers that took the place of lost ones have numbers of their own, after those of the first.
+    """
+    return traj_ids >> ID_BITS
+
+
+class TrajectoryIds:
+    """Counts the trajectory ids of one worker, in TorchRL's place for such a counter.
+
+    Worker w gives the ids ``w << 40``, ``(w << 40) + 1``, ...: worker 0 those that one collector
+    would. TorchRL's workers share one counter, so that an id depends on which of them came first;
+    these repeat, are unique on several machines too, and those of a worker that takes the place of
+    a lost one are new, whatever the lost one gave.
+
+    Args:
+        worker: w, the number of the worker.
+    """
+
+    def __init__(self, worker: int):
+        self._next = worker << ID_BITS
+
+    def get_traj_and_increment(
+        self, n: int = 1, device: torch.device | None = None
+    ) -> torch.Tensor:
+        """The next ``n`` ids, ``[n]`` int64."""
+        ids = torch.arange(self._next, self._next + n, device=device)
+        self._next += n
+        return ids
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The next id, under TorchRL's name for it."""
+        return {"traj_id": torch.tensor(self._next)}
+
+    def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a state."""
+        self._next = int(state_dict["traj_id"])
+
+
+class WorkerFacts(NamedTuple):
+    """Facts about a worker."""
+
+    slots: int
+    """N of its env."""
+    seeds_in_a_row: bool
+    """Slot i of its env is seeded with ``seed + i``."""
+
+
+class WorkerReport(NamedTuple):
+    """A worker's latest statistics and explanation."""
+
+    statistics: dict[str, Any] | None
+    """As ``Statistics.save_state()`` gives them; None where it keeps none."""
+    parts: Any
+    """Of its collector's ``explain()``."""
+
+
+# ------------------------------------- functions of a worker's collector, which its parent calls
+
+
+def facts_of(collector: Any) -> WorkerFacts:
+    """The facts of a collector's env that its parent must know."""
+    base = base_of(collector.env)
+    in_a_row = isinstance(base, GymnasiumEnv) or (
+        isinstance(base, GymWrapper) and bool(base.batch_size)
+    )
+    return WorkerFacts(collector.n_env, in_a_row)
+
+
+def report_of(collector: Any) -> WorkerReport:
+    """The statistics of a collector, and the parts of its ``explain()``."""
+    stats = collector._monitor.stats  # Ray puts a function in the place of `collector.stats`
+    return WorkerReport(stats.save_state() if stats.on else None, tuple(collector.explain()))
+
+
+def seeds_of(seed: int, worker: int, replacement: int = 0) -> list[int]:
+    """The seeds in a worker: of torch's, NumPy's and Python's global generators, and of its env.
+
+    That of the env is for a worker that takes the place of a lost one, whose episodes would be
+    collected twice; ``replacement`` is 1 for the first that does.
+    """
+    key = (worker, replacement) if replacement else (worker,)
+    *generators, env = np.random.SeedSequence(seed, spawn_key=key).generate_state(4)
+    return [*map(int, generators), int(env >> 1)]
+
+
+def seeded(
+    collector: Any,
+    env_seed: int | None,
+    root: int,
+    worker: int,
+    replacement: int = 0,
+    static_seed: bool = False,
+) -> int:
+    """Seed the global generators of a worker's process and its env, and restart.
+
+    Args:
+        collector: of the worker.
+        env_seed: of the first slot; None for that of a replacement.
+        root: the seed of the whole collection.
+        worker: the worker's index.
+        replacement: how many workers had the place before.
+        static_seed: return ``env_seed`` as it is.
+
+    Returns:
+        The seed for the next env, as TorchRL computes it.
+    """
+    torchs, numpys, pythons, envs = seeds_of(root, worker, replacement)
+    torch.manual_seed(torchs)
+    np.random.seed(numpys)  # noqa: NPY002  envs may draw from it
+    random.seed(pythons)
+    first = envs if env_seed is None else env_seed
+    following: int = collector.set_seed(first, static_seed=static_seed)
+    return following
+
+
+def set_version(collector: Any, version: int) -> None:
+    """Count the versions of weights on from this one, where they are tracked by numbers."""
+    if isinstance(getattr(collector, "policy_version", None), int):
+        collector.policy_version_tracker.version = version
+
+
+def take_weights(collector: Any, weights: Any, version: int) -> None:
+    """Load weights of the policy; ``version`` is that of their sender, where it is tracked."""
+    collector.update_policy_weights_(weights)
+    set_version(collector, version)
+
+
+def take_place(
+    collector: Any, worker: int, weights: Any, version: int, seeding: tuple[Any, ...] | None
+) -> None:
+    """Make a new collector that of a worker that was lost.
+
+    ``weights`` is None for those that it has, ``seeding`` the arguments of :func:`seeded`, if any.
+    """
+    collector.worker_idx = worker
+    if weights is not None:
+        take_weights(collector, weights, version)
+    if seeding is not None:
+        seeded(collector, *seeding)
+
+
+def load_state(collector: Any, state: Mapping[str, Any]) -> None:
+    """Have a collector go on from a state dict."""
+    collector.load_state_dict(state)
+    collector.note_report()
+
+
+# ------------------------------------------------------------------- collectors in processes
+
+
+class WorkerMethods:
+    """A mixin of :class:`tdcollect.Collector` in a process: it reports, and is called by pipe."""
+
+    _report = WorkerReport(None, ())
+    report_channel: Connection | None = None
+
+    def rollout(self: Any) -> Any:
+        """As the collector's own; reports afterwards, or sends the error that ends the worker."""
+        try:
+            batch = super().rollout()  # type: ignore[misc]
+        except Exception as error:
+            if self.report_channel is not None:
+                self.report_channel.send(f"{type(error).__name__}: {error}")
+            raise
+        self.note_report()
+        return batch
+
+    def run_function(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of this collector."""
+        return function(self, *arguments)
+
+    def note_report(self: Any) -> None:
+        """Make the report that is given when the parent asks, also while a batch is collected."""
+        stats, parts = self.stats, self._report.parts
+        saved = stats.save_state() if stats.on else None
+        # One reference is replaced: another thread reads the one report or the other.
+        self._report = WorkerReport(saved, parts or tuple(self.explain()))
+
+    def serve(self, channel: Connection) -> None:
+        """Give the report as of the latest batch whenever the parent asks."""
+        self.report_channel = channel
+
+        def answer() -> None:
+            with suppress(EOFError, OSError):  # the parent has ended
+                while True:
+                    channel.recv()
+                    channel.send(self._report)
+
+        threading.Thread(target=answer, name="tdcollect-reports", daemon=True).start()
+
+
+class InnerCollector:
+    """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled.
+
+    Args:
+        cls: of the collectors: :class:`tdcollect.Collector`, or a subclass.
+        numbers: the number of each worker, which its trajectory ids begin with.
+        channels: one per worker, on which it is asked for reports.
+    """
+
+    def __init__(
+        self, cls: type[Collector], numbers: Sequence[int], channels: Sequence[Connection]
+    ):
+        self.cls = cls
+        self.numbers = numbers
+        self.channels = channels
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A collector, in a worker."""
+        meta: Any = type(self.cls)
+        # TorchRL sets attributes of the class before it makes the collector.
+        given = {k: v for k, v in vars(self).items() if k not in ("cls", "numbers", "channels")}
+        cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), given)
+        worker = kwargs.get("worker_idx") or 0
+        kwargs["traj_pool"] = TrajectoryIds(self.numbers[worker])
+        collector = cls(*args, backend="direct", **kwargs)
+        _share_tensors_alone(collector, kwargs.get("use_buffers"))
+        collector.note_report()
+        collector.serve(self.channels[worker])
+        return collector
+
+
+def _share_tensors_alone(collector: Collector, use_buffers: bool | None) -> None:
+    """Give each batch memory of its own where some entries, such as strings, are no tensors.
+
+    The parent process would see those of the first batch in all that follow: the worker sends its
+    batch once, and shares the memory of the tensors in it.
+
+    Raises:
+        ValueError: for ``use_buffers=True`` with such entries.
+    """
+    state = CollectorState(collector)
+    if not state.preallocates:
+        return
+    lost = list(dict.fromkeys(_no_tensors(state.preallocated)))
+    if lost and use_buffers:
+        collector.shutdown()
+        raise ValueError(
+            f"expected use_buffers=False for the entries {lost}, which are no tensors and cannot "
+            "be in memory that processes share, got use_buffers=True; pass use_buffers=False, or "
+            "leave it out"
+        )
+    state.preallocates = not lost
+
+
+def _no_tensors(entry: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The keys of entries that are no tensors."""
+    if is_non_tensor(entry):
+        yield key
+    elif isinstance(entry, LazyStackedTensorDict):
+        for part in entry.tensordicts:
+            yield from _no_tensors(part, key)
+    elif isinstance(entry, TensorDictBase):
+        for name, part in entry.items():
+            yield from _no_tensors(part, (*key, name))
+
+
+# ------------------------------------------------------------------------------- lost workers
 
 _ADVICE = (
     "make a new collector, or pass on_worker_lost='restart' to have another worker take its place"
@@ -82,34 +357,18 @@ class WorkerLostError(RuntimeError):
 
 
 def slots_of(worker: int, slots: Sequence[int]) -> range:
-    """The slots of a worker, counted over all workers.
-
-    Args:
-        worker: its index.
-        slots: N of each worker.
-    """
+    """The slots of a worker, counted over all workers, which have ``slots[w]`` each."""
     first = sum(slots[:worker])
     return range(first, first + slots[worker])
 
 
-def replacement_seed(seed: int, worker: int, replacement: int) -> int:
-    """The seed of the first slot of a worker that takes the place of a lost one.
-
-    It is another than that of the lost one, whose episodes would be collected twice, and repeats
-    with ``seed``.
-
-    Args:
-        seed: of the whole collection.
-        worker: the index of the place.
-        replacement: 1 for the first worker that takes it.
-    """
-    key = (worker, replacement)
-    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(4)[3] >> 1)
+# --------------------------------------------------------------------- on the side of the parent
 
 
 class Asking:
     """A mixin of collectors with workers, over one way to ask them."""
 
+    num_workers: int
     _facts: Sequence[WorkerFacts] | None = None
     """None until the workers are known, and where they run another's collector."""
 
@@ -117,24 +376,19 @@ class Asking:
     def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
         """Call ``function(collector, *arguments)`` in workers, all at once; return its results.
 
-        Args:
-            function: one of a module that workers can import.
-            given: the arguments, by the index of the worker.
+        Workers import the function. The arguments are given by the index of the worker.
         """
-
-    @property
-    @abstractmethod
-    def _workers(self) -> range:
-        """The indices of the workers."""
 
     def _ask_all(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Ask all workers, with the same arguments."""
-        return self._ask(function, dict.fromkeys(self._workers, arguments))
+        return self._ask(function, dict.fromkeys(range(self.num_workers), arguments))
 
     @property
     def _slots(self) -> list[int]:
         """N of each worker; 1 where it is not known."""
-        return [1 if self._facts is None else self._facts[worker].slots for worker in self._workers]
+        if self._facts is None:
+            return [1] * self.num_workers
+        return [one.slots for one in self._facts]
 
     def _learn_facts(self) -> None:
         """Ask for what is the same as long as the workers live."""
@@ -151,7 +405,7 @@ class Asking:
             self._ask(seeded, given)
             return seed if static_seed else chain(seed, len(given) + 1)[-1]
         following = seed
-        for worker in self._workers:
+        for worker in range(self.num_workers):
             call = following, seed, worker, 0, static_seed
             (following,) = self._ask(seeded, {worker: call})
         return following
@@ -229,56 +483,28 @@ class MergedStatistics(Statistics):
         self._slots = slots
         self._count = progress
 
-    def refresh(self) -> None:
-        """Ask the workers."""
+    def _check(self) -> None:
+        """Ask the workers: what follows is as of now."""
         states = [report.statistics for report in self._reports() if report.statistics]
-        self.load_state(merged_states(states, self._slots(), self._size))
-
-    @property
-    def _size(self) -> int:
-        return super().window.size
-
-    @property
-    def latest(self) -> Collection | None:
-        """The latest collection of each worker together; None before the first."""
-        self.refresh()
-        return super().latest
-
-    @property
-    def lifetime(self) -> Lifetime:
-        """All collections of all workers, counted up to now."""
-        self.refresh()
-        return super().lifetime
-
-    @property
-    def window(self) -> Window:
-        """The latest K episodes, from all workers in turn."""
-        self.refresh()
-        return super().window
+        self.load_state(merged_states(states, self._slots(), self._window.size))
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """TorchRL's counters: frames, batches, workers and so on."""
         return self._count(*args, **kwargs)
 
     def __repr__(self) -> str:
-        self.refresh()
+        self._check()
         return super().__repr__()
 
     def __str__(self) -> str:
-        self.refresh()
+        self._check()
         return super().__str__()
 
 
 def merged_states(
     states: Sequence[Mapping[str, Any]], slots: Sequence[int], window: int
 ) -> dict[str, Any]:
-    """Statistics of several workers as those of one collector.
-
-    Args:
-        states: of each worker, as ``Statistics.save_state()`` gives them.
-        slots: N of each worker.
-        window: K, how many episodes the window holds.
-    """
+    """Statistics of workers with ``slots[w]`` slots each, as those of one collector."""
     latest = [state["latest"] for state in states]
     return {
         "lifetime": _merged_lifetimes([state["lifetime"] for state in states]),
@@ -353,26 +579,18 @@ def _merged_collections(
 
 
 def merged_explanation(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Explanation:
-    """The parts of the workers' collections, and whether several processes pay.
-
-    Args:
-        reports: of each worker.
-        slots: N of each worker.
-    """
-    return Explanation([*_parts_of(reports), *_advice(reports, slots)])
-
-
-def _parts_of(reports: Sequence[WorkerReport]) -> Iterator[Part]:
+    """The parts of the workers' collections, and whether several processes pay."""
     alike: dict[tuple[Part, ...], list[int]] = {}
     for worker, report in enumerate(reports):
         alike.setdefault(tuple(report.parts), []).append(worker)
+    merged = []
     for parts, workers in alike.items():
         of = "" if len(alike) == 1 else f"worker {', '.join(map(str, workers))}: "
-        for part in parts:
-            yield part._replace(name=of + part.name)
+        merged += [part._replace(name=of + part.name) for part in parts]
+    return Explanation([*merged, _advice(reports, slots)])
 
 
-def _advice(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Iterator[Part]:
+def _advice(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Part:
     counts = " or ".join(map(str, dict.fromkeys(slots)))
     what = f"{count_text(len(slots), 'worker')} of {counts} slots"
     seconds = [
@@ -381,14 +599,12 @@ def _advice(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Iterator[P
         if report.statistics is not None and (life := report.statistics["lifetime"])["collections"]
     ]
     if not seconds:
-        yield Part("workers", what, "whether they pay is known after the first batch")
-        return
+        return Part("workers", what, "whether they pay is known after the first batch")
     took = max(seconds)
     how = f"a batch takes one {took * 1e3:.3g} ms"
     if len(slots) == 1:
-        yield Part("workers", what, how)
-    elif took >= _PAYS:
-        yield Part("workers", what, f"{how}: several processes pay")
-    else:
-        better = f"larger batches, or one process with {sum(slots)} slots, would be faster"
-        yield Part("workers", what, f"{how}: {better}", "3 ms per batch")
+        return Part("workers", what, how)
+    if took >= _PAYS:
+        return Part("workers", what, f"{how}: several processes pay")
+    better = f"larger batches, or one process with {sum(slots)} slots, would be faster"
+    return Part("workers", what, f"{how}: {better}", "3 ms per batch")

@@ -1,4 +1,4 @@
-"""``Collector(..., backend=, num_collectors=)``: the class that it leads to; one of TorchRL's."""
+"""Arguments of collectors with workers: their checks, and the class that ``Collector`` leads to."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+import torch
 import torchrl.collectors as upstream
+from torchrl.envs import EnvBase
 
+from tdcollect import check
 from tdcollect._upstream.collectors import drop_generic_defaults, one_env_each, service_backend
+from tdcollect.collect import Collector
 from tdcollect.collect.arguments import check_arguments, check_positive_int
 from tdcollect.collect.collector import extends
 from tdcollect.display import count_text, one_line
@@ -33,19 +37,9 @@ def collector_of_workers(
     num_collectors: int | None,
     sync: bool | None,
 ) -> Any:
-    """Make the collector that runs others in workers.
+    """Make the collector that runs others in workers, for ``Collector(..., backend=)``.
 
-    Args:
-        args: the env and the policy.
-        kwargs: the other arguments of ``Collector``.
-        backend: the one that was chosen, not ``"direct"``.
-        options: the ``backend_options``, with the class of the collectors inside.
-        num_collectors: how many workers; None for one per env.
-        sync: whether they collect one batch together; None for not.
-
-    Raises:
-        TypeError: for a ``sync`` that is no bool, and a count that is no int.
-        ValueError: for options that have an argument of their own, and an unknown backend.
+    ``options`` are the ``backend_options``, with the class of the collectors inside.
     """
     if num_collectors is not None:
         check_positive_int("num_collectors", num_collectors)
@@ -91,9 +85,15 @@ class AsyncBatchedCollector(upstream.AsyncBatchedCollector):
     @extends(upstream.AsyncBatchedCollector.__init__)
     def __init__(self, create_env_fn: Any, **kwargs: Any):
         check_arguments((create_env_fn,), kwargs)
-        if isinstance(create_env_fn, Sequence) and create_env_fn:
-            _check_single(create_env_fn[0], kwargs.get("create_env_kwargs") or {})
-        self._envs = len(create_env_fn) if isinstance(create_env_fn, Sequence) else 0
+        envs = create_env_fn if isinstance(create_env_fn, Sequence) else []
+        batch_size = _batch_size(envs[0], kwargs.get("create_env_kwargs")) if envs else None
+        if batch_size:
+            raise ValueError(
+                f"expected functions that make one env without batch size, got one of "
+                f"{count_text(batch_size.numel(), 'slot')}; leave num_envs out of make_env, and "
+                "pass as many functions, or choose MultiAsyncCollector"
+            )
+        self._envs = len(envs)
         self._described = f"frames_per_batch={kwargs.get('frames_per_batch')}"
         super().__init__(create_env_fn, **kwargs)
 
@@ -101,14 +101,81 @@ class AsyncBatchedCollector(upstream.AsyncBatchedCollector):
         return one_line(self, count_text(self._envs, "env"), self._described)
 
 
-def _check_single(env: Any, env_kwargs: Any) -> None:
-    """Raise ValueError for a function that makes an env of several slots."""
+def _batch_size(env: Any, env_kwargs: Any) -> torch.Size:
+    """The batch size of the first worker's env, which is made and closed for that."""
+    if isinstance(env, EnvBase):
+        return env.batch_size
+    env_kwargs = env_kwargs or {}
     made = env(**(env_kwargs if isinstance(env_kwargs, Mapping) else env_kwargs[0]))
-    batch_size = made.batch_size
     made.close()
-    if batch_size:
+    batch_size: torch.Size = made.batch_size
+    return batch_size
+
+
+def check_on_worker_lost(on_worker_lost: Any, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an unknown answer to a lost worker, and for options that forbid it."""
+    check.one_of(("raise", "restart"), on_worker_lost=on_worker_lost)
+    if on_worker_lost == "raise":
+        return
+    for name in ("weight_sync_schemes", "weight_recv_schemes", "weight_updater"):
+        if options.get(name):
+            raise ValueError(
+                f"expected no {name} with on_worker_lost='restart', got one: it is bound to the "
+                "workers that it was started with; leave it out, or choose on_worker_lost='raise'"
+            )
+    threshold = options.get("preemptive_threshold")
+    if threshold is not None and threshold < 1:
         raise ValueError(
-            f"expected functions that make one env without batch size, got one of "
-            f"{count_text(batch_size.numel(), 'slot')}; leave num_envs out of make_env, and pass "
-            "as many functions, or choose MultiAsyncCollector"
+            "expected no preemptive_threshold with on_worker_lost='restart', got "
+            f"{threshold}; leave it out, or choose on_worker_lost='raise'"
+        )
+
+
+def class_of_collectors(given: Any) -> Any:
+    """The class of the collectors in the workers: tdcollect's for None and ``"single"``.
+
+    Raises:
+        ValueError: for another name.
+        TypeError: for what makes no collector.
+    """
+    if given in (None, "single"):
+        return Collector
+    if isinstance(given, str):
+        raise ValueError(  # noqa: TRY004
+            f"expected collector_class to be 'single', a class or a function, got {given!r}; leave "
+            "it out for tdcollect.Collector"
+        )
+    if not callable(given):
+        raise TypeError(
+            f"expected collector_class to be a class or a function, got {type(given).__name__}; "
+            "leave it out for tdcollect.Collector"
+        )
+    return given
+
+
+def check_shared_buffer(env: Any, policy: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a one-dimensional replay buffer, shared by workers, for an env of several slots.
+
+    The env is made once to know its slots, and closed, if the buffer has one dimension, has not
+    been written to, and is to hold batches ``[N, T]`` rather than trajectories.
+
+    Raises:
+        ValueError: for such a buffer, naming ``ndim=2``.
+    """
+    buffer = options.get("replay_buffer")
+    storage = getattr(buffer, "storage", None)
+    if getattr(storage, "ndim", None) != 1 or getattr(storage, "initialized", True):
+        return
+    if getattr(buffer, "transform", None) or not options.get("extend_buffer", True):
+        return
+    made_inside = policy is None and options.get("policy_factory") is not None
+    if made_inside or options.get("trajs_per_batch") is not None:
+        return
+    batch_size = _batch_size(env, options.get("create_env_kwargs"))
+    if batch_size:
+        name = type(storage).__name__
+        raise ValueError(
+            "expected a replay buffer with a storage of 2 dimensions, for the batches [N, T] that "
+            f"workers with envs of {batch_size.numel()} slots write, got ndim=1; make it "
+            f"{name}(max_size, ndim=2), or pass trajs_per_batch to write whole trajectories"
         )

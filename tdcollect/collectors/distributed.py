@@ -33,8 +33,14 @@ from torchrl.collectors.utils import split_trajectories
 from tdcollect._upstream.collectors import DistributedState
 from tdcollect.collect import Collector
 from tdcollect.collect.collector import extends
-from tdcollect.collectors.asking import Asking, LostWorker, LostWorkers, WorkerLostError
-from tdcollect.collectors.worker import TrajectoryIds, WorkerReport
+from tdcollect.collectors.asking import (
+    Asking,
+    LostWorker,
+    LostWorkers,
+    TrajectoryIds,
+    WorkerLostError,
+    WorkerReport,
+)
 from tdcollect.display import one_line
 from tdcollect.keys import TRAJ_IDS
 from tdcollect.processes.child import ending
@@ -100,6 +106,11 @@ class LinkedCollector(Collector):
         """Let iteration begin."""
         self._begun.set()
 
+    def set_seed(self, *args: Any, **kwargs: Any) -> int:
+        """Seed the env, and count it: batches tell how often; see the parent's method."""
+        self.seedings += 1
+        return super().set_seed(*args, **kwargs)
+
     def _answer(self, link: Address) -> None:
         # In this thread: the other side accepts when TorchRL's own connections are made.
         connection = Client((link.host, link.port), authkey=link.key)
@@ -121,10 +132,8 @@ class LinkedCollector(Collector):
 class Links:
     """The connections to all workers, on the side of their user.
 
-    Args:
-        host: the address of this machine, as workers reach it.
-        workers: the number of workers.
-        begins_when_told: workers begin when :meth:`begin` is called.
+    ``host`` is the address of this machine, as workers reach it. If ``begins_when_told``, they
+    begin once they are told to: with :meth:`LinkedCollector.begin`.
     """
 
     def __init__(self, host: str, workers: int, begins_when_told: bool = False):
@@ -137,14 +146,7 @@ class Links:
         self._batches: list[list[int]] = [[] for _ in range(workers)]
 
     def accept(self, lost: Callable[[], Any]) -> None:
-        """Wait for all workers to connect.
-
-        Args:
-            lost: is called now and then; raises if a worker has died.
-
-        Raises:
-            TimeoutError: if not all of them do within ten minutes.
-        """
+        """Wait for all workers to connect, ten minutes at most; ``lost`` raises if one has died."""
         self._server.settimeout(0.2)
         end = time.monotonic() + _CONNECT_WITHIN
         while len(self._connections) < len(self.addresses):
@@ -176,10 +178,6 @@ class Links:
     def call(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
         """Call ``function(collector, *arguments)`` in workers; return its results.
 
-        Args:
-            function: one of a module that workers can import.
-            given: the arguments, by the index of the worker.
-
         Raises:
             EOFError: if a worker is lost.
             RuntimeError: if the function raises.
@@ -195,16 +193,8 @@ class Links:
                 raise RuntimeError(f"a call of worker {worker} failed:\n{value}")
         return [value for _, value in answers.values()]
 
-    def begin(self) -> None:
-        """Let workers begin that wait for it."""
-        self.call(LinkedCollector.begin, dict.fromkeys(range(len(self.addresses)), ()))
-
     def first_batch(self) -> None:
-        """Wait until a worker has a batch.
-
-        Raises:
-            EOFError: if a worker is lost.
-        """
+        """Wait until a worker has a batch; EOFError if one is lost."""
         while not any(self._batches):
             ready: list[Any] = wait(list(self._connections.values()))
             for worker, connection in self._connections.items():
@@ -264,11 +254,6 @@ def own_address() -> str:
     return "localhost"
 
 
-def _counted(collector: Any) -> None:
-    """Count that a worker has been seeded; its batches tell how often."""
-    collector.seedings += 1
-
-
 class DistributedWorkers(Asking):
     """The common part of these collectors: their options, seeds, and lost workers."""
 
@@ -282,33 +267,41 @@ class DistributedWorkers(Asking):
     split_trajs: bool
     total_frames: float
     _links: Links | None = None
+    _seedings = 0
 
-    def _prepare(self, envs: Any, options: dict[str, Any]) -> list[Any]:
-        """Set what is to be set before TorchRL starts workers.
-
-        Args:
-            envs: functions that make envs, or one of them.
-            options: keyword arguments of the constructor; changed here.
-
-        Returns:
-            One function per worker.
-        """
+    def _start(
+        self, envs: Any, policy: Any, options: dict[str, Any], begins_when_told: bool
+    ) -> None:
+        """Have TorchRL start workers, each with trajectory ids and a connection of its own."""
         self.lost = LostWorkers()
         self._ended = False
         envs = list(envs) if isinstance(envs, Sequence) else [envs]
         if options.get("collector_class", "single") in ("single", TorchRLCollector, Collector):
             options["collector_class"] = LinkedCollector
+        kind = options["collector_class"]
         given = options.get("collector_kwargs") or {}
         given = [given] * len(envs) if isinstance(given, Mapping) else given
-        kind = options["collector_class"]
-        one_env = isinstance(kind, type) and issubclass(kind, TorchRLCollector)
-        ids = [
-            {"traj_pool": TrajectoryIds(worker)} if one_env else {} for worker in range(len(envs))
-        ]
-        options["collector_kwargs"] = [
-            {**own, **each} for own, each in zip(ids, given, strict=True)
-        ]
-        return envs
+        own: list[dict[str, Any]] = [{} for _ in envs]
+        if issubclass(kind, TorchRLCollector):
+            own = [{"traj_pool": TrajectoryIds(worker)} for worker in range(len(envs))]
+        if issubclass(kind, LinkedCollector):
+            host = "localhost" if options.get("launcher") == "mp" else own_address()
+            self._links = Links(host, len(envs), begins_when_told)
+            for each, address in zip(own, self._links.addresses, strict=True):
+                each["link"] = address
+        options["collector_kwargs"] = [{**a, **b} for a, b in zip(own, given, strict=True)]
+        try:
+            super().__init__(envs, policy, **options)  # type: ignore[call-arg]
+            if self._links is not None:
+                self._links.accept(self._raise_if_lost)
+                self._learn_facts()
+        except WorkerLostError:
+            raise
+        except BaseException as error:
+            if hasattr(self, "jobs"):
+                self._raise_if_lost(error, patience=5.0)
+            self._end()
+            raise
 
     @property
     def _torchrl(self) -> DistributedState:
@@ -320,11 +313,20 @@ class DistributedWorkers(Asking):
             return one_line(self, "shut down")
         return one_line(self, f"{self.num_workers} workers", f"frames={self.frames_per_batch}")
 
-    def _seed(self, seed: int, static_seed: bool) -> Any:
-        """Seed all workers; return the seed for the next env."""
+    def set_seed(self, seed: int, static_seed: bool = False) -> Any:
+        """Seed all workers and restart their envs.
+
+        Slot i of worker w starts from seed ``seed + wN + i`` with its next row; torch's, NumPy's
+        and Python's generators in the workers are seeded too. Batches that are begun are dropped.
+
+        Returns:
+            The seed for the next env, as TorchRL computes it.
+        """
         if self._torchrl.shut_down:
             raise RuntimeError("the collector is shut down; make a new one to collect")
-        return self._seed_workers(seed, static_seed)
+        following = self._seed_workers(seed, static_seed)
+        self._seedings += 1
+        return following
 
     def _reports(self) -> list[WorkerReport]:
         if self._torchrl.shut_down:
@@ -336,9 +338,7 @@ class DistributedWorkers(Asking):
     def _raise_if_lost(self, error: BaseException | None = None, patience: float = 1.0) -> None:
         """End the collection if a worker is lost, with an error that names it.
 
-        Args:
-            error: that followed from the loss, if one did.
-            patience: how long a worker may take to end after the error, in seconds.
+        A worker may take ``patience`` seconds to end after the error that followed from its loss.
         """
         lost = self._find_lost(0.0 if error is None else patience)
         if lost is None:
@@ -347,16 +347,14 @@ class DistributedWorkers(Asking):
         advice = "make a new collector; RayCollector can put another worker in its place"
         raise WorkerLostError(lost, advice) from error
 
-    def _end_construction(self, error: BaseException) -> None:
-        """End all that was started; raise if it was a worker that has died."""
-        if hasattr(self, "jobs"):
-            self._raise_if_lost(error, patience=5.0)
-        self._ended = True
-        self._end()
+    @property
+    def _local_jobs(self) -> list[Any]:
+        """The processes of the workers, if they are on this machine."""
+        return self.jobs if hasattr(self, "jobs") and self.launcher == "mp" else []
 
     def _find_lost(self, patience: float) -> LostWorker | None:
-        jobs = self.jobs if self.launcher == "mp" else []
-        for worker in self._disconnected():
+        jobs = self._local_jobs
+        for worker in [] if self._links is None else self._links.lost():
             if not jobs:
                 return self._on_record(worker, "has ended its connection")
             jobs[worker].join(1.0)
@@ -368,11 +366,11 @@ class DistributedWorkers(Asking):
 
     def _any_failed(self) -> bool:
         """Tell whether a worker will not answer, and has not ended as it should."""
-        local = self.launcher == "mp"
-        return any(job.exitcode for job in self.jobs) if local else self._find_lost(0.0) is not None
+        jobs = self._local_jobs
+        return any(job.exitcode for job in jobs) if jobs else self._find_lost(0.0) is not None
 
     def _on_record(self, worker: int, how: str) -> LostWorker:
-        pid = self.jobs[worker].pid if self.launcher == "mp" else "unknown"
+        pid = self._local_jobs[worker].pid if self._local_jobs else "unknown"
         return self._lost_worker(worker, pid, how, self._torchrl.frames_per_worker)
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -386,9 +384,8 @@ class DistributedWorkers(Asking):
 
     def _end(self) -> None:
         """End all that is left, without a word to the workers: one of them would not answer."""
-        self._torchrl.shut_down = True
-        local = self.jobs if hasattr(self, "jobs") and self.launcher == "mp" else []
-        for job in local:
+        self._ended = self._torchrl.shut_down = True
+        for job in self._local_jobs:
             job.kill()
         for scheme in (self._torchrl.schemes or {}).values():
             with suppress(Exception):
@@ -396,33 +393,11 @@ class DistributedWorkers(Asking):
         if torch.distributed.is_initialized():
             with suppress(Exception):
                 torch.distributed.destroy_process_group()
-        for job in local:
+        for job in self._local_jobs:
             job.join(5.0)
         self._close_links()
 
     # ------------------------------------------------------------ connections beside TorchRL's
-
-    def _link(self, envs: Any, options: dict[str, Any], begins_when_told: bool) -> list[Any]:
-        """Prepare, and open the connections that workers make."""
-        envs = self._prepare(envs, options)
-        if issubclass(options["collector_class"], LinkedCollector):
-            local = options.get("launcher") == "mp"
-            host = "localhost" if local else own_address()
-            self._links = Links(host, len(envs), begins_when_told)
-            for own, address in zip(
-                options["collector_kwargs"], self._links.addresses, strict=True
-            ):
-                own["link"] = address
-        return envs
-
-    def _accept(self) -> None:
-        if self._links is not None:
-            self._links.accept(self._raise_if_lost)
-            self._learn_facts()
-
-    @property
-    def _workers(self) -> range:
-        return range(self.num_workers)
 
     def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
         if self._links is None:
@@ -436,9 +411,6 @@ class DistributedWorkers(Asking):
         except EOFError as error:
             self._raise_if_lost(error)
             raise
-
-    def _disconnected(self) -> list[int]:
-        return [] if self._links is None else self._links.lost()
 
     def _close_links(self) -> None:
         if self._links is not None:
@@ -460,16 +432,9 @@ class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
 
     @extends(TorchRLDistributedCollector.__init__)
     def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any):
-        envs = self._link(create_env_fn, kwargs, begins_when_told=False)
-        self._seedings = 0
-        try:
-            super().__init__(envs, policy, **kwargs)
-            if self._links is None:
-                self._torchrl.wait_at_most(_PATIENCE)
-            self._accept()
-        except BaseException as error:
-            self._end_construction(error)
-            raise
+        self._start(create_env_fn, policy, kwargs, begins_when_told=False)
+        if self._links is None:
+            self._torchrl.wait_at_most(_PATIENCE)
         if self.total_frames < 0:
             self.total_frames = math.inf  # the parent would collect nothing
 
@@ -509,20 +474,6 @@ class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
                 return data, total, worker
             self._torchrl.ask_for_batch(worker, trackers)  # it was begun before the seed
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> Any:
-        """Seed all workers and restart their envs.
-
-        Slot i of worker w starts from seed ``seed + wN + i`` with its next row; torch's, NumPy's
-        and Python's generators in the workers are seeded too. Batches that are begun are dropped.
-
-        Returns:
-            The seed for the next env, as TorchRL computes it.
-        """
-        following = self._seed(seed, static_seed)
-        self._ask_all(_counted)
-        self._seedings += 1
-        return following
-
 
 class DistributedSyncCollector(DistributedWorkers, TorchRLDistributedSyncCollector):
     """TorchRL's ``DistributedSyncCollector`` with tdcollect's collector in its workers.
@@ -541,14 +492,8 @@ class DistributedSyncCollector(DistributedWorkers, TorchRLDistributedSyncCollect
             raise ValueError(
                 "expected total_frames, which each worker takes its share of, got none; pass it"
             )
-        envs = self._link(create_env_fn, kwargs, begins_when_told=True)
         self._begun = False
-        try:
-            super().__init__(envs, policy, **kwargs)
-            self._accept()
-        except BaseException as error:
-            self._end_construction(error)
-            raise
+        self._start(create_env_fn, policy, kwargs, begins_when_told=True)
         # The parent changes the ids of batches before it hands them on to these.
         self._afterwards = self.split_trajs, self.postproc
         self.split_trajs, self.postproc = False, self._with_own_ids
@@ -566,17 +511,13 @@ class DistributedSyncCollector(DistributedWorkers, TorchRLDistributedSyncCollect
 
     def _iterator_dist(self) -> Iterator[TensorDictBase]:
         try:
-            self._begin()
+            if self._links is not None and not self._begun:
+                self._ask_all(LinkedCollector.begin)
+            self._begun = True
             yield from super()._iterator_dist()
         except (RuntimeError, EOFError) as error:
             self._raise_if_lost(error)
             raise
-
-    def _begin(self) -> None:
-        """Let workers begin."""
-        if self._links is not None and not self._begun:
-            self._links.begin()
-        self._begun = True
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
         """Seed all workers before the first batch; see :meth:`DistributedCollector.set_seed`.
@@ -589,7 +530,7 @@ class DistributedSyncCollector(DistributedWorkers, TorchRLDistributedSyncCollect
                 "expected set_seed() before the first batch, got it after; workers collect ahead, "
                 "so seed a new collector"
             )
-        return self._seed(seed, static_seed)
+        return super().set_seed(seed, static_seed)
 
     def _any_failed(self) -> bool:
         return True  # workers have no message for the end: they would send all their batches

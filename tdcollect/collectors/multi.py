@@ -6,43 +6,38 @@ import atexit
 import inspect
 import signal
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from copy import deepcopy
 from multiprocessing import util
+from operator import methodcaller
 from typing import Any
 
-import torch
 import torchrl.collectors as upstream
 
 from tdcollect._upstream.collectors import MultiCollectorMeta, WorkersState, same_threads
 from tdcollect.collect import Collector
+from tdcollect.collect.arguments import check_arguments, check_positive_int
 from tdcollect.collect.collector import extends
-from tdcollect.collectors.arguments import (
-    check_restartable,
-    check_shared_buffer,
-    check_workers,
-    collector_class,
-)
 from tdcollect.collectors.asking import (
     Asking,
+    InnerCollector,
     LostWorker,
     LostWorkers,
     WorkerLostError,
-    replacement_seed,
-)
-from tdcollect.collectors.pipes import Guard, Reports, WorkerPipe, WorkerQueue
-from tdcollect.collectors.worker import (
-    InnerCollector,
     WorkerReport,
     load_state,
     seeded,
     set_version,
-    state_of,
 )
+from tdcollect.collectors.dispatch import (
+    check_on_worker_lost,
+    check_shared_buffer,
+    class_of_collectors,
+)
+from tdcollect.collectors.pipes import Guard, Reports, WorkerPipe, WorkerQueue
 from tdcollect.display import count_text, one_line
 from tdcollect.processes.child import ending
-
-_REPLACEMENTS = "replacements"
 
 
 class _BySync(MultiCollectorMeta):
@@ -106,58 +101,30 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
     ):
         self.closed = True
         self._guard: Guard | None = None
-        self.reports = Reports(0)
-        inner = self._prepare(create_env_fn, policy, on_worker_lost, collector_class, kwargs)
+        several = isinstance(create_env_fn, (list, tuple))
+        count = len(create_env_fn) if several else kwargs.get("num_workers")
+        workers: Any = 1 if isinstance(self, upstream.AsyncCollector) else count
+        check_arguments((create_env_fn, policy), kwargs)
+        if workers is None:
+            name = getattr(create_env_fn, "__name__", "make")
+            raise ValueError(
+                "expected a list of functions that make envs, one per worker, or num_workers, got "
+                f"one function and no number; pass [{name}] * 2"
+            )
+        check_positive_int("the number of workers", workers)
+        check_on_worker_lost(on_worker_lost, kwargs)
+        inner = class_of_collectors(collector_class)
+        self._ours = isinstance(inner, type) and issubclass(inner, Collector)
+        check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
+        self.reports = Reports(workers if self._ours else 0)
+        if self._ours:
+            inner = InnerCollector(inner, range(workers), self.reports.ends)
         self._crews = Crews(self, inner, kwargs)
         try:
             super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
         except Exception as error:
             self._name_lost_at_start(error)
             raise
-        self._watch_workers(on_worker_lost)
-
-    def _prepare(
-        self,
-        envs: Any,
-        policy: Any,
-        on_worker_lost: str,
-        given: Any,
-        options: Mapping[str, Any],
-    ) -> Any:
-        """Check the arguments; returns the class of the collectors inside."""
-        several = isinstance(envs, (list, tuple))
-        count = options.get("num_workers") if not several else len(envs)
-        workers: Any = 1 if isinstance(self, upstream.AsyncCollector) else count
-        check_workers((envs, policy), options, on_worker_lost, workers)
-        if on_worker_lost == "restart":
-            check_restartable(options)
-        cls = collector_class(given)
-        self._ours = isinstance(cls, type) and issubclass(cls, Collector)
-        if options.get("replay_buffer") is not None and options.get("extend_buffer", True):
-            env_kwargs = options.get("create_env_kwargs") or {}
-            first = env_kwargs if isinstance(env_kwargs, Mapping) else env_kwargs[0]
-            if policy is not None or options.get("policy_factory") is None:
-                check_shared_buffer(
-                    options["replay_buffer"],
-                    envs[0] if several else envs,
-                    first,
-                    trajectories=options.get("trajs_per_batch") is not None,
-                )
-        if not self._ours:
-            return cls
-        self.reports = Reports(workers)
-        return InnerCollector(cls, range(workers), self.reports.ends)
-
-    def _name_lost_at_start(self, error: Exception) -> None:
-        """Raise for a worker that died as it started; TorchRL has ended the others."""
-        for worker, proc in enumerate(vars(self).get("_procs", ())):
-            if proc.exitcode not in (None, 0, -signal.SIGTERM):
-                how = f"{ending(proc.exitcode)} as it started"
-                lost = LostWorker(worker, proc.pid, how, range(0), 0, replaced=False)
-                raise WorkerLostError(lost) from error
-
-    def _watch_workers(self, on_worker_lost: str) -> None:
-        """Look after the workers, which have started."""
         frames = [self.frames_per_batch_worker(worker_idx=w) for w in range(self.num_workers)]
         replace = self._crews.start if on_worker_lost == "restart" else None
         guard = Guard(self, self._procs, frames, replace, self.reports.last_word)
@@ -171,6 +138,14 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         if self._ours:
             self._learn_facts()
             guard.slots = self._slots
+
+    def _name_lost_at_start(self, error: Exception) -> None:
+        """Raise for a worker that died as it started; TorchRL has ended the others."""
+        for worker, proc in enumerate(vars(self).get("_procs", ())):
+            if proc.exitcode not in (None, 0, -signal.SIGTERM):
+                how = f"{ending(proc.exitcode)} as it started"
+                lost = LostWorker(worker, proc.pid, how, range(0), 0, replaced=False)
+                raise WorkerLostError(lost) from error
 
     # ----------------------------------------------------------------------------- lost workers
 
@@ -234,9 +209,10 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         if policy_or_weights is not None:
             self._crews.weights = policy_or_weights
         crews, chosen = dict(self._crews.crews), kwargs.pop("worker_ids", None)
-        everyone = _as_list(range(self.num_workers) if chosen is None else chosen)
+        everyone = range(self.num_workers) if chosen is None else chosen
+        everyone = [everyone] if isinstance(everyone, int) else everyone
         for worker in everyone:
-            self._crews.noted(worker)
+            self._crews.versions[worker] += 1
             if worker in crews:
                 crews[worker].update_policy_weights_(policy_or_weights, **kwargs)
         first = [worker for worker in everyone if worker not in crews]
@@ -268,13 +244,19 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         self._look()
         self._crews.seed = seed
         WorkersState(self).flush_trajectories()
-        with _held(self):
+        # The workers wait, and drop what they have collected.
+        for pipe in self.pipes:
+            pipe.holds = True
+        try:
             following: int = self._seed_workers(seed, static_seed)
+        finally:
+            for pipe in self.pipes:
+                pipe.holds = False
+        self.queue_out.drain()
+        if getattr(self, "running", False):  # an iteration waits for them
+            for pipe in self.pipes:
+                pipe.go_on()
         return following
-
-    @property
-    def _workers(self) -> range:
-        return range(self.num_workers)
 
     def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
         self._look()
@@ -295,13 +277,14 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         """
         if not self._ours:
             return super().state_dict()
-        self._look()
-        workers = self._ask_all(state_of)
-        state: dict[str, Any] = {f"worker{w}": _copied(one) for w, one in enumerate(workers)}
+        # The memory of a worker's state goes with the worker.
+        workers = deepcopy(self._ask_all(methodcaller("state_dict")))
+        state: dict[str, Any] = {f"worker{w}": one for w, one in enumerate(workers)}
         counters = WorkersState(self)
         state |= {"frames": counters.frames, "iter": counters.iteration}
-        state["traj_pool"] = max((one["traj_pool"] for one in workers), key=_next_id).copy()
-        state[_REPLACEMENTS] = self._crews.begun
+        pools = [one["traj_pool"] for one in workers]
+        state["traj_pool"] = max(pools, key=lambda pool: int(pool["traj_id"])).copy()
+        state["replacements"] = self._crews.begun
         if self.policy_version_tracker is not None:
             state["policy_version"] = self.policy_version
         return state
@@ -324,13 +307,13 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         if not self._ours:
             super().load_state_dict(state_dict)
             return
-        states = [_copied(state_dict[f"worker{w}"]) for w in range(self.num_workers)]
+        states = deepcopy([state_dict[f"worker{w}"] for w in range(self.num_workers)])
         self._ask(load_state, {worker: (state,) for worker, state in enumerate(states)})
         for worker, state in enumerate(states):
             self._crews.versions[worker] = int(state.get("policy_version", 0))
         counters = WorkersState(self)
         counters.frames, counters.iteration = int(state_dict["frames"]), int(state_dict["iter"])
-        self._crews.begun = int(state_dict.get(_REPLACEMENTS, 0))
+        self._crews.begun = int(state_dict.get("replacements", 0))
         version = state_dict.get("policy_version")
         if version is not None and self.policy_version_tracker is not None:
             self.policy_version_tracker.version = version
@@ -398,50 +381,39 @@ class Crews:
         collector: that has lost the worker; is not kept alive.
         inner: makes the collectors in its workers.
         options: arguments that it was made with.
-
-    Attributes:
-        crews: those in place now, by the index of the worker.
-        seed: of the whole collection; None if it is not seeded.
-        weights: the latest weights that were given; None for those of the policy.
-        versions: how many times each worker was given weights, by its index.
-        begun: how many had begun before this collector was made, for one that goes on from a state.
     """
 
     def __init__(self, collector: Any, inner: Any, options: Mapping[str, Any]):
         self.crews: dict[int, Any] = {}
+        """Those in place now, by the index of the worker."""
         self.seed: int | None = None
+        """Of the whole collection; None if it is not seeded."""
         self.weights: Any = None
-        self.versions: dict[int, int] = {}
+        """The latest weights that were given; None for those of the policy."""
+        self.versions: Counter[int] = Counter()
+        """The number of times that each worker was given weights, by its index."""
         self.begun = 0
+        """The number that have begun, before the state that the collector went on from too."""
         self._collector = weakref.ref(collector)
         self._inner = inner
         self._options = options
 
     def start(self, worker: int, count: int) -> Any:
-        """Start a worker, and have it go on for the lost one.
-
-        Args:
-            worker: the index of the place.
-            count: 1 for the first worker that takes it.
-
-        Returns:
-            Its process.
-        """
+        """Start a worker in the place of a lost one, the first for ``count=1``; its process."""
         collector: Any = self._collector()
         inner, number = self._inner, collector.num_workers + self.begun
         if isinstance(inner, InnerCollector):
             end = collector.reports.replace(worker)
-            inner = InnerCollector(inner.cls, [number], [end], inner.options)
+            inner = InnerCollector(inner.cls, [number], [end])
         self.begun += 1
         with same_threads():
             crew = self._make(collector, worker, inner)
         if self.weights is not None:
             crew.update_policy_weights_(self.weights)
         if isinstance(inner, InnerCollector):
-            crew.map_fn("run_function", [(set_version, self.versions.get(worker, 0))])
+            crew.map_fn("run_function", [(set_version, self.versions[worker])])
             if self.seed is not None:
-                first = replacement_seed(self.seed, worker, count)
-                crew.map_fn("run_function", [(seeded, first, self.seed, worker, count)])
+                crew.map_fn("run_function", [(seeded, None, self.seed, worker, count)])
         before, self.crews[worker] = self.crews.get(worker), crew
         collector.queue_out.add(crew.queue_out, worker)
         collector.pipes[worker].replaced(crew.pipes[0])
@@ -467,10 +439,6 @@ class Crews:
             [env], collector.policy, collector_class=inner, **options
         )
 
-    def noted(self, worker: int) -> None:
-        """Note that a worker is given weights."""
-        self.versions[worker] = self.versions.get(worker, 0) + 1
-
     def shutdown(self) -> None:
         """End all that are in place."""
         for crew in self.crews.values():
@@ -482,43 +450,8 @@ def _end(crew: Any) -> None:
     WorkersState(crew).end_weight_sync()
 
 
-@contextmanager
-def _held(collector: MultiCollector) -> Iterator[None]:
-    """Have the workers wait, and drop what they have collected, while they are seeded."""
-    for pipe in collector.pipes:
-        pipe.holds = True
-    try:
-        yield
-    finally:
-        for pipe in collector.pipes:
-            pipe.holds = False
-    collector.queue_out.drain()
-    if getattr(collector, "running", False):  # an iteration waits for them
-        for pipe in collector.pipes:
-            pipe.go_on()
-
-
-def _next_id(pool: Mapping[str, torch.Tensor]) -> int:
-    return int(pool["traj_id"])
-
-
-def _as_list(workers: Any) -> list[int]:
-    return [workers] if isinstance(workers, int) else list(workers)
-
-
 def _shut_down(collector_of: Callable[[], MultiCollector | None]) -> None:
     """End the workers with the program, which would wait for them."""
     collector = collector_of()
     if collector is not None:
         collector.shutdown(timeout=1.0, raise_on_error=False)
-
-
-def _copied(value: Any) -> Any:
-    """A state with memory of its own: that of a worker's goes with the worker."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copied(item) for item in value)
-    return value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import multiprocessing
 import signal
 import threading
@@ -18,8 +18,13 @@ from typing import Any
 from torchrl.collectors import MultiCollector
 
 from tdcollect._upstream.collectors import WorkersState, readers
-from tdcollect.collectors.asking import LostWorker, LostWorkers, WorkerLostError, slots_of
-from tdcollect.collectors.worker import WorkerFailure, WorkerReport
+from tdcollect.collectors.asking import (
+    LostWorker,
+    LostWorkers,
+    WorkerLostError,
+    WorkerReport,
+    slots_of,
+)
 from tdcollect.processes.child import ending
 
 COLLECT = ("continue", "continue_random")
@@ -33,19 +38,11 @@ class WorkerPipe:
     TorchRL sends its messages on it. A worker of an async collector that is asked something while
     it collects drops its batch and waits; it is told to go on here. A process that takes the place
     of a lost one is told and asked what that one was.
-
-    Args:
-        pipe: the connection to the first process.
-        guard: of all workers.
-
-    Attributes:
-        pipe: the connection to the present process.
-        holds: do not tell the worker to go on.
     """
 
     def __init__(self, pipe: connection.Connection, guard: Guard):
         self.pipe = pipe
-        self.holds = False
+        self.holds = False  # if so, the worker is not told to go on
         self._guard = guard
         self._order: Any = (None, COLLECT[0])  # the latest message to collect a batch
         self._owed: Any = None  # the message on which the worker owes word on the queue
@@ -129,11 +126,6 @@ class WorkerQueue:
     """The queue on which workers give word of their batches.
 
     A worker that takes a lost one's place has a queue of its own, read here too.
-
-    Args:
-        queue: of the first workers.
-        pipes: to the workers.
-        guard: of all workers.
     """
 
     def __init__(self, queue: Any, pipes: list[WorkerPipe], guard: Guard):
@@ -160,7 +152,14 @@ class WorkerQueue:
         Raises:
             Empty: if there is none within ``timeout`` seconds.
         """
-        return _before(timeout, self._next)
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                left = max(end - time.monotonic(), 0.0)
+                return self._next(None if timeout is None else left)
+            except Empty:
+                if time.monotonic() >= end:
+                    raise
 
     def _next(self, timeout: float | None) -> Any:
         ends = readers(queue for queue, _ in self._queues)
@@ -193,11 +192,9 @@ class WorkerQueue:
 
     def drain(self) -> None:
         """Drop what workers have given and nobody has taken."""
-        while True:
-            try:
+        with suppress(Empty):
+            while True:
                 self._next(0.0)
-            except Empty:
-                return
 
     def full(self) -> bool:
         """Tell whether the first workers' queue is full."""
@@ -209,18 +206,6 @@ class WorkerQueue:
             queue.close()
 
 
-def _before(timeout: float | None, attempt: Callable[[float | None], Any]) -> Any:
-    """Try again until it does not raise ``Empty``, or the time is over."""
-    end = None if timeout is None else time.monotonic() + timeout
-    while True:
-        left = None if end is None else max(end - time.monotonic(), 0.0)
-        try:
-            return attempt(left)
-        except Empty:
-            if end is not None and time.monotonic() >= end:
-                raise
-
-
 def _found_dead(guard: Guard) -> None:
     """Something is broken because a process ends: wait for that, and have the guard look."""
     connection.wait(guard.deaths(), _PATIENCE)
@@ -228,22 +213,13 @@ def _found_dead(guard: Guard) -> None:
 
 
 class Reports:
-    """The parent's ends of channels on which workers are asked for reports.
-
-    Args:
-        workers: how many there are.
-
-    Attributes:
-        ends: the workers' ends.
-    """
+    """The parent's ends of channels on which workers are asked for reports."""
 
     def __init__(self, workers: int):
         pairs = [multiprocessing.Pipe() for _ in range(workers)]
         self._channels: list[connection.Connection] = [ours for ours, _ in pairs]
         self.ends: Sequence[Any] = [theirs for _, theirs in pairs]
-
-    def __bool__(self) -> bool:
-        return bool(self._channels)
+        """The workers' ends."""
 
     def latest(self, procs: Callable[[], Sequence[Any]]) -> list[WorkerReport]:
         """The latest report of each worker.
@@ -251,34 +227,29 @@ class Reports:
         Args:
             procs: the processes; raises, or has another take the place, where one has died.
         """
-        found = [self._ask(worker, procs) for worker in range(len(self._channels))]
-        return found if None not in found else self.latest(procs)  # type: ignore[return-value]
+        return [self._ask(worker, procs) for worker in range(len(self._channels))]
 
-    def _ask(self, worker: int, procs: Callable[[], Sequence[Any]]) -> WorkerReport | None:
-        """The report of one worker; None where another has taken its place meanwhile."""
-        channel = self._channels[worker]
-        try:
-            channel.send("report")
-            while not channel.poll(0.2):
+    def _ask(self, worker: int, procs: Callable[[], Sequence[Any]]) -> WorkerReport:
+        while True:
+            channel, answer = self._channels[worker], None
+            with suppress(OSError, EOFError):
+                channel.send("report")
+                while not channel.poll(0.2):
+                    procs()
+                answer = channel.recv()
+            if isinstance(answer, WorkerReport):
+                return answer
+            if self._channels[worker] is channel:  # it ends, or has ended
+                connection.wait([procs()[worker].sentinel], 5)
                 procs()
-                if self._channels[worker] is not channel:
-                    return None
-            answer = channel.recv()
-        except (OSError, EOFError):
-            answer = None
-        if not isinstance(answer, WorkerReport):  # it ends, or has ended
-            connection.wait([procs()[worker].sentinel], 5)
-            procs()
-            return None
-        return answer
 
     def last_word(self, worker: int) -> str:
         """The error that a worker ended with; empty where it was killed."""
         last = None
-        with suppress(OSError, EOFError):
-            while self and self._channels[worker].poll():
+        with suppress(OSError, EOFError, IndexError):  # of none, where another's collector runs
+            while self._channels[worker].poll():
                 last = self._channels[worker].recv()
-        return last.error if isinstance(last, WorkerFailure) else ""
+        return last if isinstance(last, str) else ""
 
     def replace(self, worker: int) -> Any:
         """Talk to another process; returns its end."""
@@ -293,7 +264,7 @@ class Reports:
 
 
 _log = logging.getLogger("tdcollect.collectors")
-_SIGNAL = getattr(signal, "SIGCHLD", None)
+_SIGNAL: Any = getattr(signal, "SIGCHLD", None)  # Windows has none
 _MAX_LOST = 3
 """A worker that is lost so often is not replaced again, unless a batch came, or time passed."""
 _LONG = 60.0
@@ -316,7 +287,7 @@ class _Watched:
 
 
 class Guard:
-    """Looks after the worker processes of a collector.
+    """Watches the worker processes of a collector.
 
     A thread of it waits until a process ends. Whoever waits for a worker in another thread looks
     here too.
@@ -328,12 +299,6 @@ class Guard:
         replace: starts another worker in the place of a lost one, given its index and how many
             have taken this place, the new one included; returns its process. None to raise.
         cause: the error that a worker ended with, given its index; empty if it had none to tell.
-
-    Attributes:
-        slots: N of each worker; set once it is known.
-        closed: the collector is shut down.
-        lost: the workers that were lost.
-        lock: held while a worker is replaced.
     """
 
     def __init__(
@@ -372,10 +337,6 @@ class Guard:
             return []
         return [proc.sentinel for proc in self.procs]
 
-    def replacements(self, worker: int) -> int:
-        """The number of workers that have taken this place after the first."""
-        return sum(lost.worker == worker for lost in self.lost if lost.replaced)
-
     def watched(self) -> list[Any]:
         """The processes; a dead one is found by whoever looks whether it is alive."""
         return [_Watched(proc, self) for proc in self.procs]
@@ -395,10 +356,8 @@ class Guard:
             return
         with self.lock:
             self._look()
-        if self._error is not None:
-            error = self._error
-            collector = self._collector()
-            if collector is not None:
+        if (error := self._error) is not None:
+            if (collector := self._collector()) is not None:
                 collector.shutdown(timeout=1.0, raise_on_error=False)
             raise error
 
@@ -427,14 +386,14 @@ class Guard:
             replaced=self._replace is not None and self._in_a_row[worker] <= _MAX_LOST,
         )
         self.lost = LostWorkers((*self.lost, lost))
-        collector = self._collector()
-        if collector is not None:
+        if (collector := self._collector()) is not None:
             WorkersState(collector).release_update(worker)
         why = f"as {_MAX_LOST + 1} in a row ended so without a batch; mend what ends them"
         if self._replace is not None and lost.replaced:
             _log.warning("%s; another takes its place", lost)
             try:
-                self.procs[worker] = self._replace(worker, self.replacements(worker))
+                places = sum(one.worker == worker for one in self.lost if one.replaced)
+                self.procs[worker] = self._replace(worker, places)
                 self.pids[worker], self._since[worker] = self.procs[worker].pid, time.monotonic()
                 return
             except Exception as error:
@@ -453,8 +412,7 @@ class Guard:
 
         As torch's DataLoader does it: by a handler of SIGCHLD, which calls the one before it.
         """
-        here = threading.current_thread() is threading.main_thread()
-        if self._raises_in_main or self._replace is not None or _SIGNAL is None or not here:
+        if self._raises_in_main or self._replace is not None or not _can_signal():
             return
         self._raises_in_main = True
         previous, itself = signal.getsignal(_SIGNAL), weakref.ref(self)
@@ -475,9 +433,9 @@ class Guard:
         with self.lock:
             if self.closed:
                 return False
-            with contextlib.suppress(ValueError):  # of a process that a shutdown closes meanwhile
+            with suppress(ValueError):  # of a process that a shutdown closes meanwhile
                 self._look()
-            if self._error is not None and self._raises_in_main and _SIGNAL is not None:
+            if self._error is not None and self._raises_in_main:
                 signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             return self._error is None
 
@@ -486,11 +444,14 @@ class Guard:
         if self.closed:
             return
         self.closed = True
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._sleep.close()  # the thread finds its end closed
-        here = threading.current_thread() is threading.main_thread()
-        if self._raises_in_main and here and signal.getsignal(signal.SIGCHLD) is self._handler:
-            signal.signal(signal.SIGCHLD, self._previous or signal.SIG_DFL)
+        if self._raises_in_main and _can_signal() and signal.getsignal(_SIGNAL) is self._handler:
+            signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
+
+
+def _can_signal() -> bool:
+    return _SIGNAL is not None and threading.current_thread() is threading.main_thread()
 
 
 def _watch(guard_of: Callable[[], Guard | None], wake: connection.Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,19 +21,15 @@ from tdcollect._upstream.collectors import RayState
 from tdcollect._upstream.others import state_of
 from tdcollect.collect import Collector
 from tdcollect.collect.collector import extends
-from tdcollect.collectors.arguments import (
-    check_on_worker_lost,
-    check_restartable,
-    collector_class,
-)
 from tdcollect.collectors.asking import (
     Asking,
-    LostWorker,
     LostWorkers,
+    TrajectoryIds,
     WorkerLostError,
-    replacement_seed,
+    take_place,
+    take_weights,
 )
-from tdcollect.collectors.worker import TrajectoryIds, take_place, take_weights
+from tdcollect.collectors.dispatch import check_on_worker_lost, class_of_collectors
 from tdcollect.display import one_line
 
 _log = logging.getLogger("tdcollect.collectors")
@@ -84,16 +81,14 @@ class RayCollector(Asking, TorchRLRayCollector):
         on_worker_lost: str = "raise",
         **kwargs: Any,
     ):
-        check_on_worker_lost(on_worker_lost)
-        if on_worker_lost == "restart":
-            check_restartable(kwargs)
+        check_on_worker_lost(on_worker_lost, kwargs)
         given = (kwargs.get(name) for name in ("weight_sync_schemes", "weight_updater"))
         self._sends = not any(given) and getattr(policy, "service_backend", None) != "ray"
         self.lost = LostWorkers()
         self.on_worker_lost = on_worker_lost
         self._seed: int | None = None
-        self._replacements: list[int] = []
-        self._in_a_row: list[int] = []  # losses of a worker, without a batch in between
+        self._replacements: Counter[int] = Counter()  # of a worker, since the seed
+        self._in_a_row: Counter[int] = Counter()  # losses of one, without a batch in between
         self._sent: Any = None  # a reference of Ray to weights
         self._version = 0
         self._failure: BaseException | None = None
@@ -104,9 +99,8 @@ class RayCollector(Asking, TorchRLRayCollector):
         if isinstance(envs, Sequence):
             count = len(envs := list(envs))
         else:
-            count = kwargs.setdefault("num_collectors", None) or 1
-            kwargs["num_collectors"] = count
-        kwargs["collector_class"] = kind = collector_class(kwargs.get("collector_class"))
+            count = kwargs["num_collectors"] = kwargs.get("num_collectors") or 1
+        kwargs["collector_class"] = kind = class_of_collectors(kwargs.get("collector_class"))
         # The parent writes into these, and would share one dict between workers.
         options = kwargs.get("collector_kwargs") or {}
         options = [options] * count if isinstance(options, Mapping) else options
@@ -160,7 +154,6 @@ class RayCollector(Asking, TorchRLRayCollector):
             return self.remote_collectors.pop()
 
         self._start_one = start_one
-        self._replacements, self._in_a_row = [0] * len(create_env_fn), [0] * len(create_env_fn)
         given = [{**options, **self._ids(i)} for i, options in enumerate(collector_kwargs)]
         start(create_env_fn, num_envs, policy, given, remote_configs)
 
@@ -168,16 +161,12 @@ class RayCollector(Asking, TorchRLRayCollector):
         """The argument that gives a worker trajectory ids of its own."""
         return {"traj_pool": TrajectoryIds(worker)} if self._one_env else {}
 
-    @property
-    def _workers(self) -> range:
-        return range(self.num_collectors)
-
     def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
         self._check_open()
         tasks = [self._call(worker, function, *arguments) for worker, arguments in given.items()]
         return [
-            self._result(worker, task, function, *arguments)
-            for task, (worker, arguments) in zip(tasks, given.items(), strict=True)
+            self._result(worker, task, function, *given[worker])
+            for worker, task in zip(given, tasks, strict=True)
         ]
 
     def _call(self, worker: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -211,7 +200,7 @@ class RayCollector(Asking, TorchRLRayCollector):
             while pending:
                 worker, batch = self._first_of(pending)
                 batches[worker] = batch
-            found = [batches[worker] for worker in sorted(batches)]
+            found = [batches[worker] for worker in range(self.num_workers)]
             if found[0] is None:  # the workers have written to the replay buffer themselves
                 self.collected_frames += self.frames_per_batch
                 yield None
@@ -244,11 +233,9 @@ class RayCollector(Asking, TorchRLRayCollector):
             self.shutdown()
 
     def _first_of(self, pending: dict[Any, int]) -> tuple[int, Any]:
-        """Wait for the first of some batches; return its worker and the batch.
+        """Wait for the first of some batches, and take it out; return its worker and the batch.
 
-        Args:
-            pending: the worker of each; the one that is returned is taken out. A worker that is
-                lost is replaced, and asked again.
+        A worker that is lost is replaced, and asked again.
         """
         while True:
             (task,), _ = ray.wait(list(pending), num_returns=1)
@@ -270,23 +257,6 @@ class RayCollector(Asking, TorchRLRayCollector):
 
     # ------------------------------------------------------------------------------ lost workers
 
-    def _note(self, worker: int, error: Exception, replaced: bool) -> LostWorker:
-        state = state_of(self.remote_collectors[worker])
-        reason = " ".join((state.reason or str(error)).split())
-        reason = reason.partition(" Some common causes")[0]  # which Ray lists at length
-        process, how = f"{state.pid} on {state.host}", f"was lost: {reason}"
-        return self._lost_worker(
-            worker, process, how, self._torchrl.frames_per_worker, replaced=replaced
-        )
-
-    def _end(self, lost: LostWorker) -> WorkerLostError:
-        """Stop all workers; return the error that names the lost one."""
-        if threading.current_thread() is self._torchrl.thread:
-            self.stop_remote_collectors()
-        else:
-            self.shutdown()
-        return WorkerLostError(lost)
-
     def _replace(self, worker: int, error: Exception) -> None:
         """Start another worker in the place of one that is lost.
 
@@ -294,23 +264,28 @@ class RayCollector(Asking, TorchRLRayCollector):
             WorkerLostError: if workers are not to be replaced, or this one was too often.
         """
         with self._changing:
-            if state_of(self.remote_collectors[worker]).name != "DEAD":
+            state = state_of(self.remote_collectors[worker])
+            if state.name != "DEAD":
                 return  # another thread has replaced it
             self._in_a_row[worker] += 1
             replaced = self.on_worker_lost == "restart" and self._in_a_row[worker] <= _MAX_LOST
-            lost = self._note(worker, error, replaced)
+            reason = " ".join((state.reason or str(error)).split())
+            reason = reason.partition(" Some common causes")[0]  # which Ray lists at length
+            process, frames = f"{state.pid} on {state.host}", self._torchrl.frames_per_worker
+            lost = self._lost_worker(worker, process, f"was lost: {reason}", frames, replaced)
             if not replaced:
-                raise self._end(lost) from error
+                if threading.current_thread() is self._torchrl.thread:
+                    self.stop_remote_collectors()
+                else:
+                    self.shutdown()
+                raise WorkerLostError(lost) from error
             _log.warning("%s; another takes its place", lost)
             self._replacements[worker] += 1
             seeding = None
             if self._seed is not None:
-                place = self._seed, worker, self._replacements[worker]
-                seeding = (replacement_seed(*place), *place)
-            actor = self._start_one(worker)
-            self.remote_collectors[worker] = actor
-            arguments = worker, self._sent, self._version, seeding
-            ready = self._call(worker, take_place, *arguments)
+                seeding = None, self._seed, worker, self._replacements[worker]
+            self.remote_collectors[worker] = self._start_one(worker)
+            ready = self._call(worker, take_place, worker, self._sent, self._version, seeding)
             if not ray.wait([ready], timeout=_PATIENCE)[0]:
                 _log.warning("worker %d waits for room on the cluster", worker)
             try:
@@ -370,7 +345,7 @@ class RayCollector(Asking, TorchRLRayCollector):
         with self._changing:
             self._check_open()
             self._seedings += 1
-            self._seed, self._replacements = seed, [0] * self.num_collectors
+            self._seed, self._replacements = seed, Counter()
             return self._seed_workers(seed, static_seed)
 
     # ------------------------------------------------------------------------------------- end

@@ -2,16 +2,18 @@
 
 from tdcollect.trajectories.assemble import TrajectoryAssembler
 from tdcollect.trajectories.index import TrajectoryIndex
-from tdcollect.trajectories.join import join_trajectories, unpad
-from tdcollect.trajectories.reduce import (
+from tdcollect.trajectories.split import (
     discounted_returns,
     first,
+    flatten_time,
+    join_trajectories,
     last,
     lengths,
     returns,
     segment_sum,
+    unflatten_time,
+    unpad,
 )
-from tdcollect.trajectories.split import flatten_time, unflatten_time
 from tdcollect.trajectories.split import split_trajectories as split_trajectories
 
 __all__ = [

@@ -6,8 +6,7 @@ Unfinished trajectories are held as pieces: runs of rows in several flat TensorD
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -15,11 +14,19 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import check, keys
 from tdcollect.keys import Key, beside
-from tdcollect.trajectories.entries import map_entries, take
 from tdcollect.trajectories.index import TrajectoryIndex, entries_of
-from tdcollect.trajectories.split import rows_of
+from tdcollect.trajectories.split import flat_rows, rows_of
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Table = TypeVar("Table", bound=tuple[Numbers, ...])
+
+
+class _Open(NamedTuple):
+    """The unfinished trajectories: their number in the order of start, slot, and id."""
+
+    serial: Numbers
+    slot: Numbers
+    ids: Numbers
 
 
 class Pieces(NamedTuple):
@@ -33,28 +40,27 @@ class Pieces(NamedTuple):
     """Its first row there."""
     length: Numbers
 
-    @classmethod
-    def none(cls) -> Pieces:
-        return cls(*(np.zeros(0, dtype=np.int64) for _ in range(4)))
 
-    def where(self, chosen: Numbers) -> Pieces:
-        return Pieces(*(values[chosen] for values in self))
+_NO_NUMBERS = np.zeros(0, dtype=np.int64)
 
-    def then(self, other: Pieces) -> Pieces:
-        return Pieces(*(np.concatenate(parts) for parts in zip(self, other, strict=True)))
 
-    def by_serial(self) -> Pieces:
-        return self.where(np.argsort(self.serial, kind="stable"))
+def _where(table: Table, chosen: Numbers) -> Table:
+    return type(table)(*(values[chosen] for values in table))
+
+
+def _then(table: Table, other: Table) -> Table:
+    return type(table)(*(np.concatenate(parts) for parts in zip(table, other, strict=True)))
+
+
+def _by_serial(pieces: Pieces) -> Pieces:
+    return _where(pieces, np.argsort(pieces.serial, kind="stable"))
 
 
 def gather(sources: Sequence[TensorDict], pieces: Pieces) -> TensorDict:
     """The rows of the pieces, in their order: a copy. There is at least one source."""
-    found = np.unique(pieces.source)
-    if not len(found):
-        return _select(sources[-1], np.zeros(0, dtype=np.int64))
     parts = []
-    for source in found:
-        mine = pieces.where(pieces.source == source)
+    for source in np.unique(pieces.source) if len(pieces.source) else [-1]:
+        mine = _where(pieces, pieces.source == source)
         parts.append(_select(sources[source], _runs(mine.start, mine.length)))
     if len(parts) == 1:
         return parts[0]
@@ -65,47 +71,42 @@ def gather(sources: Sequence[TensorDict], pieces: Pieces) -> TensorDict:
     return _select(torch.cat(parts, 0), _runs(start, pieces.length))
 
 
-def hold(sources: Sequence[TensorDict], pieces: Pieces) -> tuple[list[TensorDict], Pieces]:
+def hold(sources: list[TensorDict], pieces: Pieces) -> tuple[list[TensorDict], Pieces]:
     """Move pieces into few sources that hold little else.
 
-    The last source is the caller's, and is copied from. A source of which more than half is not
-    needed is copied too, and one is joined with a later one that is as long: so the number of
-    sources, and of copies of each row, grows with the logarithm of what is held.
+    The last source is the caller's, and is copied from. So are those that hold no more than all
+    later ones together, and those of which more than half is not needed, with all later ones: the
+    number of sources, and of copies of each row, grows with the logarithm of what is held.
     """
     live = np.bincount(pieces.source, pieces.length, minlength=len(sources))
-    groups: list[list[int]] = []
-    for source in np.flatnonzero(live):
-        groups.append([int(source)])
-        while len(groups) > 1 and live[groups[-2]].sum() <= live[groups[-1]].sum():
-            joined = groups.pop()
-            groups[-1] += joined
-    held: list[TensorDict] = []
-    kept = Pieces.none()
-    for group in groups:
-        mine = pieces.where(np.isin(pieces.source, group))
-        source = sources[group[0]]
-        owned = len(group) == 1 and group[0] != len(sources) - 1
-        if not owned or 2 * live[group[0]] < len(source):
-            source = gather(sources, mine)
-            mine = mine._replace(start=_before(mine.length))
-        kept = kept.then(mine._replace(source=np.full(len(mine.serial), len(held))))
-        held.append(source)
-    return held, kept
+    first, later = len(sources) - 1, live[-1]
+    for source in reversed(range(first)):
+        if live[source] <= later or 2 * live[source] < len(sources[source]):
+            first = source
+        later += live[source]
+    moved = _where(pieces, pieces.source >= first)
+    pieces = _where(pieces, pieces.source < first)
+    if not len(moved.serial):
+        return sources[:first], pieces
+    at = Pieces(
+        moved.serial, np.full_like(moved.source, first), _before(moved.length), moved.length
+    )
+    return [*sources[:first], gather(sources, moved)], _then(pieces, at)
 
 
 def tails(pieces: Pieces, steps: int) -> Pieces:
     """The last ``steps`` rows of each trajectory."""
-    pieces = pieces.by_serial()
+    pieces = _by_serial(pieces)
     behind = np.cumsum(pieces.length)
     last = np.searchsorted(pieces.serial, pieces.serial, side="right") - 1
     after = behind[last] - behind if len(behind) else behind
     length = np.clip(steps - after, 0, pieces.length)
     ends = pieces._replace(start=pieces.start + pieces.length - length, length=length)
-    return ends.where(length > 0)
+    return _where(ends, length > 0)
 
 
 def _select(source: TensorDict, rows: Numbers) -> TensorDict:
-    return map_entries(source, partial(take, rows=torch.from_numpy(rows)), [len(rows)])
+    return flat_rows(source, 0, torch.from_numpy(rows))
 
 
 def _before(length: Numbers) -> Numbers:
@@ -114,14 +115,6 @@ def _before(length: Numbers) -> Numbers:
 
 def _runs(start: Numbers, length: Numbers) -> Numbers:
     return np.repeat(start - _before(length), length) + np.arange(length.sum())
-
-
-class _Open(NamedTuple):
-    """The unfinished trajectories: their number in the order of start, slot, and id."""
-
-    serial: Numbers
-    slot: Numbers
-    ids: Numbers
 
 
 class TrajectoryAssembler:
@@ -171,12 +164,10 @@ class TrajectoryAssembler:
         self.completed = 0
         self.dropped = 0
         self._trajectory_key = trajectory_key
-        self._ids_at: Key = keys.TRAJ_IDS if trajectory_key is None else trajectory_key
         self._done_key = done_key
         self._started = 0
         self._slots: int | None = None
-        self._numbered = False  # whether the batches lack ids
-        self._device = torch.device("cpu")  # where they have them
+        self._adds_ids: tuple[Key, torch.device] | None = None  # if the batches have none
         self._template = TensorDict({}, batch_size=[0])
         self._chunks: TensorDict | None = None
         self.clear()
@@ -201,7 +192,7 @@ class TrajectoryAssembler:
     @property
     def unfinished(self) -> TensorDict:
         """A copy of the unfinished trajectories, ``[F]``: one after the other, by their start."""
-        return self._give([*self._sources, self._template], self._pieces.by_serial())
+        return self._give([*self._sources, self._template], _by_serial(self._pieces))
 
     @property
     def chunks(self) -> TensorDict:
@@ -220,8 +211,8 @@ class TrajectoryAssembler:
     def clear(self) -> None:
         """Forget the unfinished trajectories, without counting them as dropped."""
         self._sources: list[TensorDict] = []
-        self._pieces = Pieces.none()
-        self._open = _Open(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+        self._pieces = Pieces(*[_NO_NUMBERS] * 4)
+        self._open = _Open(*[_NO_NUMBERS] * 3)
 
     def feed(self, batch: TensorDictBase) -> TensorDict:
         """Take in a batch ``[*N, T]``; give out the trajectories that it completes.
@@ -242,8 +233,8 @@ class TrajectoryAssembler:
         )
         self._check(batch, index)
         steps = rows_of(batch, index)
-        self._numbered = not index.has_ids
-        self._device = index.starts.device
+        device = index.starts.device
+        self._adds_ids = None if index.has_ids else (index.trajectory_key, device)
         self._template = steps[:0].clone()
 
         slot, ids, complete, length = (
@@ -251,17 +242,19 @@ class TrajectoryAssembler:
             for values in (index.slot, index.ids, index.complete, index.lengths)
         )
         serial = self._continue(slot, ids, complete, index.from_ids)
-        start = np.cumsum(length) - length
-        fed = Pieces(serial, np.full(len(serial), len(self._sources)), start, length)
+        fed = Pieces(serial, np.full(len(serial), len(self._sources)), _before(length), length)
         sources = [*self._sources, steps]
         if self.lookback is not None:
-            self._chunks = self._look_back(sources, fed)
+            chunks, earlier = self._look_back(fed)
+            self._chunks = self._give(sources, chunks)
+            lookback = torch.from_numpy(np.repeat(earlier, chunks.length)).to(device)
+            self._chunks.set(beside(index.trajectory_key, keys.LOOKBACK), lookback)
 
-        pieces = self._pieces.then(fed)
+        pieces = _then(self._pieces, fed)
         done = np.unique(serial[complete])
-        whole = self._give(sources, pieces.where(np.isin(pieces.serial, done)).by_serial())
+        whole = self._give(sources, _by_serial(_where(pieces, np.isin(pieces.serial, done))))
         self._open = self._still_open(_Open(serial, slot, ids), done)
-        unfinished = pieces.where(np.isin(pieces.serial, self._open.serial))
+        unfinished = _where(pieces, np.isin(pieces.serial, self._open.serial))
         self.completed += len(done)
         self.dropped += len(np.unique(pieces.serial)) - len(done) - self.num_unfinished
         self._sources, self._pieces = hold(sources, unfinished)
@@ -312,11 +305,9 @@ class TrajectoryAssembler:
         held[self._open.slot] = np.arange(self.num_unfinished)
         before = held[slot[first]]
         goes_on = before >= 0
-        first, before = first[goes_on], before[goes_on]
-        if by_ids:
-            same = self._open.ids[before] == ids[first]
-            first, before = first[same], before[same]
-        serial[first] = self._open.serial[before]
+        if by_ids and self.num_unfinished:
+            goes_on &= self._open.ids[before] == ids[first]
+        serial[first[goes_on]] = self._open.serial[before[goes_on]]
         return serial
 
     def _continue_ids(self, ids: Numbers, complete: Numbers) -> tuple[Numbers, Numbers, Numbers]:
@@ -338,30 +329,27 @@ class TrajectoryAssembler:
 
     def _still_open(self, fed: _Open, done: Numbers) -> _Open:
         """The trajectories still unfinished; the latest of each slot, if slots are matched."""
-        every = _Open(*(np.concatenate(parts) for parts in zip(self._open, fed, strict=True)))
+        every = _then(self._open, fed)
         what = every.slot if self.match == "slot" else every.serial
         # Of each, what was fed last: unique gives the first, so count from the end.
         _, back = np.unique(what[::-1], return_index=True)
         latest = len(what) - 1 - back
-        latest = latest[~np.isin(every.serial[latest], done)]
-        return _Open(*(values[latest] for values in every))
+        return _where(every, latest[~np.isin(every.serial[latest], done)])
 
-    def _look_back(self, sources: list[TensorDict], fed: Pieces) -> TensorDict:
+    def _look_back(self, fed: Pieces) -> tuple[Pieces, Numbers]:
+        """The pieces of a batch, behind the last steps of those that they continue; and these."""
         continued, first = np.unique(fed.serial, return_index=True)
-        before = self._pieces.where(np.isin(self._pieces.serial, continued))
+        before = _where(self._pieces, np.isin(self._pieces.serial, continued))
         ahead = tails(before, self.lookback or 0)
         place = first[np.searchsorted(continued, ahead.serial)]
         order = np.argsort(np.concatenate([place, np.arange(len(fed.serial))]), kind="stable")
-        pieces = ahead.then(fed).where(order)
-        chunks = self._give(sources, pieces)
-        earlier = np.repeat(order < len(ahead.serial), pieces.length)
-        chunks.set(beside(self._ids_at, keys.LOOKBACK), torch.from_numpy(earlier).to(self._device))
-        return chunks
+        return _where(_then(ahead, fed), order), order < len(ahead.serial)
 
     def _give(self, sources: list[TensorDict], pieces: Pieces) -> TensorDict:
         given = gather(sources, pieces)
         given.names = self._template.names
-        if self._numbered:
+        if self._adds_ids is not None:
+            key, device = self._adds_ids
             serial = np.repeat(pieces.serial, pieces.length)
-            given.set(self._ids_at, torch.from_numpy(serial).to(self._device))
+            given.set(key, torch.from_numpy(serial).to(device))
         return given

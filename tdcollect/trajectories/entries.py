@@ -7,7 +7,8 @@ step, an object array ``[*batch]``. The helpers below take either.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,7 +53,7 @@ def map_entries(
         return size + value.batch_size[batch.ndim :] if inner_dims else size
 
     def each(value: LazyStackedTensorDict) -> LazyStackedTensorDict:
-        """Agents unlike each other, say: the same for each."""
+        """Heterogeneous agents, say: the same for each."""
         parts = [
             visit(part, TensorDict({}, batch_size=inner(part), device=part.device))
             for part in value.tensordicts
@@ -64,7 +65,11 @@ def map_entries(
         for key, value in _items(source):
             if is_non_tensor(value):
                 entry = _map_non_tensor(value, operation, inner(value))
-            elif _is_stacked_within(value, batch.ndim) and inner_dims:
+            elif (
+                inner_dims
+                and isinstance(value, LazyStackedTensorDict)
+                and value.stack_dim >= batch.ndim
+            ):
                 entry = each(value)
             elif is_tensor_collection(value):
                 empty = TensorDict({}, batch_size=inner(value), device=value.device)
@@ -93,11 +98,6 @@ def leaves(batch: TensorDictBase) -> Iterator[Any]:
             yield from leaves(value) if is_tensor_collection(value) else [value]
 
 
-def _is_stacked_within(value: Any, ndim: int) -> bool:
-    """Tell whether a value is stacked lazily along a dimension behind the batch's."""
-    return isinstance(value, LazyStackedTensorDict) and value.stack_dim >= ndim
-
-
 def _items(source: TensorDictBase) -> list[tuple[str, Any]]:
     try:
         return list(source.items())
@@ -121,14 +121,20 @@ def _map_non_tensor(
             "expected as many non-tensor values at every step, got "
             f"{list(value.batch_size)} of {value.tolist()!r:.80}; leave them out (batch.exclude)"
         )
-    nested = value.tolist()
-    array = np.empty(value.batch_size, dtype=object)
-    for at in np.ndindex(array.shape):
-        item = nested
-        for i in at:
-            item = item[i]
-        array[at] = item
-    return stack_values(operation(array))
+    flat = value.tolist()
+    for _ in value.batch_size[1:]:
+        flat = chain.from_iterable(flat)
+    return stack_values(
+        operation(objects(flat, math.prod(value.batch_size)).reshape(value.batch_size))
+    )
+
+
+def objects(values: Iterable[Any], count: int) -> np.ndarray[Any, Any]:
+    """An object array of some values: numpy's own would take a value that is a list for a row."""
+    array = np.empty(count, dtype=object)
+    for row, value in enumerate(values):
+        array[row] = value
+    return array
 
 
 def stack_values(array: np.ndarray[Any, Any]) -> Any:
@@ -174,8 +180,7 @@ def place(values: Values, rows: torch.Tensor, size: int) -> Values:
     """``values`` at ``rows`` of ``size`` rows, which are zeros (None for objects) elsewhere."""
     if not isinstance(values, torch.Tensor):
         array = np.empty(size, dtype=object)
-        for row, value in zip(rows.tolist(), values, strict=True):
-            array[row] = value  # one by one: numpy would spread a value that is a sequence
+        array[rows.cpu().numpy()] = values
         return array
     packed = _pack(values)
     rows = rows.to(values.device)

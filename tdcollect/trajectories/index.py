@@ -94,8 +94,7 @@ class TrajectoryIndex:
             trajectory_key: ids, integers ``[*N, T]`` or ``[*N, T, 1]``. By default
                 ``("collector", "traj_ids")``.
             done_key: flags, bool ``[*N, T]`` or ``[*N, T, 1]``. By default ``("next", "done")``.
-                If it is given and ``trajectory_key`` is not, boundaries come from it even if the
-                batch has ids.
+                Given alone, it takes precedence over ids.
 
         Raises:
             TypeError: if the batch is not a TensorDict, ids are not integers, or flags not bools.
@@ -112,30 +111,56 @@ class TrajectoryIndex:
         ids = _grid(batch, ids_at, time_dim)
         done = _grid(batch, keys.NEXT_DONE if done_key is None else done_key, time_dim)
         mask = _grid(batch, beside(ids_at, keys.MASK), time_dim)
-        from_ids = ids is not None and (trajectory_key is not None or done_key is None)
-        _check_entries(batch, ids, done, mask, ids_at, trajectory_key, done_key)
 
-        changes = ids if from_ids else None
-        starting, ending = _boundaries(changes, done, mask)
-        starts = starting.reshape(-1).nonzero().squeeze(-1)
-        ends = ending.reshape(-1).nonzero().squeeze(-1)
-        complete = _followed(starts, starting) if done is None else done.reshape(-1)[ends]
+        if trajectory_key is not None and ids is None:
+            raise KeyError(
+                f"expected an entry {trajectory_key!r} with trajectory ids, got {entries_of(batch)}"
+            )
+        if done_key is not None and done is None:
+            raise KeyError(
+                f"expected an entry {done_key!r} with done flags, got {entries_of(batch)}"
+            )
+        if ids is not None and (ids.is_floating_point() or ids.is_complex()):
+            raise TypeError(f"expected integer ids in {ids_at!r}, got {ids.dtype}")
+        for name, flags in (("done flags", done), ("the mask", mask)):
+            if flags is not None and flags.dtype is not torch.bool:
+                raise TypeError(f"expected {name} of dtype torch.bool, got {flags.dtype}")
+
+        if ids is not None and (trajectory_key is not None or done_key is None):
+            by_ids, between = ids, ids[:, 1:] != ids[:, :-1]
+        elif done is not None:
+            by_ids, between = None, done[:, :-1]
+        else:
+            raise KeyError(
+                f"expected trajectory ids in {ids_at!r} or done flags in {keys.NEXT_DONE!r}, got "
+                f"{entries_of(batch)}: name the entry with trajectory_key= or done_key="
+            )
+        size = between.shape[0], batch.shape[time_dim]
+        starting, ending = (between.new_ones(size) for _ in range(2))
+        starting[:, 1:] = ending[:, :-1] = between
+        if mask is not None:  # a run of rows that count also ends at one that does not
+            starting[:, 1:] |= ~mask[:, :-1]
+            ending[:, :-1] |= ~mask[:, 1:]
+            starting, ending = starting & mask, ending & mask
+        starts, ends = (flags.reshape(-1).nonzero().squeeze(-1) for flags in (starting, ending))
+        # max: a batch of no steps has no trajectories, and no slot to divide out.
+        slot = starts // max(size[1], 1)
+        followed = slot.diff(append=slot.new_full((1,), -1)) == 0
         return cls(
             starts=starts,
             lengths=ends - starts + 1,
-            # max: a batch of no steps has no trajectories, and no slot to divide out.
-            slot=starts // max(starting.shape[-1], 1),
+            slot=slot,
             ids=(
-                ids.reshape(-1)[starts]
-                if from_ids and ids is not None
-                else torch.arange(len(starts), device=starts.device)
+                torch.arange(len(starts), device=starts.device)
+                if by_ids is None
+                else by_ids.reshape(-1)[starts]
             ),
-            complete=complete,
+            complete=followed if done is None else done.reshape(-1)[ends],
             shape=batch.batch_size,
             time_dim=time_dim,
             names=tuple(batch.names),
             trajectory_key=ids_at,
-            from_ids=from_ids,
+            from_ids=by_ids is not None,
             has_ids=ids is not None,
             has_mask=mask is not None,
         )
@@ -200,61 +225,3 @@ def _grid(batch: TensorDictBase, key: Key, time_dim: int) -> torch.Tensor | None
         )
     value = value.reshape(shape).movedim(time_dim, -1)
     return value.reshape(math.prod(value.shape[:-1]), value.shape[-1])
-
-
-def _check_entries(
-    batch: TensorDictBase,
-    ids: torch.Tensor | None,
-    done: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    ids_at: Key,
-    trajectory_key: Key | None,
-    done_key: Key | None,
-) -> None:
-    held = entries_of(batch)
-    if trajectory_key is not None and ids is None:
-        raise KeyError(f"expected an entry {trajectory_key!r} with trajectory ids, got {held}")
-    if done_key is not None and done is None:
-        raise KeyError(f"expected an entry {done_key!r} with done flags, got {held}")
-    if ids is None and done is None:
-        raise KeyError(
-            f"expected trajectory ids in {ids_at!r} or done flags in {keys.NEXT_DONE!r}, got "
-            f"{held}: name the entry with trajectory_key= or done_key="
-        )
-    if ids is not None and (ids.is_floating_point() or ids.is_complex()):
-        raise TypeError(f"expected integer ids in {ids_at!r}, got {ids.dtype}")
-    for name, flags in (("done flags", done), ("the mask", mask)):
-        if flags is not None and flags.dtype is not torch.bool:
-            raise TypeError(f"expected {name} of dtype torch.bool, got {flags.dtype}")
-
-
-def _boundaries(
-    ids: torch.Tensor | None, done: torch.Tensor | None, mask: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two masks ``[S, T]``: the rows that begin a trajectory, and those that end one."""
-    if ids is not None:
-        between = ids[:, 1:] != ids[:, :-1]
-    else:
-        assert done is not None
-        between = done[:, :-1]
-    edge = torch.ones_like(between[:, :1])
-    if not edge.shape[1]:  # one step or none: nothing lies between steps
-        only = ids if ids is not None else done
-        assert only is not None
-        starting = ending = torch.ones_like(only, dtype=torch.bool)
-    else:
-        starting, ending = torch.cat([edge, between], 1), torch.cat([between, edge], 1)
-    if mask is None:
-        return starting, ending
-    # A run of rows that count also ends at one that does not.
-    starting, ending = starting & mask, ending & mask
-    if mask.shape[1] > 1:
-        starting[:, 1:] |= mask[:, 1:] & ~mask[:, :-1]
-        ending[:, :-1] |= mask[:, :-1] & ~mask[:, 1:]
-    return starting, ending
-
-
-def _followed(starts: torch.Tensor, starting: torch.Tensor) -> torch.Tensor:
-    slot = starts // max(starting.shape[-1], 1)
-    last = torch.ones_like(slot[:1], dtype=torch.bool)
-    return ~torch.cat([slot[1:] != slot[:-1], last]) if len(slot) else last

@@ -1,4 +1,7 @@
-"""From a batch ``[*N, T]`` to its trajectories, in four layouts; and flat over slots, and back."""
+"""Trajectories of a batch: split into four layouts, joined again, and reduced to a number or a row.
+
+Sums of floats are float64 inside, which every device but MPS has.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias, overload
+from itertools import chain, pairwise
+from typing import Any, Literal, TypeAlias, get_args, overload
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
 
 from tdcollect import check, keys
 from tdcollect._upstream.torchrl import apply_unchecked
 from tdcollect.keys import Key, beside
-from tdcollect.trajectories.entries import Values, from_rows, map_entries, place, take, to_rows
-from tdcollect.trajectories.index import TrajectoryIndex, time_dim_of
+from tdcollect.trajectories.entries import (
+    Values,
+    from_rows,
+    leaves,
+    map_entries,
+    objects,
+    place,
+    take,
+    to_rows,
+)
+from tdcollect.trajectories.index import TrajectoryIndex, entries_of, time_dim_of
 
 Layout: TypeAlias = Literal["padded", "jagged", "flat", "list"]
-
-LAYOUTS = ("padded", "jagged", "flat", "list")
+LAYOUTS = get_args(Layout)
+_NEXT_REWARD = (keys.NEXT, keys.REWARD)
 
 
 @overload
@@ -138,35 +150,41 @@ def index_of(
 
 def rows_of(batch: TensorDictBase, index: TrajectoryIndex) -> TensorDict:
     """The steps ``[F]`` of all trajectories, one behind the other, without a mask."""
-
-    def gather(values: Values) -> Values:
-        rows = to_rows(values, batch.ndim, index.time_dim)
-        return rows if index.dense else take(rows, index.rows)
-
-    flat = map_entries(batch, gather, [index.frames], [index.names[index.time_dim]])
+    rows = None if index.dense else index.rows
+    flat = flat_rows(batch, index.time_dim, rows, index.names[index.time_dim])
     mask = beside(index.trajectory_key, keys.MASK)
     return flat.exclude(mask) if mask in flat.keys(include_nested=True) else flat
 
 
+def flat_rows(
+    batch: TensorDictBase,
+    time_dim: int,
+    rows: torch.Tensor | None = None,
+    name: str | None = None,
+) -> TensorDict:
+    """The steps of a batch, slot by slot, or the rows of these that are asked for."""
+
+    def flat(values: Values) -> Values:
+        values = to_rows(values, batch.ndim, time_dim)
+        return values if rows is None else take(values, rows)
+
+    count = math.prod(batch.batch_size) if rows is None else len(rows)
+    return map_entries(batch, flat, [count], [name])
+
+
 def _padded(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
     size, longest = len(index), index.longest
-    if index.frames == size * longest:
-        spread = partial(_grid, size=size, longest=longest)
-    else:
-        rows = index.trajectory * longest + index.step
-        spread = partial(_spread, rows=rows, size=size, longest=longest)
+    full = index.frames == size * longest
+    rows = None if full else index.trajectory * longest + index.step
+
+    def spread(values: Values) -> Values:
+        values = values if rows is None else place(values, rows, size * longest)
+        return values.reshape(size, longest, *values.shape[1:])
+
     padded = map_entries(flat, spread, [size, longest], _padded_names(index))
     steps = torch.arange(longest, device=index.lengths.device)
     padded.set(beside(index.trajectory_key, keys.MASK), steps < index.lengths.unsqueeze(-1))
     return padded
-
-
-def _grid(values: Values, size: int, longest: int) -> Values:
-    return values.reshape(size, longest, *values.shape[1:])
-
-
-def _spread(values: Values, rows: torch.Tensor, size: int, longest: int) -> Values:
-    return _grid(place(values, rows, size * longest), size, longest)
 
 
 def _padded_names(index: TrajectoryIndex) -> list[str | None]:
@@ -192,10 +210,7 @@ def _jagged(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
         if isinstance(values, torch.Tensor):
             here = placed.setdefault(values.device, offsets.to(values.device))
             return torch.nested.nested_tensor_from_jagged(values, offsets=here)
-        lists = np.empty(len(index), dtype=object)
-        for i in range(len(index)):
-            lists[i] = values[bounds[i] : bounds[i + 1]].tolist()
-        return lists
+        return objects((values[a:b].tolist() for a, b in pairwise(bounds)), len(index))
 
     return map_entries(flat, nest, [len(index)], inner_dims=False)
 
@@ -214,8 +229,7 @@ def flatten_time(batch: TensorDictBase) -> TensorDict:
         ValueError: without a time dimension.
     """
     time_dim = time_dim_of(batch)
-    to_flat = partial(to_rows, ndim=batch.ndim, time_dim=time_dim)
-    return map_entries(batch, to_flat, [batch.numel()], [batch.names[time_dim]])
+    return flat_rows(batch, time_dim, name=batch.names[time_dim])
 
 
 def unflatten_time(flat: TensorDictBase, slots: int | Sequence[int]) -> TensorDict:
@@ -243,3 +257,305 @@ def unflatten_time(flat: TensorDictBase, slots: int | Sequence[int]) -> TensorDi
     shape = (*sizes, len(flat) // count)
     names = [None] * len(sizes) + [flat.names[0]]
     return map_entries(flat, partial(from_rows, shape=shape, time_dim=len(sizes)), shape, names)
+
+
+def join_trajectories(
+    trajectories: TensorDictBase | Sequence[TensorDictBase],
+    index: TrajectoryIndex | None = None,
+    *,
+    trajectory_key: Key | None = None,
+) -> TensorDict:
+    """The inverse of :func:`split_trajectories`, for each of its layouts.
+
+    Args:
+        trajectories: padded ``[B, L]`` with a mask, jagged ``[B]``, flat ``[F]``, or a list of
+            ``[length]``; entries may have been added, changed or removed since the split.
+        index: of the batch that was split. Without it, the result is flat.
+        trajectory_key: of the split, if it was not the default; an index knows its own.
+
+    Returns:
+        ``[F]``, the steps of one trajectory behind those of the other, F the sum of lengths. With
+        an index: the batch ``[*N, T]`` that was split, names included, without the ids and the
+        mask that splitting added. Steps that its mask leaves out read zero.
+
+    Raises:
+        TypeError: for what is neither a TensorDict nor a sequence of them.
+        ValueError: for an empty list without an index, a TensorDict in none of the layouts, and
+            trajectories that are not as many, or not as long, as those of the index.
+    """
+    if index is not None:
+        trajectory_key = index.trajectory_key
+    mask_key = beside(keys.TRAJ_IDS if trajectory_key is None else trajectory_key, keys.MASK)
+    found: list[int] | None = None
+    if not isinstance(trajectories, TensorDictBase):
+        flat, found = _join_list(trajectories)
+    elif any(_is_nested(value) for value in leaves(trajectories)):
+        flat, found = _join_jagged(trajectories)
+    elif trajectories.ndim == 2 and mask_key in trajectories.keys(include_nested=True):
+        flat = unpad(trajectories, mask_key=mask_key)
+        found = trajectories.get(mask_key).sum(-1).tolist()
+    elif trajectories.ndim == 1:
+        flat = map_entries(trajectories, lambda values: values, trajectories.batch_size)
+    else:
+        raise ValueError(
+            f"expected trajectories padded [B, L] with a mask in {mask_key!r}, jagged [B], flat "
+            f"[F] or in a list, got batch_size {list(trajectories.batch_size)}: a batch [N, T] is "
+            "made flat by split_trajectories(batch, layout='flat') or flatten_time(batch)"
+        )
+    if index is None:
+        return flat
+    if found is not None and found != index.lengths.tolist():
+        raise ValueError(
+            f"expected the {len(index)} trajectories of the index, {index.frames} steps, each of "
+            f"its length there; got {len(found)} of {sum(found)} steps: pass the index of the "
+            "batch that was split, and trajectories in their order"
+        )
+    if flat.batch_size[0] != index.frames:
+        raise ValueError(
+            f"expected the {index.frames} steps of the index, got {flat.batch_size[0]}: pass the "
+            "index of the batch that was split"
+        )
+    return _restore(flat, index)
+
+
+def unpad(padded: TensorDictBase, *, mask_key: Key | None = None) -> TensorDict:
+    """The steps ``[F]`` of a padded batch ``[B, L]`` where its mask is true, without the mask.
+
+    Args:
+        padded: any batch dims, the last of which is time unless another is named ``"time"``.
+        mask_key: bool, of the batch size. By default ``("collector", "mask")``.
+
+    Raises:
+        KeyError: without the mask.
+        ValueError, TypeError: for a mask of another shape, or not of bools.
+    """
+    mask_key = beside(keys.TRAJ_IDS, keys.MASK) if mask_key is None else mask_key
+    mask = padded.get(mask_key, None)
+    if mask is None:
+        raise KeyError(
+            f"expected a mask in {mask_key!r}, got {entries_of(padded)}: name it with mask_key="
+        )
+    if mask.dtype is not torch.bool:
+        raise TypeError(f"expected a mask of dtype torch.bool, got {mask.dtype}")
+    if mask.shape != padded.batch_size:
+        raise ValueError(
+            f"expected a mask of the batch size {list(padded.batch_size)}, got {list(mask.shape)}"
+        )
+    time_dim = time_dim_of(padded)
+    counting = to_rows(mask, padded.ndim, time_dim).nonzero().squeeze(-1)
+    return _without(flat_rows(padded, time_dim, counting), mask_key)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_nested
+
+
+def _join_list(trajectories: Any) -> tuple[TensorDict, list[int]]:
+    if not isinstance(trajectories, Sequence) or not all(
+        isinstance(one, TensorDictBase) for one in trajectories
+    ):
+        raise TypeError(
+            "expected a TensorDict or a list of TensorDicts, got "
+            f"{type(trajectories).__name__}: see split_trajectories for the layouts"
+        )
+    for i, one in enumerate(trajectories):
+        if one.ndim != 1:
+            raise ValueError(
+                f"expected trajectories of batch size [length], got {list(one.batch_size)} at {i}"
+            )
+    if not trajectories:
+        raise ValueError(
+            "expected at least one trajectory, got an empty list: it does not say what entries a "
+            "joined batch would have"
+        )
+    joined = torch.cat(list(trajectories), 0) if len(trajectories) > 1 else trajectories[0].copy()
+    return joined, [len(one) for one in trajectories]
+
+
+def _join_jagged(jagged: TensorDictBase) -> tuple[TensorDict, list[int]]:
+    nested = [value for value in leaves(jagged) if _is_nested(value)]
+    if any(value.layout is not torch.jagged for value in nested):
+        raise ValueError(
+            "expected nested tensors of layout torch.jagged, got torch.strided: convert them with "
+            "torch.nested.as_nested_tensor(..., layout=torch.jagged)"
+        )
+    lengths = nested[0].offsets().diff().tolist()
+
+    def flatten(values: Values) -> Values:
+        if isinstance(values, torch.Tensor):
+            rows = values.values()
+            if rows.shape[0] != sum(lengths):
+                raise ValueError(
+                    f"expected {sum(lengths)} steps in each nested entry, got {rows.shape[0]}"
+                )
+            return rows
+        return objects(chain.from_iterable(values), sum(lengths))
+
+    return map_entries(jagged, flatten, [sum(lengths)]), lengths
+
+
+def _restore(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
+    if not index.has_ids:
+        flat = _without(flat, index.trajectory_key)
+    size = index.shape.numel()
+
+    def lay_out(values: Values) -> Values:
+        rows = values if index.dense else place(values, index.rows, size)
+        return from_rows(rows, index.shape, index.time_dim)
+
+    batch = map_entries(flat, lay_out, index.shape, index.names)
+    if index.has_mask:
+        steps = torch.ones(index.frames, dtype=torch.bool, device=index.rows.device)
+        batch.set(beside(index.trajectory_key, keys.MASK), lay_out(steps))
+    return batch
+
+
+def _without(batch: TensorDict, key: Key) -> TensorDict:
+    """Without an entry, and without the nested TensorDict that held nothing else."""
+    if key not in batch.keys(include_nested=True):
+        return batch
+    batch = batch.exclude(key)
+    parent = None if isinstance(key, str) or len(key) == 1 else key[:-1]
+    if parent is not None and batch.get(parent).is_empty():
+        batch = batch.exclude(parent)
+    return batch
+
+
+def lengths(batch: TensorDictBase, index: TrajectoryIndex | None = None) -> torch.Tensor:
+    """Steps of each trajectory in the batch, ``[B]`` int64.
+
+    Args:
+        batch: ``[*N, T]``, or padded ``[B, L]`` with its mask.
+        index: of the batch, to compute it once for several calls.
+    """
+    return index_of(batch, index).lengths
+
+
+def returns(
+    batch: TensorDictBase,
+    index: TrajectoryIndex | None = None,
+    *,
+    key: Key = _NEXT_REWARD,
+) -> torch.Tensor:
+    """Sum of rewards of each trajectory, ``[B, 1]`` for TorchRL's rewards ``[*N, T, 1]``.
+
+    Rewards count from the trajectory's first step in the batch to its last there; ``complete`` of
+    the index tells whole endings. Dtype and rounding are those of :func:`segment_sum`.
+
+    Args:
+        batch: ``[*N, T]``, or padded ``[B, L]`` with its mask.
+        index: of the batch, to compute it once for several calls.
+        key: of the rewards.
+
+    Raises:
+        KeyError: if the batch lacks the entry.
+    """
+    index = index_of(batch, index)
+    return segment_sum(_entry(batch, key), index)
+
+
+def discounted_returns(
+    batch: TensorDictBase,
+    gamma: float,
+    index: TrajectoryIndex | None = None,
+    *,
+    key: Key = _NEXT_REWARD,
+) -> torch.Tensor:
+    """``sum_k gamma**k * reward_k`` of each trajectory, k from its first step: ``[B, 1]``.
+
+    Powers, products and sums are float64; the result has the dtype of the rewards, or float64
+    where they are integers.
+
+    Args:
+        batch: ``[*N, T]``, or padded ``[B, L]`` with its mask.
+        gamma: between 0 and 1; 0 leaves the first reward alone.
+        index: of the batch, to compute it once for several calls.
+        key: of the rewards.
+
+    Raises:
+        KeyError: if the batch lacks the entry.
+        ValueError: for another gamma.
+    """
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"expected gamma between 0 and 1, got {gamma}")
+    index = index_of(batch, index)
+    rewards = _rows(_entry(batch, key), index)
+    discounts = float(gamma) ** index.step.to(rewards.device, torch.float64)
+    discounted = rewards * discounts.reshape(-1, *[1] * (rewards.ndim - 1))
+    return _sum_rows(discounted, index, rewards.dtype)
+
+
+def segment_sum(values: torch.Tensor, index: TrajectoryIndex) -> torch.Tensor:
+    """Sum over the steps of each trajectory, ``[B, *feature]``.
+
+    Floats are added in float64, first step first, and rounded once to their own dtype; integers and
+    bools are added exactly, in int64. Gradients pass.
+
+    Args:
+        values: ``[*N, T, *feature]``, of the batch's size.
+        index: of the batch.
+
+    Raises:
+        ValueError: for values of another size.
+    """
+    return _sum_rows(_rows(values, index), index, values.dtype)
+
+
+def first(batch: TensorDictBase, index: TrajectoryIndex | None = None) -> TensorDict:
+    """The first row of each trajectory in the batch, ``[B]``.
+
+    Args:
+        batch: ``[*N, T]``, or padded ``[B, L]`` with its mask.
+        index: of the batch, to compute it once for several calls.
+    """
+    index = index_of(batch, index)
+    return flat_rows(batch, index.time_dim, index.starts)
+
+
+def last(batch: TensorDictBase, index: TrajectoryIndex | None = None) -> TensorDict:
+    """The last row of each trajectory in the batch, ``[B]``.
+
+    Args:
+        batch: ``[*N, T]``, or padded ``[B, L]`` with its mask.
+        index: of the batch, to compute it once for several calls.
+    """
+    index = index_of(batch, index)
+    return flat_rows(batch, index.time_dim, index.starts + index.lengths - 1)
+
+
+def _entry(batch: TensorDictBase, key: Key) -> torch.Tensor:
+    value = batch.get(key, None)
+    if value is None:
+        raise KeyError(
+            f"expected rewards in {key!r}, got {entries_of(batch)}: name the entry with key="
+        )
+    return value
+
+
+def _rows(values: torch.Tensor, index: TrajectoryIndex) -> torch.Tensor:
+    """``[F, *feature]``: the values of the trajectories' steps, one behind the other."""
+    ndim = len(index.shape)
+    if values.shape[:ndim] != index.shape:
+        raise ValueError(
+            f"expected values of shape {[*index.shape, '...']}, the batch size of the index, got "
+            f"{list(values.shape)}"
+        )
+    rows = to_rows(values, ndim, index.time_dim)
+    return rows if index.dense else take(rows, index.rows)
+
+
+def _sum_rows(rows: torch.Tensor, index: TrajectoryIndex, dtype: torch.dtype) -> torch.Tensor:
+    """Sums ``[B, *feature]`` of rows ``[F, *feature]``, rounded once to a dtype of floats."""
+    if rows.is_floating_point():
+        rows = rows.to(torch.float64)
+    else:
+        rows = rows.to(torch.complex128 if rows.is_complex() else torch.int64)
+    if rows.dtype is torch.float64 and len(index) and math.prod(rows.shape):
+        # In order of time on any device, where index_add's atomics follow no order.
+        sums = torch.segment_reduce(
+            rows.contiguous(), "sum", lengths=index.lengths.to(rows.device), unsafe=True
+        )
+    else:
+        zeros = rows.new_zeros(len(index), *rows.shape[1:])
+        sums = zeros.index_add(0, index.trajectory.to(rows.device), rows)
+    return sums.to(dtype) if dtype.is_floating_point or dtype.is_complex else sums

@@ -12,7 +12,7 @@ import torch
 from tdcollect import make_env
 from tdcollect.collectors import distributed as link
 from tdcollect.collectors.distributed import LinkedCollector, Links
-from tdcollect.collectors.worker import facts_of, report_of, seeded
+from tdcollect.collectors.asking import facts_of, report_of, seeded
 
 from .noisy import noisy
 
@@ -56,7 +56,7 @@ def test_batches_tell_how_often_their_worker_was_seeded(
     links, collectors = pair
     collectors[1].next()
     links.first_batch()
-    links.call(link._counted, {0: (), 1: ()})
+    links.call(seeded, {0: (3, 3, 0), 1: (5, 3, 1)})
     collectors[1].next()
     assert [links.seedings_of_batch(1) for _ in range(2)] == [0, 1]
 
@@ -83,7 +83,7 @@ def test_iteration_waits_to_begin() -> None:
     collector = linked(links, 0)
     links.accept(lambda: None)
     links.call(seeded, {0: (3, 3, 0)})
-    links.begin()
+    links.call(LinkedCollector.begin, {0: ()})
     assert next(iter(collector)).shape == (2, 4)
     links.close()
     collector.shutdown()

@@ -25,7 +25,7 @@ from tdcollect.collectors import (
     MultiSyncCollector,
     worker_of,
 )
-from tdcollect.collectors.worker import generator_seeds
+from tdcollect.collectors.asking import seeds_of
 from tdcollect.envs.adopted import chain
 
 from ..collect.oracle import UPSTREAM
@@ -78,7 +78,7 @@ def test_static_seed_is_returned(pair: MultiSyncCollector) -> None:
 def test_one_worker_is_one_collector() -> None:
     policy = drawing()
     alone = Collector(two_slots, policy, frames_per_batch=32)
-    torch.manual_seed(generator_seeds(9, 0)[0])
+    torch.manual_seed(seeds_of(9, 0)[0])
     alone.set_seed(9)
     expected = batches(alone, 3)
     collector = MultiSyncCollector([two_slots], policy, frames_per_batch=32, cat_results=0)

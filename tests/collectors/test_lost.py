@@ -27,7 +27,7 @@ from tdcollect.collectors import (
     worker_of,
 )
 from tdcollect.collectors.asking import LostWorker, LostWorkers, slots_of
-from tdcollect.collectors.worker import facts_of
+from tdcollect.collectors.asking import facts_of
 from tdcollect.processes.child import ending
 
 from ..collect.oracle import UPSTREAM

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from tdcollect.collect.plan import Part
 from tdcollect.collect.statistics import Collection, Statistics
-from tdcollect.collectors.asking import merged_explanation, merged_states, replacement_seed
-from tdcollect.collectors.worker import (
+from tdcollect.collectors.asking import (
     TrajectoryIds,
     WorkerReport,
-    generator_seeds,
+    merged_explanation,
+    merged_states,
     seeded,
+    seeds_of,
     worker_of,
 )
 
@@ -116,12 +117,10 @@ def test_explanation(reports: list[WorkerReport], text: str) -> None:
 
 @given(st.integers(0, 2**31), st.integers(0, 99))
 def test_seeds_of_generators(seed: int, worker: int) -> None:
-    several = {generator_seeds(seed, worker, again) for again in range(3)}
-    several |= {generator_seeds(seed, worker + 1), generator_seeds(seed + 1, worker)}
-    assert len(several) == 5
-    places = {replacement_seed(seed, worker, again) for again in (1, 2)}
-    assert len(places) == 2
-    assert all(0 <= place < 2**31 for place in places)
+    several = [seeds_of(seed, worker, again) for again in range(3)]
+    several += [seeds_of(seed, worker + 1), seeds_of(seed + 1, worker)]
+    assert all(len(set(kind)) == 5 for kind in zip(*several, strict=True))
+    assert all(0 <= place < 2**31 for *_, place in several)
 
 
 def test_generators_are_seeded() -> None:

@@ -11,8 +11,8 @@ import torch
 
 from tdcollect import make_env
 from tdcollect.collectors import distributed as link
-from tdcollect.collectors.distributed import LinkedCollector, Links
 from tdcollect.collectors.asking import facts_of, report_of, seeded
+from tdcollect.collectors.distributed import LinkedCollector, Links
 
 from .noisy import noisy
 

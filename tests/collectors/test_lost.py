@@ -26,8 +26,7 @@ from tdcollect.collectors import (
     WorkerLostError,
     worker_of,
 )
-from tdcollect.collectors.asking import LostWorker, LostWorkers, slots_of
-from tdcollect.collectors.asking import facts_of
+from tdcollect.collectors.asking import LostWorker, LostWorkers, facts_of, slots_of
 from tdcollect.processes.child import ending
 
 from ..collect.oracle import UPSTREAM

@@ -25,7 +25,7 @@ from torchrl.envs import ExplorationType
 from torchrl.modules import NormalParamExtractor, OneHotCategorical, ProbabilisticActor, TanhNormal
 
 import tdcollect
-from tdcollect.evaluation.episodes.opening import probe_env
+from tdcollect.evaluation.episodes.actions import probe
 
 STOCHASTIC = ExplorationType.RANDOM
 
@@ -188,8 +188,8 @@ def probes() -> None:
     rows = []
     for env_id in ("CartPole-v1", "LunarLander-v3", "BipedalWalker-v3", "HalfCheetah-v5"):
         env = tdcollect.make_env(env_id, 16)
-        carries = probe_env(env)
-        took = min(seconds(lambda env=env: probe_env(env)) for _ in range(5))
+        carries = probe(env)
+        took = min(seconds(lambda env=env: probe(env)) for _ in range(5))
         env.close()
         rows.append((env_id, "a new env for each episode" if carries else "none", f"{took:.3f}"))
     table(["env", "requirement", "seconds"], rows)

@@ -21,9 +21,8 @@ from tdcollect.evaluation.curve import Best, Folder, Point, point_of
 from tdcollect.evaluation.evaluate import Recording, run
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.workers.dispatcher import Evaluation
-from tdcollect.evaluation.workers.local import LocalWorkers
-from tdcollect.evaluation.workers.protocol import Workers
-from tdcollect.evaluation.workers.worker import unpickled
+from tdcollect.evaluation.workers.local import LocalWorkers, Workers
+from tdcollect.evaluation.workers.worker import template, unpickled
 from tdcollect.processes.channel import packed
 from tdcollect.processes.child import leave
 from tdcollect.processes.errors import Described, described
@@ -31,17 +30,7 @@ from tdcollect.trajectories import split_trajectories
 
 
 class Setup(NamedTuple):
-    """The first message: the subject of all evaluations.
-
-    Attributes:
-        job: env, policy and settings, pickled.
-        workers: those that run the episodes, pickled.
-        metrics_fn: the function or None, pickled.
-        output_dir: the directory of the curve; None for none.
-        best_by: ``"mean"`` or ``"iqm"``, the value that the best evaluation is chosen by.
-        log_prefix: the first part of the metrics' names.
-        recheck: as for :func:`tdcollect.evaluate`.
-    """
+    """The first message: arguments of the :class:`~tdcollect.Evaluator`, as bytes where pickled."""
 
     job: bytes
     workers: bytes
@@ -53,12 +42,9 @@ class Setup(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One evaluation.
+    """One evaluation, at a training step, with pickled weights by model id.
 
-    Attributes:
-        step: the training step.
-        weights: pickled :class:`~tdcollect.evaluation.weights.Weights`, by model id.
-        policy: a pickled policy that is no module, as it was at the call; None for the job's own.
+    ``policy`` is pickled if it is no module, as it was at the call; None for the job's own.
     """
 
     step: int
@@ -69,13 +55,8 @@ class Request(NamedTuple):
 class Answer(NamedTuple):
     """The outcome of a request.
 
-    Attributes:
-        records: manifest, records and errors of the evaluation, pickled: few callers want them.
-        directory: that of the evaluation, if it has one.
-        metrics: for loggers, by name.
-        point: its point of the curve.
-        best: the best point so far.
-        lost: how each worker ended that was lost, in lines.
+    ``records`` are manifest, records and errors, pickled, as few callers want them; ``lost`` tells
+    in lines how workers ended.
     """
 
     records: bytes
@@ -100,7 +81,6 @@ def metrics_of(
     custom: Mapping[str, Any],
     prefix: str,
 ) -> dict[str, Any]:
-    """Return the metrics by name, each after ``prefix/``."""
     # Means of returns that are not finite are what arithmetic makes of them.
     with np.errstate(invalid="ignore"):
         mean = point.mean if point.mean is not None or not len(returns) else float(returns.mean())
@@ -133,15 +113,7 @@ def _std(returns: np.ndarray[Any, np.dtype[np.float64]]) -> float:
 def custom_metrics(
     metrics_fn: Callable[[TensorDict], Any], episodes: Mapping[int, TensorDict]
 ) -> dict[str, Any]:
-    """Return the user's metrics of the episodes' data, by name.
-
-    Args:
-        metrics_fn: called with the padded episodes.
-        episodes: the data ``[L]`` of the completed episodes, by index.
-
-    Raises:
-        TypeError: if it does not return a dict of names.
-    """
+    """Return the user's metrics of the data ``[L]`` of completed episodes."""
     if not episodes:
         return {}
     found = metrics_fn(padded(episodes))
@@ -156,11 +128,7 @@ def custom_metrics(
 
 
 def padded(episodes: Mapping[int, TensorDict]) -> TensorDict:
-    """Return the episodes as a padded batch ``[B, L]``, in the order of their indices.
-
-    ``("collector", "mask")`` is true where there is a step, and ``("collector", "traj_ids")`` is
-    the episode's index.
-    """
+    """Return the episodes as a padded batch ``[B, L]``, whose trajectory ids are their indices."""
     rows = []
     for index in sorted(episodes):
         data = episodes[index]
@@ -178,13 +146,13 @@ class Answering:
         self._metrics_fn = pickle.loads(setup.metrics_fn)
         self._workers: Workers = pickle.loads(setup.workers)
         if isinstance(self._workers, LocalWorkers):
-            self._workers.template_is_fork = True
+            self._workers.template = template
         self._folder: Folder | None = None
         self._policy: bytes | None = None  # the latest one that came with a request
         self._applied = False
 
     def answer(self, request: Request) -> bytes:
-        """Run a request; return the pickled :class:`Answer`, or the :class:`Failure`."""
+        """Run a request; return the pickled :class:`Answer` or :class:`Failure`."""
         self._applied = False
         try:
             # In here, as an odd metric of the user's is a failure, too.
@@ -261,7 +229,6 @@ class Answering:
         )
 
     def close(self) -> None:
-        """End the workers, and release the directory."""
         self._workers.close()
         if self._folder is not None:
             self._folder.close()

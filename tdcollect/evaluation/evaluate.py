@@ -29,8 +29,7 @@ from tdcollect.evaluation.settings import (
     takes_settings,
 )
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Evaluation
-from tdcollect.evaluation.workers.local import as_workers
-from tdcollect.evaluation.workers.protocol import Workers
+from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.packages import extra_module
 from tdcollect.progress import line_above, progress_bar, warn

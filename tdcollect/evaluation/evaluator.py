@@ -36,18 +36,19 @@ from tdcollect.evaluation.background import Answer, Failure, Request, Setup
 from tdcollect.evaluation.curve import BEST_BY, Best, Point, read_folder, value_of, with_point
 from tdcollect.evaluation.result import EvaluationResult, Replay, Replayed, replayer
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.evaluation.weights import (
+from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
+from tdcollect.evaluation.workers.worker import (
+    Job,
     Weights,
     check_model_ids,
+    check_recorders,
     extracted,
     set_policy,
     set_transforms,
     snapshots_of,
+    unpickled,
     unpickled_weights,
 )
-from tdcollect.evaluation.workers.local import LocalWorkers, as_workers
-from tdcollect.evaluation.workers.protocol import Workers, pickled_part
-from tdcollect.evaluation.workers.worker import Job, check_recorders, unpickled
 from tdcollect.packages import extra_module
 from tdcollect.processes.child import Spawned
 from tdcollect.processes.errors import raised_there
@@ -243,10 +244,7 @@ class Evaluator:
     ) -> bool:
         """Evaluate beside what follows; :meth:`poll`, :meth:`wait` or ``on_result`` has the result.
 
-        Args:
-            weights: as for :meth:`evaluate`; changed afterwards, they change nothing.
-            step: likewise.
-            weights_dict: likewise.
+        Arguments are those of :meth:`evaluate`; weights that change afterwards change nothing.
 
         Returns:
             True; or False if an evaluation is pending and ``busy_policy`` is ``"skip"``.
@@ -288,24 +286,12 @@ class Evaluator:
 
         The result has records, statistics and replays, as that of :func:`tdcollect.evaluate`. A
         full queue is waited for, whatever ``busy_policy`` is. :meth:`poll` and :meth:`wait` do not
-        return it.
-
-        Args:
-            weights: as for :meth:`evaluate`; changed afterwards, they change nothing.
-            step: likewise.
-            weights_dict: likewise.
+        return it. Arguments are those of :meth:`trigger_eval`.
         """
         return self._courier.ask(self._request(weights, step, weights_dict), "submit")
 
     def poll(self, timeout: float = 0) -> dict[str, Any] | None:
-        """Return the metrics of the next triggered evaluation that has ended, or None.
-
-        Args:
-            timeout: seconds to wait for one that is pending.
-
-        Raises:
-            Exception: that of the evaluation, once.
-        """
+        """Return the metrics of the next triggered evaluation that has ended, as :meth:`wait`."""
         return self.wait(timeout)
 
     def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
@@ -428,7 +414,7 @@ class Evaluator:
 
 
 def _close(courier: Courier) -> None:
-    """End what belongs to an evaluator that is gone, or to an interpreter that ends."""
+    """End what belongs to an evaluator that is gone."""
     lost = courier.close(2.0)
     if lost:
         logger.warning(
@@ -467,7 +453,6 @@ def _check_torchrl_only(
     done_keys: Any = ("next", "done"),
     **unknown: Any,
 ) -> None:
-    """Check the arguments of TorchRL's evaluator that do not change an evaluation here."""
     for name in unknown:
         known = (*inspect.signature(Evaluator).parameters, *_TORCHRL_ONLY)
         close = get_close_matches(name, known, 1) or ["one of those in help(Evaluator)"]
@@ -569,6 +554,9 @@ Kind = Literal["evaluate", "trigger", "submit"]
 MOST_RESTARTS = 3
 """Restarts of the process for one request."""
 
+LOOK = 10.0
+"""Seconds between two looks at a process that is idle."""
+
 _SECONDS = 1.0  # for a process that closed its connection to end by itself
 _GRACE = 5.0  # seconds for the thread to end, beside those for the process
 
@@ -603,17 +591,8 @@ class Courier:
     """Takes requests to a process one at a time, in their order, and brings the answers.
 
     One daemon thread waits for both sides; no executor of the standard library, whose threads the
-    end of the interpreter waits for. It runs no env and no policy, and draws no random numbers.
-
-    Args:
-        start: starts a process.
-        finish: called in the thread with a request and its answer; returns the outcome.
-        queue_size: the number of requests that may wait while one runs.
-
-    Attributes:
-        changed: the lock of all that follows; notified when a request starts or ends.
-        unread: outcomes of triggered evaluations that nobody has read, exceptions among them.
-        closed: True once it is closed.
+    end of the interpreter waits for. It runs no env and no policy, and draws no random numbers. It
+    calls ``finish`` with a request and its answer, for the outcome.
     """
 
     def __init__(
@@ -624,8 +603,8 @@ class Courier:
     ):
         self._start, self._finish, self._size = start, finish, queue_size
         self._owner = os.getpid()
-        self.changed = threading.Condition()
-        self.unread: deque[Any] = deque()
+        self.changed = threading.Condition()  # of all that follows: a request starts or ends
+        self.unread: deque[Any] = deque()  # outcomes of triggered evaluations, also exceptions
         self.closed = False
         self._waiting: deque[Asked] = deque()
         self._running: Asked | None = None
@@ -637,13 +616,12 @@ class Courier:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None if there is none at present."""
+        """The id of the process, if there is one at present."""
         process = self._process
         return None if process is None else process.pid
 
     @property
     def pending(self) -> list[Asked]:
-        """The requests that run or wait."""
         with self.changed:
             running = [] if self._running is None else [self._running]
             return [*running, *self._waiting]
@@ -717,7 +695,8 @@ class Courier:
         """Wait for the next request that was not cancelled; None once closed."""
         with self.changed:
             while True:
-                self.changed.wait_for(lambda: self.closed or self._waiting)
+                while not self.changed.wait_for(lambda: self.closed or self._waiting, LOOK):
+                    self._reap()
                 if self.closed:
                     return None
                 asked = self._waiting.popleft()
@@ -738,11 +717,9 @@ class Courier:
         return self._finish(asked, answer)
 
     def _answered(self, request: Request) -> bytes:
-        """Send a request and wait for its answer; if the process ends meanwhile, repeat it."""
+        """Send a request and wait for its answer; repeat it if the process ends meanwhile."""
         message = pickle.dumps(request)
-        if self._process is not None and self._process.connection.poll():  # it ended while idle
-            self._process.end(_SECONDS)
-            self._process = None
+        self._reap()
         ends = 0
         while True:
             with self.changed:  # so that close() knows each process
@@ -770,6 +747,12 @@ class Courier:
                 )
             if not self.closed:
                 logger.warning("%s; a new one goes on", what)
+
+    def _reap(self) -> None:
+        """Let a process go that has ended while it was idle."""
+        if self._process is not None and self._process.connection.poll():
+            self._process.end(_SECONDS)
+            self._process = None
 
     def _tell(self, send: Callable[[], None]) -> None:
         with suppress(OSError):  # it has gone, which its connection tells next
@@ -832,7 +815,6 @@ class Outcomes:
         return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
 
     def tell(self, metrics: Mapping[str, Any]) -> None:
-        """Call ``on_result`` with metrics as a flat TensorDict."""
         if self.on_result is None:
             return
         try:
@@ -850,7 +832,7 @@ def _best_of(curve: list[Point], by: str) -> Best | None:
 
 
 def _replay_of(job: bytes, request: Request) -> Replay:
-    """Return a function that runs an episode again, with env and policy made anew at each call."""
+    """Return a function that runs an episode again, with env and policy made anew."""
 
     def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
         parts = unpickled(job)

@@ -1,25 +1,34 @@
-"""An evaluation as data: env, policy and files by name, opened again in another process."""
+"""An env and a policy by name, as data; and envs with wrappers, transforms and saved statistics."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import torch
+from gymnasium.envs.registration import EnvSpec
 from torch import nn
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import transforms as T
 
+from tdcollect._upstream.torchrl import VecNormSums, VecNormV2Statistics
 from tdcollect.display import one_line
-from tdcollect.evaluation.episodes.opening import open_one, wants_env
+from tdcollect.envs.make import make_env
+from tdcollect.envs.traits import all_transforms_of, flat_transforms, of_kind, runs_once
 from tdcollect.evaluation.episodes.policy import known_device
-from tdcollect.evaluation.episodes.requested_env import Call, RequestedEnv, read_state
 from tdcollect.evaluation.imports import called, has_module, is_named, load_named, with_file
 from tdcollect.files import write_json
+from tdcollect.randomness import GlobalStream, Outside
 
 REQUEST = "request.json"
 RANDOM, SB3 = "random", "sb3"  # policies that need no factory
@@ -64,10 +73,7 @@ class Request:
     def make(self, look: bool = True) -> tuple[str | Callable[..., Any], Any]:
         """Return the env and the policy as :func:`tdcollect.evaluate` takes them.
 
-        This runs the code that is named.
-
-        A factory with a parameter without default is called with an env, made for it and closed
-        afterwards; any other is called without arguments. ``torch.manual_seed(0)`` comes first.
+        This runs the code that is named; a factory as :func:`policy_from` calls it.
 
         Args:
             look: look for modules in ``directory``; else only on Python's path.
@@ -86,47 +92,25 @@ class Request:
                 raise ValueError("random actions have no checkpoint; leave it out")
             return env, None
         if self.policy == SB3:
-            return env, self._placed(self._sb3(env))
+            return env, placed(self._sb3(env), self.device)
         factory = load_named(self.policy, here, look)
         if not callable(factory):
             raise TypeError(
                 f"expected {self.policy} to be callable and to give a policy, got {factory!r}"
             )
-        torch.manual_seed(0)
-        if wants_env(factory):
-            one = self._one_slot(env)
-            try:
-                policy = factory(one)
-            finally:
-                one.close()
-        else:
-            policy = factory()
-        if not callable(policy):
-            raise TypeError(f"expected {self.policy} to give a policy, got {policy!r}")
+        policy = policy_from(factory, self.policy, env, self.env_kwargs, self.backend)
         if self.checkpoint is not None:
             _load(policy, here / self.checkpoint)
-        return env, self._placed(policy)
-
-    def _placed(self, policy: Any) -> Any:
-        """Return the policy on the device that it is to run on, if it is a module."""
-        if self.device is None or not isinstance(policy, nn.Module):
-            return policy
-        return policy.to(known_device(self.device))
+        return env, placed(policy, self.device)
 
     def made_env(self, look: bool = True) -> str | Callable[..., Any]:
         """Return the env as :func:`tdcollect.evaluate` takes it, with wrappers and transforms.
 
-        Args:
-            look: as for :meth:`make`.
-
-        Raises:
-            TypeError, ValueError: for parts that do not fit.
-            FileNotFoundError, ModuleNotFoundError, AttributeError: if something that is named
-                does not exist.
+        Arguments and errors are those of :meth:`make`.
         """
         here = Path(self.directory)
         file = None if self.env_state is None else here / self.env_state
-        state = None if file is None else read_state(file)
+        state = None if file is None else _read_state(file)
         env = load_named(self.env, here, look) if is_named(self.env) else self.env
         if not (self.wrappers or self.transforms or state is not None):
             return env
@@ -163,24 +147,16 @@ class Request:
             raise ValueError("--policy sb3 needs the model's file: --checkpoint model.zip")
         here = Path(self.directory)
         normalization = None if self.vecnormalize is None else here / self.vecnormalize
-        one = self._one_slot(env)
-        try:
+        with _one_slot(env, self.env_kwargs, self.backend) as one:
             return load_policy(here / self.checkpoint, one, normalization=normalization)
-        finally:
-            one.close()
-
-    def _one_slot(self, env: Any) -> EnvBase:
-        """Make the env with one slot."""
-        return open_one(env, self.env_kwargs, self.backend)
 
     def __repr__(self) -> str:
         return one_line(self, self.env, self.policy)
 
     def write(self, directory: str | os.PathLike[str]) -> None:
-        """Write the request beside the evaluation's files.
+        """Write the request beside the evaluation's files; its paths are relative if they can be.
 
-        Paths are relative, so that a tree of folders can be moved; a path that has no folder in
-        common with the directory is absolute.
+        So a tree of folders can be moved.
         """
         kept = self._with_paths(
             lambda path: _near(path, self.directory) if os.path.isabs(path) else path
@@ -213,13 +189,7 @@ class Request:
     def command(
         self, index: int | str, directory: str | os.PathLike[str], start: str | os.PathLike[str]
     ) -> str:
-        """Return the shell command that runs an episode again, with all names.
-
-        Args:
-            index: the episode's index.
-            directory: the directory of the evaluation.
-            start: the directory that the command will be typed in; its paths are relative to this.
-        """
+        """Return the shell command that runs an episode again, as it is typed in ``start``."""
         seen = self._with_paths(lambda path: _relative(os.path.join(self.directory, path), start))
         options = {
             "--env": seen.env,
@@ -245,7 +215,6 @@ class Request:
         return command
 
     def _with_paths(self, change: Callable[[str], str]) -> Request:
-        """Return the request with each of its paths changed, except the directory."""
         return replace(
             self,
             env=with_file(self.env, change),
@@ -258,8 +227,81 @@ class Request:
         )
 
 
+def policy_from(
+    factory: Callable[..., Any],
+    name: str,
+    env: Any,
+    env_kwargs: dict[str, Any] | None,
+    backend: str | None = None,
+) -> Any:
+    """Return the policy that a factory makes after ``torch.manual_seed(0)``.
+
+    A factory with a parameter without default, or one named ``env``, is called with an env, made
+    for it and closed afterwards; any other without arguments.
+
+    Raises:
+        TypeError: if it gives no policy; ``name`` is the factory's there.
+    """
+    torch.manual_seed(0)
+    if not _wants_env(factory):
+        policy = factory()
+    elif isinstance(env, EnvBase):
+        policy = factory(env)
+    else:
+        with _one_slot(env, env_kwargs, backend) as one:
+            policy = factory(one)
+    if not callable(policy):
+        raise TypeError(f"expected {name} to give a policy, got {policy!r}")
+    return policy
+
+
+def placed(policy: Any, device: torch.device | str | None) -> Any:
+    """Return the policy, moved to the device if it is a module and one is asked for."""
+    if device is None or not isinstance(policy, nn.Module):
+        return policy
+    return policy.to(known_device(device))
+
+
+def _wants_env(factory: Callable[..., Any]) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(
+        parameter.kind in positional
+        and (parameter.default is parameter.empty or parameter.name == "env")
+        for parameter in inspect.signature(factory).parameters.values()
+    )
+
+
+@contextmanager
+def _one_slot(
+    env: str | Callable[..., Any], env_kwargs: dict[str, Any] | None, backend: str | None
+) -> Iterator[EnvBase]:
+    """Yield an env of one slot, closed afterwards."""
+    one = _opened(env, env_kwargs or {}, backend)
+    try:
+        yield one
+    finally:
+        if not one.is_closed:
+            one.close()
+
+
+def _opened(
+    env: str | Callable[..., Any], env_kwargs: dict[str, Any], backend: str | None
+) -> EnvBase:
+    if isinstance(env, str):
+        return make_env(env, env_kwargs=env_kwargs, backend=backend)
+    if not isinstance(env, RequestedEnv) or backend is None:
+        made = env(**env_kwargs)
+        return made if isinstance(made, EnvBase) else make_env(made)
+    one = _opened(env.bare, env_kwargs, backend)
+    try:
+        return env.finished(one)
+    except BaseException:
+        one.close()
+        raise
+
+
 def typed_option(option: str, value: Any) -> list[str]:
-    """Return the words that give an option of ``tdcollect replay`` its value; none for None."""
+    """Return the words that give an option its value; none for None."""
     if value is None:
         return []
     values = value if isinstance(value, (list, tuple)) else [value]
@@ -268,14 +310,13 @@ def typed_option(option: str, value: Any) -> list[str]:
 
 
 def with_call(item: str | Mapping[str, Any], change: Callable[[str], str]) -> Any:
-    """Return a function that is named, with the path of its file changed, if it has one."""
+    """Return a function that is named, with the path of its file changed."""
     if isinstance(item, str):
         return with_file(item, change)
     return {**item, "call": with_file(called(item)[0], change)}
 
 
 def _checked(value: Any) -> Mapping[str, Any]:
-    """Return the entries of a request, with their types checked."""
     if not isinstance(value, dict):
         raise TypeError(f"it is no JSON object but {type(value).__name__}")
     known = {entry.name for entry in fields(Request)}
@@ -308,14 +349,14 @@ def _relative(path: str | os.PathLike[str], start: str | os.PathLike[str]) -> st
 
 
 def _near(path: str | os.PathLike[str], start: str | os.PathLike[str]) -> str:
-    """Return the path relative to a folder; absolute if they have no folder in common."""
+    """Return the path relative to a folder; absolute if they have none in common."""
     ends = [os.path.realpath(path), os.path.realpath(start)]
     common = os.path.commonpath(ends)
     return ends[0] if common == os.path.dirname(common) else _relative(path, start)
 
 
 def _load(policy: Any, file: Path) -> None:
-    """Load weights, without running code from the file."""
+    """Load weights without running code from the file."""
     if not isinstance(policy, nn.Module):
         raise TypeError(
             f"expected a torch module to load {file} into, got {type(policy).__name__}; have the "
@@ -331,3 +372,303 @@ def _load(policy: Any, file: Path) -> None:
             f"{file} is no state_dict of {type(policy).__name__} (written by "
             f"torch.save(policy.state_dict(), file)): {error}"
         ) from error
+
+
+_FIRST = "transforms.0."
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    """Read the ``state_dict`` of an env without running code from the file."""
+    if not file.is_file():
+        raise FileNotFoundError(f"expected the state of an env, got {file}, which is no file")
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{file} is no state of an env (written by torch.save(env.state_dict(), file)): {error}"
+        ) from error
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise ValueError(
+            f"expected {file} to hold a state_dict, got {type(state).__name__}; write it by "
+            "torch.save(env.state_dict(), file)"
+        )
+    if not state:
+        raise ValueError(
+            f"expected {file} to hold statistics, got an empty state_dict: the state of a "
+            "SerialEnv or a ParallelEnv has none of its envs; save the state of one of them"
+        )
+    return dict(state)
+
+
+def _load_state(transform: T.Transform, state: Mapping[str, Any], file: str) -> None:
+    """Load the state of an env into its transforms, but for entries that hold the latest steps.
+
+    A transform alone, and in a ``Compose``, takes the same state.
+    """
+    held = {
+        f"{name}.{entry}" if name else entry
+        for name, part in transform.named_modules()
+        if isinstance(part, of_kind("holds_episode"))
+        for entry in part.state_dict(keep_vars=True)  # some have no shape yet
+    }
+    wanted = transform.state_dict(keep_vars=True).keys() - held
+    given = {name: value for name, value in state.items() if name not in held}
+    if given.keys() != wanted:
+        alone = {name.removeprefix(_FIRST): value for name, value in given.items()}
+        composed = {_FIRST + name: value for name, value in given.items()}
+        given = next((s for s in (alone, composed) if s.keys() == wanted), given)
+    faults = [f"it lacks {sorted(wanted - given.keys())}"] if wanted - given.keys() else []
+    faults += [f"they have no {sorted(given.keys() - wanted)}"] if given.keys() - wanted else []
+    names = ", ".join(type(part).__name__ for part in flat_transforms(transform))
+    if faults:
+        raise ValueError(
+            f"{file} does not fit the env's transforms, {names}: {', and '.join(faults)}; name all "
+            "transforms of the env that was saved, in their order"
+        )
+    _materialize(transform, given)
+    try:
+        transform.load_state_dict(given, strict=not held)
+    except Exception as error:
+        raise ValueError(f"{file} does not fit the env's transforms, {names}: {error}") from error
+
+
+def _check_statistics(transform: T.Transform, file: str) -> None:
+    """Refuse statistics that are missing, or of several slots; other transforms pass."""
+    name = type(transform).__name__
+    found = dict(_statistics(transform))
+    if not found:
+        return
+    if missing := [key for key, shape in found.items() if shape is None]:
+        raise ValueError(
+            f"the transform {name} has no statistics of {missing} yet; pass the file that "
+            "torch.save(env.state_dict(), file) wrote (--env-state FILE)"
+        )
+    parent = transform.parent
+    leaves = {
+        key: leaf
+        for spec in (parent.full_observation_spec_unbatched, parent.full_reward_spec_unbatched)
+        for key, leaf in spec.items(True, True)
+    }
+    for key, shape in found.items():
+        if key in leaves and shape is not None and not _fits(shape, leaves[key].shape):
+            raise ValueError(
+                f"expected statistics of {key!r} of shape {list(leaves[key].shape)} in {name}, "
+                f"those of one slot, got {list(shape)} from {file}; where each slot has its own, "
+                "a new one has none: train with VecNormV2(reduce_batch_dims=True), or save one "
+                "slot's"
+            )
+
+
+def _materialize(transform: T.Transform, state: Mapping[str, Any]) -> None:
+    """Give buffers without a shape that of the state's."""
+    for name, buffer in transform.named_buffers():
+        value = state.get(name)
+        if nn.parameter.is_lazy(buffer) and isinstance(value, torch.Tensor):
+            if nn.parameter.is_lazy(value):
+                continue  # never initialised: refused as statistics that are missing
+            buffer.materialize(value.shape, dtype=value.dtype)
+
+
+def _statistics(transform: T.Transform) -> Iterator[tuple[Any, torch.Size | None]]:
+    """Yield the shape of a transform's statistics by key; None for those that are missing."""
+    kind = type(transform)
+    if kind is T.ObservationNorm:
+        for key in transform.in_keys or [""]:
+            yield key, transform.loc.shape if transform.initialized else None
+    elif kind is T.VecNormV2 and transform.stateful:
+        for key in transform.in_keys:
+            loc, _, count = VecNormV2Statistics(transform).of(key)
+            yield key, loc.shape if count.any() else None
+    elif kind is T.VecNorm:
+        for key in transform.in_keys:
+            sums = VecNormSums(transform).of(key)
+            yield key, None if sums is None else sums[0].shape
+
+
+def _fits(shape: torch.Size, leaf: torch.Size) -> bool:
+    """Tell whether a leaf keeps its shape under statistics of a shape."""
+    try:
+        return torch.broadcast_shapes(shape, leaf) == leaf
+    except RuntimeError:
+        return False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function with its keyword arguments."""
+
+    name: str
+    function: Callable[..., Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args, **self.kwargs)
+
+
+@dataclass(frozen=True, repr=False)
+class RequestedEnv:
+    """A callable that makes an env, with wrappers, transforms and their statistics.
+
+    With wrappers alone it makes a ``gymnasium.Env``; with transforms, an ``EnvBase`` of batch size
+    ``[]``. An evaluation steps all slots together if the transforms treat each row by itself.
+
+    Attributes:
+        name: the env's name in messages and manifests.
+        env: a gymnasium id, or a callable that makes a ``gymnasium.Env`` or an ``EnvBase``.
+        wrappers: called with a ``gymnasium.Env``, innermost first; each returns one.
+        transforms: called without positional arguments, innermost first; each returns a transform.
+        state: the ``state_dict`` of the env with its transforms, or None.
+        file: the file of the state, for messages.
+        outermost: one more wrapper, around all of these, which no manifest tells; or None.
+    """
+
+    name: str
+    env: str | Callable[..., Any]
+    wrappers: tuple[Call, ...] = ()
+    transforms: tuple[Call, ...] = ()
+    state: Mapping[str, Any] | None = None
+    file: str = "the state"
+    outermost: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
+
+    def __repr__(self) -> str:
+        parts = [call.name for call in (*self.wrappers, *self.transforms)]
+        return one_line(self, self.name, *parts)
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def is_bare(self) -> bool:
+        """True if there are no transforms, and no state of any."""
+        return not self.transforms and self.state is None
+
+    @property
+    def bare(self) -> str | Callable[..., Any]:
+        """The env with its wrappers and without the transforms: an id, or a callable."""
+        wrappers = self.wrappers
+        if self.outermost is not None:
+            wrappers = (*wrappers, Call(self.name, self.outermost))
+        if not wrappers:
+            return self.env
+        # A worker process may not know the id; gymnasium imports those of module:id.
+        known = isinstance(self.env, str) and ":" not in self.env
+        return Wrapped(self.name, gym.spec(self.env) if known else self.env, wrappers)  # type: ignore[arg-type]
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """Make one env."""
+        bare = self.bare
+        made = gym.make(bare, **kwargs) if isinstance(bare, str) else bare(**kwargs)
+        if self.is_bare:
+            return made
+        try:
+            return self.finished(made if isinstance(made, EnvBase) else make_env(made))
+        except BaseException:
+            made.close()
+            raise
+
+    def finished(self, env: EnvBase) -> EnvBase:
+        """Add the transforms to an env of any batch size.
+
+        They are in eval mode, and their statistics are those of the state, frozen.
+        """
+        with _quiet_statistics():
+            if self.transforms:
+                env = TransformedEnv(env, self._transform(), auto_unwrap=True)
+            if self.state is not None:
+                if not isinstance(env, TransformedEnv):
+                    raise ValueError(
+                        f"expected an env with transforms for {self.file}, got {self.name} without "
+                        "any; name those that the file is of (--transform NAME)"
+                    )
+                _load_state(env.transform, self.state, self.file)
+        for transform in all_transforms_of(env):
+            _check_statistics(transform, self.file)
+            freeze(transform)
+            if type(transform) is T.VecNormV2 and transform.stateful:
+                transform.reduce_batch_dims = True  # frozen: all slots have them in common
+        return env
+
+    def treats_rows_alone(self) -> bool:
+        """Tell whether a batch of slots gets from the transforms what each slot alone gets."""
+        return all(
+            runs_once(transform)
+            or type(transform) in (T.TimeMaxPool, T.VecNorm, T.VecNormV2)
+            or (type(transform) is T.CatFrames and transform.dim < 0)
+            for transform in flat_transforms(self._transform())
+        )
+
+    def check_state(self) -> None:
+        """Load the state into the transforms, without an env."""
+        with _quiet_statistics():
+            made = self._transform()
+            if self.state is not None:
+                _load_state(made, self.state, self.file)
+
+    def _transform(self) -> T.Transform:
+        """Make the transforms anew, as one."""
+        found = []
+        for call in self.transforms:
+            with Outside(), GlobalStream(0):  # a constructor that draws draws the same in each slot
+                transform = call()
+            if not isinstance(transform, T.Transform):
+                raise TypeError(
+                    f"expected {call.name} to give a TorchRL transform, got {transform!r}; name a "
+                    "class such as torchrl.envs:RewardSum, or a function that makes one"
+                )
+            found.append(transform)
+        return found[0] if len(found) == 1 else T.Compose(*found)
+
+
+def freeze(transform: T.Transform) -> None:
+    """Put a transform into eval mode, with its running statistics frozen."""
+    transform.eval()
+    if getattr(transform, "frozen", None) is False:
+        transform.freeze()
+
+
+@contextmanager
+def _quiet_statistics() -> Iterator[None]:
+    """Silence the warnings of VecNorm: of batches, and of statistics that are not there yet."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*VecNorm.*")
+        yield
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A callable that makes a gymnasium env under wrappers."""
+
+    name: str
+    env: str | EnvSpec | Callable[..., Any]
+    wrappers: tuple[Call, ...]
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, **kwargs: Any) -> gym.Env[Any, Any]:
+        """Make one env."""
+        if isinstance(self.env, (str, EnvSpec)):
+            # gymnasium's checker takes time in each step, and changes nothing.
+            make: Callable[..., Any] = partial(gym.make, self.env, disable_env_checker=True)
+        else:
+            make = self.env
+        made = [make(**kwargs)]
+        try:
+            _check_gymnasium(made[0], self.name)
+            for wrapper in self.wrappers:
+                made.append(wrapper(made[-1]))
+                _check_gymnasium(made[-1], wrapper.name)
+        except BaseException:
+            made[0].close()
+            raise
+        return made[-1]
+
+
+def _check_gymnasium(env: Any, name: str) -> None:
+    if not isinstance(env, gym.Env):
+        raise TypeError(
+            f"expected {name} to give a gymnasium.Env, got {' '.join(repr(env).split())}; wrappers "
+            "are for gymnasium envs, and transforms for envs of TorchRL"
+        )

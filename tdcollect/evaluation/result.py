@@ -24,7 +24,6 @@ from tdcollect import check
 from tdcollect.display import listed_text, one_line
 from tdcollect.evaluation.directory import read_data
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.ledger import (
     KEYS,
     Episode,
@@ -39,6 +38,7 @@ from tdcollect.evaluation.ledger import (
     trajectory_path,
 )
 from tdcollect.evaluation.manifest import describe, settings_of
+from tdcollect.evaluation.request import RequestedEnv
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.statistics import Summary, in_order, summarize
 from tdcollect.files import check_no_links, write_atomically

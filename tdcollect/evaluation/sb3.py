@@ -21,7 +21,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.actions import ACTION_MASKS, check_masks
+from tdcollect.evaluation.episodes.policy import ACTION_MASKS, check_masks
 from tdcollect.packages import extra_module
 
 

@@ -19,8 +19,7 @@ from tdcollect.evaluation.ledger import TRAJECTORIES, Shard, is_finished, read_d
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Evaluation
-from tdcollect.evaluation.workers.local import as_workers
-from tdcollect.evaluation.workers.protocol import Workers
+from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import check_no_links, remove
 from tdcollect.progress import line_above, progress_bar, warn

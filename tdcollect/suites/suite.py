@@ -29,7 +29,7 @@ from tdcollect.suites.tables import (
 )
 
 if TYPE_CHECKING:
-    from tdcollect.evaluation.workers.protocol import Workers
+    from tdcollect.evaluation.workers.local import Workers
     from tdcollect.suites.aggregates import DrawnRuns
     from tdcollect.suites.results import SuiteResults
     from tdcollect.suites.validation import Validation

@@ -28,8 +28,7 @@ from tdcollect import EvaluationCollector
 from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, RowNoise, Streams, stream
 from tdcollect.evaluation.request import Request
-from tdcollect.evaluation.weights import set_policy, snapshot, unpickled_weights
-from tdcollect.evaluation.workers.worker import Job
+from tdcollect.evaluation.workers.worker import Job, set_policy, snapshot, unpickled_weights
 from tdcollect.randomness import global_states
 
 from ..simulated_cuda import Crossings, simulated

@@ -120,7 +120,7 @@ class Simulation:
 
     def check_idle(self) -> None:
         """No worker is idle while episodes wait that nobody has."""
-        idle = [rank for rank in range(len(self.workers)) if not self.schedule.holds(rank)]
+        idle = [rank for rank in range(len(self.workers)) if not self.schedule.held(rank)]
         held = sum(self.schedule.held(rank) for rank in range(len(self.workers)))
         assert not idle or held == self.left
 

@@ -25,9 +25,8 @@ from tdcollect.envs.slots import SlotError
 from tdcollect.evaluation.directory import Directory
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.evaluation.weights import snapshot
 from tdcollect.evaluation.workers.dispatcher import Dispatcher
-from tdcollect.evaluation.workers.worker import Job
+from tdcollect.evaluation.workers.worker import Job, snapshot
 from tdcollect.randomness import NotReproducibleError
 
 from ..forkserver import start

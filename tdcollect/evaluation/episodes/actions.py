@@ -1,4 +1,4 @@
-"""Actions of a policy: masks of the valid ones, random ones, and checks of the ones it writes.
+"""Actions: checks of a policy's, and random ones, which probe an env.
 
 An env takes the argmax of any tensor in the place of a one-hot action, logits for example: a
 policy that forgets to draw from its distribution would be evaluated as another one.
@@ -6,13 +6,15 @@ policy that forgets to draw from its distribution would be evaluated as another 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
-from torch import nn
+from gymnasium import spaces
 from torchrl.data import (
     Binary,
     Categorical,
@@ -22,19 +24,22 @@ from torchrl.data import (
     OneHot,
     TensorSpec,
 )
-from torchrl.envs import EnvBase, Transform, TransformedEnv
+from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.policy import draws_from_spec, is_masked
-from tdcollect.collect.step_dict import StepDict, flat
+from tdcollect.collect.step_dict import StepDict, flat, is_plain
+from tdcollect.envs.differences import Row, first_divergence
+from tdcollect.envs.process.values import Array
 from tdcollect.envs.serial import SerialBackend
-from tdcollect.envs.traits import base_of
+from tdcollect.envs.slots import SlotError
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.policy import DrawByRow, Streams
-from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
+from tdcollect.evaluation.episodes.opening import SlotEnvs
+from tdcollect.evaluation.episodes.policy import ACTION_MASKS, DrawByRow, Streams, read_mask
 from tdcollect.keys import Key
+from tdcollect.randomness import GlobalRandomness, GlobalStream, NotReproducibleError
 
 
 class LegalActions:
@@ -51,10 +56,10 @@ class LegalActions:
         self._by_slot = DrawByRow(self._streams)
 
     def apply(self, slots: Sequence[int]) -> bool:
-        """Tell whether actions must be drawn slot by slot.
+        """Tell whether actions must be drawn slot by slot, as masks ask for, now or at first.
 
-        So they are if there are masks, now or at first, if the env has a ``rand_action`` of its
-        own, and for ``MultiCategorical``, which draws batches choice by choice.
+        So does a ``rand_action`` of the env's own; and ``MultiCategorical``, which draws batches
+        choice by choice.
         """
         env = self._env
         envs = [env.envs[s] for s in slots] if isinstance(env, SlotEnvs) else [env.transformed]
@@ -76,7 +81,6 @@ class LegalActions:
                 (rows[key][slot] if env.batch_size else rows[key]).copy_(value)
 
     def _of(self, rows: StepDict, slot: int) -> Mapping[Key, torch.Tensor]:
-        """Return the actions of one slot."""
         env = self._env
         if isinstance(env, SlotEnvs):
             given = env.given(StepDict((key, value[slot]) for key, value in rows.items()))
@@ -156,7 +160,6 @@ def _one_hot(values: torch.Tensor) -> torch.Tensor:
 
 
 def _message(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:
-    """Return the message for an action that does not fit the spec."""
     what = "actions"
     advice = "write what env.action_spec.rand() gives"
     if isinstance(spec, _ONE_HOT):
@@ -180,88 +183,276 @@ def _message(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:
     )
 
 
-ACTION_MASKS = "action_masks"
-"""The name of the envs' method, as in sb3-contrib, and of the entry of the masks."""
+_STEPS = 64
+_SEEDS = ((0, 1, 2, 3), (4, 5, 6, 7))
+"""The second four are run only if the env raises on each of the first, or ends its process."""
+GROUPS = len(_SEEDS)
+_ENOUGH = 4
+"""Steps that two runs must have been compared over if every pair of runs was cut short."""
 
 
-def with_masks(env: EnvBase, policy: Any) -> EnvBase:
-    """Return the env, under a transform that adds masks if a module of the policy reads them.
+class Verdict(NamedTuple):
+    """The result of probing an env."""
 
-    Such a module has an attribute ``mask_size``.
+    fresh_envs: bool
+    has_streams: bool
+
+
+def probe(
+    env: GymnasiumEnv | SlotEnvs,
+    fresh_envs: bool | None = None,
+    stepped: Callable[[], None] | None = None,
+    skipped: int = 0,
+) -> bool:
+    """Run a few seeds in slot 0, alone and then, in reverse order, beside slot 1; compare the runs.
+
+    If the env raises, its runs are compared up to there. Agreement then says little, so at least
+    two runs must have come to their end, or far enough.
+
+    Args:
+        env: its slots are reset, and stepped with random actions.
+        fresh_envs: True if episodes will run on new envs; None to find out.
+        stepped: called at each step.
+        skipped: the number of groups of seeds to leave out.
+
+    Returns:
+        True if episodes must run on new envs: the env carries something from one episode into the
+        next, so that its seed decides an episode only on a new env.
+
+    Raises:
+        NotReproducibleError: if a seed decides nothing even on new envs, or none can be made; if
+            the env raises too early to tell; or if it draws from global random numbers.
+
+    Warns:
+        UserWarning: if the env raised in some run of each seed, so that less was compared.
     """
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    sizes = [size for module in modules if (size := getattr(module, "mask_size", None))]
-    if not sizes:
-        return env
-    check_masks(env)
-    # Its transforms are those of the env given, which stays as it is.
-    own = TransformedEnv(env, auto_unwrap=True)
-    return own.append_transform(ActionMasks(sizes[0]))
+    rows: Callable[[Any, int, int], Iterator[Row]] = _rows_alone
+    if isinstance(env, GymnasiumEnv):
+        rows = partial(_rows_together, _Actions(env))
+
+    def run(seed: int, slots: int) -> _Run:
+        return _run(env, rows(env, seed, slots), stepped)
+
+    def run_on_new_envs(seed: int, slots: int) -> _Run:
+        env.rebuild_slots(list(range(min(slots, env.batch_size.numel()))))
+        return run(seed, slots)
+
+    found: NotReproducibleError | str | None = None
+    randomness = GlobalRandomness()
+    if not fresh_envs:
+        found = _fault(env, "episodes", run, skipped)
+    differs = isinstance(found, NotReproducibleError)
+    if fresh_envs or (fresh_envs is None and differs and env.can.rebuild):
+        fresh_envs = True
+        found = _fault(env, "episodes on new envs", run_on_new_envs, skipped)
+    try:
+        randomness.check(f"the env {env.name}")
+        if isinstance(found, NotReproducibleError):
+            raise found
+    except NotReproducibleError as fault:
+        fault.may_be_draws = randomness.settle()
+        raise
+    if found is not None:
+        warnings.warn(found, stacklevel=2)
+    return bool(fresh_envs)
 
 
-def check_masks(env: EnvBase) -> None:
-    """Raise ValueError for an env without masks, or one whose masks cannot be read."""
-    base = base_of(env)
-    name = base.backend_name if isinstance(base, GymnasiumEnv) else type(base).__name__
-    if name != SerialBackend.name:
-        raise ValueError(
-            f"expected backend='serial', got {name!r}: "
-            "the policy asks for masks of valid actions, and the envs' action_masks() can be "
-            "called in this process only; make the env with backend='serial'"
-        )
-    for slot, one in enumerate(base.slot_envs):
-        try:
-            one.get_wrapper_attr(ACTION_MASKS)
-        except AttributeError:
-            raise ValueError(
-                f"expected an env with a method action_masks(), got {one} in slot {slot}: the "
-                "policy asks for masks of valid actions; wrap the env as in training "
-                "(sb3_contrib.common.wrappers.ActionMasker)"
-            ) from None
+class _Run(NamedTuple):
+    """The rows of slot 0, of its reset and each step, and the error that cut them short."""
+
+    rows: list[Row]
+    error: SlotError | None
 
 
-def read_mask(env: Any, slot: int, size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return the mask of valid actions of one gymnasium env, bool ``[size]``."""
-    mask = np.asarray(env.get_wrapper_attr(ACTION_MASKS)())
-    if mask.size != size:
-        raise ValueError(
-            f"expected action_masks() of slot {slot} to give {size} values, one for each choice, "
-            f"got shape {mask.shape}; correct the env"
-        )
-    return mask.reshape(-1).astype(bool)
+class _Actions:
+    """Random actions, the same each time, in each slot and in each process.
 
-
-class ActionMasks(Transform):
-    """Adds the masks of the envs in this process, bool ``[N, size]``, True for valid actions.
-
-    They are read after each reset and step of a slot; all are True once its episode has ended.
+    If envs in this process have sb3-contrib's ``action_masks()``, invalid actions are replaced by
+    valid ones: such an env may refuse them.
     """
 
-    def __init__(self, size: int):
-        super().__init__(in_keys=[], out_keys=[ACTION_MASKS])
-        self._size = size
+    def __init__(self, env: GymnasiumEnv):
+        spec = env.full_action_spec_unbatched
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            drawn = [spec.rand() for _ in range(_STEPS)]
+        self._drawn = [env.read_actions(td.expand(*env.batch_size).clone()) for td in drawn]
+        self._backend = env.stepper.backend
+        space = self._backend.action.space
+        self._are_masked = (
+            isinstance(self._backend, SerialBackend)
+            and isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
+            and all(one.has_wrapper_attr(ACTION_MASKS) for one in self._backend.envs)
+        )
 
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        done = next_tensordict.get(keys.DONE).reshape(-1).tolist()
-        return self._with_masks(next_tensordict, done)
+    def at(self, step: int, seed: int, slots: Sequence[int]) -> list[Array]:
+        """Return the env's actions of a step for ``slots``; each seed begins elsewhere."""
+        drawn = self._drawn[(step + 7 * seed) % _STEPS]
+        if not self._are_masked:
+            return drawn
+        actions, codec = [array.copy() for array in drawn], self._backend.action
+        values = codec.read_slots(drawn)
+        for slot in slots:
+            env = self._backend.envs[slot]
+            mask = read_mask(env, slot, int(_sizes(codec.space).sum()))
+            codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
+        return actions
 
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
-        done = tensordict_reset.get(keys.DONE).reshape(-1).tolist()
-        return self._with_masks(tensordict_reset, done)
 
-    def _with_masks(self, tensordict: TensorDictBase, done: list[bool]) -> TensorDictBase:
-        masks = np.ones((len(done), self._size), bool)
-        base = base_of(self.parent)
-        for slot, env in enumerate(base.slot_envs):
-            if not done[slot]:
-                masks[slot] = read_mask(env, slot, self._size)
-        shape = (*tensordict.batch_size, self._size)
-        return tensordict.set(ACTION_MASKS, torch.from_numpy(masks).reshape(shape))
+def _sizes(space: Any) -> Any:
+    """The number of choices of each part of a discrete action."""
+    return np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
 
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the entry of the masks."""
-        shape = (*observation_spec.shape, self._size)
-        observation_spec[ACTION_MASKS] = Binary(self._size, shape=shape, dtype=torch.bool)
-        return observation_spec
+
+def _allowed(space: Any, value: Any, mask: Any) -> Any:
+    """Return an action with each choice that its mask forbids replaced by an allowed one."""
+    start = np.broadcast_to(np.asarray(space.start), np.shape(value))
+    chosen = np.ravel(value - start)
+    parts = np.split(mask, np.cumsum(_sizes(space))[:-1])
+    for i, part in enumerate(parts):
+        if part.any() and not part[chosen[i]]:
+            allowed = np.flatnonzero(part)
+            chosen[i] = allowed[chosen[i] % len(allowed)]
+    return chosen.reshape(np.shape(value)) + start
+
+
+def _run(
+    env: GymnasiumEnv | SlotEnvs, played: Iterator[Row], stepped: Callable[[], None] | None
+) -> _Run:
+    """Take the rows of slot 0 as far as they come; rebuild the envs that raise."""
+    rows: list[Row] = []
+    try:
+        with closing(played):  # type: ignore[type-var]
+            for row in played:
+                rows.append(row)  # one by one: those before an error are kept
+                if stepped is not None:
+                    stepped()
+    except SlotError as error:
+        if not env.can.rebuild:
+            raise
+        env.rebuild_slots(list(error.causes))
+        return _Run(rows, error)
+    return _Run(rows, None)
+
+
+def _rows_together(actions: _Actions, env: GymnasiumEnv, seed: int, slots: int) -> Iterator[Row]:
+    """Yield the rows of slot 0; slot i is reset with ``seed + i``.
+
+    All slots run if they cannot be stepped singly. Raises ``SlotError`` where an env raises.
+    """
+    stepper = env.stepper
+    alone = env.can.pause and env.can.seed_singly
+    running = list(range(min(slots, env.num_envs) if alone else env.num_envs))
+    (buffers,) = env.allocate(1)
+    raw = buffers.raw
+    views = {"/".join(e.path): b for e, b in zip(stepper.entries, buffers.entries, strict=True)}
+    views |= {
+        keys.REWARD: raw.reward,
+        keys.TERMINATED: raw.terminated,
+        keys.TRUNCATED: raw.truncated,
+    }
+    stepper.reset(running, buffers, seeds=[seed + slot for slot in running])
+    for step in range(_STEPS):
+        ends = bool(buffers.done[0])
+        yield Row({name: view[0].copy() for name, view in views.items()}, ends)
+        if ends:
+            return
+        others = [slot for slot in running if buffers.done[slot]]
+        if others:
+            stepper.reset(others, buffers)
+        given = actions.at(step, seed, running)
+        stepper.step(given, running if alone else None, buffers, restart=False)
+
+
+def _rows_alone(slots: SlotEnvs, seed: int, beside: int) -> Iterator[Row]:
+    """Play slot 0 beside ``beside - 1`` others, with random actions; yield its rows."""
+    present: dict[int, StepDict] = {}
+    slot, what = 0, "reset"
+    try:
+        with slots.outside():
+            for slot in range(min(beside, len(slots.envs))):
+                present[slot] = slots.reset_slot(slot, seed + slot)
+            for step in range(_STEPS + 1):
+                kept = {k: v.detach().clone() for k, v in present[0].items() if is_plain(v)}
+                row = Row(kept, bool(present[0][keys.DONE].all()))
+                yield row
+                if row.ends or step == _STEPS:
+                    return
+                what = "step"
+                for slot in present:
+                    present[slot] = _random_step(slots, slot, present[slot], step + 7 * seed)
+    except Exception as error:
+        raise SlotError(what, {slot: error}) from error
+
+
+def _random_step(slots: SlotEnvs, slot: int, row: StepDict, draw: int) -> StepDict:
+    """Step a slot with an action that depends on nothing but ``draw``; reset it if it has ended."""
+    if row[keys.DONE].all():
+        return slots.reset_slot(slot, draw)
+    given = slots.given(row)
+    with GlobalStream(draw, slots.device):
+        acted = slots.envs[slot].rand_action(given)
+    return StepDict({**row, **slots.step_slot(slot, acted)})
+
+
+def _fault(
+    env: GymnasiumEnv | SlotEnvs, what: str, run: Callable[[int, int], _Run], skipped: int
+) -> NotReproducibleError | str | None:
+    """Return the error if runs on one seed differ or end too early, or a warning."""
+    furthest, raised = -1, None
+    for seeds in _SEEDS[skipped:]:
+        first = {seed: run(seed, 1) for seed in seeds}
+        again = {seed: run(seed, 2) for seed in reversed(seeds)}
+        found = _difference(first, again)
+        if found is not None:
+            return _undecided(env, what, found)
+        for seed in seeds:
+            pair = first[seed], again[seed]
+            errors = [one.error for one in pair if one.error is not None]
+            if not errors:
+                return None
+            raised = raised or errors[0]
+            furthest = max(furthest, min(len(one.rows) for one in pair) - 1)
+    tried = (
+        f"{env.name} raised in {what} of each of the seeds {_SEEDS[skipped][0]} to "
+        f"{_SEEDS[-1][-1]} with random actions, which are run before an evaluation to check that "
+        f"a seed decides what the env does: {raised}"
+    )
+    if furthest >= _ENOUGH:
+        return f"{tried}. No more than {furthest} steps could be compared; they agree"
+    got = "not even a reset" if furthest < 0 else f"no more than {furthest} steps after the reset"
+    return NotReproducibleError(
+        f"{tried}. {got.capitalize()} could be compared, and expected {_ENOUGH} steps or an entire "
+        "episode: correct the env, which must take any action of its action space, or have "
+        "action_masks()"
+    )
+
+
+def _undecided(env: GymnasiumEnv | SlotEnvs, what: str, place: str) -> NotReproducibleError:
+    seeding = "its seed"
+    advice = "Pass a function that makes it: episodes can then run on new envs"
+    if isinstance(env, GymnasiumEnv):
+        seeding = "reset(seed=)"
+        advice = "Have it draw from env.np_random alone, and reset all that it keeps"
+    elif env.can.rebuild:
+        advice = "Seed all its generators in _set_seed, and reset all that it keeps in _reset"
+    return NotReproducibleError(
+        f"{what} of {env.name} with the same seed and actions differ from {place} on: the env "
+        f"draws random numbers that {seeding} does not reach, or keeps something from one episode "
+        f"to the next, or shares something with the envs of other slots. {advice}"
+    )
+
+
+def _difference(first: Mapping[int, _Run], again: Mapping[int, _Run]) -> str | None:
+    """Return the place of the first difference of two runs of the same episodes."""
+    for seed, one in first.items():
+        rows, others = one.rows, again[seed].rows
+        if one.error or again[seed].error:  # compared as far as neither raised
+            common = min(len(rows), len(others))
+            rows, others = rows[:common], others[:common]
+        found = first_divergence(seed, [rows], [others], exact=True)
+        if found is not None and found.entry == "length":
+            return f"step {found.step + 1} (seed {seed}), where one ends,"
+        if found is not None:
+            return f"step {found.step} (seed {seed}, {found.mismatch})"
+    return None

@@ -27,18 +27,18 @@ from tdcollect.collect.store import placement
 from tdcollect.display import one_line
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, with_masks
+from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Returns
-from tdcollect.evaluation.episodes.opening import Opened, Verdict, open_env, probe_env, probe_slots
+from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env
 from tdcollect.evaluation.episodes.policy import (
     Inference,
     as_policy,
     at_batch_size,
     device_of,
+    with_masks,
 )
-from tdcollect.evaluation.episodes.requested_env import RequestedEnv
-from tdcollect.evaluation.episodes.slot_envs import SlotEnvs
 from tdcollect.evaluation.ledger import Episode
+from tdcollect.evaluation.request import RequestedEnv
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
@@ -46,11 +46,7 @@ from tdcollect.evaluation.settings import (
     takes_settings,
 )
 from tdcollect.keys import Key
-from tdcollect.randomness import (
-    GlobalRandomness,
-    NotReproducibleError,
-    check_alone,
-)
+from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
 from tdcollect.threads import evaluating
 
 if TYPE_CHECKING:
@@ -177,12 +173,7 @@ class EvaluationCollector:
     ) -> EvaluationCollector:
         """Return a collector of the episodes that the settings ask for.
 
-        Args:
-            env: as for the constructor; and the policy.
-            policy: likewise.
-            settings: all of the settings.
-            in_order: as for the constructor.
-            most_slots: the most slots that are made here, where others run episodes too.
+        At most ``most_slots`` slots are made here, where others run episodes too.
         """
         collector = cls.__new__(cls)
         collector._open(env, policy, settings, in_order, most_slots)
@@ -222,7 +213,6 @@ class EvaluationCollector:
         self.errors: dict[int, str] = {}
 
     def _finish(self, env: EnvBase) -> EnvBase:
-        """Add the transforms that the policy asks for."""
         if needs_state(self.policy):
             # Transforms are appended in place: to an env of ours, not to the one given.
             own = TransformedEnv(env, auto_unwrap=True)
@@ -270,9 +260,7 @@ class EvaluationCollector:
     ) -> Generator[Finished, None, None]:
         """Run all episodes; yields the record of each, and its data if they are kept.
 
-        Args:
-            keep_trajectories: keep the data of each episode until it is yielded.
-            feed: gives the indices while episodes run; None for ``episode_indices``.
+        ``feed`` gives the indices while episodes run; None for ``episode_indices``.
         """
         self._check_open()
         episodes: list[Episode] = []
@@ -326,10 +314,7 @@ class EvaluationCollector:
         return transforms_of(self.env) if slots is None else slots.transforms
 
     def prepare_envs(self, prepare: Callable[[EnvBase], None]) -> None:
-        """Call a function on the env of each slot, or on the only env of all slots.
-
-        It is called again on each env that is built anew, until another function is given.
-        """
+        """Call a function on each env of ours, and again on each that is built anew."""
         slots = self._opened.slots
         if slots is None:
             prepare(self.env)
@@ -351,8 +336,8 @@ class EvaluationCollector:
 
         Args:
             verdict: of a probe of the same env elsewhere; None to probe this one.
-            stepped: called at each step of the probe.
-            skipped: the number of groups of seeds to leave out, as they end the process.
+            stepped: as for :func:`probe`.
+            skipped: likewise.
 
         Returns:
             The verdict; None if there are no episodes to run.
@@ -367,30 +352,23 @@ class EvaluationCollector:
                 if verdict is None:
                     self._fresh_envs = self._probe(stepped, skipped)
                 else:
-                    self._adopt(verdict)
+                    if verdict.has_streams and not self.has_streams:
+                        assert self._opened.with_streams is not None  # as where it was probed
+                        self._use_streams(self._opened.with_streams())
+                    self._fresh_envs = verdict.fresh_envs
         return None if self._fresh_envs is None else Verdict(self._fresh_envs, self.has_streams)
 
-    def _adopt(self, verdict: Verdict) -> None:
-        if verdict.has_streams and not self.has_streams:
-            assert self._opened.with_streams is not None  # as where it was probed
-            self._use_streams(self._opened.with_streams())
-        self._fresh_envs = verdict.fresh_envs
-
     def _probe(self, stepped: Callable[[], None] | None = None, skipped: int = 0) -> bool:
-        """Return True if episodes must run on new envs."""
-        asked, slots = self.settings.fresh_envs, self._opened.slots
-        if slots is not None:
-            return probe_slots(slots, asked, stepped, skipped)
-        assert isinstance(self.base, GymnasiumEnv)
+        asked = self.settings.fresh_envs
         try:
-            return probe_env(self.base, asked, stepped, skipped)
+            return probe(self.base, asked, stepped, skipped)
         except NotReproducibleError as fault:
             make = self._opened.with_streams
             if make is None or not fault.may_be_draws:
                 raise
             made = make()
             try:
-                fresh_envs = probe_env(base_of(made), asked, stepped, skipped)
+                fresh_envs = probe(base_of(made), asked, stepped, skipped)
             except NotReproducibleError:
                 made.close()
                 raise fault from None
@@ -398,13 +376,12 @@ class EvaluationCollector:
             return fresh_envs
 
     def _use_streams(self, made: EnvBase) -> None:
-        """Take an env whose draws come from streams of its episodes in the place of the present."""
+        """Go on with an env whose draws come from streams of its episodes."""
         self._opened.close()
         self._use(Opened(made))
         self.has_streams = True
 
     def _run(self, keep_trajectories: bool, feed: Feed) -> Generator[list[Finished], None, None]:
-        """Run all episodes; yields lists of those that have ended."""
         if not self.episode_indices:
             return
         if self._fresh_envs is None:
@@ -490,7 +467,6 @@ class EvaluationCollector:
 
     @contextmanager
     def _refusing(self, entries: Mapping[Key, torch.Tensor]) -> Iterator[None]:
-        """Refuse observations that the policy fails on."""
         try:
             yield
         except (RuntimeError, ValueError) as error:
@@ -503,7 +479,7 @@ class EvaluationCollector:
     def _first_call(
         self, inference: Inference, rows: StepDict, env: SteppedEnv, actions: ActionCheck
     ) -> list[Key]:
-        """Probe the policy before it acts; add the entries that it carries from step to step."""
+        """Probe the policy before it acts; add the entries that it carries on."""
         randomness = GlobalRandomness()
         outputs = inference.probe(rows)
         randomness.check("the policy")
@@ -518,7 +494,6 @@ class EvaluationCollector:
         return remembered
 
     def _unseed(self) -> None:
-        """Have the env's next episodes start from fresh entropy."""
         if self.base.is_closed:
             return
         if self._opened.slots is not None:
@@ -547,10 +522,7 @@ class EvaluationCollector:
 
 @contextmanager
 def with_threads(count: int) -> Iterator[None]:
-    """Run torch's operations on the CPU with ``count`` threads: sums round by how they are split.
-
-    This sets the threads of torch and MKL in this process, not those of NumPy.
-    """
+    """Run torch on ``count`` threads of the CPU: sums round by how they are split."""
     before = torch.get_num_threads()
     try:
         if before != count:
@@ -593,11 +565,10 @@ def mode_of(policy: Any) -> str | None:
 def isolated(
     transforms: Sequence[Transform], exploration_type: ExplorationType
 ) -> Iterator[GlobalRandomness]:
-    """Run with an exploration type and without gradients; set global random states back.
+    """Run with an exploration type, without gradients, and with transforms frozen, in eval mode.
 
-    The transforms are in eval mode, with their running statistics frozen. Yields the states
-    as they were. If another thread may have drawn from them, they are not set back, as that would
-    repeat its random numbers.
+    Yields the global random states as they were. They are set back, unless another thread may have
+    drawn from them, whose random numbers would repeat.
     """
     before = GlobalRandomness()
     learning = [t for t in transforms if getattr(t, "frozen", None) is False]

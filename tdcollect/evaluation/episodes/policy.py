@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import nn
-from torchrl.data import Composite
-from torchrl.envs import EnvBase
+from torchrl.data import Binary, Composite
+from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs.utils import RandomPolicy
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 
@@ -30,6 +31,9 @@ from tdcollect._upstream.torchrl import (
 from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.policy import Call, Policy, RandomActions
 from tdcollect.collect.step_dict import StepDict, forgotten_entries, is_plain, sent, with_index
+from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.traits import base_of
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, name_of
 from tdcollect.randomness import NotReproducibleError
 
@@ -713,3 +717,88 @@ def _of_one_row(spec: Composite, actions: Composite) -> Composite:
         if leaf is not None and leaf.ndim > action.ndim:
             leaves[key] = leaf[(0,) * (leaf.ndim - action.ndim)]
     return Composite(leaves)
+
+
+ACTION_MASKS = "action_masks"
+"""The name of the envs' method, as in sb3-contrib, and of the entry of the masks."""
+
+
+def with_masks(env: EnvBase, policy: Any) -> EnvBase:
+    """Return the env, under a transform that adds masks if a module of the policy reads them.
+
+    Such a module has an attribute ``mask_size``.
+    """
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    sizes = [size for module in modules if (size := getattr(module, "mask_size", None))]
+    if not sizes:
+        return env
+    check_masks(env)
+    # Its transforms are those of the env given, which stays as it is.
+    own = TransformedEnv(env, auto_unwrap=True)
+    return own.append_transform(ActionMasks(sizes[0]))
+
+
+def check_masks(env: EnvBase) -> None:
+    """Raise ValueError for an env without masks, or one whose masks cannot be read."""
+    base = base_of(env)
+    name = base.backend_name if isinstance(base, GymnasiumEnv) else type(base).__name__
+    if name != SerialBackend.name:
+        raise ValueError(
+            f"expected backend='serial', got {name!r}: "
+            "the policy asks for masks of valid actions, and the envs' action_masks() can be "
+            "called in this process only; make the env with backend='serial'"
+        )
+    for slot, one in enumerate(base.slot_envs):
+        try:
+            one.get_wrapper_attr(ACTION_MASKS)
+        except AttributeError:
+            raise ValueError(
+                f"expected an env with a method action_masks(), got {one} in slot {slot}: the "
+                "policy asks for masks of valid actions; wrap the env as in training "
+                "(sb3_contrib.common.wrappers.ActionMasker)"
+            ) from None
+
+
+def read_mask(env: Any, slot: int, size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return the mask of valid actions of one gymnasium env, bool ``[size]``."""
+    mask = np.asarray(env.get_wrapper_attr(ACTION_MASKS)())
+    if mask.size != size:
+        raise ValueError(
+            f"expected action_masks() of slot {slot} to give {size} values, one for each choice, "
+            f"got shape {mask.shape}; correct the env"
+        )
+    return mask.reshape(-1).astype(bool)
+
+
+class ActionMasks(Transform):
+    """Adds the masks of the envs in this process, bool ``[N, size]``, True for valid actions.
+
+    They are read after each reset and step of a slot; all are True once its episode has ended.
+    """
+
+    def __init__(self, size: int):
+        super().__init__(in_keys=[], out_keys=[ACTION_MASKS])
+        self._size = size
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return self._with_masks(next_tensordict)
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        return self._with_masks(tensordict_reset)
+
+    def _with_masks(self, tensordict: TensorDictBase) -> TensorDictBase:
+        done = tensordict.get(keys.DONE).reshape(-1).tolist()
+        masks = np.ones((len(done), self._size), bool)
+        base = base_of(self.parent)
+        for slot, env in enumerate(base.slot_envs):
+            if not done[slot]:
+                masks[slot] = read_mask(env, slot, self._size)
+        shape = (*tensordict.batch_size, self._size)
+        return tensordict.set(ACTION_MASKS, torch.from_numpy(masks).reshape(shape))
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        shape = (*observation_spec.shape, self._size)
+        observation_spec[ACTION_MASKS] = Binary(self._size, shape=shape, dtype=torch.bool)
+        return observation_spec

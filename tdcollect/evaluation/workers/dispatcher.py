@@ -1,4 +1,4 @@
-"""Which worker runs which episodes of which evaluation, and what follows if a worker is lost."""
+"""The dispatcher of evaluations: it hands episodes to workers, and goes on if one is lost."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tdcollect.display import count_text, one_line
+from tdcollect.evaluation.episodes.actions import GROUPS
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.episodes.opening import GROUPS
 from tdcollect.evaluation.ledger import (
     LOST,
     MIXED,
@@ -20,7 +21,7 @@ from tdcollect.evaluation.ledger import (
     mixed_entries,
 )
 from tdcollect.evaluation.manifest import git_state
-from tdcollect.evaluation.workers.protocol import (
+from tdcollect.evaluation.workers.local import (
     MOST_HELD,
     Ended,
     Fetch,
@@ -48,48 +49,39 @@ WEIGHT = 10
 a weight of 1, so that nothing goes on for ever."""
 
 
+@dataclass(eq=False, repr=False)
 class Evaluation:
     """An evaluation to run, and what is known of it on its way.
 
-    Args:
+    Attributes:
         make_job: returns its job; called when its turn has come, or a worker is free for it.
         record: given its manifest, opens its recording.
         keep: yield the data of episodes too.
         weights: pickled weights by model id, where the job's own are not meant.
-
-    Attributes:
         recording: its :class:`~tdcollect.evaluation.evaluate.Recording`, while it is open.
         dispatcher: the dispatcher that runs it; None in this process.
         manifest: of the first worker that was ready.
         errors: the last error of each failed episode, by index, as text.
-        env: the env as text.
-        threads: the number of torch's threads.
     """
 
-    def __init__(
-        self,
-        make_job: Callable[[], Job],
-        record: Callable[[Mapping[str, Any]], Any],
-        keep: bool = False,
-        weights: Mapping[str, bytes] | None = None,
-    ):
-        self.make_job = make_job
-        self.record = record
-        self.keep = keep
-        self.weights = weights
-        self.number = -1
-        self.manifest: dict[str, Any] = {}
-        self.recording: Any = None
-        self.dispatcher: Dispatcher | None = None
-        self.errors: dict[int, str] = {}
-        self.env = ""
-        self.threads = 0
-        self.begun = False
-        # The weight of workers lost as they made the env, by rank; None: as they probed it.
-        self.died: Counter[int | None] = Counter()
-        self.skipped = 0  # groups of seeds that the probe leaves out, as they end workers
-        self.unlike: list[Mapping[str, Any]] = []  # manifests of workers that are let in
-        self._pickled: Pickled | None = None
+    make_job: Callable[[], Job]
+    record: Callable[[Mapping[str, Any]], Any]
+    keep: bool = False
+    weights: Mapping[str, bytes] | None = None
+    number: int = -1
+    manifest: dict[str, Any] = field(default_factory=dict)
+    recording: Any = None
+    dispatcher: Dispatcher | None = None
+    errors: dict[int, str] = field(default_factory=dict)
+    env: str = ""
+    threads: int = 0
+    begun: bool = False
+    # The weight of workers lost as they made the env, by rank; None: as they probed it.
+    died: Counter[int | None] = field(default_factory=Counter)
+    skipped: int = 0  # groups of seeds that the probe leaves out, as they end workers
+    # Manifests of workers that are let in.
+    unlike: list[Mapping[str, Any]] = field(default_factory=list)
+    _pickled: Pickled | None = None
 
     @property
     def pickled(self) -> Pickled:
@@ -104,7 +96,7 @@ class Evaluation:
 
     @property
     def key(self) -> str:
-        """Tells its messages from those of others, which may have an equal job."""
+        """The key of its messages; others may have an equal job."""
         return f"{self.pickled.key}, {self.number}"
 
     @property
@@ -113,7 +105,6 @@ class Evaluation:
         return {"env": self.env, "threads": self.threads}
 
     def release(self) -> None:
-        """Let go of the job."""
         self._pickled = None
 
     def __repr__(self) -> str:
@@ -128,13 +119,9 @@ class Dispatcher:
     """Runs the episodes of evaluations on workers, whatever happens to them; close it.
 
     Args:
-        workers: the workers, which are started if they are not running.
+        workers: started if they are not running.
         allow_mixed: take workers in whose versions, platform or device differ from the manifest's.
         note: is told in a line of each worker that is lost.
-
-    Attributes:
-        workers: the workers.
-        lost: how each lost worker ended, in lines.
 
     Raises:
         RuntimeError: if the workers are in use.
@@ -148,7 +135,7 @@ class Dispatcher:
     ):
         self.workers = workers
         self.note = note
-        self.lost: list[str] = []
+        self.lost: list[str] = []  # how each lost worker ended, in lines
         self._allow_mixed = allow_mixed
         self._works: dict[int, Evaluation] = {}
         self._by_key: dict[str, Evaluation] = {}  # those that a worker was sent
@@ -185,7 +172,7 @@ class Dispatcher:
         self._schedule.add(work.number, indices)
 
     def about(self, work: Evaluation) -> dict[str, Any]:
-        """Return the env of an evaluation and the workers, for the notes on a run."""
+        """Return its env and the workers, for the notes on a run."""
         workers = {
             "kind": self.workers.kind,
             "number": self.workers.num_workers,
@@ -238,7 +225,7 @@ class Dispatcher:
             unlike = work.unlike.pop()
             work.manifest[MIXED] = mixed_entries(work.manifest, unlike)
             work.recording.let_in(unlike)
-        idle = not self._schedule.holds(rank)
+        idle = not self._schedule.held(rank)
         more = self._schedule.hand_out(rank, self._opened[rank].slots)
         if more:
             worker = self.workers.crew[rank]
@@ -264,11 +251,7 @@ class Dispatcher:
         return self._states.pop()
 
     def answers(self, wait: bool = True) -> Iterator[Event]:
-        """Take answers in; yields what came of them.
-
-        Args:
-            wait: wait for them for a moment.
-        """
+        """Take answers in, for which it may wait a moment; yields what came of them."""
         timeout = self.workers.timeout
         seconds = min(_LOOK_SECONDS, timeout or _LOOK_SECONDS) if wait else 0.0
         answers = list(self.workers.wait(seconds))
@@ -304,13 +287,12 @@ class Dispatcher:
                 yield from self._lose(worker, f"was ended, as it finished no step in {limit:g} s")
 
     def _ended(self, worker: Worker, answer: Ended, work: Evaluation) -> Iterator[Event]:
-        """Take in an episode that has ended."""
         try:
             new = self._schedule.take_in(work.number, worker.rank, worker.name, answer.record)
         except NotReproducibleError as error:
             yield self._fail(work, error)
             return
-        if not self._schedule.holds(worker.rank):
+        if not self._schedule.held(worker.rank):
             self._beats.pop(worker.rank, None)
         if new and answer.error is not None:
             work.errors[answer.record.index] = answer.error
@@ -322,7 +304,6 @@ class Dispatcher:
         return work, error
 
     def _open(self, worker: Worker, work: Evaluation) -> None:
-        """Have a worker make env and policy, unless it has them."""
         key, (_, env_key, job, around) = work.key, work.pickled
         self._by_key[key] = work
         sent = None if key in worker.holds else job
@@ -335,7 +316,6 @@ class Dispatcher:
         self._beats[worker.rank] = (worker.beats(), time.monotonic())
 
     def _take_in(self, worker: Worker, opened: Opened, work: Evaluation) -> Iterator[Event]:
-        """Take a worker in that has env and policy."""
         crew = self.workers.crew
         self.workers.verdicts[work.pickled.env_key] = opened.verdict
         self._opened[worker.rank] = opened
@@ -372,13 +352,7 @@ class Dispatcher:
             )
 
     def _hanging(self, answered: Container[int]) -> list[tuple[Worker, float]]:
-        """Return the workers at work that have neither answered nor finished a step for long.
-
-        With each the seconds that it had.
-
-        Args:
-            answered: the ranks of those that have answered.
-        """
+        """Return the workers that have neither answered nor stepped for long, and their limits."""
         now, found = time.monotonic(), []
         for rank, (before, since) in self._beats.items():
             worker = self.workers.crew[rank]
@@ -422,11 +396,9 @@ class Dispatcher:
     def _unopened(
         self, worker: Worker, work: Evaluation, how: str, outside: bool
     ) -> Exception | None:
-        """Count a worker that was lost as it made env and policy, or probed the env.
+        """Count a worker lost as it made env and policy, or probed the env; the error of too many.
 
-        Returns:
-            The error once there were too many. If they were lost in the probe, it runs on other
-            seeds before.
+        A probe that ends workers runs on other seeds before.
         """
         skipped = self._probing.pop(worker.rank, None)
         probing = skipped is not None
@@ -455,10 +427,7 @@ class Dispatcher:
         return how
 
     def close(self) -> None:
-        """Release the workers; those that have not ended their episodes are ended.
-
-        So are those that have not made their env, if an evaluation was broken off: they may hang.
-        """
+        """Release the workers; those that have not ended their episodes or made envs are ended."""
         for work in [*self._works.values()]:
             self.remove(work)
         self.workers.in_use = False
@@ -477,20 +446,13 @@ class Schedule:
     again in smaller groups, each with a worker to itself, and finally one by one. An episode that
     was alone when its worker was lost, for the ``max_lost``-th time, is given up as lost. A loss
     that is known to come from outside weighs a tenth, and leads to no suspicion at first.
-
-    Args:
-        num_workers: the number of workers.
-        max_lost: the workers that an episode may cost.
     """
 
     def __init__(self, num_workers: int, max_lost: int):
         self._num_workers = num_workers
         self._max_lost = max_lost
         self._queues: dict[int, _Queue] = {}  # by evaluation
-        self._at: dict[int, int] = {}  # the evaluation of each rank
-        self._held: dict[int, dict[int, None]] = {}  # by rank; in the order of handing out
-        self._grouped: set[int] = set()  # ranks that run a group of suspects
-        self._paces: dict[int, _Pace] = {}
+        self._seats: dict[int, _Seat] = {}  # by rank
 
     def add(self, evaluation: int, indices: Iterable[int] | None) -> None:
         """Add the episodes of an evaluation; None if they are not known before it is opened."""
@@ -499,38 +461,35 @@ class Schedule:
     def drop(self, evaluation: int) -> list[int]:
         """Forget an evaluation; return the ranks that are at it, which hold nothing afterwards."""
         self._queues.pop(evaluation, None)
-        ranks = [rank for rank, at in self._at.items() if at == evaluation]
+        ranks = [rank for rank, seat in self._seats.items() if seat.evaluation == evaluation]
         for rank in ranks:
-            self._leave(rank)
+            del self._seats[rank]
         return ranks
 
     def left(self, evaluation: int) -> int:
         """Return the number of episodes of an evaluation that have not ended."""
-        held = sum(self.held(rank) for rank, at in self._at.items() if at == evaluation)
-        return self._queues[evaluation].left + held
+        seats = [seat for seat in self._seats.values() if seat.evaluation == evaluation]
+        return self._queues[evaluation].left + sum(len(seat.held) for seat in seats)
 
     def at(self, rank: int) -> int | None:
         """Return the evaluation that a worker is at."""
-        return self._at.get(rank)
-
-    def holds(self, rank: int) -> bool:
-        """Tell whether a worker has episodes to run."""
-        return bool(self._held.get(rank))
+        seat = self._seats.get(rank)
+        return None if seat is None else seat.evaluation
 
     def held(self, rank: int) -> int:
         """Return the number of episodes that a worker has to run."""
-        return len(self._held.get(rank, ()))
+        seat = self._seats.get(rank)
+        return 0 if seat is None else len(seat.held)
 
     def place(self, rank: int) -> int | None:
         """Put a worker at an evaluation with episodes to hand out, unless it is at one.
 
-        Returns:
-            The evaluation that it is at now; None if it is at none, and none has any.
+        Returns the evaluation that it is at; None if it is at none, and none has any.
         """
-        at = self._at.get(rank)
-        if self.holds(rank) or (at in self._queues and self._queues[at].waits):
+        at = self.at(rank)
+        if self.held(rank) or (at in self._queues and self._queues[at].waits):
             return at
-        staff = Counter(self._at.values())
+        staff = Counter(seat.evaluation for seat in self._seats.values())
         waiting = [number for number, queue in self._queues.items() if queue.waits]
         if waiting:
             # In the order in which they were added, unless somebody is at each.
@@ -540,32 +499,26 @@ class Schedule:
 
     def put(self, rank: int, evaluation: int) -> None:
         """Put a worker at an evaluation, whatever there is to run."""
-        self._leave(rank)
-        self._at[rank] = evaluation
+        self._seats[rank] = _Seat(evaluation)
 
     def hand_out(self, rank: int, slots: int) -> list[int]:
-        """Return further episodes for a worker, of its evaluation; none if it has enough.
-
-        Args:
-            rank: the worker.
-            slots: its number of slots.
-        """
-        queue = self._queues.get(self._at.get(rank, -1))
-        held = self._held.setdefault(rank, {})
-        if queue is None or rank in self._grouped:
+        """Return further episodes for a worker with so many slots; none if it has enough."""
+        seat = self._seats.get(rank)
+        queue = None if seat is None else self._queues.get(seat.evaluation)
+        if seat is None or queue is None or seat.grouped:
             return []
+        held = seat.held
         if queue.suspects and not held:
             group = queue.suspects.popleft()
-            self._grouped.add(rank)
+            seat.grouped = True
         else:
-            pace = self._paces.setdefault(rank, _Pace())
-            depth = slots + pace.episodes_in(_SECONDS)
+            depth = slots + seat.episodes_in(_SECONDS)
             if len(held) > depth - max(1, depth // 4):
                 return []
             # What others hold, they may be about to end; but at first nobody is.
             left = sum(len(other.waiting or ()) for other in self._queues.values())
-            if not pace.ended:
-                left += sum(map(len, self._held.values())) + queue.suspected
+            if not seat.ended:
+                left += sum(len(other.held) for other in self._seats.values()) + queue.suspected
             share = -(-left // self._num_workers)
             waiting = queue.waiting or deque()
             count = min(depth, share, len(held) + len(waiting)) - len(held)
@@ -576,22 +529,16 @@ class Schedule:
     def take_in(self, evaluation: int, rank: int, name: str, record: Episode) -> bool:
         """Take a record in; False if the episode had ended before, with the same digest.
 
-        Args:
-            evaluation: whose episode it is.
-            rank: the worker that ran it, which may have been lost since.
-            name: its name.
-            record: the record.
+        The worker that ran it may have been lost since.
 
         Raises:
             NotReproducibleError: if the digests differ.
         """
-        queue = self._queues[evaluation]
-        held = self._held.get(rank, {}) if self._at.get(rank) == evaluation else {}
-        if record.index in held:
-            del held[record.index]
-            if not held:
-                self._grouped.discard(rank)
-        self._paces.setdefault(rank, _Pace()).ended += 1
+        queue, seat = self._queues[evaluation], self._seats.get(rank)
+        if seat is not None and seat.evaluation == evaluation:
+            seat.ended += 1
+            seat.held.pop(record.index, None)
+            seat.grouped &= bool(seat.held)
         before = queue.ended.get(record.index)
         if before is None:
             if queue.lost[record.index]:
@@ -607,18 +554,15 @@ class Schedule:
         return False
 
     def lose(self, rank: int, outside: bool = False) -> list[int]:
-        """Take the episodes of a worker back that was lost; return those that are given up.
+        """Take the episodes of a lost worker back; return those that are given up.
 
-        Args:
-            rank: the worker.
-            outside: it is known to be lost by a cause outside of its episodes.
+        ``outside``: it is known to be lost by a cause outside of them.
         """
-        queue = self._queues.get(self._at.get(rank, -1))
-        held = list(self._held.get(rank, ()))
-        self._leave(rank)
-        if queue is None:
+        seat = self._seats.pop(rank, None)
+        queue = None if seat is None else self._queues.get(seat.evaluation)
+        if seat is None or queue is None:
             return []
-        held = [index for index in held if index not in queue.ended]
+        held = [index for index in seat.held if index not in queue.ended]
         if not held:
             return []
         for index in held:
@@ -635,27 +579,16 @@ class Schedule:
             queue.suspects.append(held[at : at + size])
         return []
 
-    def _leave(self, rank: int) -> None:
-        self._at.pop(rank, None)
-        self._held.pop(rank, None)
-        self._paces.pop(rank, None)
-        self._grouped.discard(rank)
-
 
 class _Queue:
-    """The episodes of an evaluation that nobody runs.
-
-    Attributes:
-        waiting: those that have not been handed out; None if they are not known yet.
-        suspects: groups of those whose worker was lost.
-        lost: the weight of the workers lost, by episode.
-        ended: digest and worker of episodes that may end twice.
-    """
+    """The episodes of an evaluation that nobody runs."""
 
     def __init__(self, indices: Iterable[int] | None):
+        # Those that have not been handed out; None if they are not known yet.
         self.waiting = None if indices is None else deque(indices)
-        self.suspects: deque[list[int]] = deque()
-        self.lost: Counter[int] = Counter()
+        self.suspects: deque[list[int]] = deque()  # groups of those whose worker was lost
+        self.lost: Counter[int] = Counter()  # the weight of the workers lost, by episode
+        # Digest and worker of episodes that may end twice.
         self.ended: dict[int, tuple[str | None, str]] = {}
 
     @property
@@ -672,14 +605,19 @@ class _Queue:
         return self.waiting is None or bool(self.left)
 
 
-class _Pace:
-    """The episodes that a worker has ended, and since when it runs them."""
+@dataclass
+class _Seat:
+    """A worker at an evaluation, the episodes that it holds, in order, and those it has ended."""
 
-    def __init__(self) -> None:
-        self.ended = 0
-        self._since = time.monotonic()
+    evaluation: int
+    held: dict[int, None] = field(default_factory=dict)
+    grouped: bool = False  # it runs a group of suspects
+    ended: int = 0
+    since: float | None = None  # when it was first to be given episodes
 
     def episodes_in(self, seconds: float) -> int:
         """Estimate how many it ends in some time; at least two."""
-        passed = max(time.monotonic() - self._since, 1e-3)
-        return int(min(_MOST, max(2, self.ended / passed * seconds)))
+        now = time.monotonic()
+        self.since = now if self.since is None else self.since
+        pace = self.ended / max(now - self.since, 1e-3)
+        return int(min(_MOST, max(2, pace * seconds)))

@@ -1,4 +1,11 @@
-"""Workers that are processes of this machine."""
+"""Workers of an evaluation as its driver sees them: messages to them, and local processes.
+
+The driver hands out indices of episodes, and alone writes files. A worker makes env and policy of a
+job once, keeps them, and answers with one record per episode that ends. Local processes and Ray
+actors run the same loop (``worker.py``) and differ in how messages travel.
+
+Nothing here imports torch: the actors of a Ray cluster only pass messages on.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +17,230 @@ import select
 import signal
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import cloudpickle
 
 from tdcollect import check
-from tdcollect.check import is_count
-from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers, pickled_part
+from tdcollect.display import count_text, one_line
+from tdcollect.evaluation.ledger import Episode
 from tdcollect.processes.channel import Channel, InterruptsHeld
 from tdcollect.processes.child import GRACE, Child, Forked, Spawned, disown_in_forks, shared_file
+from tdcollect.processes.errors import Described
 from tdcollect.processes.template import FromTemplate, Template
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from tdcollect.evaluation.episodes.actions import Verdict
+    from tdcollect.evaluation.workers.worker import Surroundings
+
+_ADVICE = {
+    "env": "pass a function that makes it, lambda: make_env()",
+    "policy": "make it without such parts; an Evaluator takes a function that makes it, "
+    "policy_factory=",
+}
+
+MOST_HELD = 4
+"""Jobs that a worker holds at a time."""
+
+
+class Open(NamedTuple):
+    """Make env and policy of a job, unless they are there; set the policy's weights.
+
+    ``turn`` tells evaluations apart, in all messages, and ``key`` jobs. ``job`` is None if this
+    worker holds it, ``weights`` are None to leave them, and ``verdict`` to probe the env, without
+    the ``skipped`` groups of seeds, which end workers.
+    """
+
+    turn: int
+    around: Surroundings
+    key: str
+    job: bytes | None
+    weights: Mapping[str, bytes] | None
+    verdict: Verdict | None
+    skipped: int
+
+
+class Run(NamedTuple):
+    """Run these episodes of a job too, with their data if ``keep``."""
+
+    turn: int
+    key: str
+    indices: Sequence[int]
+    keep: bool
+
+
+class Fetch(NamedTuple):
+    """Answer with the policy's ``state_dict``."""
+
+    turn: int
+    key: str
+
+
+class Opened(NamedTuple):
+    """Env and policy of a job are there; with the manifest as this worker sees it, but for git."""
+
+    turn: int
+    key: str
+    manifest: dict[str, Any]
+    verdict: Verdict
+    slots: int
+    env: str
+    threads: int
+
+
+class Probing(NamedTuple):
+    """Env and policy of a job are made, and the env is probed, without ``skipped`` groups."""
+
+    turn: int
+    key: str
+    skipped: int
+
+
+class Lacks(NamedTuple):
+    """The job to open is not held here: it must be sent."""
+
+    turn: int
+    key: str
+
+
+class Ended(NamedTuple):
+    """An episode ended: its record, its error as text if it failed, its data if they are kept."""
+
+    turn: int
+    key: str
+    record: Episode
+    error: str | None
+    data: TensorDict | None
+
+
+class State(NamedTuple):
+    """The policy's ``state_dict``, on the CPU; empty if it has none."""
+
+    turn: int
+    key: str
+    state: dict[str, Any]
+
+
+class Raised(NamedTuple):
+    """A job cannot go on: the exception that says why."""
+
+    turn: int
+    key: str
+    failure: Described
+
+
+Message = Open | Run | Fetch
+Answer = Probing | Opened | Lacks | Ended | State | Raised
+
+
+class Worker(ABC):
+    """One worker, as the driver sees it; the rank of a lost one goes to its replacement."""
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.holds: list[str] = []  # keys of jobs sent to it, the latest last; it may lack some
+        self.outside = False  # it has ended by a cause that lies outside of env and policy
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The process, as text."""
+
+    @abstractmethod
+    def send(self, message: Message) -> None:
+        """Send a message; nothing happens if the worker has gone, as ``wait`` tells."""
+
+    @abstractmethod
+    def beats(self) -> int:
+        """The number of steps that it has finished, as far as is known; 0 until it is up."""
+
+    @abstractmethod
+    def end(self, waits: bool = False) -> str:
+        """End it, unless it has ended; give it a moment to if ``waits``. Returns how it ended."""
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.rank} ({self.where})"
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name)
+
+
+class Workers(ABC):
+    """Workers for test episodes, :class:`tdcollect.LocalWorkers` or :class:`tdcollect.RayWorkers`.
+
+    They start when they are first needed, and stay for the evaluations that follow. They end with
+    :meth:`close`, with a ``with`` block, and when nothing refers to them any more.
+
+    Attributes:
+        num_workers: the number of workers.
+        timeout: the seconds that a worker may take for a step; None for any time.
+        max_lost: the number of workers that an episode may cost before it counts as lost.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, num_workers: int, timeout: float | None, max_lost: int):
+        check.positive_int(num_workers=num_workers, max_lost=max_lost)
+        if timeout is not None and not (check.is_number(timeout) and timeout > 0):
+            raise ValueError(
+                f"expected timeout to be positive seconds without a finished step, or None, got "
+                f"{timeout!r}"
+            )
+        self.num_workers = int(num_workers)
+        self.timeout = timeout
+        self.max_lost = int(max_lost)
+        self.crew: dict[int, Worker] = {}  # those that run, by rank
+        self.verdicts: dict[str, Verdict] = {}  # of probes, by the key of the env
+        self.turn = 0  # the number of evaluations so far
+        self.in_use = False
+
+    @abstractmethod
+    def start(self, rank: int) -> Worker:
+        """Start a worker, or another one in the place of one that was lost."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> Iterable[tuple[Worker, Answer | None]]:
+        """Wait for answers, so long at most; None comes from a worker that is lost."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers; they start anew if they are needed again."""
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        running = f"{len(self.crew)} running" if self.crew else "not started"
+        return one_line(self, count_text(self.num_workers, "worker"), running)
+
+
+def pickled_part(name: str, value: Any) -> bytes:
+    """Pickle an argument, functions of any kind included.
+
+    Raises:
+        TypeError: if it cannot be, naming the argument.
+    """
+    try:
+        dumped: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # whatever a class's own __reduce__ raises
+        advice = _ADVICE.get(name, "let it refer to nothing that is bound to this process")
+        of = value[0] if name == "env" else value
+        text = " ".join(f"{type(of).__name__} {of}".split())
+        raise TypeError(
+            f"expected {name} to be picklable, as episodes run in processes of their own, got "
+            f"{text[:120]} ({type(error).__name__}: {error}); {advice}"
+        ) from error
+    return dumped
+
 
 _WORKER = "tdcollect.evaluation.workers.worker"
 _Start = Callable[[tuple[int, ...]], Child]
@@ -66,8 +287,10 @@ class LocalWorkers(Workers):
     ):
         super().__init__(num_workers, timeout, max_lost)
         check.callables(init_fn=init_fn)
+        self.crew: dict[int, LocalWorker] = {}  # type: ignore[assignment]
         self.init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
-        self.template_is_fork = False  # of this process; else a fresh interpreter
+        # What a fork of this process runs as the template; None for a fresh interpreter.
+        self.template: Callable[[int], None] | None = None
         self._templates: list[Template] = []  # at most one
         self._beats: memoryview | None = None
         self._end: Any = None
@@ -75,7 +298,8 @@ class LocalWorkers(Workers):
 
     def __reduce__(self) -> Any:
         """Copy the arguments only: the workers belong to this process."""
-        return _unpickled, (self.num_workers, self.timeout, self.max_lost, self.init_fn)
+        arguments = self.num_workers, self.timeout, self.max_lost
+        return LocalWorkers, arguments, {"init_fn": self.init_fn}
 
     def start(self, rank: int) -> Worker:
         if self._beats is None:
@@ -93,20 +317,15 @@ class LocalWorkers(Workers):
         for _ in range(_STARTS):  # one that has gone, or goes as it starts, is replaced
             if not self._templates:
                 with InterruptsHeld():
-                    self._templates.append(Template(self._template_process()))
+                    fork, function = self.template, f"{_WORKER}:template"
+                    child = Spawned(function) if fork is None else Forked(fork)
+                    self._templates.append(Template(child))
             template = self._templates[0]
             if template.ready():
                 with InterruptsHeld(), contextlib.suppress(ChildProcessError):
                     return self._started(rank, partial(FromTemplate, template))
             self._templates.pop().child.end()
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
-
-    def _template_process(self) -> Child:
-        if not self.template_is_fork:
-            return Spawned(f"{_WORKER}:template")
-        from tdcollect.evaluation.workers.worker import template
-
-        return Forked(template)
 
     def _started(self, rank: int, start: _Start) -> Worker:
         assert self._beats is not None
@@ -117,7 +336,7 @@ class LocalWorkers(Workers):
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
         awaited: dict[int, LocalWorker] = {}
         waiting = select.poll()
-        for worker in self._running:
+        for worker in self.crew.values():
             for descriptor, events in worker.signs:
                 awaited[descriptor] = worker
                 waiting.register(descriptor, events)
@@ -126,14 +345,10 @@ class LocalWorkers(Workers):
             for answer in worker.answers(ready):
                 yield worker, answer
 
-    @property
-    def _running(self) -> list[LocalWorker]:
-        return [worker for worker in self.crew.values() if isinstance(worker, LocalWorker)]
-
     def close(self) -> None:
         if self._end is None:
             return
-        living = self._running
+        living = [*self.crew.values()]
         for worker in living:
             worker.leave()
         deadline = time.monotonic() + GRACE
@@ -155,22 +370,12 @@ class LocalWorkers(Workers):
 
 
 class LocalWorker(Worker):
-    """A local worker.
-
-    Args:
-        rank: its rank.
-        beats: the shared memory for its steps.
-        beats_file: the file behind it.
-        start: starts the process, given the files for it.
-
-    Attributes:
-        read: makes an answer of its bytes.
-    """
+    """A process of this machine, which counts its steps in shared memory."""
 
     def __init__(self, rank: int, beats: memoryview, beats_file: int, start: _Start):
         super().__init__(rank)
         self._beats = beats
-        self.read: Callable[[bytes], Any] = pickle.loads
+        self.read: Callable[[bytes], Any] = pickle.loads  # makes an answer of its bytes
         self.process = start((beats_file,))
         self._channel = Channel(self.process.socket)
         with contextlib.suppress(OSError):  # it has gone, which reading tells
@@ -178,7 +383,6 @@ class LocalWorker(Worker):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self.process.pid
 
     @property
@@ -206,8 +410,7 @@ class LocalWorker(Worker):
     def answers(self, ready: set[int]) -> Iterator[Answer | None]:
         """Yield the answers that are there; None if the process has ended, and said all it had to.
 
-        Args:
-            ready: the descriptors that an event was seen on.
+        ``ready`` are the descriptors that an event was seen on.
         """
         with contextlib.suppress(OSError):  # reading tells
             self._channel.flush()
@@ -249,16 +452,7 @@ class LocalWorker(Worker):
         return how
 
 
-def _unpickled(
-    num_workers: int, timeout: float | None, max_lost: int, init_fn: bytes | None
-) -> LocalWorkers:
-    workers = LocalWorkers(num_workers, timeout, max_lost)
-    workers.init_fn = init_fn
-    return workers
-
-
-def _end_all(crew: dict[int, Worker], templates: list[Template], beats_file: int) -> None:
-    """End all workers and their template, and free the shared memory."""
+def _end_all(crew: dict[int, LocalWorker], templates: list[Template], beats_file: int) -> None:
     for worker in crew.values():
         worker.end()
     crew.clear()
@@ -275,7 +469,7 @@ def as_workers(workers: Any) -> Workers | None:
     """
     if workers is None or isinstance(workers, Workers):
         return workers
-    if not is_count(workers):
+    if not check.is_count(workers):
         raise TypeError(
             "expected workers to be the number of processes, a LocalWorkers or a RayWorkers, got "
             f"{workers!r}"

@@ -12,14 +12,19 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from numbers import Real
 from typing import Any
 
-from tdcollect import ray_cluster
+from tdcollect import check, ray_cluster
 from tdcollect._upstream.others import bounded, started_here
 from tdcollect.display import count_text
-from tdcollect.evaluation.workers.local import LocalWorker, LocalWorkers
-from tdcollect.evaluation.workers.protocol import Answer, Message, Worker, Workers
+from tdcollect.evaluation.workers.local import (
+    Answer,
+    LocalWorker,
+    LocalWorkers,
+    Message,
+    Worker,
+    Workers,
+)
 from tdcollect.packages import extra_module
 from tdcollect.processes.child import GRACE
 from tdcollect.progress import warn
@@ -81,11 +86,12 @@ class RayWorkers(Workers):
     ):
         super().__init__(num_workers, timeout, max_lost)
         for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
-            if not isinstance(value, Real) or isinstance(value, bool) or not value >= 0:
+            if not (check.is_number(value) and value >= 0):
                 raise ValueError(f"expected {name} to be a number from 0, got {value!r}")
         if address is not None and not isinstance(address, str):
             raise TypeError(f"expected address to be 'host:port' or None, got {address!r}")
         extra_module("ray", "RayWorkers")
+        self.crew: dict[int, _Remote] = {}  # type: ignore[assignment]
         self.num_cpus, self.num_gpus = num_cpus, num_gpus
         self.address = address
         self._local = LocalWorkers(1, init_fn=init_fn)  # of each actor, not started here
@@ -153,17 +159,17 @@ class RayWorkers(Workers):
                 self._actors.check_places()
 
     def _ready(self, seconds: float) -> list[tuple[_Remote, Any]]:
-        """Wait for streams and for steps that have been asked for; return those that are there."""
+        """Wait for streams, and for steps that were asked for; return those that are there."""
         import ray
 
         awaited: dict[Any, _Remote] = {}
-        for worker in self._remotes:
+        for worker in self.crew.values():
             if self.timeout:
                 worker.ask(min(1.0, self.timeout / 10))
             for thing in (worker.stream, worker.asked):
                 if thing is not None:
                     awaited[thing] = worker
-        lost: list[tuple[_Remote, Any]] = [(one, None) for one in self._remotes if one.how]
+        lost: list[tuple[_Remote, Any]] = [(one, None) for one in self.crew.values() if one.how]
         if lost or not awaited:
             return lost
         with _handlers_raise():
@@ -172,13 +178,9 @@ class RayWorkers(Workers):
             ready, _ = ray.wait(list(awaited), num_returns=len(awaited), timeout=0)
         return [(awaited[thing], thing) for thing in ready]
 
-    @property
-    def _remotes(self) -> list[_Remote]:
-        return [worker for worker in self.crew.values() if isinstance(worker, _Remote)]
-
     def close(self) -> None:
         deadline = time.monotonic() + GRACE
-        for worker in self._remotes:
+        for worker in [*self.crew.values()]:
             if not worker.leave():
                 del self.crew[worker.rank]
         while self.crew and (left := deadline - time.monotonic()) > 0:
@@ -195,14 +197,7 @@ class RayWorkers(Workers):
 
 
 class _Actors:
-    """The actors of some workers, by rank, and the connection to Ray.
-
-    Args:
-        connection: the name of the connection, of ``ray_cluster.connect``.
-        local: starts the worker of an actor.
-        num_cpus: for each actor.
-        num_gpus: likewise.
-    """
+    """The actors of some workers, by rank, and the connection to Ray by its name."""
 
     def __init__(self, connection: str, local: LocalWorkers, num_cpus: float, num_gpus: float):
         import ray
@@ -250,7 +245,7 @@ class _Actors:
                 ray.kill(actor)
 
     def stored(self, pickled: bytes) -> Any:
-        """Return a message; if it is large, a reference to it, the same for all workers."""
+        """Return a message, or a reference to a large one, the same for all workers."""
         import ray
 
         if len(pickled) < _LARGE:
@@ -262,9 +257,8 @@ class _Actors:
     def check_places(self) -> None:
         """Warn once of actors that have no place after some time.
 
-        Raises:
-            RuntimeError: if no machine can take one any more. A cluster that has never had such a
-                machine may grow.
+        Raises RuntimeError if no machine can take one any more; a cluster that never had one may
+        grow.
         """
         import ray
 
@@ -305,18 +299,13 @@ class _Actors:
 
 
 class _Remote(Worker):
-    """A worker beside an actor.
-
-    Attributes:
-        stream: its answers.
-        asked: the answer to the latest question for its steps; None if there is none.
-        how: how it was lost; None while it runs.
-    """
+    """A worker beside an actor."""
 
     def __init__(self, rank: int, actors: _Actors):
         super().__init__(rank)
         self._actors = actors
         self._actor, self._life = actors.begin(rank)
+        # Its answers, and that to the latest question for its steps, if there is one.
         self.stream: Any = self._actor.answers.options(**bounded(_UNREAD)).remote(self._life)
         self.asked: Any = None
         self._asked_at = 0.0
@@ -330,6 +319,7 @@ class _Remote(Worker):
 
     @property
     def how(self) -> str | None:
+        """Tells how it was lost; None while it runs."""
         if self._how is None and not self._actors.connected:
             self._lose("lost its Ray, which was shut down", outside=True)
         return self._how
@@ -340,7 +330,7 @@ class _Remote(Worker):
             self._actor.put.options(**_PUT).remote(self._life, pickled)
 
     def read(self) -> Iterator[Answer | None]:
-        """Yield the answer that is there, if it is one; None if the worker was lost instead."""
+        """Yield the answer that is there; None if the worker was lost instead."""
         import ray
 
         if self.how is None:
@@ -404,7 +394,7 @@ class _Remote(Worker):
 
 @contextlib.contextmanager
 def _handlers_raise() -> Iterator[None]:
-    """Raise what a signal's handler raised, for which Ray puts an error of its own."""
+    """Raise what a signal's handler raised in the place of Ray's own error."""
     try:
         yield
     except SystemError as error:
@@ -414,14 +404,10 @@ def _handlers_raise() -> Iterator[None]:
 
 
 def _is_outside(error: BaseException, where: str) -> bool:
-    """Tell whether an actor is known to be lost by a cause outside of the process beside it.
-
-    Of an actor that Ray has ended as its machine ran short of memory, this is known if another
-    process took the most.
-    """
+    """Tell whether an actor is known to be lost by a cause outside of the process beside it."""
     from ray import exceptions
 
-    if isinstance(error, exceptions.OutOfMemoryError):
+    if isinstance(error, exceptions.OutOfMemoryError):  # if another process took the most
         most = re.search(r"memory users:\D*(\d+)", str(error))
         return most is not None and f"process {most[1]} " not in where
     lost = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.ObjectLostError)
@@ -457,9 +443,6 @@ class Host:
 
     Each worker has a number, its life, so that late messages to the one before do not reach it.
     Nothing here imports torch.
-
-    Args:
-        workers: starts the workers; of one.
     """
 
     def __init__(self, workers: LocalWorkers):
@@ -469,9 +452,9 @@ class Host:
         self._worker: LocalWorker | None = None
 
     def answers(self, life: int) -> Iterator[bytes | str | tuple[str, bool]]:
-        """Start a worker; yield its place, then its pickled answers.
+        """Start a worker; yield its place, its pickled answers, and how it ended.
 
-        At last how it ended, and whether the cause is known to lie outside of env and policy.
+        The end comes with True if its cause is known to lie outside of env and policy.
         """
         worker: Any = self._workers.start(0)
         worker.read = bytes

@@ -1,15 +1,17 @@
-"""A worker: it makes env and policy of a job, keeps them, and runs episodes when it is told."""
+"""A worker: it makes env and policy of a job, sets weights, and runs episodes when it is told."""
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import hashlib
 import importlib
 import mmap
 import os
 import pickle
+import re
 import socket
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -19,20 +21,18 @@ from typing import Any, NamedTuple
 import cloudpickle
 import gymnasium as gym
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
-from torchrl.envs import EnvBase, Transform
+from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs import transforms as T
+from torchrl.weight_update import WeightStrategy
 
 from tdcollect.envs.traits import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.episodes.opening import open_one, wants_env
-from tdcollect.evaluation.episodes.policy import known_device
-from tdcollect.evaluation.episodes.requested_env import RequestedEnv
 from tdcollect.evaluation.manifest import subject
+from tdcollect.evaluation.request import RequestedEnv, placed, policy_from
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.evaluation.weights import set_policy, set_transforms, unpickled_weights
-from tdcollect.evaluation.workers.protocol import (
+from tdcollect.evaluation.workers.local import (
     MOST_HELD,
     Answer,
     Ended,
@@ -55,14 +55,10 @@ from tdcollect.randomness import global_states, set_global_states
 
 
 class Surroundings(NamedTuple):
-    """The surroundings of an evaluation: its workers run in the same.
+    """The surroundings of an evaluation, which its workers share: directory, paths, torch's modes.
 
-    Attributes:
-        directory: the working directory; None if it is gone.
-        path: the places of modules.
-        dtype: torch's default dtype.
-        precision: that of torch's float32 matrix products.
-        deterministic: torch uses deterministic algorithms only.
+    ``directory`` is None if the working directory is gone; ``precision`` is that of float32 matrix
+    products.
     """
 
     directory: str | None
@@ -73,7 +69,6 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def here(cls) -> Surroundings:
-        """Return those of this process."""
         try:
             directory = os.getcwd()
         except OSError:
@@ -89,7 +84,7 @@ class Surroundings(NamedTuple):
     def enter(self) -> None:
         """Make them those of this process, which looks for modules in its own places too."""
         if self.directory is not None:
-            with contextlib.suppress(OSError):  # another machine may lack it
+            with suppress(OSError):  # another machine may lack it
                 os.chdir(self.directory)
         sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in self.path)]
         torch.set_default_dtype(self.dtype)
@@ -98,14 +93,7 @@ class Surroundings(NamedTuple):
 
 
 class Pickled(NamedTuple):
-    """A pickled job.
-
-    Attributes:
-        key: tells it from other jobs.
-        env_key: tells its env, as the probe sees it, from other envs.
-        job: the bytes that :func:`unpickled` reads.
-        around: of the process that pickled it.
-    """
+    """A job as bytes for :func:`unpickled`, with keys that tell it, and its env, from others."""
 
     key: str
     env_key: str
@@ -115,15 +103,9 @@ class Pickled(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """Test episodes of one policy in one env.
+    """Test episodes of one policy in one env, as :func:`tdcollect.evaluate` takes them.
 
-    Attributes:
-        env: as :func:`tdcollect.evaluate` takes it; and the policy and the settings.
-        policy: likewise.
-        settings: likewise.
-        num_workers: the number of workers that share the episodes.
-        policy_factory: makes the policy, from an env; None for ``policy``.
-        no_recorders: refuse envs that record videos.
+    They are shared by ``num_workers``; ``no_recorders`` refuses envs that record videos.
     """
 
     env: Any
@@ -134,11 +116,7 @@ class Job:
     no_recorders: bool = False
 
     def pickled(self) -> Pickled:
-        """Pickle the job, for another process.
-
-        Raises:
-            TypeError: for a part that cannot be pickled, naming it.
-        """
+        """Pickle the job; raises TypeError that names a part which cannot be."""
         how = (self.settings.env_kwargs, self.settings.backend, self.settings.fresh_envs)
         spec = _registered([self.env]) if isinstance(self.env, str) else {}
         env = pickled_part("env", (self.env, how, spec))
@@ -162,11 +140,8 @@ class Job:
 
     def open(self) -> EvaluationCollector:
         """Return a collector of the job's episodes, for one of its workers."""
-        policy, device = self.made_policy(), self.settings.device
-        if isinstance(policy, nn.Module) and device is not None:
-            policy.to(known_device(device))  # this worker's own
         collector = EvaluationCollector.from_settings(
-            self.env, policy, self.settings, most_slots=self._share
+            self.env, self.made_policy(), self.settings, most_slots=self._share
         )
         if self.no_recorders:
             try:
@@ -177,40 +152,17 @@ class Job:
         return collector
 
     def made_policy(self) -> Any:
-        """Return the policy; a factory is called after ``torch.manual_seed(0)``.
-
-        A factory with a parameter without default, or one named ``env``, is called with an env,
-        made for it and closed afterwards. Global random states are as before.
-
-        Raises:
-            TypeError: if the factory gives no policy.
-        """
-        if self.policy_factory is None:
-            return self.policy
-        before = global_states()
-        try:
-            torch.manual_seed(0)
-            policy = self._from_factory(self.policy_factory)
-        finally:
-            set_global_states(before)
-        if not callable(policy):
-            raise TypeError(f"expected policy_factory to give a policy, got {policy!r}")
-        device = self.settings.device
-        if not isinstance(policy, nn.Module) or device is None:
-            return policy
-        return policy.to(known_device(device))
-
-    def _from_factory(self, factory: Callable[..., Any]) -> Any:
-        if not wants_env(factory):
-            return factory()
-        if isinstance(self.env, EnvBase):
-            return factory(self.env)
-        env = open_one(self.env, self.settings.env_kwargs)
-        try:
-            return factory(env)
-        finally:
-            if not env.is_closed:
-                env.close()
+        """Return the policy on its device; global random states are as before."""
+        policy = self.policy
+        if self.policy_factory is not None:
+            before = global_states()
+            try:
+                policy = policy_from(
+                    self.policy_factory, "policy_factory", self.env, self.settings.env_kwargs
+                )
+            finally:
+                set_global_states(before)
+        return placed(policy, self.settings.device)
 
 
 def unpickled(job: bytes) -> Job:
@@ -227,15 +179,7 @@ def unpickled(job: bytes) -> Job:
 
 
 def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) -> None:
-    """Set the weights of a policy, and the statistics of its env's transforms, in place.
-
-    Args:
-        collector: of a job.
-        weights: pickled :class:`~tdcollect.evaluation.weights.Weights`, by model id.
-
-    Raises:
-        TypeError, ValueError: for weights of another model.
-    """
+    """Set the weights of a policy, and the statistics of its env's transforms, in place."""
     own, given = unpickled_weights(weights)
 
     def prepare(env: EnvBase) -> None:
@@ -248,11 +192,7 @@ def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) ->
 
 
 def check_recorders(env: EnvBase) -> None:
-    """Refuse an env whose transforms record videos, to be dumped after each evaluation.
-
-    Raises:
-        ValueError: naming the transform.
-    """
+    """Refuse an env whose transforms record videos, to be dumped after each evaluation."""
     for transform in all_transforms_of(env):
         if type(transform).dump not in (Transform.dump, T.Compose.dump):
             raise ValueError(
@@ -264,10 +204,7 @@ def check_recorders(env: EnvBase) -> None:
 
 
 def _modules(env: Any) -> list[str]:
-    """Return the module that an id such as ``"ale_py:ALE/Pong-v5"`` names, which registers envs.
-
-    It is imported before the specs of this process are set, which may be others than its own.
-    """
+    """Return the module that an id such as ``"ale_py:ALE/Pong-v5"`` names, which registers envs."""
     name = env.env if isinstance(env, RequestedEnv) else env
     return [name.partition(":")[0]] if isinstance(name, str) and ":" in name else []
 
@@ -290,14 +227,10 @@ is none yet."""
 
 
 def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None, None]:
-    """Do what the driver says until it goes; yields the answers.
+    """Do what the driver says until it goes; yields the answers, and calls ``beat`` at each step.
 
     Running out of memory ends the loop, as it would end the process elsewhere: what fits beside
     fewer episodes may still run.
-
-    Args:
-        receive: returns the next message; given False, it does not wait.
-        beat: called at each step.
     """
     jobs: dict[str, EvaluationCollector] = {}
     beat()
@@ -380,11 +313,7 @@ def _ended(collector: EvaluationCollector, message: Run, feed: _Feed) -> Iterato
 class _Feed:
     """Indices that arrive while episodes run.
 
-    Args:
-        message: the first ones.
-        receive: returns the next message.
-        beat: called at each step.
-        following: gets the message that ends the run, or None for the end of all.
+    ``following`` gets the message that ends the run, or None for the end of all.
     """
 
     seconds = 0.25  # as the driver waits for records before it hands out more
@@ -439,12 +368,7 @@ def main(end: int, beats_file: int) -> None:
 
 
 def work(end: int, beats_file: int) -> None:
-    """Run a local worker.
-
-    Args:
-        end: its end of the socket pair.
-        beats_file: memory with one int64 per worker, in which it counts its steps.
-    """
+    """Run a local worker, which counts its steps in memory with one int64 per worker."""
     channel = Channel(socket.socket(fileno=end))
     messages: deque[bytes] = deque()
 
@@ -470,3 +394,151 @@ def work(end: int, beats_file: int) -> None:
 
     for answer in serve(receive, beat):
         channel.send(packed(answer))
+
+
+POLICY = "policy"
+_TRANSFORM = re.compile(r"env\.transform\[(\d+)\]")
+_EXTRA_STATE = "__extra_state__"  # where TorchRL's WeightStrategy puts that of the module itself
+
+
+class Weights(NamedTuple):
+    """The parameters and buffers of one model, and its modules' extra states by their names."""
+
+    tensors: TensorDictBase
+    states: dict[str, Any]
+
+
+def check_model_ids(ids: Iterable[Any], what: str) -> None:
+    """Refuse model ids that no evaluation has."""
+    for name in ids:
+        if name != POLICY and not (isinstance(name, str) and _TRANSFORM.fullmatch(name)):
+            raise ValueError(
+                f"expected the keys of {what} to be 'policy' or 'env.transform[0]', "
+                f"'env.transform[1]'..., got {name!r}"
+            )
+
+
+def extracted(module: nn.Module) -> TensorDict:
+    """Return a copy of a module's parameters and buffers, detached, on the CPU."""
+    return TensorDict.from_module(module).data.detach().clone().cpu()
+
+
+def snapshot(source: Any, model_id: str) -> bytes:
+    """Return the weights of a module or TensorDict as they are now, pickled."""
+    states: dict[str, Any] = {}
+    if isinstance(source, TensorDictBase):
+        tensors = source.data.detach().clone().cpu()
+    elif isinstance(source, nn.Module):
+        tensors = extracted(source)
+        states = extra_states(source)
+    else:
+        raise TypeError(
+            f"expected the weights of {model_id!r} to be a module or a TensorDict, got "
+            f"{type(source).__name__}; pass the module, or TensorDict.from_module(module).data"
+        )
+    return pickle.dumps(Weights(tensors, states), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def snapshots_of(
+    weights: Any, by_id: Mapping[str, Any] | None, policy: Any
+) -> tuple[dict[str, bytes], bytes | None]:
+    """Return the weights of a request as they are now, pickled, by model id.
+
+    Without weights of the policy, they are those of the evaluator's own. If that is no module, it
+    is the second value, pickled: what it holds may have changed.
+    """
+    given = dict(by_id or {})
+    check_model_ids(given, "weights_dict")
+    if weights is not None:
+        given.setdefault(POLICY, weights)
+    itself = None
+    if POLICY not in given and isinstance(policy, nn.Module):
+        given[POLICY] = policy
+    elif POLICY not in given and policy is not None:
+        itself = pickled_part(POLICY, policy)
+    return {name: snapshot(source, name) for name, source in given.items()}, itself
+
+
+def extra_states(module: nn.Module) -> dict[str, Any]:
+    """Return the extra states of a module and of those in it, by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # VecNormV2 warns that it has none yet
+        return {
+            name: state
+            for name, part in module.named_modules()
+            if type(part).get_extra_state is not nn.Module.get_extra_state
+            and (state := part.get_extra_state())
+        }
+
+
+def unpickled_weights(weights: Mapping[str, bytes]) -> tuple[Weights | None, dict[str, Weights]]:
+    """Return pickled weights: those of the policy, if it has any, and the others by model id."""
+    given: dict[str, Weights] = {name: pickle.loads(blob) for name, blob in weights.items()}
+    return given.pop(POLICY, None), given
+
+
+def set_policy(policy: Any, weights: Weights) -> None:
+    """Set the weights of a policy, in place."""
+    if not isinstance(policy, nn.Module):
+        raise TypeError(
+            f"expected no weights for a policy that is not a module, got some for "
+            f"{type(policy).__name__}; make it a module, or leave weights out"
+        )
+    _set(policy, weights, "the policy")
+
+
+def set_transforms(env: EnvBase, weights: Mapping[str, Weights]) -> None:
+    """Set the statistics of an env's transforms, by model id, in place."""
+    for model_id, given in weights.items():
+        _set(_transform(env, model_id), given, f"the transform {model_id!r}")
+
+
+def _transform(env: EnvBase, model_id: str) -> Transform:
+    found = _TRANSFORM.fullmatch(model_id)
+    assert found is not None  # check_model_ids has looked
+    outer = env.transform if isinstance(env, TransformedEnv) else None
+    there = [] if outer is None else [*outer] if isinstance(outer, T.Compose) else [outer]
+    index = int(found[1])
+    if index >= len(there):
+        names = ", ".join(type(transform).__name__ for transform in there) or "none"
+        raise ValueError(
+            f"expected weights of models that the evaluation has, got {model_id!r}; the env's "
+            f"transforms are: {names}"
+        )
+    return there[index]
+
+
+def _set(module: nn.Module, weights: Weights, what: str) -> None:
+    tensors = weights.tensors
+    own = tensors.exclude(_EXTRA_STATE) if _EXTRA_STATE in tensors.keys() else tensors  # noqa: SIM118
+    here, there = _shapes(TensorDict.from_module(module)), _shapes(own)
+    names = {name for name, _ in module.named_modules()}
+    odd = [
+        *(f"no {name}" for name in sorted(here.keys() - there.keys())),
+        *(f"{name}, which it lacks" for name in sorted(there.keys() - here.keys())),
+        *(
+            f"{name} of shape {there[name]} for {here[name]}"
+            for name in sorted(here.keys() & there.keys())
+            if here[name] != there[name]
+        ),
+        *(f"an extra state of {name!r}" for name in sorted(weights.states.keys() - names)),
+    ]
+    if odd:
+        more = f" and {len(odd) - 3} more differences" if len(odd) > 3 else ""
+        raise ValueError(
+            f"expected weights with the entries of {what}, {type(module).__name__}, got "
+            f"{'; '.join(odd[:3])}{more}; pass the model that is evaluated, or a TensorDict of it"
+        )
+    with warnings.catch_warnings(), torch.no_grad():
+        # VecNormV2 warns that statistics are not shared between processes, as they need not be.
+        warnings.filterwarnings("ignore", "VecNorm wasn't initialized")
+        WeightStrategy(extract_as="tensordict").apply_weights(module, tensors)
+        for name, state in weights.states.items():
+            module.get_submodule(name).set_extra_state(copy.deepcopy(state))
+
+
+def _shapes(tensors: TensorDictBase) -> dict[str, list[int]]:
+    return {
+        ".".join(key) if isinstance(key, tuple) else key: list(value.shape)
+        for key, value in tensors.items(True, True)
+    }

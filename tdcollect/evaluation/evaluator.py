@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import gymnasium as gym
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import nn
@@ -34,6 +33,7 @@ from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.background import Answer, Failure, Request, Setup
 from tdcollect.evaluation.curve import BEST_BY, Best, Point, read_folder, value_of, with_point
+from tdcollect.evaluation.episodes.opening import check_env
 from tdcollect.evaluation.result import EvaluationResult, Replay, Replayed, replayer
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
@@ -428,13 +428,7 @@ def _close(courier: Courier) -> None:
 
 
 def _check_subject(env: Any, policy: Any, policy_factory: Any) -> None:
-    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not (
-        isinstance(env, (str, EnvBase)) or callable(env)
-    ):
-        raise TypeError(
-            "expected a gymnasium id, a callable that makes an env, or a TorchRL env, got "
-            f"{env!r}; pass a function that makes it"
-        )
+    check_env(env, "pass a function that makes it")
     if policy is not None and policy_factory is not None:
         raise ValueError("expected policy or policy_factory, not both; leave one out")
     if policy is None and policy_factory is None:

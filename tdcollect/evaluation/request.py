@@ -539,11 +539,6 @@ class RequestedEnv:
         return self.name
 
     @property
-    def is_bare(self) -> bool:
-        """True if there are no transforms, and no state of any."""
-        return not self.transforms and self.state is None
-
-    @property
     def bare(self) -> str | Callable[..., Any]:
         """The env with its wrappers and without the transforms: an id, or a callable."""
         wrappers = self.wrappers
@@ -559,7 +554,7 @@ class RequestedEnv:
         """Make one env."""
         bare = self.bare
         made = gym.make(bare, **kwargs) if isinstance(bare, str) else bare(**kwargs)
-        if self.is_bare:
+        if not self.transforms and self.state is None:
             return made
         try:
             return self.finished(made if isinstance(made, EnvBase) else make_env(made))

@@ -77,17 +77,13 @@ def load_policy(
         normalization = pickle.loads(pickle.dumps(normalization))
     if normalization is not None:  # it leaves out these as it is pickled, so it must have them
         normalization.class_attributes, normalization.returns = {}, None
-    return SB3Policy(policy, env, normalization, _epsilon(settings))
+    # The share of random actions that DQN's and QRDQN's ``predict`` draws; others have none.
+    epsilon = float(settings.get("exploration_rate", 0.0))
+    return SB3Policy(policy, env, normalization, epsilon)
 
 
 class SB3Policy(TensorDictModuleBase):
     """Reads observations and writes actions, as the env's specs have them.
-
-    Args:
-        policy: of a model.
-        env: whose spaces and keys.
-        normalization: ``VecNormalize``, or None.
-        epsilon: the share of random actions if it explores.
 
     Attributes:
         mask_size: the number of choices that masks tell apart; None for a model without masks.
@@ -184,11 +180,6 @@ def _read_normalization(file: Path) -> Any:
             f"expected a file of VecNormalize, got {file}, which holds another object"
         )
     return normalization
-
-
-def _epsilon(settings: Mapping[str, Any]) -> float:
-    """The share of random actions that ``predict`` draws: DQN's and QRDQN's, 0 for others."""
-    return float(settings.get("exploration_rate", 0.0))
 
 
 def _mask_size(policy: Any) -> int | None:

@@ -129,25 +129,25 @@ class SeedsGlobal(GlobalNumpy):
 class Leaking(Walk):
     """Carries state from one episode into the next; a new env starts without."""
 
-    drift = 0.0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.place = self.place + self.drift
-        self.drift += 1.0
-        return self.place.astype(np.float32), {}
-
-
-class Sharing(Walk):
-    """Carries state from every env's episodes into those of the others."""
-
-    drift: ClassVar[list[float]] = [0.0]
+    def __init__(self) -> None:
+        super().__init__()
+        self.drift = [0.0]
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.place = self.place + self.drift[0]
         self.drift[0] += 1.0
         return self.place.astype(np.float32), {}
+
+
+class Sharing(Leaking):
+    """Carries state from every env's episodes into those of the others."""
+
+    common: ClassVar[list[float]] = [0.0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drift = self.common
 
 
 class Touching(Walk):
@@ -167,13 +167,7 @@ class Touching(Walk):
 
 
 class Failing(Walk):
-    """Raises at the third step of episodes with some seeds: ``times`` times each.
-
-    Args:
-        seeds: of the episodes; None for those of no seed.
-        times: how often; counted over all envs.
-        at_reset: raise at the reset instead.
-    """
+    """Raises at the third step, or the reset, of episodes with some seeds: ``times`` times each."""
 
     failures: ClassVar[dict[int, int]] = {}
 
@@ -203,12 +197,9 @@ class Failing(Walk):
 
 
 class Strict(gym.Env[Any, Any]):
-    """Refuses actions outside its space; episodes of ten steps.
+    """Refuses actions outside its space, and more resets than it allows; episodes of ten steps.
 
-    Args:
-        action_space: of the actions.
-        noise: show random numbers that no seed reaches, from the first step on.
-        resets: how many it allows; None for any number.
+    With ``noise``, it shows random numbers that no seed reaches, from the first step on.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)

@@ -16,11 +16,7 @@ from .envs import Walk
 
 
 class Gated(Walk):
-    """Waits at each reset until a file is there; one more line there is one more reset.
-
-    Args:
-        gate: the file; ``gate.resets`` beside it has a line per reset.
-    """
+    """Waits at each reset until a file is there; ``gate.resets`` beside it has a line per reset."""
 
     def __init__(self, gate: str):
         super().__init__()

@@ -72,10 +72,10 @@ WRONG: dict[str, tuple[spaces.Space[Any], bool, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("slots", [None, 2])
 @pytest.mark.parametrize("name", WRONG)
-def test_actions_outside_the_spec_are_refused_before_a_step(name: str, slots: int | None) -> None:
+def test_actions_outside_the_spec_are_refused_before_a_step(name: str) -> None:
     space, categorical, make, text = WRONG[name]
+    slots = None if len(name) % 2 else 2
     stepped = []
 
     class Watched(Walk):
@@ -155,17 +155,14 @@ class _Made:
         return TransformedEnv(self.envs[-1], T.ActionMask(mask_key=("masks", "legal")))
 
 
-@pytest.mark.parametrize("kind", [OneHot, Categorical])
-@pytest.mark.parametrize("keeps", [False, True], ids=["transform", "env"])
+@pytest.mark.parametrize(
+    ("keeps", "kind"), [(False, OneHot), (True, OneHot), (True, Categorical)], ids=str
+)
 def test_random_actions_are_legal(keeps: bool, kind: Any) -> None:
     """Also with RandomPolicy, and the same for any number of slots."""
     made = _Made(keeps=keeps, kind=kind)
-    ledgers = {
-        digest(made, policy, 10, num_envs=slots)
-        for policy, slots in [(None, 1), (None, 3), (RandomPolicy(), 16)]
-    }
-    assert len(ledgers) == 1
-    assert sum(env.taken for env in made.envs) > 200
+    assert digest(made, None, 4, num_envs=1) == digest(made, RandomPolicy(), 4, num_envs=3)
+    assert sum(env.taken for env in made.envs) > 100
     assert sum(env.illegal for env in made.envs) == 0
 
 
@@ -191,18 +188,13 @@ class MaskedWalk(Walk):
         return {"place": place, "action_mask": mask}, *others
 
 
-def masked_walk(slots: int, kind: Any = MaskedWalk) -> EnvBase:
-    to_bool = T.DTypeCastTransform(torch.int8, torch.bool, in_keys=["action_mask"])
-    return TransformedEnv(make_env(kind, slots), T.Compose(to_bool, T.ActionMask()))
-
-
 def test_random_actions_of_slots_that_are_one_env_are_legal() -> None:
     ledgers = set()
-    for slots in (1, 2, 5):
-        env = masked_walk(slots)
-        data = episodes_of(env, None, 12)
-        ledgers.add(digest(env, None, 12))
-        for episode in data.values():
+    for slots in (1, 5):
+        to_bool = T.DTypeCastTransform(torch.int8, torch.bool, in_keys=["action_mask"])
+        env = TransformedEnv(make_env(MaskedWalk, slots), T.Compose(to_bool, T.ActionMask()))
+        ledgers.add(digest(env, None, 7))
+        for episode in episodes_of(env, None, 7).values():
             assert (episode["action"].bool() & episode["action_mask"]).any(-1).all()
         env.close()
     assert len(ledgers) == 1
@@ -210,9 +202,8 @@ def test_random_actions_of_slots_that_are_one_env_are_legal() -> None:
 
 def test_an_env_that_draws_its_own_actions_is_asked_for_them() -> None:
     """As tic-tac-toe is, which has its mask in an entry of no transform."""
-    digests = {digest(TicTacToeEnv, None, 5, num_envs=slots) for slots in (1, 4)}
-    assert len(digests) == 1
-    for episode in episodes_of(TicTacToeEnv, None, 5).values():
+    assert digest(TicTacToeEnv, None, 3, num_envs=1) == digest(TicTacToeEnv, None, 3, num_envs=2)
+    for episode in episodes_of(TicTacToeEnv, None, 2).values():
         assert episode["mask"].gather(-1, episode["action"][:, None]).all()
 
 

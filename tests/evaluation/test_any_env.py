@@ -100,15 +100,10 @@ CASES: dict[str, tuple[Callable[[], EnvBase], Any]] = {
 def test_any_number_of_slots_in_any_order_gives_one_ledger(name: str) -> None:
     make, make_policy = CASES[name]
     policy = make_policy()
-    whole = records(make, policy, 8, num_envs=3, **RANDOM)
-    ledgers = {ledger_digest(whole)}
-    for slots, episodes in [(1, 8), (7, range(7, -1, -1))]:
-        ledgers.add(digest(make, policy, episodes, num_envs=slots, **RANDOM))
-    env = make()
-    ledgers.add(digest(env, policy, 8, **RANDOM))
-    assert len(ledgers) == 1
-    assert records(make, policy, [5], **RANDOM) == [record for record in whole if record.index == 5]
-    assert len({record.digest for record in whole}) == 8
+    whole = records(make, policy, 5, num_envs=3, **RANDOM)
+    assert digest(make(), policy, range(4, -1, -1), **RANDOM) == ledger_digest(whole)
+    assert records(make, policy, [3], **RANDOM) == [record for record in whole if record.index == 3]
+    assert len({record.digest for record in whole}) == 5
 
 
 @pytest.mark.parametrize("given", [partial(GymEnv, CARTPOLE), GymEnv(CARTPOLE)])
@@ -142,7 +137,6 @@ def test_batched_envs_are_taken_apart(kind: Any) -> None:
 
     policy = categorical(4)
     expected = digest(limited, policy, 6, **RANDOM)
-    assert digest(kind(2, limited), policy, 6, **RANDOM) == expected
     assert digest(lambda: kind(3, limited), policy, 6, **RANDOM) == expected
     over = TransformedEnv(kind(2, partial(GymEnv, CARTPOLE)), T.StepCounter(20))
     assert digest(over, policy, 6, **RANDOM) == expected
@@ -190,16 +184,13 @@ def test_running_statistics_of_a_given_env_stand_still() -> None:
     assert not env.transform.frozen
 
 
-DRAWING = [GlobalNumpy, GlobalPython, GlobalTorch, SeedsGlobal]
-
-
-@pytest.mark.parametrize("env", DRAWING)
+@pytest.mark.parametrize("env", [GlobalNumpy, GlobalPython, GlobalTorch, SeedsGlobal])
 def test_gymnasium_envs_that_draw_globally_get_streams(env: Any) -> None:
     policy = categorical()
-    expected = digest(env, policy, 8, num_envs=1, **RANDOM)
-    assert digest(env, policy, 8, num_envs=5, **RANDOM) == expected
+    expected = digest(env, policy, 5, num_envs=1, **RANDOM)
+    assert digest(env, policy, 5, num_envs=3, **RANDOM) == expected
     made = make_env(WithStreams(env, "it"), 3, backend="process", start_method="fork")
-    assert digest(made, policy, 8, **RANDOM) == expected
+    assert digest(made, policy, 5, **RANDOM) == expected
     made.close()
 
 
@@ -244,7 +235,7 @@ def test_an_evaluation_is_resumed_replayed_and_verified(tmp_path: Path) -> None:
     Interrupting.__qualname__, Interrupting.__name__ = Teams.__qualname__, "Teams"
     Interrupting.__module__ = Teams.__module__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tdcollect.evaluation.episodes.collector.AllAtOnce.seconds", 0.0)
+        patch.setattr("tdcollect.evaluation.episodes.collector.Feed.seconds", 0.0)
         with pytest.raises(KeyboardInterrupt):
             tdcollect.evaluate(Interrupting, policy, 8, num_envs=1, output_dir=out, **kept)
     assert 0 < len(tdcollect.EvaluationResult.load(out).episodes) < 8
@@ -284,21 +275,21 @@ def test_returns_of_groups_are_means_over_agents() -> None:
     assert result.manifest["entries"]["reward"] == ["blue/reward", "red/reward"]
 
 
-@pytest.mark.parametrize("key", ["red/reward", ("red", "reward"), [("red", "reward")]])
-def test_reward_keys_choose_what_counts(key: Any) -> None:
-    both, red = (
-        tdcollect.evaluate(Teams, on_teams(), 5, reward_keys=keys, progress=False, **RANDOM)
-        for keys in (None, key)
+def test_reward_keys_choose_what_counts() -> None:
+    both, red, *others = (
+        tdcollect.evaluate(Teams, on_teams(), 3, reward_keys=keys, progress=False, **RANDOM)
+        for keys in (None, "red/reward", ("red", "reward"), [("red", "reward")])
     )
     assert [e.digest for e in both.episodes] == [e.digest for e in red.episodes]
     assert red.returns.tolist() == both.group_returns["red/reward"].tolist()
+    assert [other.manifest for other in others] == [red.manifest] * 2
     red.replay(2)
     with pytest.raises(ValueError, match=r"same episodes, but .* returns\.rewards is"):
         tdcollect.compare(both, red, names=["both", "red"])
 
 
 def test_flags_of_groups_end_an_episode_once_all_agents_are_done() -> None:
-    one, other = (episodes_of(env, on_teams(), 3) for env in (Teams, teams))
+    one, other = (episodes_of(env, on_teams(), 2) for env in (Teams, teams))
     for index, data in one.items():
         assert len(data) == 4
         assert torch.equal(data["red", "action"], other[index]["red", "action"])

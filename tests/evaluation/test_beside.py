@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,31 +74,23 @@ def test_an_evaluation_beside_training_is_refused_and_changes_nothing() -> None:
     """Another thread tries to evaluate, over and over, from the first batch to the last."""
     expected = batches(lambda: None)
     refused: list[BaseException] = []
-    evaluated: list[str] = []
+    started = threading.Event()
     policy = categorical(3)
 
-    def attempt() -> None:
-        try:
-            evaluated.append(digest(Walk, policy, 2))
-        except RuntimeError as error:
-            refused.append(error)
-
-    started = threading.Event()
-
-    def training() -> list[Any]:
-        def between() -> None:
-            started.set()
-            seen = len(refused)
-            while len(refused) < seen + 2:  # busy, as training is
-                pass
-
-        return batches(between)
+    def between() -> None:
+        started.set()
+        seen = len(refused)
+        while len(refused) < seen + 2:  # busy, as training is
+            pass
 
     with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(training)
+        result = pool.submit(batches, between)
         started.wait()
         while not result.done():
-            attempt()
+            try:
+                digest(Walk, policy, 2)
+            except RuntimeError as error:
+                refused.append(error)
         assert same(result.result(), expected)
     assert len(refused) >= 6
     assert all(type(error) is RuntimeError for error in refused)
@@ -128,7 +121,7 @@ def test_an_evaluation_is_refused_before_an_env_is_made() -> None:
     assert records(Walk, categorical(), 3)  # now that it is over
 
 
-def test_a_collection_that_begins_meanwhile_waits_and_ends_the_evaluation() -> None:
+def test_a_collection_that_begins_meanwhile_waits_for_the_end_of_the_evaluation() -> None:
     collector = Collector(make_env(Walk, 2), categorical(), frames_per_batch=16)
     begun = threading.Event()
     trainer = threading.Thread(target=lambda: (collector.rollout(), begun.set()))
@@ -164,10 +157,7 @@ def test_a_loop_over_batches_that_was_left_does_not_count() -> None:
 
 @pytest.mark.parametrize(
     "draw",
-    [
-        lambda: torch.rand(3),
-        lambda: np.random.rand(),  # noqa: NPY002
-    ],
+    [lambda: torch.rand(3), lambda: np.random.rand()],  # noqa: NPY002
     ids=["torch", "numpy"],
 )
 def test_a_thread_that_draws_is_found_and_goes_on_undisturbed(draw: Any) -> None:
@@ -182,30 +172,46 @@ def test_a_thread_that_draws_is_found_and_goes_on_undisturbed(draw: Any) -> None
     assert all(bool(np.all(np.asarray(draw()) == np.asarray(value))) for value in drawn)
 
 
-def test_a_thread_that_begins_to_draw_later_is_found_and_not_set_back() -> None:
-    stop = threading.Event()
+class Acting(Walk):
+    """Does something once, behind the probe."""
+
+    steps = 0
+
+    def __init__(self, act: Callable[[], Any]):
+        super().__init__()
+        self.act = act
+
+    def step(self, action: Any) -> Any:
+        Acting.steps += 1
+        if Acting.steps == 600:
+            self.act()
+        return super().step(action)
+
+
+@pytest.fixture
+def acting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Any]:
+    monkeypatch.setattr(Acting, "steps", 0)
+    return lambda act: partial(Acting, act)
+
+
+def test_a_thread_that_begins_to_draw_later_is_found_and_not_set_back(acting: Any) -> None:
+    stop, drawing = threading.Event(), threading.Event()
     drawn: list[torch.Tensor] = []
-
-    class Slow(Walk):
-        steps = 0
-
-        def step(self, action: Any) -> Any:
-            Slow.steps += 1
-            if Slow.steps == 600 and not thread.ident:  # behind the probe
-                thread.start()
-                while not drawn:
-                    time.sleep(0.001)
-            return super().step(action)
 
     def draw() -> None:
         while not stop.is_set():
             drawn.append(torch.rand(()))
+            drawing.set()
+
+    def begin() -> None:
+        thread.start()
+        drawing.wait()
 
     thread = threading.Thread(target=draw, name="trainer")
     torch.manual_seed(0)
     try:
         with pytest.raises(RuntimeError, match=DRAWS + "trainer"):
-            records(Slow, categorical(), 400)
+            records(acting(begin), categorical(), 400)
     finally:
         stop.set()
         thread.join()
@@ -221,9 +227,9 @@ def test_an_env_that_draws_beside_a_thread_that_does_not_is_told_with_both_reaso
     assert before.moved()  # who drew is not known
 
 
-def test_numbers_drawn_by_a_thread_that_waits_again_are_not_set_back() -> None:
+def test_numbers_drawn_by_a_thread_that_waits_again_are_not_set_back(acting: Any) -> None:
     """As it draws no more, the env is named too; but what was drawn stays drawn."""
-    go, drawn = threading.Event(), threading.Event()
+    go, drawn, done = threading.Event(), threading.Event(), threading.Event()
     numbers: list[torch.Tensor] = []
 
     def draw_once() -> None:
@@ -232,24 +238,12 @@ def test_numbers_drawn_by_a_thread_that_waits_again_are_not_set_back() -> None:
         drawn.set()
         done.wait()
 
-    class Slow(Walk):
-        steps = 0
-
-        def step(self, action: Any) -> Any:
-            Slow.steps += 1
-            if Slow.steps == 600:  # behind the probe
-                go.set()
-                drawn.wait()
-            return super().step(action)
-
-    done = threading.Event()
-    policy = categorical()
     thread = threading.Thread(target=draw_once, name="trainer")
     thread.start()
     torch.manual_seed(0)
     try:
         with pytest.raises(NotReproducibleError, match=r"another thread drew .*\(.*trainer"):
-            records(Slow, policy, 400)
+            records(acting(lambda: (go.set(), drawn.wait())), categorical(), 400)
     finally:
         go.set()
         done.set()
@@ -261,11 +255,10 @@ def test_numbers_drawn_by_a_thread_that_waits_again_are_not_set_back() -> None:
 
 def test_two_evaluations_in_two_threads_take_turns() -> None:
     policies = [categorical(), categorical()]
-    expected = [digest(Walk, policy, 100) for policy in policies]
+    expected = digest(Walk, policies[0], 40)
     before = GlobalRandomness()
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda policy: digest(Walk, policy, 100), policies))
-    assert found == expected
+        assert {*pool.map(lambda policy: digest(Walk, policy, 40), policies)} == {expected}
     assert not before.moved()
 
 
@@ -278,10 +271,9 @@ def test_an_env_that_draws_beside_a_thread_that_reads_is_told_alone() -> None:
     with pytest.raises(NotReproducibleError, match=r"Draw from env.np_random .* in policies$"):
         records(make_env(GlobalNumpy, 2), categorical())
     assert not before.moved()
-    os.write(writing, b"1")
+    os.close(writing)
     thread.join()
     os.close(reading)
-    os.close(writing)
 
 
 def test_threads_that_wait_are_not_busy() -> None:

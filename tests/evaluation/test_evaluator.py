@@ -25,9 +25,9 @@ import tdcollect
 from tdcollect import Evaluator
 from tdcollect.threads import busy_threads
 
-from .envs import TenOrTwoHundred, Walk
+from .envs import Walk
 from .evaluators import Gated, shape_of
-from .policies import OneHotOfBest, categorical, on_tensordicts
+from .policies import OneHotOfBest, categorical
 
 pytestmark = pytest.mark.usefixtures("quick_children")
 
@@ -115,32 +115,29 @@ def test_each_method_of_torchrls_is_one_of_ours() -> None:
             ]
 
 
-def test_metrics_have_torchrls_names_and_values(evaluator: Evaluator, policy: Any) -> None:
-    metrics = evaluator.evaluate(step=42)
-    result = offline(policy)
-    assert metrics["eval/reward"] == result.summary().returns.mean
-    assert metrics["eval/reward_std"] == torch.tensor(result.returns).std().item()
-    assert metrics["eval/episode_length"] == result.lengths.mean()
-    assert (metrics["eval/num_episodes"], metrics["eval/failed"]) == (EPISODES, 0)
-    assert metrics["eval/step"] == 42
-    assert metrics["eval/fps"] > 0
-    interval = result.summary().returns.mean_interval
-    assert (metrics["eval/reward_low"], metrics["eval/reward_high"]) == (
-        interval.low,
-        interval.high,
-    )
-
-
-def test_a_metrics_function_sees_padded_episodes_in_the_order_of_their_indices(
+def test_metrics_are_torchrls_and_those_of_a_function_of_padded_episodes(
     evaluator: Evaluator, policy: Any
 ) -> None:
-    metrics = evaluator.evaluate()
+    metrics = evaluator.evaluate(step=42)
     result = offline(policy)
-    assert metrics["eval/episodes"] == EPISODES
-    assert metrics["eval/longest"] == result.lengths.max()
-    assert metrics["eval/steps"] == result.lengths.sum()
-    assert metrics["eval/in_order"]
+    returns = result.summary().returns
+    expected = {
+        "reward": returns.mean,
+        "reward_std": torch.tensor(result.returns).std().item(),
+        "reward_low": returns.mean_interval.low,
+        "reward_high": returns.mean_interval.high,
+        "episode_length": result.lengths.mean(),
+        "num_episodes": EPISODES,
+        "failed": 0,
+        "step": 42,
+        "episodes": EPISODES,
+        "longest": result.lengths.max(),
+        "steps": result.lengths.sum(),
+        "in_order": True,
+    }
+    assert {name: metrics[f"eval/{name}"] for name in expected} == expected
     assert metrics["eval/rewards"].item() == pytest.approx(result.returns.sum(), rel=1e-5)
+    assert metrics["eval/fps"] > 0
     assert metrics["eval/process"] != os.getpid()
 
 
@@ -151,8 +148,7 @@ def test_weights_are_taken_from_a_module_a_tensordict_or_a_dict_of_models(
     evaluator: Evaluator,
 ) -> None:
     trained = categorical()
-    with torch.no_grad():
-        trained.module[0].module[-1].bias += torch.tensor([3.0, 0.0])
+    changed(trained)
     expected = offline(trained).summary().returns.mean
     weights = TensorDict.from_module(trained).data
     for given in (
@@ -167,28 +163,27 @@ def test_weights_are_taken_from_a_module_a_tensordict_or_a_dict_of_models(
     assert evaluator.evaluate()["eval/reward"] != expected  # those of its own policy
 
 
-def test_extracted_weights_are_a_copy() -> None:
-    trained = categorical()
-    weights = Evaluator.extract_weights(trained)
-    before = weights.clone()
+def changed(policy: Any) -> None:
+    """Change its weights, in place."""
     with torch.no_grad():
-        for parameter in trained.parameters():
-            parameter.add_(1)
-    assert (weights == before).all()
-    assert not any(value.requires_grad for value in weights.values(True, True))
+        policy.module[0].module[-1].bias += torch.tensor([3.0, 0.0])
 
 
-def test_without_weights_it_takes_those_of_its_policy_as_they_are_at_the_call() -> None:
-    policy = categorical()
-    with Evaluator(Walk, policy, num_trajectories=EPISODES) as evaluator:
+def test_weights_are_those_at_the_call_be_they_given_extracted_or_its_policys(
+    evaluator: Evaluator,
+) -> None:
+    trained, policy = categorical(), categorical()
+    with Evaluator(Walk, policy, num_trajectories=EPISODES) as other:
         first = offline(policy).digest
-        futures = [evaluator.submit()]
-        with torch.no_grad():
-            policy.module[0].module[-1].bias += torch.tensor([3.0, 0.0])
-        futures.append(evaluator.submit())
+        extracted = Evaluator.extract_weights(policy)
+        assert not any(value.requires_grad for value in extracted.values(True, True))
+        futures = [other.submit(), evaluator.submit(trained)]
+        changed(policy)
+        changed(trained)
         second = offline(policy).digest
+        futures += [evaluator.submit(extracted), other.submit()]
         digests = [future.result(60).digest for future in futures]
-    assert digests == [first, second]
+    assert digests == [first, first, first, second]
     assert first != second
 
 
@@ -294,17 +289,9 @@ def test_a_submitted_evaluation_has_its_records_and_replays(
     assert evaluator.poll() is None
 
 
-def test_snapshots_are_taken_at_the_call(evaluator: Evaluator) -> None:
-    trained = categorical()
-    expected = offline(trained).digest
-    futures = [evaluator.submit(trained) for _ in range(3)]
-    with torch.no_grad():
-        for parameter in trained.parameters():
-            parameter.zero_()
-    assert {future.result(60).digest for future in futures} == {expected}
-
-
-def test_a_callback_is_told_each_result(evaluator: Evaluator, told: Told) -> None:
+def test_a_callback_is_told_each_result_and_may_raise(
+    evaluator: Evaluator, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
     evaluator.trigger_eval(step=1)
     assert evaluator.wait(60) is not None
     evaluator.evaluate(step=2)
@@ -313,11 +300,6 @@ def test_a_callback_is_told_each_result(evaluator: Evaluator, told: Told) -> Non
     assert all(metrics.batch_size == () for _, metrics in told)
     threads = [name for name, _ in told]
     assert threads == ["tdcollect-evaluator", "MainThread", "tdcollect-evaluator"]
-
-
-def test_a_callback_that_raises_is_logged(
-    evaluator: Evaluator, told: Told, caplog: pytest.LogCaptureFixture
-) -> None:
     told.raises = True
     with caplog.at_level(logging.WARNING, "tdcollect"):
         evaluator.trigger_eval(step=1)
@@ -448,26 +430,3 @@ def test_its_state_is_the_number_of_steps_counted(policy: Any, tmp_path: Path) -
             restored.state_dict()
         assert restored.wait()["eval/step"] == 13
         assert restored.state_dict() == {"step_counter": 14}
-
-
-# --- unlike TorchRL's -----------------------------------------------------------------------------
-
-
-def test_short_episodes_are_not_favoured() -> None:
-    with Evaluator(TenOrTwoHundred, on_tensordicts_of_one(), num_trajectories=32) as evaluator:
-        length = evaluator.evaluate()["eval/episode_length"]
-    assert 80 < length < 130  # the mean is 105
-
-
-def on_tensordicts_of_one() -> Any:
-    def policy(tensordict: Any) -> Any:
-        action = torch.zeros(*tensordict.batch_size, 2, dtype=torch.int64)
-        action[..., 0] = 1
-        return tensordict.set("action", action)
-
-    return policy
-
-
-def test_a_function_on_tensordicts_is_a_policy(evaluator: Evaluator) -> None:
-    with Evaluator(Walk, on_tensordicts(), num_trajectories=EPISODES) as other:
-        assert other.submit().result(60).digest == offline(on_tensordicts()).digest

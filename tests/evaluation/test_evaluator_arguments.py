@@ -129,13 +129,10 @@ def test_arguments_of_torchrls_that_change_nothing_are_taken() -> None:
 
 @pytest.mark.usefixtures("quick_children")
 def test_reward_keys_choose_among_groups() -> None:
-    keys = [("next", "red", "reward"), ("blue", "reward")]
-    with Evaluator(teams, Still(), num_trajectories=2, reward_keys=keys[:1]) as evaluator:
+    given = [("next", "red", "reward")]
+    with Evaluator(teams, Still(), num_trajectories=2, reward_keys=given) as evaluator:
         red = evaluator.submit().result(60)
-    with Evaluator(teams, Still(), num_trajectories=2, reward_keys=keys) as evaluator:
-        both = evaluator.submit().result(60)
     assert red.manifest["returns"]["rewards"] == ["red/reward"]
-    assert both.manifest["returns"]["rewards"] == ["blue/reward", "red/reward"]
     offline = tdcollect.evaluate(teams, Still(), 2, reward_keys=("red", "reward"), progress=False)
     assert red.digest == offline.digest
 
@@ -158,12 +155,11 @@ def filmed(folder: str) -> Any:
 @pytest.mark.usefixtures("quick_children")
 def test_recorders_are_refused_unless_nothing_is_dumped(tmp_path: Path) -> None:
     make = partial(filmed, str(tmp_path))
-    with Evaluator(make, deterministic(4), num_trajectories=1) as evaluator:
-        for _ in range(2):
-            with pytest.raises(
-                ValueError, match=r"without VideoRecorder for dump_video=True: .*rep"
-            ):
-                evaluator.evaluate()
+    with (
+        Evaluator(make, deterministic(4), num_trajectories=1) as evaluator,
+        pytest.raises(ValueError, match=r"without VideoRecorder for dump_video=True: .*rep"),
+    ):
+        evaluator.evaluate()
 
 
 @pytest.mark.usefixtures("quick_children")

@@ -18,15 +18,8 @@ from .policies import categorical
 NAMES = {
     f"eval/{name}"
     for name in (
-        "reward",
-        "reward_std",
-        "reward_low",
-        "reward_high",
-        "num_episodes",
-        "failed",
-        "episode_length",
-        "fps",
-        "step",
+        *("reward", "reward_std", "reward_low", "reward_high", "num_episodes", "failed"),
+        *("episode_length", "fps", "step"),
     )
 }
 

@@ -78,36 +78,28 @@ def test_torchrls_has_no_seed_and_favours_short_episodes() -> None:
     assert 80 < found[0] == found[1] < 130  # the same each time, whatever the load
 
 
-def torchrls_process_backend() -> None:
-    """The mean returns of policies with all rewards 0, 1 and 0, in a process of its own."""
-    evaluator = collectors.Evaluator(
-        actions,
-        policy_factory=policy,
-        num_trajectories=2,
-        frames_per_batch=7,
-        backend="process",
-    )
-    trained = policy()
+def returns_of(evaluator: Any) -> list[float]:
+    """The mean returns of policies with all rewards 0, 1 and 0."""
+    trained, found = policy(), []
     for chosen in (0.0, 1.0, 0.0):
         trained.module.chosen.data.fill_(chosen)
-        print(evaluator.evaluate(trained)["eval/reward"], flush=True)
+        found.append(evaluator.evaluate(trained)["eval/reward"])
     evaluator.shutdown()
+    return found
 
 
-def test_torchrls_process_counts_episodes_begun_under_old_weights() -> None:
-    """A policy's return is 0 or 10; in between lie episodes that two policies have played."""
-    done = run(torchrls_process_backend)
-    theirs = [float(line) for line in done.stdout.split()]
-    assert len(theirs) == 3, done.stderr
-    assert any(0 < value < 10 for value in theirs)
+def torchrls_process_backend() -> None:
+    """Evaluate in a process of its own."""
+    how = {"num_trajectories": 2, "frames_per_batch": 7, "backend": "process"}
+    print(*returns_of(collectors.Evaluator(actions, policy_factory=policy, **how)), flush=True)
 
 
 @pytest.mark.usefixtures("quick_children")
-def test_ours_counts_episodes_of_the_weights_alone() -> None:
-    trained = policy()
-    found = []
-    with tdcollect.Evaluator(actions, policy_factory=policy, num_trajectories=2) as ours:
-        for chosen in (0.0, 1.0, 0.0):
-            trained.module.chosen.data.fill_(chosen)
-            found.append(ours.evaluate(trained)["eval/reward"])
-    assert found == [0.0, 10.0, 0.0]
+def test_torchrls_process_counts_episodes_begun_under_old_weights() -> None:
+    """A policy's return is 0 or 10; in between lie episodes that two policies have played."""
+    done = run(torchrls_process_backend)
+    theirs = [float(number) for number in done.stdout.split()]
+    assert len(theirs) == 3, done.stderr
+    assert any(0 < value < 10 for value in theirs)
+    ours = tdcollect.Evaluator(actions, policy_factory=policy, num_trajectories=2)
+    assert returns_of(ours) == [0.0, 10.0, 0.0]

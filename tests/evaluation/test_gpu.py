@@ -27,6 +27,7 @@ import tdcollect
 from tdcollect import EvaluationCollector
 from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, RowNoise, Streams, stream
+from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.workers.worker import Job, set_policy, snapshot, unpickled_weights
 from tdcollect.randomness import global_states
@@ -273,7 +274,9 @@ def test_noise_is_that_of_the_cpu_to_the_bit(dtype: torch.dtype, cuda: torch.dev
 
 def test_the_manifest_names_the_gpu_and_its_settings(cuda: torch.device) -> None:
     def platform(policy: Any) -> Any:
-        return tdcollect.evaluate(Walk, policy, 1, progress=False).manifest["platform"]
+        with EvaluationCollector(Walk, policy, 1) as collector:
+            collector.prepare()
+            return describe(collector)["platform"]
 
     policy = deterministic()
     assert "gpu" not in platform(policy)
@@ -301,16 +304,12 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_commands_and_workers_move_their_own_policy(cuda: torch.device) -> None:
     _, policy = Request(
-        "CartPole-v1", "tests.evaluation.test_gpu:for_cartpole", device="cuda"
+        "CartPole-v1", "tests.evaluation.policies:deterministic", device="cuda"
     ).make()
     assert {value.device for value in policy.parameters()} == {cuda}
     job = Job(Walk, deterministic(), EvaluationSettings(2, device="cuda"))
     with job.open() as collector:
         assert {value.device for value in collector.policy.parameters()} == {cuda}
-
-
-def for_cartpole() -> nn.Module:
-    return deterministic(4)
 
 
 def test_weights_come_down_to_be_sent(cuda: torch.device) -> None:

@@ -84,21 +84,17 @@ POLICIES: dict[str, tuple[Make, Any]] = {
 def test_any_number_of_slots_gives_one_ledger(name: str) -> None:
     make_policy, env = POLICIES[name]
     settings = {} if name == "most-likely" else {**RANDOM, "eval_mode": name != "dropout"}
-    ledgers = {digest(env, make_policy(), num_envs=slots, **settings) for slots in (1, 7, 20)}
+    ledgers = {digest(env, make_policy(), 18, num_envs=slots, **settings) for slots in (5, 18)}
     assert len(ledgers) == 1
-    other = digest(env, make_policy(), seed=1, **settings)
-    assert other not in ledgers
 
 
 @pytest.mark.behaviour(32)
 @pytest.mark.parametrize("exploration", [ExplorationType.DETERMINISTIC, ExplorationType.RANDOM])
 def test_one_to_sixty_four_slots_give_one_ledger(exploration: ExplorationType) -> None:
-    policy = categorical(4)
-    ledgers = {
-        digest(cartpole, policy, 80, num_envs=slots, exploration_type=exploration)
-        for slots in (1, 2, 7, 16, 64)
-    }
+    run = partial(digest, cartpole, categorical(4), 66, exploration_type=exploration)
+    ledgers = {run(num_envs=slots) for slots in (1, 7, 64)}
     assert len(ledgers) == 1
+    assert run(num_envs=64, seed=1) not in ledgers
 
 
 def products(dtype: torch.dtype) -> TensorDictModule:
@@ -109,15 +105,16 @@ def products(dtype: torch.dtype) -> TensorDictModule:
     return TensorDictModule(lambda x: network(x.to(dtype)), ["observation"], ["action"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [1, 5, 16])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1, torch.float32), (5, torch.float64), (16, torch.float32)]
+)
 def test_products_that_round_by_the_place_in_memory_give_one_ledger(
     size: int, dtype: torch.dtype
 ) -> None:
     make = partial(Walk, spaces.Box(-1, 1, (4,)), size=11)
     ledgers = {
         digest(make, products(dtype), num_envs=slots, inference_batch_size=size)
-        for slots in (1, 5, 16, 20)
+        for slots in (1, 5, 20)
     }
     assert len(ledgers) == 1
 
@@ -135,7 +132,7 @@ BACKENDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "process-factory": (lambda: make_env(cartpole, 3, backend="process", num_workers=2), {}),
     "unbatched": (lambda: make_env(cartpole), {}),
     **{f"sync-{m.name}": (partial(vector, SyncVectorEnv, m), {}) for m in AutoresetMode},
-    **{f"async-{m.name}": (partial(async_vector, m), {}) for m in AutoresetMode},
+    "async": (partial(async_vector, AutoresetMode.NEXT_STEP), {}),
 }
 
 
@@ -150,35 +147,25 @@ def test_any_backend_gives_one_ledger(name: str, cartpole_ledger: str) -> None:
     assert digest(env, categorical(4), 12, **settings, **RANDOM) == cartpole_ledger
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_success_is_told_alike_by_every_backend(mode: AutoresetMode) -> None:
+def test_success_is_told_alike_by_every_backend() -> None:
     told = [
-        {record.index: record.success for record in records(env, deterministic(), 12)}
-        for env in (
-            Walk,
-            partial(vector, SyncVectorEnv, mode, Walk),
-            partial(async_vector, mode, Walk),
+        {record.index: record.success for record in records(env, deterministic(), 9, **settings)}
+        for env, settings in (
+            (Walk, {}),
+            *((partial(vector, SyncVectorEnv, mode, Walk), {}) for mode in AutoresetMode),
+            (partial(async_vector, AutoresetMode.SAME_STEP, Walk), {}),
+            (Walk, {"backend": "process", "num_envs": 2}),
         )
     ]
-    assert told[0] == told[1] == told[2]
+    assert all(one == told[0] for one in told)
     assert set(told[0].values()) == {True, False}
-
-
-def test_success_is_told_by_worker_processes() -> None:
-    told = {
-        backend: [r.success for r in sorted(records(Walk, None, 8, backend=backend), key=str)]
-        for backend in ("serial", "process")
-    }
-    assert told["serial"] == told["process"]
 
 
 def test_any_pool_of_envpool_gives_one_ledger() -> None:
     pytest.importorskip("envpool")
     settings = {"backend": "envpool", "env_kwargs": {"max_episode_steps": 15}, **RANDOM}
     policy = categorical(4)
-    ledgers = {
-        digest("CartPole-v1", policy, 12, num_envs=slots, **settings) for slots in (1, 5, 12)
-    }
+    ledgers = {digest("CartPole-v1", policy, 7, num_envs=slots, **settings) for slots in (1, 5)}
     assert len(ledgers) == 1
 
 
@@ -190,10 +177,10 @@ def test_the_order_of_numbers_does_not_matter() -> None:
 
 def test_episodes_in_two_halves_are_those_of_the_whole() -> None:
     policy = categorical()
-    whole = records(Walk, policy, 100, **RANDOM)
+    whole = records(Walk, policy, 30, **RANDOM)
     halves = [
-        *records(Walk, policy, range(50), num_envs=3, **RANDOM),
-        *records(Walk, policy, range(50, 100), **RANDOM),
+        *records(Walk, policy, range(15), num_envs=3, **RANDOM),
+        *records(Walk, policy, range(15, 30), **RANDOM),
     ]
     assert {r.index: r for r in whole} == {r.index: r for r in halves}
 
@@ -227,14 +214,16 @@ TRANSFORMS: dict[str, list[Callable[[], T.Transform]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("kind", [None, LSTMModule])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("on-rows", LSTMModule), ("not-on-rows", None), ("not-on-rows", LSTMModule), ("limit", None)],
+)
 def test_transforms_give_one_ledger(name: str, kind: Any) -> None:
     ins = 9 if name == "not-on-rows" else 3
     policy = categorical(ins) if kind is None else recurrent(kind, ins)
     ledgers = {
-        digest(partial(transformed, *TRANSFORMS[name], slots=slots), policy, **RANDOM)
-        for slots in (None, 1, 7, 16)
+        digest(partial(transformed, *TRANSFORMS[name], slots=slots), policy, 9, **RANDOM)
+        for slots in (None, 7)
     }
     assert len(ledgers) == 1
 
@@ -243,8 +232,7 @@ def shared_norm(in_keys: list[str]) -> T.VecNormV2:
     return T.VecNormV2(in_keys=in_keys, reduce_batch_dims=True)
 
 
-@pytest.mark.parametrize("kind", [T.VecNorm, shared_norm])
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("kind", "frozen"), [(T.VecNorm, False), (shared_norm, True)])
 def test_running_statistics_stand_still(kind: Any, frozen: bool) -> None:
     ledgers = set()
     for slots in (3, 8):
@@ -256,7 +244,7 @@ def test_running_statistics_stand_still(kind: Any, frozen: bool) -> None:
         env.transform.load_state_dict(learned)
         if frozen:
             env.transform[0].freeze()
-        ledgers.add(digest(env, categorical()))
+        ledgers.add(digest(env, categorical(), 9))
         assert env.transform[0].frozen is frozen
     assert len(ledgers) == 1
 
@@ -284,8 +272,7 @@ def test_simulations_give_one_ledger(name: str) -> None:
     pytest.importorskip(package)
     policy = tanh_normal(ins, actions).double() if name == "MuJoCo" else categorical(ins, actions)
     ledgers = {
-        digest(env, policy, 8, num_envs=slots, max_episode_steps=30, **RANDOM)
-        for slots in (1, 3, 8)
+        digest(env, policy, 4, num_envs=slots, max_episode_steps=20, **RANDOM) for slots in (1, 3)
     }
     assert len(ledgers) == 1
 
@@ -295,8 +282,8 @@ def test_an_env_that_carries_something_on_runs_each_episode_anew() -> None:
     pytest.importorskip("Box2D")
     policy = tanh_normal(24, 4)
     ledgers = {
-        digest("BipedalWalker-v3", policy, 6, num_envs=slots, max_episode_steps=30, **RANDOM)
-        for slots in (1, 4)
+        digest("BipedalWalker-v3", policy, 3, num_envs=slots, max_episode_steps=10, **RANDOM)
+        for slots in (1, 2)
     }
     assert len(ledgers) == 1
 
@@ -310,7 +297,7 @@ def test_the_data_are_the_same_not_the_digest_alone() -> None:
         assert data["collector", "traj_ids"].unique().tolist() == [index]
 
 
-@pytest.mark.parametrize("name", ["dropout", "lstm", "pixels", "tanh-normal"])
+@pytest.mark.parametrize("name", ["dropout", "lstm", "pixels"])
 def test_rows_that_come_out_alike_run_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     run_group = Inference._run_group
@@ -335,7 +322,7 @@ def test_blocks_may_end_at_any_step(monkeypatch) -> None:
             return super().step(action)
 
     def first_of(seconds: float) -> tuple[int, Any]:
-        monkeypatch.setattr("tdcollect.evaluation.episodes.collector.AllAtOnce.seconds", seconds)
+        monkeypatch.setattr("tdcollect.evaluation.episodes.collector.Feed.seconds", seconds)
         with EvaluationCollector(Counted, recurrent(GRUModule), 12, num_envs=3, **RANDOM) as run:
             ended = run.run()
             before = len(steps)

@@ -24,18 +24,12 @@ def record(index: int, digest: str = "") -> Episode:
 
 @dataclass
 class Worker:
-    """A worker that runs ``slots`` episodes at a time, in the order in which they were handed out.
-
-    Attributes:
-        speed: seconds per step.
-        queue: the episodes that it has not begun.
-        running: the steps that are left of those that run.
-    """
+    """Runs ``slots`` episodes at a time, in their order, each step in ``speed`` seconds."""
 
     slots: int
     speed: float
     queue: list[int] = field(default_factory=list)
-    running: dict[int, int] = field(default_factory=dict)
+    running: dict[int, int] = field(default_factory=dict)  # the steps that are left of each
     ready: float = 0.0
 
     def begin(self, lengths: dict[int, int]) -> None:
@@ -45,16 +39,10 @@ class Worker:
 
 
 class Simulation:
-    """Workers in simulated time.
+    """Workers in simulated time, each with its slots and seconds per step.
 
-    Args:
-        lengths: the steps of each episode, by index.
-        poisoned: the episodes that end their worker at their last step.
-        workers: the slots of each worker, and its seconds per step.
-        max_lost: of the schedule.
-        deaths: the moments at which a worker ends for another reason, and which.
-        outside: this reason is known.
-        evaluations: how many share the workers; index i is of number i modulo this.
+    Poisoned episodes end their worker at their last step; at ``deaths``, one ends for another
+    reason, which is known if ``outside``. Index i is of evaluation i modulo ``evaluations``.
     """
 
     def __init__(
@@ -194,7 +182,7 @@ workers = st.lists(st.tuples(st.integers(1, 16), st.floats(0.0001, 0.1)), min_si
     st.integers(1, 5),
     st.randoms(),
 )
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=60)
 def test_every_episode_ends_once_and_only_poisoned_ones_fail(
     episodes: int,
     longest: int,
@@ -214,7 +202,7 @@ def test_evaluations_without_episodes_are_passed_over() -> None:
 
 
 @given(st.integers(1, 120), workers, st.lists(st.tuples(st.floats(0, 2), st.integers(0, 6))))
-@hypothesis_settings(max_examples=100)
+@hypothesis_settings(max_examples=40)
 def test_workers_that_end_for_other_reasons_fail_no_episode(
     episodes: int, workers: list[tuple[int, float]], deaths: list[tuple[float, int]]
 ) -> None:
@@ -229,7 +217,7 @@ def test_workers_that_end_for_other_reasons_fail_no_episode(
     st.integers(1, 3),
     st.lists(st.tuples(st.floats(0, 2), st.integers(0, 6)), max_size=9),
 )
-@hypothesis_settings(max_examples=100)
+@hypothesis_settings(max_examples=40)
 def test_workers_that_end_from_outside_fail_no_episode_however_few_it_may_cost(
     episodes: int,
     workers: list[tuple[int, float]],
@@ -259,8 +247,10 @@ def test_losses_from_outside_have_a_bound_and_spare_the_other_episodes() -> None
     assert (given_up, losses) == ([5], 30)
 
 
-@pytest.mark.parametrize("speeds", [(1, 1), (1, 1, 1, 1), (1, 2, 3), (1, 10)])
-@pytest.mark.parametrize("episodes", [10, 100, 1000])
+@pytest.mark.parametrize(
+    ("speeds", "episodes"),
+    [((1, 1, 1, 1), 10), ((1, 2, 3), 10), ((1, 1), 100), ((1, 2, 3), 100), ((1, 10), 300)],
+)
 def test_workers_end_at_about_the_same_time(speeds: tuple[int, ...], episodes: int) -> None:
     """Within two episodes on the slowest."""
     draw = random.Random(0)
@@ -272,14 +262,14 @@ def test_workers_end_at_about_the_same_time(speeds: tuple[int, ...], episodes: i
     assert simulation.now <= least + 35 * max(speed for _, speed in workers)
 
 
-@pytest.mark.parametrize("evaluations", [1, 2, 4, 10])
+@pytest.mark.parametrize("evaluations", [2, 10])
 def test_evaluations_that_share_workers_end_together_and_are_opened_seldom(
     evaluations: int,
 ) -> None:
     """Each is opened once, and by those that help at the end."""
     draw = random.Random(0)
-    slow = [index for index in range(400) if index % evaluations == 0]
-    lengths = {index: draw.randint(1, 20) * (5 if index in slow else 1) for index in range(400)}
+    slow = [index for index in range(200) if index % evaluations == 0]
+    lengths = {index: draw.randint(1, 20) * (5 if index in slow else 1) for index in range(200)}
     simulation = simulated(lengths, set(), [(1, 0.01)] * 4, 3, [], evaluations)
     check(simulation)
     assert simulation.now <= sum(lengths.values()) / 4 * 0.01 + 3.0
@@ -300,6 +290,9 @@ def test_two_records_of_one_episode_must_agree() -> None:
     schedule.add(0, [4, 5])
     CLOCK[:] = [SimpleNamespace(now=0.0)]  # type: ignore[list-item]
     assert [schedule.place(0), schedule.place(1)] == [0, 0]
+    assert schedule.lose(0) == []  # it had no episode
+    assert schedule.left(0) == 2
+    assert schedule.place(0) == 0
     assert schedule.hand_out(0, 16) == [4]
     assert schedule.hand_out(1, 16) == [5]
     assert schedule.lose(0) == []
@@ -315,14 +308,3 @@ def test_two_records_of_one_episode_must_agree() -> None:
         rf"\(process 10\) and {'f' * 64} from worker 1 \(process 11\): the machines differ",
     ):
         schedule.take_in(0, 1, "worker 1 (process 11)", record(4, "f" * 64))
-
-
-def test_a_worker_that_had_no_episode_is_lost_without_more() -> None:
-    schedule = Schedule(1, 3)
-    schedule.add(0, range(3))
-    CLOCK[:] = [SimpleNamespace(now=0.0)]  # type: ignore[list-item]
-    assert schedule.place(0) == 0
-    assert schedule.lose(0) == []
-    assert schedule.left(0) == 3
-    assert schedule.place(0) == 0
-    assert schedule.hand_out(0, 16) == [0, 1, 2]

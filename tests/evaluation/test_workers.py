@@ -23,17 +23,16 @@ from torchrl.modules import LSTMModule
 from tdcollect import LocalWorkers, evaluate, make_env
 from tdcollect.envs.slots import SlotError
 from tdcollect.evaluation.directory import Directory
-from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Dispatcher
-from tdcollect.evaluation.workers.worker import Job, snapshot
+from tdcollect.evaluation.workers.worker import Job, snapshot, template
 from tdcollect.randomness import NotReproducibleError
 
 from ..forkserver import start
 from ..workers.test_process_exit import gone, runs
 from . import torchrl_envs
 from .crews import descendants, open_files, pids, seven, some, started
-from .envs import Failing, GlobalNumpy, GlobalTorch, Leaking, Touching, Unseeded, Walk
+from .envs import Failing, GlobalTorch, Leaking, Touching, Unseeded, Walk
 from .policies import categorical, deterministic, recurrent
 from .test_interrupted import contents
 
@@ -77,20 +76,11 @@ def test_all_files_are_those_of_one_process(seven: LocalWorkers, name: str, tmp_
         assert contents(out) == contents(tmp_path / "0")
 
 
-def test_the_request_is_that_of_one_process(seven: LocalWorkers, tmp_path: Path) -> None:
-    request = Request("CartPole-v1", "random")
-    for out, workers in (("here", None), ("there", some(seven, 2))):
-        quiet("CartPole-v1", None, 5, workers=workers, output_dir=tmp_path / out, request=request)
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-    assert "request.json" in contents(tmp_path / "there")
-
-
 ENVS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "id": ("CartPole-v1", lambda: None, {}),
     "id of this process": ("OfThisProcess-v0", deterministic, {"env_kwargs": {"longest": 5}}),
     "class of a script": (lambda: OfThisModule(), deterministic, {}),
-    "streams": (GlobalNumpy, categorical, {}),
-    "streams of torch": (GlobalTorch, categorical, RANDOM),
+    "streams": (GlobalTorch, categorical, RANDOM),
     "new envs": (Leaking, categorical, {}),
     "function of a TorchRL env": (cartpole, lambda: None, RANDOM),
     "TorchRL env that draws": (torchrl_envs.Drift, categorical, RANDOM),
@@ -100,8 +90,7 @@ ENVS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "SerialEnv": (SerialEnv(3, torchrl_envs.Seeded), categorical, RANDOM),
     "processes": (Walk, deterministic, {"backend": "process", "num_envs": 2}),
     "given seeds": (Walk, deterministic, {"env_seeds": lambda index: 5 * index}),
-    "indices": (Walk, deterministic, {"episodes": [5, 3, 11, 2, 50]}),
-    "a limit": (Walk, deterministic, {"max_episode_steps": 4}),
+    "indices": (Walk, deterministic, {"episodes": [5, 3, 11, 2, 50], "max_episode_steps": 4}),
     "one episode": (Walk, deterministic, {"episodes": 1}),
     "no episode": (Walk, deterministic, {"episodes": 0}),
     "legal actions": (partial(torchrl_envs.Masked, keeps=True), lambda: None, {"episodes": 9}),
@@ -126,27 +115,16 @@ def test_any_env_gives_the_episodes_of_one_process(seven: LocalWorkers, name: st
     assert len(here.errors) == (2 if "env_seeds" in settings and env is not Walk else 0)
 
 
-def test_a_result_replays_its_episodes(seven: LocalWorkers) -> None:
-    result = quiet(Walk, categorical(), 5, workers=some(seven, 2), **RANDOM)
-    assert len(result.replay(3)) == result.record(3).length
-
-
 @pytest.mark.parametrize("stored", [False, True])
 def test_kept_data_are_those_of_one_process(
     seven: LocalWorkers, stored: bool, tmp_path: Path
 ) -> None:
+    run = partial(quiet, Walk, recurrent(LSTMModule), 9, keep_trajectories=True, **RANDOM)
     results = [
-        quiet(
-            Walk,
-            recurrent(LSTMModule),
-            9,
-            keep_trajectories=True,
-            workers=workers,
-            output_dir=tmp_path / out if stored else None,
-            **RANDOM,
-        )
+        run(workers=workers, output_dir=tmp_path / out if stored else None)
         for out, workers in (("here", None), ("there", some(seven, 7)))
     ]
+    assert len(results[1].replay(3)) == results[0].record(3).length
     for index in range(9):
         here, there = (result.trajectory(index) for result in results)
         assert isinstance(there, TensorDict)
@@ -155,14 +133,7 @@ def test_kept_data_are_those_of_one_process(
         for key, value in here.items(True, True):
             assert there[key].dtype == value.dtype
             assert torch.equal(there[key], value)
-    if stored:
-        assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-def raised(function: Any, *arguments: Any, **options: Any) -> BaseException:
-    with pytest.raises(BaseException) as caught:  # noqa: PT011
-        function(*arguments, **options)
-    return caught.value
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 def fails() -> Any:
@@ -184,13 +155,15 @@ def test_an_error_is_that_of_one_process(
     seven: LocalWorkers, env: Any, settings: dict[str, Any], kind: type
 ) -> None:
     how = {"episodes": 12, "env_seeds": range(10, 22), **settings}
-    here = raised(quiet, env, deterministic(), **how)
-    assert type(here) is kind
-    for _ in range(2):  # the second time, workers have seen the job
-        there = raised(quiet, env, deterministic(), workers=some(seven, 2), **how)
-        assert type(there) is kind
-        assert str(there)[:40] == str(here)[:40]
-        assert "worker" in str(there.__cause__)
+    raised = []
+    for workers in (None, some(seven, 2), seven):  # the second time, workers have seen the job
+        with pytest.raises(kind) as caught:
+            quiet(env, deterministic(), workers=workers, **how)
+        raised.append(caught.value)
+    for error in raised:
+        assert type(error) is kind
+        assert str(error)[:40] == str(raised[0])[:40]
+        assert error is raised[0] or "worker" in str(error.__cause__)
     assert not seven.in_use
 
 
@@ -269,16 +242,6 @@ def test_workers_have_torchs_defaults_of_the_evaluation(seven: LocalWorkers) -> 
     finally:
         torch.set_default_dtype(torch.float32)
     assert digests[0] == digests[2] != digests[1]
-
-
-def test_modules_are_found_where_this_process_finds_them(
-    seven: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = f"walks_{tmp_path.name}".replace("-", "_")
-    (tmp_path / f"{name}.py").write_text("from tests.evaluation.envs import Walk as Made")
-    monkeypatch.syspath_prepend(tmp_path)
-    make = __import__(name).Made
-    assert quiet(make, None, 5, workers=some(seven, 1)).digest == quiet(make, None, 5).digest
 
 
 def test_an_id_may_be_registered_anew(seven: LocalWorkers) -> None:
@@ -377,7 +340,7 @@ class Slow(Walk):
 def evaluate_slowly(out: Path) -> None:
     """Run 60 episodes on two workers, in a process that has one thread."""
     with LocalWorkers(2) as workers:
-        workers.template_is_fork = True
+        workers.template = template
         quiet(partial(Slow, 0.01), None, 60, workers=workers, output_dir=out)
 
 

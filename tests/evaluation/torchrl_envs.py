@@ -15,11 +15,8 @@ from torchrl.envs import EnvBase
 class Drift(EnvBase):
     """A random walk whose noise comes from the global generators of torch, NumPy and Python.
 
-    Observations are float32 ``[3]``; actions are one-hot of two. Its seed does nothing.
-
-    Args:
-        batch_size: of the env.
-        fails_at: the step that raises, in every episode; None for none.
+    Observations are float32 ``[3]``; actions are one-hot of two. Its seed does nothing. Step
+    ``fails_at`` of every episode raises.
     """
 
     def __init__(self, batch_size: tuple[int, ...] = (), fails_at: int | None = None):
@@ -90,10 +87,7 @@ class Teams(EnvBase):
     """Two red agents and three blue ones, whose rewards are of their groups.
 
     Observations are float32 ``[agents, 2]``, actions ``[agents, 1]`` in -1 to 1. Agent i of blue
-    is done after i + 2 steps, red ones after 4.
-
-    Args:
-        root: have done flags of all agents together, too.
+    is done after i + 2 steps, red ones after 4. With ``root``, all have a flag together, too.
     """
 
     groups = {"blue": 3, "red": 2}  # noqa: RUF012
@@ -151,10 +145,8 @@ def teams() -> Teams:
 class Masked(Seeded):
     """The walk where some of four actions are legal, other ones at each step; counts the others.
 
-    Args:
-        keeps: the mask is in the env's own action spec, as PettingZoo's wrapper has it, in a group
-            of two agents; else it is an entry for ``ActionMask``.
-        kind: of the action spec.
+    The mask is in the env's own action spec, as PettingZoo's wrapper has it, in a group of two
+    agents, if it ``keeps`` it; else it is an entry for ``ActionMask``.
     """
 
     def __init__(self, keeps: bool = False, kind: Any = OneHot):

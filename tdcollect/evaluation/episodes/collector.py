@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -53,42 +53,27 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Feed(Protocol):
-    """Gives the indices of the episodes to run, and is told of each step."""
-
-    seconds: float
-
-    def __iter__(self) -> Iterator[int]: ...
-
-    def __next__(self) -> int:
-        """Return the next index, if there is one; asked at each step while slots are free."""
-
-    def goes_on(self) -> bool:
-        """Wait for further indices once all episodes have ended; False if none will come."""
-
-    def stepped(self) -> None:
-        """A step of the running episodes has begun."""
-
-
-class AllAtOnce:
-    """Episodes that are known from the start."""
+class Feed:
+    """Gives the indices of the episodes to run, here those known from the start."""
 
     seconds = 1.0
 
-    def __init__(self, indices: Sequence[int]):
+    def __init__(self, indices: Iterable[int]):
         self._indices = iter(indices)
 
     def __iter__(self) -> Iterator[int]:
         return self
 
     def __next__(self) -> int:
+        """Return the next index, if there is one; asked at each step while slots are free."""
         return next(self._indices)
 
     def goes_on(self) -> bool:
+        """Wait for further indices once all episodes have ended; False if none will come."""
         return False
 
     def stepped(self) -> None:
-        pass
+        """A step of the running episodes has begun."""
 
 
 # Steps between two checks: this often, finished episodes are yielded and reach the journal.
@@ -268,7 +253,7 @@ class EvaluationCollector:
         self.errors = {}
         with evaluating():
             check_alone()
-        steps = self._run(keep_trajectories, feed or AllAtOnce(self.episode_indices))
+        steps = self._run(keep_trajectories, feed or Feed(self.episode_indices))
         waiting: dict[int, Finished] = {}
         due = iter(self.episode_indices)
         following = next(due, None)

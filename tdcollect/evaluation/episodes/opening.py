@@ -84,13 +84,7 @@ def open_env(
                 f"the env {_text(env)} is made already: expected no {', '.join(given)}"
             )
         return _open_made(env, episodes, finish, ours=False)
-    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not (
-        isinstance(env, str) or callable(env)
-    ):
-        raise TypeError(
-            "expected a gymnasium id, a callable that makes an env, or a TorchRL env, got "
-            f"{env!r}; a gymnasium env that is made already goes through tdcollect.make_env(env)"
-        )
+    check_env(env, "a gymnasium env that is made already goes through tdcollect.make_env(env)")
     env_kwargs = settings.env_kwargs
     slots = min(_SLOTS if settings.num_envs is None else settings.num_envs, episodes)
     if not isinstance(env, str):
@@ -113,6 +107,16 @@ def open_env(
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
     return Opened(_finished(make_env(env, **how), finish), with_streams=again)  # type: ignore[arg-type]
+
+
+def check_env(env: Any, advice: str) -> None:
+    """Raise TypeError, with advice, for what neither is nor makes an env of an evaluation."""
+    known = isinstance(env, (str, EnvBase)) or callable(env)
+    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not known:
+        raise TypeError(
+            "expected a gymnasium id, a callable that makes an env, or a TorchRL env, got "
+            f"{env!r}; {advice}"
+        )
 
 
 def _open_callable(

@@ -28,7 +28,7 @@ from torchrl.envs import transforms as T
 from torchrl.weight_update import WeightStrategy
 
 from tdcollect.envs.traits import all_transforms_of
-from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
 from tdcollect.evaluation.manifest import subject
 from tdcollect.evaluation.request import RequestedEnv, placed, policy_from
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -310,7 +310,7 @@ def _ended(collector: EvaluationCollector, message: Run, feed: _Feed) -> Iterato
         del finished  # else its data would stay in memory beside the next one's
 
 
-class _Feed:
+class _Feed(Feed):
     """Indices that arrive while episodes run.
 
     ``following`` gets the message that ends the run, or None for the end of all.
@@ -322,25 +322,19 @@ class _Feed:
         self, message: Run, receive: Receive, beat: Callable[[], None], following: list[Any]
     ):
         self._turn, self._keep = message.turn, message.keep
-        self._indices = deque(message.indices)
+        self._waiting = deque(message.indices)
         self._receive = receive
-        self.stepped = beat
+        self.stepped = beat  # type: ignore[method-assign]
         self._following = following
 
-    def __iter__(self) -> Iterator[int]:
-        return self
-
     def __next__(self) -> int:
-        if not self.arrived():
+        if not self._waiting and not self._following:
+            arrived = self._receive(False)
+            if arrived is not None:
+                self._take(arrived)
+        if not self._waiting:
             raise StopIteration
-        return self._indices.popleft()
-
-    def arrived(self) -> bool:
-        if not self._indices and not self._following:
-            message = self._receive(False)
-            if message is not None:
-                self._take(message)
-        return bool(self._indices)
+        return self._waiting.popleft()
 
     def goes_on(self) -> bool:
         if not self._following:
@@ -350,7 +344,7 @@ class _Feed:
     def _take(self, message: Message | None) -> None:
         more = isinstance(message, Run) and (message.turn, message.keep) == (self._turn, self._keep)
         if more:
-            self._indices += message.indices  # type: ignore[union-attr]
+            self._waiting += message.indices  # type: ignore[union-attr]
         else:
             self._following.append(message)
 

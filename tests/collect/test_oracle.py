@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import EnvBase
 
 from tdcollect import make_env
 
-from . import digests, policies, transforms
+from . import digests, policies
 from .envs import ENVS, Toy, box
-from .loops import array_loop, on_arrays
+from .loops import array_loop
 from .oracle import UPSTREAM, check_same
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
@@ -32,19 +32,6 @@ def test_sampling_actor_on_every_env(env: str) -> None:
 @pytest.mark.parametrize("policy", policies.POLICIES)
 def test_every_policy(policy: str) -> None:
     check_same(*policies.case(policy))
-
-
-@on_arrays("transform", transforms.TRANSFORMS, parent=["books", "norm", "vec-norm"])
-def test_sampling_actor_under_every_transform(transform: str) -> None:
-    check_same(lambda: transforms.make(transform), policies.actor)
-
-
-def test_transforms_in_two_layers() -> None:
-    def make() -> EnvBase:
-        inner = TransformedEnv(ENVS["cartpole"](), transforms.norm())
-        return TransformedEnv(inner, transforms.books(), auto_unwrap=False)
-
-    check_same(make, policies.actor)
 
 
 def test_products_that_round_by_where_their_input_begins() -> None:

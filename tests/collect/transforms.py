@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
 from torchrl import envs as E
 from torchrl.data import Bounded, Unbounded
 from torchrl.envs.llm.transforms import PolicyVersion
@@ -133,134 +134,247 @@ def primer(random: bool) -> E.TensorDictPrimer:
     return E.TensorDictPrimer(memory=spec, random=random, expand_specs=True, **default)
 
 
-TRANSFORMS: dict[str, tuple[str, Callable[[], E.Transform | None]]] = {
+OBS, R = "observation", "reward"
+
+
+def renamed(*keys: Any, **options: Any) -> Callable[[], E.Transform]:
+    return lambda: E.RenameTransform(*keys, **options)
+
+
+def frames(count: int, *keys: Any, **options: Any) -> Callable[[], E.Transform]:
+    return lambda: E.CatFrames(count, -1, *(keys or [[OBS]]), **options)
+
+
+def normed(kind: Any, *keys: Any, **options: Any) -> Callable[[], E.Transform]:
+    return lambda: kind(*(keys or [[OBS]]), **options)
+
+
+def composed(*parts: Callable[[], E.Transform]) -> Callable[[], E.Transform]:
+    return lambda: E.Compose(*(part() for part in parts))
+
+
+def begun(kind: Any, **options: Any) -> Any:
+    """A transform that has seen some steps of another env."""
+    made = kind([OBS], **options)
+    env = E.TransformedEnv(ENVS["cartpole"](), made)
+    env.set_seed(3)
+    env.rollout(5)
+    return made
+
+
+def shared(kind: Any, **options: Any) -> Callable[[], E.Transform]:
+    """Statistics that another transform has begun, in shared memory."""
+
+    def make() -> E.Transform:
+        first = begun(kind, **options)
+        if kind is E.VecNorm:
+            return E.VecNorm([OBS], shared_td=first._td.share_memory_(), lock=first.lock)
+        data = TensorDict(loc=first._loc, var=first._var, count=first._count).share_memory_()
+        return E.VecNormV2([OBS], shared_data=data, lock=first.lock, **options)
+
+    return make
+
+
+def rnd() -> E.Transform:
+    torch.manual_seed(4)
+    nets = {"target_network": nn.Linear(3, 2), "predictor_network": nn.Linear(3, 2)}
+    return E.transforms.RNDTransform(**nets, in_keys=[OBS])
+
+
+def stack() -> E.Transform:
+    twin = E.RenameTransform([OBS], ["twin"], create_copy=True)
+    return E.Compose(twin, E.Stack([OBS, "twin"], "pair", dim=-1))
+
+
+def truncation(**options: float) -> E.Transform:
+    return E.Compose(E.StepCounter(), E.RandomTruncationTransform(2, 6, **options), E.InitTracker())
+
+
+def primed_by_function() -> E.Transform:
+    draw = lambda: torch.rand(2)  # noqa: E731
+    return E.TensorDictPrimer(memory=Unbounded((2,)), default_value={"memory": draw})
+
+
+def image_norm() -> E.Transform:
+    return E.Compose(E.ToTensorImage(), E.GrayScale(), E.CatFrames(4, -3))
+
+
+Case = tuple[str, Callable[[], Any]]
+
+ISLANDS: dict[str, Case] = {
+    "norm-subclass": ("cartpole", partial(norm, ScaledNorm)),
+    "dozen": ("cartpole", dozen),
+    "rename-done": ("cartpole", renamed(["done"], ["over"])),
+    "noop-reset": ("torchrl-gym", lambda: E.NoopResetEnv(3)),
+    "running-sum": ("toy", RunningSum),
+    "running-sum-over-books": ("toy", composed(books, RunningSum)),
+    "running-sum-under-frames": ("toy", composed(RunningSum, frames(2, ["sum"], ["stack"]))),
+    "negated-action": ("cartpole", NegatedAction),
+    "early-end-under-books": ("cartpole", composed(EarlyEnd, books)),
+    "early-end-over-books": ("cartpole", composed(books, EarlyEnd)),
+}
+"""Some of their transforms run on TensorDicts."""
+
+STATELESS: dict[str, Case] = {
     "none": ("cartpole", lambda: None),
     "empty": ("cartpole", E.Compose),
     "books": ("cartpole", books),
     "books-unbatched": ("cartpole-unbatched", books),
     "books-one-step-episodes": ("toy-one-step-episodes", books),
-    "books-toy": ("toy", books),
-    "books-same-step": ("cartpole-same-step", books),
-    "books-envpool": ("cartpole-envpool", books),
     "books-native": ("cartpole-books", norm),
     "books-serial-env": ("torchrl-serial", books),
     "books-gym": ("torchrl-gym", books),
-    "dozen": ("cartpole", dozen),
-    "dozen-toy": ("toy", dozen),
     "norm": ("cartpole", norm),
-    "norm-standard": (
-        "cartpole",
-        lambda: E.ObservationNorm(
-            loc=0.1, scale=2.0, in_keys=["observation"], standard_normal=True
-        ),
-    ),
-    "norm-out-key": (
-        "cartpole",
-        lambda: E.ObservationNorm(0.1, 2.0, in_keys=["observation"], out_keys=["normed"]),
-    ),
-    "norm-vector": (
-        "cartpole",
-        lambda: E.ObservationNorm(torch.arange(4.0), torch.ones(4) * 3, in_keys=["observation"]),
-    ),
-    "norm-subclass": ("cartpole", partial(norm, ScaledNorm)),
     "norm-twice": ("cartpole", lambda: E.Compose(norm(), E.Compose(norm()))),
-    "reward-sum": ("cartpole", E.RewardSum),
     "reward-sum-before-scaling": (
         "pendulum",
         lambda: E.Compose(E.RewardSum(), E.RewardScaling(1.0, 0.1), E.RewardClipping(-1, 1)),
     ),
-    "reward-sum-after-scaling": (
-        "pendulum",
-        lambda: E.Compose(E.RewardScaling(1.0, 0.1), E.RewardClipping(-1, 1), E.RewardSum()),
-    ),
-    "reward-sum-named": ("toy", lambda: E.RewardSum(in_keys=["reward"], out_keys=["total"])),
-    "step-counter": ("cartpole", E.StepCounter),
-    "step-counter-limit": ("cartpole", lambda: E.StepCounter(max_steps=4)),
-    "step-counter-limit-one": ("cartpole", lambda: E.StepCounter(max_steps=1)),
-    "step-counter-no-done": ("toy", lambda: E.StepCounter(max_steps=4, update_done=False)),
-    "step-counter-named": ("toy", lambda: E.StepCounter(step_count_key="steps")),
-    "two-step-counters": (
-        "toy",
-        lambda: E.Compose(E.StepCounter(5), E.StepCounter(3, step_count_key="other")),
-    ),
-    "init-tracker": ("cartpole", E.InitTracker),
-    "init-tracker-named": ("toy", lambda: E.InitTracker(init_key="first")),
-    "trajectory-counter": ("toy", E.TrajCounter),
-    "double-to-float": ("half-cheetah", E.DoubleToFloat),
-    "double-to-float-named": (
-        "half-cheetah",
-        lambda: E.DoubleToFloat(in_keys=["observation"], out_keys=["single"]),
-    ),
     "double-to-float-norm": ("half-cheetah", lambda: E.Compose(E.DoubleToFloat(), norm())),
-    "cast": (
-        "toy",
-        lambda: E.DTypeCastTransform(torch.float32, torch.float16, in_keys=["observation"]),
-    ),
+    "cast": ("toy", lambda: E.DTypeCastTransform(torch.float32, torch.float16, in_keys=[OBS])),
     "cat-tensors": ("toy-nested", nested),
     "norm-nested": ("toy-nested", norm_nested),
-    "cat-frames": ("cartpole", lambda: E.CatFrames(3, dim=-1, in_keys=["observation"])),
-    "cat-frames-constant": (
-        "toy-unbatched",
-        lambda: E.CatFrames(3, dim=-1, in_keys=["observation"], padding="constant"),
-    ),
     "pixels": ("toy-pixels", pixels),
     "to-tensor-image": ("toy-pixels", E.ToTensorImage),
-    "permute": (
-        "toy-pixels",
-        lambda: E.PermuteTransform((-1, -3, -2), in_keys=["pixels"]),
+    "rename": ("cartpole", renamed([OBS], [("state", "vector")])),
+    "rename-nested": (
+        "toy-nested",
+        renamed(["position", ("inner", "grid")], [("inner", "p"), "grid"]),
     ),
-    "max-pool": ("cartpole", lambda: E.TimeMaxPool(in_keys=["observation"], T=3)),
-    "unsqueeze": ("cartpole", lambda: E.UnsqueezeTransform(-1, in_keys=["observation"])),
-    "rename": (
-        "cartpole",
-        lambda: E.RenameTransform(in_keys=["observation"], out_keys=[("state", "vector")]),
+    "rename-reward": ("cartpole", renamed([R], [("money", "now")])),
+    "rename-action": ("toy", renamed([OBS], ["state"], ["action"], ["deed"])),
+    "rename-sum": ("toy", composed(E.RewardSum, renamed(["episode_reward"], ["return"]))),
+    "rename-sum-copy": (
+        "toy",
+        composed(
+            E.RewardSum,
+            renamed(["episode_reward"], ["copy"], create_copy=True),
+            lambda: E.ObservationNorm(0.0, 2.0, in_keys=["copy"]),
+            E.StepCounter,
+        ),
     ),
-    "rename-copy": (
-        "cartpole",
-        lambda: E.RenameTransform(["observation"], ["copy"], create_copy=True),
-    ),
-    "rename-reward": ("cartpole", lambda: E.RenameTransform(["reward"], [("money", "now")])),
-    "rename-done": ("cartpole", lambda: E.RenameTransform(["done"], ["over"])),
     "exclude": ("toy-nested", lambda: E.ExcludeTransform(("inner", "grid"))),
-    "select": ("toy-nested", lambda: E.SelectTransform("position")),
-    "vec-norm": ("cartpole", lambda: E.VecNorm(in_keys=["observation", "reward"])),
-    "vec-norm-2": ("cartpole", lambda: E.VecNormV2(in_keys=["observation", "reward"])),
-    "reward-scaling": ("pendulum", lambda: E.RewardScaling(8.0, 0.1)),
-    "reward-clipping": ("pendulum", lambda: E.RewardClipping(-3, 3)),
-    "reward-sign": ("pendulum", lambda: E.SignTransform(in_keys=["reward"])),
-    "binarize": ("toy", E.BinarizeReward),
-    "target-return": ("cartpole", lambda: E.TargetReturn(10.0)),
-    "clip": ("toy", lambda: E.ClipTransform(in_keys=["observation"], low=-0.5, high=0.5)),
+    "exclude-sum": ("toy", lambda: E.Compose(E.RewardSum(), E.ExcludeTransform(OBS))),
+    "select": ("toy-nested", lambda: E.SelectTransform("position", ("inner", "flag"))),
+    "device": ("toy", lambda: E.DeviceCastTransform("cpu", in_keys=[OBS])),
+    "device-of-env": ("cartpole-device", lambda: E.DeviceCastTransform("cpu", "cpu")),
+    "empty-specs": ("toy-nested", E.RemoveEmptySpecs),
+    "finite-check": ("cartpole", E.FiniteTensorDictCheck),
+    "clip": ("toy", lambda: E.ClipTransform([OBS], low=-0.5, high=0.5)),
     "action-scaling": ("pendulum", E.ActionScaling),
-    "action-scaling-unbatched": ("pendulum-unbatched", E.ActionScaling),
-    "action-clip": (
-        "pendulum",
-        lambda: E.ClipTransform(in_keys_inv=["action"], low=-0.5, high=0.5),
-    ),
-    "env-action": ("pendulum", lambda: E.Compose(EnvAction(), E.ActionScaling())),
+    "action-clip": ("pendulum", lambda: E.ClipTransform(in_keys_inv=["action"], low=-0.5)),
+    "env-action": ("pendulum", composed(EnvAction, E.ActionScaling)),
     "env-action-unbatched": ("pendulum-unbatched", EnvAction),
-    "env-action-one-hot": ("toy", lambda: E.Compose(EnvAction(), norm())),
     "env-actions": ("toy-dict-action", EnvAction),
     "policy-version": ("toy", PolicyVersion),
-    "random-truncation": (
-        "cartpole",
-        lambda: E.Compose(E.StepCounter(), E.RandomTruncationTransform(2, 6)),
+    "frame-skip": ("pendulum", lambda: E.FrameSkipTransform(3)),
+    "frame-skip-one": ("toy", lambda: E.FrameSkipTransform(1)),
+    "frame-skip-unbatched": ("pendulum-unbatched", lambda: E.FrameSkipTransform(2)),
+    "frame-skip-in-the-middle": (
+        "pendulum",
+        composed(E.ActionScaling, frames(2), lambda: E.FrameSkipTransform(2), E.RewardSum),
     ),
-    "frame-skip": ("cartpole", lambda: E.FrameSkipTransform(2)),
-    "noop-reset": ("torchrl-gym", lambda: E.NoopResetEnv(3)),
+    "frame-skip-over-sum": (
+        "pendulum",
+        lambda: E.Compose(books(), E.FrameSkipTransform(3), E.FrameSkipTransform(2)),
+    ),
+    "frame-skip-gym": ("torchrl-gym-pendulum", lambda: E.FrameSkipTransform(2)),
+    "frame-skip-over-norm": (
+        "pendulum",
+        lambda: E.Compose(E.VecNormV2([OBS], reduce_batch_dims=True), E.FrameSkipTransform(2)),
+    ),
+    "max-pool": ("toy-nested", lambda: E.TimeMaxPool(["position"], [("inner", "m")], T=2)),
+    "random-truncation": ("cartpole", truncation),
+    "random-truncation-seldom": ("pendulum", partial(truncation, prob=0.5, first_episode_prob=0.2)),
+    "target-return": ("pendulum", lambda: E.TargetReturn(10.0)),
+    "target-return-constant": ("toy-unbatched", lambda: E.TargetReturn(10.0, mode="constant")),
+    "discretized": ("pendulum", lambda: E.ActionDiscretizer(num_intervals=5)),
+    "discretized-compose": (
+        "pendulum",
+        lambda: E.Compose(E.ActionDiscretizer(5, out_action_key="choice"), E.RewardSum()),
+    ),
+    "discretized-random": (
+        "pendulum",
+        lambda: E.ActionDiscretizer(5, sampling=E.ActionDiscretizer.SamplingStrategy.RANDOM),
+    ),
+    "discretized-one-hot": (
+        "pendulum-unbatched",
+        lambda: E.ActionDiscretizer(torch.tensor([5]), categorical=False),
+    ),
+    "rnd": ("toy", lambda: E.Compose(rnd(), E.RewardSum(in_keys=[R]))),
+    "trajectories": ("toy-unbatched", lambda: E.TrajCounter(out_key="episode")),
+    "state-noise": ("cartpole", lambda: E.gSDENoise(shape=(3, 2, 4), state_dim=4, action_dim=2)),
     "primer": ("cartpole", partial(primer, False)),
     "primer-random": ("cartpole", partial(primer, True)),
-    "finite-check": ("cartpole", E.FiniteTensorDictCheck),
-    "running-sum": ("toy", RunningSum),
-    "running-sum-under-books": ("toy", lambda: E.Compose(RunningSum(), books())),
-    "running-sum-over-books": ("toy", lambda: E.Compose(books(), RunningSum())),
-    "noise": ("cartpole", Noise),
-    "noise-over-norm": ("cartpole", lambda: E.Compose(norm(), Noise(), E.RewardSum())),
-    "negated-action": ("cartpole", NegatedAction),
-    "early-end": ("cartpole", EarlyEnd),
-    "early-end-under-books": ("cartpole", lambda: E.Compose(EarlyEnd(), books())),
-    "early-end-over-books": ("cartpole", lambda: E.Compose(books(), EarlyEnd())),
+    "primer-function": ("toy-unbatched", primed_by_function),
+    "unary": ("toy", lambda: E.UnaryTransform([OBS], ["cube"], fn=lambda value: value**3)),
+    "stack": ("toy", stack),
+    "linearised": ("toy", lambda: E.LineariseRewards([R], weights=[0.5])),
+    "flat-action": ("pendulum", lambda: E.FlattenAction(-1, -1)),
+    "projected": ("toy", lambda: E.DiscreteActionProjection(2, 5)),
 }
+
+STATEFUL: dict[str, Case] = {
+    "vec-norm": ("cartpole", normed(E.VecNorm, [OBS, R], ["normed", R], decay=0.9, eps=1e-2)),
+    "vec-norm-nested": ("toy-nested", normed(E.VecNorm, ["position"], [("inner", "normed")])),
+    "vec-norm-shapes": ("cartpole", normed(E.VecNorm, shapes=[torch.Size([3, 4])])),
+    "vec-norm-unbatched": ("cartpole-unbatched", normed(E.VecNorm, [OBS, R])),
+    "vec-norm-frozen": ("cartpole", lambda: begun(E.VecNorm).frozen_copy()),
+    "vec-norm-shared": ("cartpole", shared(E.VecNorm)),
+    "vec-norm-over-books": ("pendulum", composed(books, normed(E.VecNorm, [OBS, R]))),
+    "vec-norm-2": ("cartpole", normed(E.VecNormV2, [OBS, R], decay=0.9, eps=1e-2)),
+    "vec-norm-2-mean": ("cartpole", normed(E.VecNormV2, [OBS, R], ["normed", "money"], decay=1.0)),
+    "vec-norm-2-reduced": (
+        "pendulum",
+        composed(normed(E.VecNormV2, [OBS, R], reduce_batch_dims=True, decay=0.99), norm),
+    ),
+    "vec-norm-2-reduced-mean": (
+        "pendulum",
+        normed(E.VecNormV2, reduce_batch_dims=True, decay=1.0),
+    ),
+    "vec-norm-2-nested": (
+        "toy-nested",
+        normed(E.VecNormV2, ["position", ("inner", "flag")], ["p", ("inner", "f")]),
+    ),
+    "vec-norm-2-integers": ("toy-pixels", normed(E.VecNormV2, ["pixels"])),
+    "vec-norm-2-doubles": ("half-cheetah", normed(E.VecNormV2, reduce_batch_dims=True)),
+    "vec-norm-2-unbatched": ("cartpole-unbatched", normed(E.VecNormV2, [OBS, R])),
+    "vec-norm-2-frozen": ("cartpole", lambda: begun(E.VecNormV2).frozen_copy()),
+    "vec-norm-2-shared": ("cartpole", shared(E.VecNormV2, reduce_batch_dims=True)),
+    "vec-norm-2-twice": (
+        "pendulum",
+        composed(normed(E.VecNormV2), books, normed(E.VecNormV2, [R], ["normed"], decay=0.9)),
+    ),
+    "vec-norm-2-serial-env": ("torchrl-serial", normed(E.VecNormV2, reduce_batch_dims=True)),
+    "vec-norm-2-gym": ("torchrl-gym", normed(E.VecNormV2, [OBS, R])),
+    "stateless": ("cartpole", normed(E.VecNormV2, stateful=False, decay=0.9)),
+    "stateless-mean": ("toy", normed(E.VecNormV2, [OBS], ["normed"], stateful=False, decay=1.0)),
+    "stateless-nested": (
+        "toy-nested",
+        normed(E.VecNormV2, ["position", ("inner", "flag")], stateful=False),
+    ),
+    "stateless-unbatched": (
+        "cartpole-unbatched",
+        composed(normed(E.VecNormV2, stateful=False), books),
+    ),
+    "frames-one": ("cartpole", frames(1)),
+    "frames": ("cartpole-same-step", frames(4, reset_key="_reset")),
+    "frames-constant": ("toy", frames(3, padding="constant", padding_value=0.5)),
+    "frames-nested": (
+        "toy-nested",
+        frames(2, ["position", ("inner", "grid")], ["p", ("inner", "stack")]),
+    ),
+    "frames-unbatched": ("cartpole-unbatched", frames(3, padding="constant")),
+    "frames-short-episodes": ("toy-one-step-episodes", frames(3)),
+    "frames-of-images": ("toy-pixels", image_norm),
+    "frames-of-bytes": ("toy-pixels", frames(2, ["pixels"], ["stack"])),
+    "frames-twice": ("toy", composed(frames(2), frames(2, padding="constant"), norm)),
+    "frames-under-norm": ("toy", composed(frames(2), normed(E.VecNormV2, reduce_batch_dims=True))),
+    "frames-serial-env": ("torchrl-serial", frames(3)),
+    "frames-gym": ("torchrl-gym", frames(3)),
+}
+
+TRANSFORMS = STATELESS | STATEFUL | ISLANDS
 
 
 def make(name: str) -> E.EnvBase:

@@ -1,0 +1,366 @@
+"""Transforms of TorchRL and of users: each gives what it gives under TorchRL, to the bit."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+from torchrl import envs as E
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs.transforms import _timer as timer
+
+from tdcollect import Collector, make_env
+from tdcollect.collect import plan
+from tdcollect.collect.lowering import LOWERED, exact_reward_of
+from tdcollect.envs.traits import TRAITS, of_kind
+
+from . import policies, transforms
+from .envs import ENVS
+from .loops import on_arrays
+from .oracle import UPSTREAM, batches, check_same, parents_state
+from .transforms import ISLANDS, OBS, STATEFUL, STATELESS, R, begun
+
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+
+# Their envs have two actions, or none that an actor can make; normalized integers are not finite.
+DRAWN = ("rename-action", "discretized-compose", "discretized-one-hot")
+NOT_FINITE = ("toy-nested", "toy-pixels")
+
+
+def policy_of(case: str) -> Any:
+    drawn = case in DRAWN or (case in STATEFUL and STATEFUL[case][0] in NOT_FINITE)
+    return policies.random_policy if drawn else policies.actor
+
+
+def check_plan(case: str, collector: Any) -> None:
+    """Raise unless the transforms of a collector of ours that are known run on arrays."""
+    if isinstance(collector, Collector) and plan.RUN_ON_ARRAYS and case not in ISLANDS:
+        found = collector._runner.plan(iterating=True)
+        assert found.env is not None, found.reasons
+        assert {part.how for part in found.env.parts} <= {"on arrays"}
+
+
+@on_arrays("case", STATELESS | ISLANDS, parent=["books", "norm"])
+def test_batches_are_torchrls(case: str, arrays: bool) -> None:
+    def script(collector: Any) -> Iterator[Any]:
+        check_plan(case, collector)
+        yield from batches()(collector)
+
+    check_same(lambda: transforms.make(case), policy_of(case), script)
+
+
+@pytest.mark.parametrize("case", STATEFUL)
+def test_the_state_is_torchrls_from_batch_to_batch(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches on arrays and in TorchRL's loop in turn, with the env's own rollouts between."""
+
+    def script(collector: Any) -> Iterator[Any]:
+        check_plan(case, collector)
+        stream, env = iter(collector), collector.env
+        for ours in (True, False, True):
+            monkeypatch.setattr(plan, "RUN_ON_ARRAYS", ours)
+            yield next(stream)
+            yield env.transform.state_dict()
+        yield env.rollout(5, break_when_any_done=False)
+        collector.reset()
+        yield next(stream)
+        yield parents_state(collector)
+
+    check_same(lambda: transforms.make(case), policy_of(case), script)
+
+
+def test_where_it_is_alone_a_discretizer_writes_to_the_step_itself() -> None:
+    def make() -> E.EnvBase:
+        return E.TransformedEnv(ENVS["pendulum"](), E.ActionDiscretizer(5, out_action_key="choice"))
+
+    check_same(make, policies.random_policy)
+
+
+def test_transforms_in_two_layers() -> None:
+    def make() -> E.EnvBase:
+        inner = E.TransformedEnv(ENVS["cartpole"](), transforms.norm())
+        return E.TransformedEnv(inner, transforms.books(), auto_unwrap=False)
+
+    check_same(make, policies.actor)
+
+
+class Notes(E.Transform):
+    """Writes to what the env's reset is given, and adds it to the observation of a reset."""
+
+    enable_inv_on_reset = True
+
+    def _inv_call(self, tensordict: Any) -> Any:
+        return tensordict.set("noted", torch.ones(*tensordict.batch_size, 1))
+
+    def _reset(self, tensordict: Any, reset: Any) -> Any:
+        noted = 0 if tensordict is None else tensordict.get("noted", torch.zeros(()))
+        return reset.set(OBS, reset[OBS] + noted)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_inverses_of_known_transforms_change_resets_if_asked(enabled: bool) -> None:
+    def make() -> E.EnvBase:
+        norm = E.ObservationNorm(0.5, 4.0, in_keys=[], in_keys_inv=["noted"])
+        norm.enable_inv_on_reset = enabled
+        return E.TransformedEnv(ENVS["toy"](), E.Compose(norm, Notes()))
+
+    check_same(make, policies.actor)
+
+
+class Masked(gym.Env[Any, Any]):
+    """Its observation has a mask of the actions that may be taken."""
+
+    observation_space = spaces.Dict(
+        {"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.Box(0, 1, (3,), np.int8)}
+    )
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 6))
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        return self._observation(), float(action), self.left == 0, False, {}
+
+    def _observation(self) -> Any:
+        mask = self.np_random.permutation(np.array([0, 1, 1], np.int8))
+        return {"x": self.np_random.uniform(-1, 1, 2).astype(np.float32), "action_mask": mask}
+
+
+@pytest.mark.filterwarnings("ignore:random actions ignore the env's action masks")
+@pytest.mark.parametrize("slots", [None, 3])
+def test_masks_of_actions_reach_the_action_spec(slots: int | None) -> None:
+    def make() -> E.EnvBase:
+        to_bool = E.DTypeCastTransform(torch.int8, torch.bool, in_keys=["action_mask"])
+        return E.TransformedEnv(make_env(Masked, slots), E.Compose(to_bool, E.ActionMask()))
+
+    check_same(make, policies.random_policy)
+
+
+def test_the_timer_is_asked_as_often_as_by_torchrl(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> E.EnvBase:
+        ticks = itertools.count()
+        monkeypatch.setattr(timer, "time", SimpleNamespace(time=lambda: float(next(ticks))))
+        return E.TransformedEnv(ENVS["toy"](), E.Compose(timer.Timer(), E.RewardSum()))
+
+    check_same(make, policies.random_policy)
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "match"),
+    [
+        (
+            lambda: [E.UnaryTransform([OBS], [OBS], fn=lambda x: x / 0), E.FiniteTensorDictCheck()],
+            ValueError,
+            "non-finite",
+        ),
+        (
+            lambda: [E.RenameTransform(["nothing"], ["something"])],
+            KeyError,
+            "expected an entry 'nothing' for RenameTransform",
+        ),
+    ],
+)
+def test_errors_of_transforms(parts: Any, error: Any, match: str) -> None:
+    env = E.TransformedEnv(ENVS["toy"](), E.Compose(*parts()))
+    with pytest.raises(error, match=match):
+        next(iter(Collector(env, None, frames_per_batch=9)))
+
+
+@pytest.mark.parametrize(
+    ("transform", "exact"),
+    [
+        (lambda: E.RenameTransform([OBS], ["reward2"], create_copy=True), True),
+        (lambda: E.RenameTransform([R], ["gain"], create_copy=True), False),
+        (lambda: E.ExcludeTransform(OBS), True),
+        (lambda: E.TrajCounter(), True),
+        (lambda: E.LineariseRewards([R], weights=[0.3]), False),
+        (lambda: E.FrameSkipTransform(2), False),
+    ],
+)
+def test_rewards_are_exact_where_a_transform_leaves_them_alone(transform: Any, exact: bool) -> None:
+    env = E.TransformedEnv(ENVS["toy"](), transform())
+    assert (exact_reward_of(env) is not None) is exact
+
+
+def test_what_is_written_out_is_in_the_table_and_the_rest_runs_by_its_own_code() -> None:
+    own_code = set(of_kind("own_code"))
+    assert not own_code & set(LOWERED)
+    assert set(TRAITS) - own_code - set(LOWERED) == {E.transforms.Reward2GoTransform}
+    assert set(LOWERED) <= set(TRAITS)
+
+
+# ---------------------------------------------------------------------------------- their states
+
+
+@pytest.mark.parametrize("kind", [E.VecNorm, E.VecNormV2])
+def test_freezing_and_loading_between_batches(kind: Any) -> None:
+    def script(collector: Any) -> Iterator[Any]:
+        stream = iter(collector)
+        norm = collector.env.transform
+        yield next(stream)
+        norm.freeze()
+        kept = copy.deepcopy(norm.state_dict())
+        yield next(stream)
+        yield norm.state_dict()
+        copied = norm.frozen_copy()
+        norm.unfreeze()
+        yield next(stream)
+        yield {"loc": norm.loc, "scale": norm.scale, "copied": copied.loc}
+        norm.load_state_dict(kept)
+        yield next(stream)
+
+    def make() -> E.EnvBase:
+        return E.TransformedEnv(ENVS["cartpole"](), kind(in_keys=[OBS, R]))
+
+    check_same(make, policies.actor, script)
+
+
+class Watched:
+    """A lock that tells when somebody asks for it."""
+
+    def __init__(self, lock: Any, asked: threading.Event):
+        self.lock, self.asked = lock, asked
+
+    def __enter__(self) -> None:
+        self.asked.set()
+        self.lock.acquire()
+
+    def __exit__(self, *_: Any) -> None:
+        self.lock.release()
+
+
+@pytest.mark.parametrize("kind", [E.VecNorm, E.VecNormV2])
+def test_a_lock_that_another_holds_is_waited_for(kind: Any) -> None:
+    norm = kind(in_keys=[OBS])
+    env = E.TransformedEnv(ENVS["cartpole"](), norm)
+    stream = iter(Collector(env, policies.actor(env), frames_per_batch=6))
+    next(stream)
+    lock, asked = norm.lock, threading.Event()
+    norm.lock = Watched(lock, asked)
+    thread = threading.Thread(target=next, args=(stream,))
+    with lock:
+        thread.start()
+        assert asked.wait(60)
+        assert thread.is_alive()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_stacks_are_given_away() -> None:
+    """A user may write into a step's stack: the next one does not show it."""
+
+    class Erase(E.Transform):
+        def _call(self, next_tensordict: Any) -> Any:
+            next_tensordict[OBS].zero_()
+            return next_tensordict
+
+    def make() -> E.EnvBase:
+        return E.TransformedEnv(ENVS["toy"](), E.Compose(E.CatFrames(3, -1, [OBS]), Erase()))
+
+    check_same(make, policies.actor)
+
+
+def counted() -> E.Transform:
+    return E.Compose(E.TrajCounter(), E.VecNorm([OBS]))
+
+
+SEEDED = ("vec-norm-shapes", "vec-norm-unbatched", "vec-norm-shared", "vec-norm-over-books") + (
+    *("vec-norm-2-reduced", "vec-norm-2-nested", "vec-norm-2-shared", "stateless-unbatched"),
+    "counted",
+)
+
+
+@pytest.mark.parametrize("case", SEEDED)
+def test_set_seed_before_the_first_batch_leaves_nothing_of_the_unseeded_reset(case: str) -> None:
+    env, transform = STATEFUL.get(case, ("cartpole", counted))
+    collector = Collector(
+        E.TransformedEnv(ENVS[env](), transform()), frames_per_batch=24, total_frames=-1
+    )
+    collector.set_seed(3)
+    collector.reset()
+    collector.set_seed(0)
+    torch.manual_seed(5)
+    batch = next(iter(collector))
+    made = E.TransformedEnv(ENVS[env](), transform())
+    made.set_seed(0)  # the reset at construction is then that of the seed
+    theirs = TorchRLCollector(made, frames_per_batch=24, total_frames=-1)
+    torch.manual_seed(5)
+    expected = next(iter(theirs))
+    expected["collector"] = batch["collector"]  # ids go on
+    for key, value in expected.items(True, True):
+        assert torch.equal(batch[key].nan_to_num(), value.nan_to_num()), key
+
+
+def normed_gym() -> E.EnvBase:
+    return E.TransformedEnv(E.GymEnv("CartPole-v1"), E.VecNorm([OBS]))
+
+
+def iterated(collector: Any) -> Any:
+    collector.set_seed(0)
+    torch.manual_seed(5)
+    return next(iter(collector))
+
+
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        (normed_gym, iterated),
+        (lambda: E.SerialEnv(2, normed_gym), iterated),
+        (lambda: transforms.make("vec-norm-2"), lambda c: c.collect(frames=24, seed=0)),
+        (lambda: transforms.make("vec-norm-2"), lambda c: c.collect(episodes=2, seed=0)),
+    ],
+)
+def test_a_seed_at_first_leaves_nothing_of_the_unseeded_reset(make: Any, first: Any) -> None:
+    found = []
+    for _ in range(2):
+        collector = Collector(make(), frames_per_batch=24, total_frames=-1)
+        torch.manual_seed(5)
+        found.append(first(collector)[OBS])
+    assert torch.equal(*found)
+
+
+def test_set_seed_after_a_batch_keeps_the_statistics() -> None:
+    norm = E.VecNorm([OBS])
+    env = E.TransformedEnv(ENVS["cartpole"](), norm)
+    collector = Collector(env, frames_per_batch=24, total_frames=-1)
+    next(iter(collector))
+    before = norm.state_dict()["_extra_state"][f"{OBS}_count"].item()
+    collector.set_seed(0)
+    assert norm.state_dict()["_extra_state"][f"{OBS}_count"].item() > before
+
+
+@pytest.mark.parametrize("kind", [E.VecNorm, E.VecNormV2])
+def test_set_seed_keeps_statistics_that_were_loaded_since(kind: Any) -> None:
+    norm, other = kind([OBS]), begun(kind)
+    env = E.TransformedEnv(ENVS["cartpole"](), norm)
+    collector = Collector(env, frames_per_batch=24, total_frames=-1)
+    norm.load_state_dict(copy.deepcopy(other.state_dict()))
+    norm.freeze()  # or the reset of set_seed would move them
+    collector.set_seed(0)
+    assert torch.equal(norm.loc[OBS], other.loc[OBS])
+
+
+def test_set_seed_keeps_statistics_in_the_memory_that_is_shared() -> None:
+    data = TensorDict(
+        loc={OBS: torch.zeros(3, 4)},
+        var={OBS: torch.zeros(3, 4)},
+        count={OBS: torch.zeros((), dtype=torch.int64)},
+    ).share_memory_()
+    norm = E.VecNormV2([OBS], shared_data=data)
+    Collector(E.TransformedEnv(ENVS["cartpole"](), norm), frames_per_batch=24).set_seed(0)
+    assert data["count", OBS] == 1
+    assert torch.equal(norm._loc[OBS], data["loc", OBS])

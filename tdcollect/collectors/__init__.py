@@ -28,12 +28,12 @@ __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         ".collect": "Collector SyncDataCollector",
-        "asking": "LostWorker LostWorkers WorkerLostError worker_of",
+        "asking": "LostWorker LostWorkers WorkerLostError",
         "dispatch": "AsyncBatchedCollector",
         "distributed": "DistributedCollector DistributedSyncCollector",
         "multi": "AsyncCollector MultiAsyncCollector MultiCollector MultiSyncCollector",
         "ray": "RayCollector",
     },
-    {"worker": "worker_of"},
+    {"asking": "worker_of"},
     modules="distributed",
 )

@@ -18,17 +18,9 @@ _UNSEEN = re.compile(
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""Escape the control characters of a text as Python does: ``\x1b``, ``\u202e``.
-
-    Args:
-        text: from any source: a name, a message, a table.
-        lines: keep line feeds and tabs.
-    """
-    return _UNSEEN.sub(lambda found: _written(found[0], lines), text)
-
-
-def _written(character: str, lines: bool) -> str:
-    return character if lines and character in "\n\t" else ascii(character)[1:-1]
+    """Escape control characters as Python does; keep line feeds and tabs with ``lines``."""
+    kept = "\n\t" if lines else ""
+    return _UNSEEN.sub(lambda at: at[0] if at[0] in kept else ascii(at[0])[1:-1], text)
 
 
 LONGEST_LINE = 200  # characters
@@ -36,8 +28,7 @@ LONGEST_LINE = 200  # characters
 
 def one_line(thing: Any, *parts: str) -> str:
     """Return ``Name(part, part)`` for a ``__repr__``: one line, cut if it is too long."""
-    text = re.sub(r"[ \n\t]+", " ", f"{type(thing).__name__}({', '.join(parts)})")
-    text = visible(text)
+    text = visible(re.sub(r"[ \n\t]+", " ", f"{type(thing).__name__}({', '.join(parts)})"))
     return text if len(text) <= LONGEST_LINE else text[: LONGEST_LINE - 4] + "...)"
 
 
@@ -49,11 +40,7 @@ def html_table(
 ) -> str:
     """Return a table for a ``_repr_html_``, between paragraphs. Every text is escaped.
 
-    Args:
-        header: the columns' headings.
-        rows: the cells of each row; the first one is its heading.
-        before: paragraphs above the table.
-        after: paragraphs below it.
+    The first cell of each row is its heading.
     """
     heads = "".join(f"<th>{html_escaped(text)}</th>" for text in header)
     lines = "\n".join(
@@ -64,7 +51,8 @@ def html_table(
         for first, *rest in rows
     )
     table = f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{lines}\n</tbody>\n</table>"
-    return "\n".join([*_paragraphs(before), table, *_paragraphs(after)])
+    above, below = ([f"<p>{html_escaped(text)}</p>" for text in part] for part in (before, after))
+    return "\n".join([*above, table, *below])
 
 
 def html_text(text: str) -> str:
@@ -75,10 +63,6 @@ def html_text(text: str) -> str:
 def html_escaped(text: str) -> str:
     """Return text as HTML, with control characters written out."""
     return escape(visible(text, lines=True))
-
-
-def _paragraphs(texts: Iterable[str]) -> list[str]:
-    return [f"<p>{html_escaped(text)}</p>" for text in texts]
 
 
 def number_text(value: float | None) -> str:
@@ -113,11 +97,7 @@ def number_texts(values: Sequence[float | None]) -> list[str]:
 
 
 def column_texts(cells: Iterable[Any]) -> list[Any]:
-    """Return the cells of a column with its numbers as text, with the same decimals.
-
-    Args:
-        cells: of which floats, pairs of floats and None become text; others stay.
-    """
+    """Return a column with numbers, pairs of them and None as text, with the same decimals."""
     cells = [*cells]
     numbers: list[float | None] = []
     for cell in cells:
@@ -141,8 +121,10 @@ def number_columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
 
 
 def count_text(count: int, thing: str) -> str:
-    """Return a count with its noun: ``1 episode``, ``2 episodes``."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+    """Return a count with its noun: ``1 episode``, ``2 episodes``, ``2 policies``."""
+    if count == 1:
+        return f"{count} {thing}"
+    return f"{count} {thing[:-1]}ies" if thing.endswith("y") else f"{count} {thing}s"
 
 
 def listed_text(items: Sequence[Any], most: int = 3) -> str:
@@ -169,10 +151,7 @@ def percent_text(share: float) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
-    """Return columns under their header: the first flush left, the others flush right.
-
-    Control characters in cells are written out.
-    """
+    """Return columns under their header: the first flush left, the others flush right; escaped."""
     lines = [[visible(cell) for cell in line] for line in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 

@@ -18,13 +18,7 @@ def progress_bar(total: int | None, unit: str, initial: int = 0, *, leave: bool 
     """Show the progress of a run on stderr, with tqdm's bar or :class:`Lines`.
 
     A bar is drawn in a terminal or a notebook (a widget, or text without ipywidgets) if tqdm is
-    installed. Anything else, such as a log, gets lines.
-
-    Args:
-        total: the final count; None if it is not known.
-        unit: the name of the things counted, in the plural.
-        initial: the count at the start.
-        leave: keep the bar on the screen at the end.
+    installed; ``leave`` keeps it on the screen. Anything else, such as a log, gets lines.
     """
     if _can_be_drawn():
         try:
@@ -52,16 +46,7 @@ def check_tqdm() -> None:
 
 
 class Lines:
-    """A line every 30 seconds, for logs; used as tqdm's bar is.
-
-    Args:
-        total: the final count; None if it is not known.
-        unit: the name of the things counted, in the plural.
-        initial: the count at the start.
-
-    Attributes:
-        n: the count.
-    """
+    """A line every 30 seconds, for logs; used as tqdm's bar is. ``n`` is the count."""
 
     def __init__(self, total: int | None, unit: str, initial: int = 0):
         self.n = self._initial = initial

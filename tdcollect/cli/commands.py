@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -23,7 +25,10 @@ from tdcollect.cli.program import (
     say_result,
     status_of,
 )
-from tdcollect.display import count_text
+from tdcollect.display import count_text, visible
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.request import Request
 
 
 @program.command()
@@ -42,9 +47,7 @@ from tdcollect.display import count_text
     help="Seeds of the envs, one per episode, instead of those that follow from --seed.",
 )
 @click.option("--num-envs", type=int, help="Number of slots.  [default: 16]")
-@options.workers
-@options.ray_workers
-@options.ray_address
+@options.crew
 @click.option(
     "--output-dir",
     type=options.FOLDER,
@@ -85,8 +88,8 @@ from tdcollect.display import count_text
 )
 @options.allow_mixed
 @options.retry_lost
-@options.no_recheck
-@click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data in --output-dir.")
+@options.recheck
+@options.flag("--keep-trajectories", help="Keep the episodes' data in --output-dir.")
 @options.shown(
     "--on-env-error",
     type=click.Choice(["restart", "raise"]),
@@ -96,40 +99,29 @@ from tdcollect.display import count_text
 @options.shown(
     "--max-restarts", default=2, help="Restarts of an episode before it counts as failed."
 )
-@click.option("--quiet", is_flag=True, help="Show no progress and no table.")
+@options.flag("--quiet", help="Show no progress and no table.")
 @options.as_json
 def evaluate(
     env: str,
     policy: str,
     episodes: int | None,
-    env_seeds: list[int] | None,
     output_dir: Path | None,
-    env_kwargs: dict[str, Any],
-    backend: str | None,
     exploration_type: str,
-    device: str | None,
-    keep_trajectories: bool,
-    shard: Any,
-    retry_lost: bool,
-    no_recheck: bool,
     quiet: bool,
     as_json: bool,
-    workers: int | None,
-    ray_workers: int | None,
-    ray_address: str | None,
-    **settings: Any,
+    **given: Any,
 ) -> int:
     """Run test episodes.
 
     ENV is a gymnasium id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that makes an env.
     The exit status is 3 if episodes were lost with their workers; else 1 if episodes failed.
     """
-    for given, needs in (
-        (retry_lost, "--retry-lost needs the directory of the evaluation"),
-        (keep_trajectories, "--keep-trajectories needs a directory"),
-        (shard, "--shard needs a directory to merge from"),
+    for name, needs in (
+        ("retry_lost", "--retry-lost needs the directory of the evaluation"),
+        ("keep_trajectories", "--keep-trajectories needs a directory"),
+        ("shard", "--shard needs a directory to merge from"),
     ):
-        if given and output_dir is None:
+        if given[name] and output_dir is None:
             raise click.UsageError(f"{needs}: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
@@ -138,7 +130,7 @@ def evaluate(
         resumable(output_dir),
         ExitStack() as stack,
     ):
-        crew = options.crew_of(stack, workers, ray_workers, ray_address)
+        crew = options.crew_of(stack, given)
         from torchrl.envs.utils import ExplorationType
 
         import tdcollect
@@ -147,34 +139,27 @@ def evaluate(
 
         if output_dir is not None:
             check_directory(output_dir)  # before an env is made for the policy
-        named: dict[str, Any] = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
+        named = {name: given[name] for name in ("env_kwargs", "backend", "device")}
         for name in ("checkpoint", "vecnormalize", "wrappers", "transforms", "env_state"):
-            if (value := settings.pop(name)) is not None:
+            if (value := given.pop(name)) is not None:
                 named[name] = value
         request = Request(env, policy, **named, directory=os.getcwd())
         made_env, made_policy = request.make()
         if episodes is None:
-            episodes = 100 if env_seeds is None else len(env_seeds)
+            episodes = 100 if given["env_seeds"] is None else len(given["env_seeds"])
+        given["env_kwargs"] = given["env_kwargs"] or None
         result = tdcollect.evaluate(
             made_env,
             made_policy,
             episodes,
-            env_seeds=env_seeds,
             output_dir=output_dir,
-            env_kwargs=env_kwargs or None,
-            backend=backend,
             exploration_type=ExplorationType[exploration_type.upper()],
-            device=device,
-            keep_trajectories=keep_trajectories,
             progress=not quiet,
             request=None if output_dir is None else request,
             workers=crew,
-            shard=shard,
-            retry_lost=retry_lost,
-            recheck=not no_recheck,
-            **settings,
+            **given,
         )
-    return say_result(result, output_dir, as_json=as_json, quiet=quiet, shard=shard)
+    return say_result(result, output_dir, as_json=as_json, quiet=quiet, shard=given["shard"])
 
 
 @program.command()
@@ -182,12 +167,11 @@ def evaluate(
 @click.option(
     "--output-dir", type=options.FOLDER, required=True, help="Directory of the merged evaluation."
 )
-@click.option(
+@options.flag(
     "--allow-mixed",
-    is_flag=True,
     help="Merge shards whose versions, platform or device differ; the manifest tells.",
 )
-@click.option("--quiet", is_flag=True, help="Show no table.")
+@options.flag("--quiet", help="Show no table.")
 @options.as_json
 def merge(
     directories: tuple[Path, ...], output_dir: Path, allow_mixed: bool, quiet: bool, as_json: bool
@@ -263,10 +247,8 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
 @options.env_parts
 @click.option("--backend", help=options.BACKEND)
 @click.option("--device", help="Device that the policy runs on.")
-@click.option(
-    "--trust",
-    is_flag=True,
-    help="Run the code that the directory names, unless named here. It may be any code.",
+@options.flag(
+    "--trust", help="Run the code that the directory names, unless named here. It may be any code."
 )
 @options.as_json
 def replay(
@@ -279,11 +261,10 @@ def replay(
     """
     with redirect_stdout(sys.stderr):
         import tdcollect
-        from tdcollect.cli.trust import wanted
 
         # Refuse a wrong directory or episode before anything is made.
         tdcollect.EvaluationResult.load(directory).record(index)
-        request = wanted(directory, index, typed, trust)
+        request = _wanted(directory, index, typed, trust)
         # In a directory that somebody sent, a module may have the name of one that was meant.
         look = trust or not Path.cwd().is_relative_to(directory.resolve())
         made_env, made_policy = request.make(look)
@@ -305,6 +286,78 @@ def replay(
     )
     if video is not None:
         say(f"video {video}")
+
+
+class UntrustedError(click.ClickException):
+    """The directory names code that was not typed: it is printed, and not run."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message, which has lines of its own."""
+        click.echo(visible(self.message, lines=True), file, err=True)
+
+
+def _wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) -> Request:
+    """Return the env and the policy to run again: as typed, or with ``trust`` as kept there.
+
+    Raises:
+        UntrustedError: if something is not typed, and the directory names it.
+        ValueError: if something is not typed, and the directory does not name it either.
+    """
+    from tdcollect.evaluation.imports import with_file
+    from tdcollect.evaluation.request import Request, with_call
+
+    given = {name: value for name, value in typed.items() if value is not None}
+    enough = "env" in given and "policy" in given
+    if enough and not trust:
+        return Request(directory=os.getcwd(), **given)  # nothing of the directory is even read
+    kept = Request.read(directory)
+    if kept is None:
+        if enough:
+            return Request(directory=os.getcwd(), **given)
+        raise ValueError(
+            f"{directory} does not say how to make its env and its policy, as no finished "
+            "`tdcollect evaluate` wrote it; say it: --env ENV --policy MODULE:FACTORY "
+            "[--checkpoint FILE]"
+        )
+    for name in given.keys() & {"env", "policy"}:
+        given[name] = with_file(given[name], os.path.abspath)
+    for name in given.keys() & {"wrappers", "transforms"}:
+        given[name] = [with_call(item, os.path.abspath) for item in given[name]]
+    for name in given.keys() & {"checkpoint", "vecnormalize", "env_state"}:
+        given[name] = os.path.abspath(given[name])
+    request = replace(kept, **given)
+    if not trust:
+        raise UntrustedError(_ways(directory, index, request, typed))
+    return request
+
+
+def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any]) -> str:
+    """Return the message with what the directory names, and how to go on."""
+    from tdcollect.evaluation.request import typed_option
+
+    named = {name: value for name, value in asdict(request).items() if value}
+    lines = "\n".join(
+        f"  {_option(name):<13} {visible(str(one))}"
+        for name, value in named.items()
+        for one in (value if isinstance(value, list) else [value])
+    )
+    command = request.command(index, directory, os.getcwd())
+    trusting = ["tdcollect", "replay", os.fspath(directory), str(index), "--trust"]
+    for name, value in typed.items():
+        trusting += typed_option(f"--{_option(name)}", value)
+    return (
+        "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
+        f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{lines}\n\n"
+        "Is the directory your own, or do you trust who wrote it?\n\n"
+        f"  {visible(shlex.join(trusting))}\n\n"
+        "Otherwise name all that is to be run; as the directory has it:\n\n"
+        f"  {visible(command)}"
+    )
+
+
+def _option(name: str) -> str:
+    """Return the option of a request's field."""
+    return {"wrappers": "wrapper", "transforms": "transform"}.get(name, name.replace("_", "-"))
 
 
 @program.command()
@@ -373,10 +426,8 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
     default="pages",
     help="Folder for the pages; new, empty, or with pages of this command, which are replaced.",
 )
-@click.option(
-    "--overwrite",
-    is_flag=True,
-    help="Replace pages that lie in DIR, too, and all that is beside them.",
+@options.flag(
+    "--overwrite", help="Replace pages that lie in DIR, too, and all that is beside them."
 )
 @click.option(
     "--serve",
@@ -420,28 +471,6 @@ def view(
 
 
 suite_file = click.argument("file", type=options.FOLDER)
-task = click.option(
-    "--task",
-    "tasks",
-    multiple=True,
-    callback=options.some,
-    metavar="NAME",
-    help="A task, or a pattern of names.",
-)
-policy_of_suite = click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    callback=options.some,
-    metavar="NAME",
-    help="A policy, or a pattern of names.",
-)
-suite_episodes = click.option(
-    "--episodes", type=click.IntRange(min=1), help="Number of episodes, in place of the file's."
-)
-limit = click.option(
-    "--limit", type=click.IntRange(min=1), help="At most so many episodes each, to try it out."
-)
 
 
 @program.group(cls=Program)
@@ -457,34 +486,26 @@ def suite() -> None:
     required=True,
     help="Directory of the evaluations and the report. Resumes the suite found there.",
 )
-@task
-@policy_of_suite
-@suite_episodes
-@limit
-@options.workers
-@options.ray_workers
-@options.ray_address
+@options.selection
+@options.size
+@options.crew
 @click.option(
     "--shard",
     callback=options.shard_of,
     metavar="I/N",
     help="Run shard I of N of the evaluations, I from 0; shards may share --output-dir.",
 )
-@click.option("--keep-trajectories", is_flag=True, help="Keep the episodes' data.")
+@options.flag("--keep-trajectories", help="Keep the episodes' data.")
 @options.allow_mixed
 @options.retry_lost
-@options.no_recheck
-@click.option("--quiet", is_flag=True, help="Show no progress and no table.")
+@options.recheck
+@options.flag("--quiet", help="Show no progress and no table.")
 @options.as_json
 def run(
     file: Path,
     output_dir: Path,
     episodes: int | None,
     limit: int | None,
-    workers: int | None,
-    ray_workers: int | None,
-    ray_address: str | None,
-    no_recheck: bool,
     quiet: bool,
     as_json: bool,
     **chosen: Any,
@@ -495,12 +516,9 @@ def run(
     workers; else 1 if an evaluation could not run, or episodes failed.
     """
     with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
+        crew = options.crew_of(stack, chosen)
         found = _suite_of(file, episodes, limit).run(
-            output_dir,
-            workers=options.crew_of(stack, workers, ray_workers, ray_address),
-            recheck=not no_recheck,
-            progress=not quiet,
-            **chosen,
+            output_dir, workers=crew, progress=not quiet, **chosen
         )
     return _say_suite(found, output_dir, as_json, quiet)
 
@@ -508,19 +526,16 @@ def run(
 @suite.command()
 @suite_file
 @click.option("--output-dir", type=options.FOLDER, help="Directory that may have some of them.")
-@task
-@policy_of_suite
-@suite_episodes
-@limit
+@options.selection
+@options.size
 @options.as_json
 def ls(
     file: Path,
     output_dir: Path | None,
-    tasks: tuple[str, ...] | None,
-    policies: tuple[str, ...] | None,
     episodes: int | None,
     limit: int | None,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """List the evaluations of a suite, and which of them are finished.
 
@@ -531,7 +546,7 @@ def ls(
 
     read = _suite_of(file, episodes, limit)
     rows = []
-    for cell in read.cells(tasks, policies):
+    for cell in read.cells(**chosen):
         missing = [str(path) for path in cell.files.values() if not path.is_file()]
         status, ended = ("-", 0) if output_dir is None else state_of(cell, output_dir)
         note = f"no file {missing[0]}" if missing else ""
@@ -548,24 +563,17 @@ def ls(
 
 @suite.command()
 @suite_file
-@task
-@policy_of_suite
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@options.selection
+@options.flag("--quiet", help="Show no progress.")
 @options.as_json
-def validate(
-    file: Path,
-    tasks: tuple[str, ...] | None,
-    policies: tuple[str, ...] | None,
-    quiet: bool,
-    as_json: bool,
-) -> int:
+def validate(file: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
     """Find before anything runs what would fail: envs, extras, checkpoints, scores.
 
     FILE is the TOML file of the suite. This makes each env and each policy, has the doctor look at
     the envs, and runs a step of each evaluation. The exit status is 1 if there is a problem.
     """
     with redirect_stdout(sys.stderr):
-        found = _suite_of(file).validate(tasks=tasks, policies=policies, progress=not quiet)
+        found = _suite_of(file).validate(**chosen, progress=not quiet)
     if as_json:
         print_json(**found.to_dict(), passed=found.passed)
     else:
@@ -578,8 +586,7 @@ def validate(
 @click.option(
     "--output-dir", type=options.FOLDER, required=True, help="Directory of the evaluations."
 )
-@suite_episodes
-@limit
+@options.size
 @options.as_json
 def report(
     file: Path, output_dir: Path, episodes: int | None, limit: int | None, as_json: bool

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import click
 
 shown = partial(click.option, show_default=True)
+flag = partial(click.option, is_flag=True)
 FOLDER = click.Path(path_type=Path)
 EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
@@ -72,68 +73,82 @@ env_kwargs = click.option(
 )
 
 
-def env_parts(command: Any) -> Any:
-    """Add the options for the parts of an env."""
-    wrapper = click.option(
-        "--wrapper", "wrappers", metavar="NAME", multiple=True, callback=calls, help=WRAPPER
-    )
-    transform = click.option(
-        "--transform", "transforms", metavar="NAME", multiple=True, callback=calls, help=TRANSFORM
-    )
-    state = click.option("--env-state", metavar="FILE", help=ENV_STATE)
-    return wrapper(transform(state(command)))
+def together(*options: Any) -> Any:
+    """Return options as one decorator; a command shows them in this order."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-workers = click.option(
-    "--workers",
-    type=click.IntRange(min=0),
-    help="Number of processes that run the episodes, each on slots of its own.",
+WRAPPER = (
+    "MODULE:CALLABLE or FILE.py:CALLABLE, called with the gymnasium env; or JSON, "
+    '\'{"call": "MODULE:CALLABLE", "kwargs": {...}}\'. Repeatable, innermost first.'
 )
-ray_workers = click.option(
-    "--ray-workers",
-    type=click.IntRange(min=1),
-    help="Number of actors of a Ray cluster that run the episodes, instead of --workers.",
+TRANSFORM = "Likewise, of a TorchRL transform, such as torchrl.envs:RewardSum. Repeatable."
+ENV_STATE = "File with the state_dict of the env, for the statistics of its transforms."
+_repeated = partial(click.option, metavar="NAME", multiple=True)
+env_parts = together(
+    _repeated("--wrapper", "wrappers", callback=calls, help=WRAPPER),
+    _repeated("--transform", "transforms", callback=calls, help=TRANSFORM),
+    click.option("--env-state", metavar="FILE", help=ENV_STATE),
 )
-ray_address = click.option(
-    "--ray-address",
-    metavar="HOST:PORT",
-    help="The Ray cluster.  [default: $RAY_ADDRESS, or the one of this machine]",
+crew = together(
+    click.option(
+        "--workers",
+        type=click.IntRange(min=0),
+        help="Number of processes that run the episodes, each on slots of its own.",
+    ),
+    click.option(
+        "--ray-workers",
+        type=click.IntRange(min=1),
+        help="Number of actors of a Ray cluster that run the episodes, instead of --workers.",
+    ),
+    click.option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="The Ray cluster.  [default: $RAY_ADDRESS, or the one of this machine]",
+    ),
 )
-allow_mixed = click.option(
-    "--allow-mixed",
-    is_flag=True,
-    help="Resume under other versions, platform or device; the manifest tells.",
+allow_mixed = flag(
+    "--allow-mixed", help="Resume under other versions, platform or device; the manifest tells."
 )
-
-retry_lost = click.option(
+retry_lost = flag(
     "--retry-lost",
-    is_flag=True,
     help="Run the episodes again that were lost with their workers, and nothing else.",
 )
-
-no_recheck = click.option(
+recheck = flag(
     "--no-recheck",
-    is_flag=True,
+    "recheck",
+    callback=lambda context, parameter, given: not given,
     help="Do not run the shortest episode once more at the end; results.json tells.",
 )
 
 
-def crew_of(
-    stack: ExitStack, workers: int | None, ray_workers: int | None, ray_address: str | None
-) -> Any:
-    """Return the workers that the options ask for, to be closed with the stack."""
-    if ray_workers is not None and workers is not None:
+def crew_of(stack: ExitStack, given: dict[str, Any]) -> Any:
+    """Take the options of ``crew`` out of all; return the workers, to be closed with the stack."""
+    workers, count, address = (given.pop(n) for n in ("workers", "ray_workers", "ray_address"))
+    if count is not None and workers is not None:
         raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
-    if ray_address is not None and ray_workers is None:
+    if address is not None and count is None:
         raise click.UsageError("--ray-address goes with --ray-workers N")
-    if ray_workers is None:
+    if count is None:
         return workers
     import tdcollect
 
-    return stack.enter_context(tdcollect.RayWorkers(ray_workers, address=ray_address))
+    return stack.enter_context(tdcollect.RayWorkers(count, address=address))
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+selection = together(
+    _repeated("--task", "tasks", callback=some, help="A task, or a pattern of names."),
+    _repeated("--policy", "policies", callback=some, help="A policy, or a pattern of names."),
+)
+size = together(
+    click.option(
+        "--episodes", type=click.IntRange(min=1), help="Number of episodes, in place of the file's."
+    ),
+    click.option(
+        "--limit", type=click.IntRange(min=1), help="At most so many episodes each, to try it out."
+    ),
+)
+as_json = flag("--json", "as_json", help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
     "or 'random'; or 'sb3' for a model file of Stable-Baselines3."
@@ -148,11 +163,5 @@ class PolicyName(click.types.StringParamType):
 
 
 VECNORMALIZE = "VecNormalize statistics that an SB3 model was saved with."
-WRAPPER = (
-    "MODULE:CALLABLE or FILE.py:CALLABLE, called with the gymnasium env; or JSON, "
-    '\'{"call": "MODULE:CALLABLE", "kwargs": {...}}\'. Repeatable, innermost first.'
-)
-TRANSFORM = "Likewise, of a TorchRL transform, such as torchrl.envs:RewardSum. Repeatable."
-ENV_STATE = "File with the state_dict of the env, for the statistics of its transforms."
 BACKEND = "Backend of make_env: serial, process, envpool."
 CHECKPOINT = "File with the policy's state_dict, or the SB3 model file."

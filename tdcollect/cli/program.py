@@ -94,15 +94,7 @@ def say_result(
     quiet: bool,
     shard: Any = None,
 ) -> int:
-    """Print the result of an evaluation, or of a shard; return the command's exit status.
-
-    Args:
-        result: the result.
-        directory: its directory as it was typed.
-        as_json: print JSON.
-        quiet: print nothing of the statistics.
-        shard: the shard that ran.
-    """
+    """Print the result of an evaluation, or of a shard; return the command's exit status."""
     summary = result.summary()
     report = None
     if directory is not None and shard is None:
@@ -159,10 +151,7 @@ def status_of(failed: bool | int, lost: int) -> int:
 
 
 def distinct_names(directories: Sequence[Path]) -> list[str]:
-    """Return names of directories, as short as they differ: without the last parts that all share.
-
-    ``random`` and ``net`` for ``runs/random/0`` and ``runs/net/0``.
-    """
+    """Return names of directories, as short as they differ: ``random`` and ``net``, say."""
     paths = [directory.resolve().parts for directory in directories]
     while len({parts[-1] for parts in paths}) == 1:
         paths = [parts[:-1] for parts in paths]

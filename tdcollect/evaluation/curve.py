@@ -32,7 +32,7 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Summary, alike
 from tdcollect.files import check_no_links, check_output, locked, write_atomically, write_json
 from tdcollect.pages.build import REPORT
-from tdcollect.pages.curve import curve_page
+from tdcollect.pages.evaluation import curve_page
 
 BEST_BY = ("mean", "iqm")
 

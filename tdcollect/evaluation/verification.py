@@ -105,7 +105,7 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     """
     root = Path(path)
     if (root / SUITE).is_file() and not (root / MANIFEST).exists():
-        from tdcollect.suites.stored import cells_of
+        from tdcollect.suites.suite import cells_of
 
         return _of_parts(root, cells_of, _check_suite)
     if steps_of(root) and not (root / MANIFEST).exists():
@@ -134,12 +134,13 @@ def _of_parts(
 
 def _check_suite(root: Path) -> Iterator[Problem]:
     """Check the report of a suite against its evaluations, which were checked."""
-    from tdcollect.suites import report, stored
+    from tdcollect.suites.report import FILES
+    from tdcollect.suites.suite import results_of
 
-    stored.results_of(root, may_be_stale=False)
-    files = read_object(root / report.RESULTS)["files"]
-    there = [SUITE, REPORT, *(name for name in report.FILES if (root / name).exists())]
-    yield from check_files(root / report.RESULTS, files, there)
+    results_of(root, may_be_stale=False)
+    files = read_object(root / RESULTS)["files"]
+    there = [SUITE, REPORT, *(name for name in FILES if (root / name).exists())]
+    yield from check_files(root / RESULTS, files, there)
 
 
 def _of_evaluation(root: Path) -> Verification:

@@ -47,10 +47,8 @@ class Command:
 class Figure:
     """A drawing with its words.
 
-    Attributes:
-        name: a prefix for ids, and the name of its file: letters, digits, ``-`` and ``_``.
-        shows: what it shows, in numbers: the alternative text, and the caption.
-        note: more for the caption.
+    Its name is a prefix for ids, and that of its file: letters, digits, ``-`` and ``_``. What it
+    shows, in numbers, is the alternative text and the caption; a note is for the caption alone.
     """
 
     name: str
@@ -115,12 +113,8 @@ class Commands(NamedTuple):
 class Table:
     """A table that sorts, filters and scrolls by itself; without the script it is whole.
 
-    Attributes:
-        columns: the columns; the first one heads its rows.
-        sort: let it sort; else its order says something.
-        hint: for the filter field.
-        name: for readers that do not see it, if there is no caption.
-        heat: it is a heat map of scores: its cells are coloured, and a legend is above it.
+    The first column heads its rows. ``hint`` is for the filter field, ``name`` for readers that do
+    not see the table. One with ``heat`` has coloured cells, and a legend above it.
     """
 
     part: ClassVar = "table"
@@ -143,25 +137,23 @@ class Table:
 
 
 Part = str | Warn | Command | Figures | Table
+Card = tuple[str, str, str]
+"""A main number with its name before it, and a remark."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page as plain data.
+    """A page as plain data; a section without parts is left out.
 
-    Attributes:
-        lead: the sentence below the heading.
-        kicker: the kind of the page, above the heading.
-        sections: each with its heading, and its parts; plain text is a paragraph.
-        cards: the main numbers, each with its name and a remark.
-        back: a link above all, to another page: its text and the relative path.
+    ``kicker`` is the kind of the page, above the heading, and ``lead`` the sentence below. Plain
+    text in a section is a paragraph. ``back`` is a link above all: its text, and the relative path.
     """
 
     title: str
     lead: str
     kicker: str
     sections: Sequence[tuple[str, Sequence[Part]]]
-    cards: Sequence[tuple[str, str, str]] = ()
+    cards: Sequence[Card] = ()
     footer: str = ""
     back: tuple[str, str] | None = None
 

@@ -1,4 +1,4 @@
-"""The pages of one evaluation, and of a comparison of several on the same episodes."""
+"""The pages of one evaluation, of a comparison on the same episodes, and of a learning curve."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from tdcollect.evaluation.statistics import (
 from tdcollect.pages import plots
 from tdcollect.pages.build import (
     REPORT,
+    Card,
     Cell,
     Column,
     Command,
@@ -53,6 +54,7 @@ from tdcollect.pages.plots import Values, finite, short
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Comparison, Difference
+    from tdcollect.evaluation.curve import Best, Point
     from tdcollect.evaluation.request import Request
 
 COMPARISON_REPORT = "comparison.html"
@@ -60,6 +62,8 @@ LOWEST = 5  # returns that are named above the table of episodes
 LISTED = 100  # entries of a list in the manifest, such as given seeds
 MOST = 10_000  # rows of a table of episodes
 EXTREMES = 200  # of more episodes: the lowest, the highest, and those that failed or were restarted
+_INTERVAL = "95% interval"  # of a curve
+_BEST_BY = {"mean": "mean return", "iqm": "interquartile mean"}
 _HERE = "the directory of this page"
 IMPROVEMENT = (
     "Probability of improvement: the share of paired episodes with a higher return than the "
@@ -90,9 +94,6 @@ def write_report(
 
     Returns:
         The files written, the page last.
-
-    Raises:
-        ModuleNotFoundError: without matplotlib or scipy, which the extra ``evaluate`` brings.
     """
     root = Path(directory)
     again = commands_of(request, root, root) if request is not None else calls_of(manifest)
@@ -177,8 +178,8 @@ def calls_of(manifest: Mapping[str, Any], path: str = ".", where: str = _HERE) -
     )
 
 
-def _headline(summary: Summary, same: bool) -> list[tuple[str, str, str]]:
-    def card(name: str, value: float | None, interval: Interval | None) -> tuple[str, str, str]:
+def _headline(summary: Summary, same: bool) -> list[Card]:
+    def card(name: str, value: float | None, interval: Interval | None) -> Card:
         return name, *number_and_interval(value, interval, summary.confidence)
 
     returns, lengths = summary.returns, summary.lengths
@@ -421,13 +422,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
 def write_comparison_report(
     directory: str | os.PathLike[str], comparison: Comparison
 ) -> list[Path]:
-    """Write ``comparison.html`` and its figures.
-
-    Like :func:`write_report`: self-contained, and the same bytes for the same comparison.
-
-    Returns:
-        The files written, the page last.
-    """
+    """Write ``comparison.html`` and its figures as :func:`write_report` does; return the files."""
     return write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison))
 
 
@@ -441,23 +436,22 @@ def comparison_page(comparison: Comparison) -> Page:
     labels, *cells = zip(*comparison.rows(), strict=True)
     columns = [Column(name, texts, "n") for name, texts in zip(others, cells, strict=True)]
     table = Table([Column("", labels), *columns], sort=False, name="Differences")
-    sections: list[tuple[str, Sequence[Part]]] = [
-        ("Figures", [Figures(drawn)] if drawn else ["No episode was completed by both."]),
-        ("Differences", [table, *comparison.notes(), IMPROVEMENT]),
-    ]
-    if any(d.values for d in differences):
-        sections.append(("Episodes", [*_paired_episodes(comparison)]))
+    paired = any(d.values for d in differences)
     return Page(
         f"{comparison.env}: comparison",
         f"{', '.join(others)} minus {baseline}, on the same "
         f"{count_text(comparison.episodes, 'test episode')}",
         "Comparison",
-        sections,
+        [
+            ("Figures", [Figures(drawn)] if drawn else ["No episode was completed by both."]),
+            ("Differences", [table, *comparison.notes(), IMPROVEMENT]),
+            ("Episodes", [*_paired_episodes(comparison)] if paired else []),
+        ],
         _comparison_headline(differences[0]) if len(differences) == 1 else [],
     )
 
 
-def _comparison_headline(d: Difference) -> list[tuple[str, str, str]]:
+def _comparison_headline(d: Difference) -> list[Card]:
     mean = number_and_interval(d.difference.mean, d.difference.mean_interval, d.confidence)
     p_value = "-" if d.p_value is None else f"{d.p_value:.2g}"
     won_and_tied = "share of episodes won, and half of those tied"
@@ -554,6 +548,106 @@ def _paired_episodes(comparison: Comparison) -> Iterator[Part]:
     yield Table([*first, *columns], "Returns of each episode.", hint="words, or difference<0")
 
 
+def curve_page(
+    curve: Sequence[Point],
+    best: Best | None,
+    name: str,
+    by: str,
+    path_of: Callable[[int], str | None],
+    back: tuple[str, str] | None = None,
+) -> Page:
+    """Return the page of an env's curve; its first figure is that of the returns, if finite.
+
+    The best point is best by its ``"mean"`` or ``"iqm"``. ``path_of`` returns the page of the
+    evaluation at a step, relative to this one, or None.
+    """
+    drawn = _curve_figures([point for point in curve if point.mean is not None], best, by)
+    lead = f"{count_text(len(curve), 'evaluation')} beside training"
+    if curve:
+        lead += f", {count_text(curve[-1].episodes, 'test episode')} each"
+    return Page(
+        f"{name}: learning curve",
+        lead,
+        "Learning curve",
+        [
+            ("Figures", [Figures(drawn)] if drawn else ["No return is finite."]),
+            ("Evaluations", [_points(curve, best, path_of)]),
+        ],
+        _curve_headline(curve, best, by),
+        back=back,
+    )
+
+
+def _curve_headline(curve: Sequence[Point], best: Best | None, by: str) -> list[Card]:
+    entries = []
+    if best is not None:
+        name = f"Best {_BEST_BY[by]}"
+        entries.append((name, number_text(best.value), f"at step {best.step:,}"))
+    if curve:
+        last = curve[-1]
+        mean, low, high = number_texts([last.mean, last.low, last.high])
+        words = "" if last.low is None else f", {_INTERVAL} {low} to {high}"
+        entries.append(("Last mean return", mean, f"at step {last.step:,}{words}"))
+    failed = f"{sum(point.failed for point in curve)} failed"
+    return [*entries, ("Test episodes", str(sum(point.episodes for point in curve)), failed)]
+
+
+def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[Figure]:
+    if not curve:
+        return []
+    x, mean, low, high, length = (
+        np.array([getattr(point, key) for point in curve], np.float64)  # None is NaN
+        for key in ("step", "mean", "low", "high", "length")
+    )
+    marks = len(curve) <= 60
+    first, last = number_texts([float(mean[0]), float(mean[-1])])
+    shows = (
+        f"The mean return is {first} at step {curve[0].step:,} and {last} at step "
+        f"{curve[-1].step:,}."
+    )
+    at = None
+    if best is not None and best.step in x:
+        at = (float(best.step), float(mean[x == best.step][0]))
+        value = number_text(best.value)
+        shows += f" The best {_BEST_BY[by]}, {value}, is that of step {best.step:,}."
+    line = plots.Line("mean return", x, mean, low, high)
+    x_label, title = "training steps", "Return of test episodes"
+    returns = plots.lines([line], x_label, "return", band_name=_INTERVAL, marks=marks, best=at)
+    if (mean == length).all():
+        note = "The mean length, in steps, is the same at each step, and not drawn by itself."
+        return [Figure("curve", title, returns, shows, note)]
+    line = plots.Line("mean length", x, length, series=2)
+    lengths = plots.lines([line], x_label, "length (steps)", marks=marks)
+    first, last = number_texts([float(length[0]), float(length[-1])])
+    said = f"The mean length is {first} steps at first and {last} at the end."
+    return [
+        Figure("curve", title, returns, shows),
+        Figure("lengths", "Length of test episodes", lengths, said),
+    ]
+
+
+def _points(
+    curve: Sequence[Point], best: Best | None, path_of: Callable[[int], str | None]
+) -> Table:
+    steps = [point.step for point in curve]
+    found = [None if p.low is None or p.high is None else (p.low, p.high) for p in curve]
+    chosen = [Cell("best", kind="good") if best and step == best.step else "" for step in steps]
+    columns = [
+        Column("step", [Cell(f"{step:,}", path_of(step)) for step in steps], "n"),
+        Column("mean return", [point.mean for point in curve], "n"),
+        Column(_INTERVAL, found, "n"),
+        Column("std", [point.std for point in curve], "n"),
+        Column("interquartile mean", [point.iqm for point in curve], "n"),
+        Column("length", [point.length for point in curve], "n"),
+        Column("episodes", [str(point.episodes) for point in curve], "n"),
+        Column("failed", [str(point.failed) for point in curve], "n"),
+        Column("", chosen),
+        Column("ledger", [point.digest[:12] for point in curve]),
+    ]
+    caption = "A step leads to the report of its evaluation."
+    return Table(columns, caption, hint="words, or step>1000")
+
+
 def _spread(values: Sequence[float], things: str) -> str:
     """Return where values lie: ``Half of the returns lie between 1 and 5, all between 0 and 9.``"""
     found = finite(values)
@@ -576,19 +670,27 @@ def _quantiles(values: Values, shares: Sequence[float]) -> str:
     return "between {} and {}".format(*number_texts(np.quantile(values, shares).tolist()))
 
 
+Texts = Callable[[Sequence[float | None]], Sequence[str]]
+"""Makes texts of numbers that stand together."""
+
+
 def intervals_sentence(
-    estimates: Iterable[tuple[str, float | None, Interval | None]], confidence: float
+    estimates: Iterable[tuple[str, float | None, Interval | None]],
+    confidence: float,
+    texts: Texts = number_texts,
 ) -> str:
     """Return names, each with its number and interval: ``a: 3.5 (95% interval 3.1 to 4.0).``"""
     return " ".join(
-        f"{name}: {with_interval(value, interval, confidence)}."
+        f"{name}: {with_interval(value, interval, confidence, texts)}."
         for name, value, interval in estimates
     )
 
 
-def with_interval(value: float | None, interval: Interval | None, confidence: float) -> str:
+def with_interval(
+    value: float | None, interval: Interval | None, confidence: float, texts: Texts = number_texts
+) -> str:
     """Return a number, with its interval in brackets if there is one."""
-    number, words = number_and_interval(value, interval, confidence)
+    number, words = number_and_interval(value, interval, confidence, texts)
     return number if interval is None else f"{number} ({words})"
 
 
@@ -598,10 +700,10 @@ def interval_name(confidence: float) -> str:
 
 
 def number_and_interval(
-    value: float | None, interval: Interval | None, confidence: float
+    value: float | None, interval: Interval | None, confidence: float, texts: Texts = number_texts
 ) -> tuple[str, str]:
     """Return a number and its interval alike: ``3.5``, ``95% interval 3.1 to 4.0``."""
     if interval is None:
-        return number_texts([value])[0], "no interval"
-    number, low, high = number_texts([value, interval.low, interval.high])
+        return texts([value])[0], "no interval"
+    number, low, high = texts([value, interval.low, interval.high])
     return number, f"{interval_name(confidence)} {low} to {high}"

@@ -200,10 +200,7 @@ def histogram(
     interval_name: str = "interval",
     zero: bool = False,
 ) -> Any:
-    """Draw how many values ``[E]`` lie in each of some bars; those beyond 1e150 are left out.
-
-    A line marks the mean, a band its interval; ``zero`` marks zero too, by a dashed line.
-    """
+    """Draw how many values ``[E]`` lie in each bar; mark mean, interval and zero if asked."""
     found = finite(values)
     axes = _axes(x_label, "episodes")
     if len(found):
@@ -249,10 +246,7 @@ def lines(
     integer_x: bool = True,
     height: float = HEIGHT,
 ) -> Any:
-    """Draw lines with bands, each at no more than 600 of its points; the legend names one band.
-
-    ``marks`` marks each point, ``best`` one more; ``integer_x`` says that x counts something.
-    """
+    """Draw lines with bands at no more than 600 points each; mark each point, or ``best``."""
     axes = _axes(x_label, y_label, height=height)
     dashes: dict[int, Any] = {}  # of lines that are the same: by turns, so that each is seen
     for equal in equal_lines(drawn_lines):
@@ -314,10 +308,7 @@ def bars(rows: Sequence[Bar], x_label: str, most: float) -> Any:
 
 @_plot
 def cloud(x: Values, y: Values, x_label: str, y_label: str) -> Any:
-    """Draw pairs of values, on equal axes, with the line on which both are equal.
-
-    Of more than 1,000 pairs, 1,000 at even distances of their places are drawn.
-    """
+    """Draw pairs of values on equal axes, at most 1,000 of them, with the line of equal ones."""
     there = _drawable(x) & _drawable(y)
     x, y = x[there], y[there]
     points = some_points(len(x), MOST_PAIRS)
@@ -377,8 +368,7 @@ def intervals(
 ) -> Any:
     """Draw an estimate with its interval per row, in the order given, and a dashed line.
 
-    A ``unit`` axis reaches from 0 to 1 at least, so that no small difference looks large. A
-    ``narrow`` drawing is half as wide, with the names above the rows.
+    A ``unit`` axis reaches from 0 to 1 at least. A ``narrow`` drawing has the names above the rows.
     """
     width = WIDTH * (0.55 if narrow else 1)
     row_height = _ROW * (1.4 if narrow else 1)

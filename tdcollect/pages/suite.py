@@ -11,6 +11,7 @@ from tdcollect.evaluation.statistics import ends
 from tdcollect.pages import plots
 from tdcollect.pages.build import (
     REPORT,
+    Card,
     Cell,
     Column,
     Figure,
@@ -20,6 +21,7 @@ from tdcollect.pages.build import (
     Table,
     heat,
 )
+from tdcollect.pages.evaluation import intervals_sentence, number_and_interval
 from tdcollect.suites.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estimate
 from tdcollect.suites.results import FINISHED, CellResult, SuiteResults
 from tdcollect.suites.tables import Task
@@ -30,27 +32,25 @@ MOST_LINES = 8  # policies in a plot of profiles
 
 def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Page:
     """Return the page of a suite, whose evaluations lie beside it and are linked."""
-    found, policies, tasks = results.aggregates, len(results.policies), len(results.tasks)
-    sections: list[tuple[str, Sequence[Part]]] = []
-    if found is not None:
-        sections += [
-            ("Leaderboard", [*_leaderboard(found), Figures(_metrics(found), row=True)]),
-            ("Profiles and improvement", [Figures(_profiles(found))]),
-        ]
-        if found.groups:
-            sections.append(("Groups of tasks", _groups(found)))
-    sections += [
+    found = results.aggregates
+    policies = count_text(len(results.policies), "policy")
+    troubled = [cell for cell in results.cells if cell.status != FINISHED]
+    sections: list[tuple[str, Sequence[Part]]] = [
         ("Tasks and policies", [_heat_map(results)]),
         ("Evaluations", [_evaluations([cell for cell in results.cells if cell.episodes])]),
+        ("Failed or missing", [_troubled(troubled)] if troubled else []),
+        ("Remarks", [*([] if found is None else found.notes()), *results.remarks]),
+        ("Scores and their sources", [_sources(results)]),
     ]
-    if troubled := [cell for cell in results.cells if cell.status != FINISHED]:
-        sections.append(("Failed or missing", [_troubled(troubled)]))
-    if notes := [*([] if found is None else found.notes()), *results.remarks]:
-        sections.append(("Remarks", notes))
-    sections.append(("Scores and their sources", [_sources(results)]))
+    if found is not None:
+        sections[:0] = [
+            ("Leaderboard", [*_leaderboard(found), Figures(_metrics(found), row=True)]),
+            ("Profiles and improvement", [Figures(_profiles(found))]),
+            ("Groups of tasks", _groups(found) if found.groups else []),
+        ]
     return Page(
         results.name,
-        f"{policies} {'policy' if policies == 1 else 'policies'} · {count_text(tasks, 'task')} · "
+        f"{policies} · {count_text(len(results.tasks), 'task')} · "
         f"{count_text(results.episodes, 'test episode')} of each policy, run and task",
         f"Suite, version {results.version}",
         sections,
@@ -60,17 +60,17 @@ def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Pa
     )
 
 
-def _headline(results: SuiteResults) -> list[tuple[str, str, str]]:
+def _headline(results: SuiteResults) -> list[Card]:
     cards = []
     if (found := results.aggregates) is not None:
         metric = found.metrics[0]
         first, *others = [policy for rank, policy in found.ranking() if rank == 1]
         best = found.estimates[first][metric]
         also = f" and {len(others)} more" if others else ""
-        interval = _interval_words(best, found.confidence)
+        value, interval = number_and_interval(best.value, best.interval, found.confidence, _scores)
         end = "Lowest" if metric in LOWER_IS_BETTER else "Highest"
-        words = f"{first}{also}{', ' if interval else ''}{interval}"
-        cards.append((f"{end} {LABELS[metric]}", _score(best.value), words))
+        words = f"{first}{also}" + f", {interval}" * (best.interval is not None)
+        cards.append((f"{end} {LABELS[metric]}", value, words))
     done = sum(cell.status == FINISHED for cell in results.cells)
     runs = count_text(sum(len(policy.runs) for policy in results.policies), "training run")
     episodes = sum(cell.episodes for cell in results.cells)
@@ -124,11 +124,8 @@ def _rows(found: Aggregates, of: Mapping[str, Estimate], before: str = "") -> li
 
 def _sentence(found: Aggregates, of: Iterable[tuple[str, Estimate]]) -> str:
     """Return the first five of some estimates by name, with their intervals."""
-    texts = []
-    for name, one in [*of][:5]:
-        interval = _interval_words(one, found.confidence)
-        texts.append(f"{name}: {_score(one.value)}{f' ({interval})' * bool(interval)}.")
-    return " ".join(texts)
+    first = [(name, one.value, one.interval) for name, one in [*of][:5]]
+    return intervals_sentence(first, found.confidence, _scores)
 
 
 def _profiles(found: Aggregates) -> list[Figure]:
@@ -271,16 +268,12 @@ def _score(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 100 else number_text(value)
 
 
+def _scores(values: Sequence[float | None]) -> list[str]:
+    return [_score(value) for value in values if value is not None]
+
+
 def _text(estimate: Estimate) -> str:
     value = _score(estimate.value)
     if estimate.interval is None:
         return value
     return f"{value} [{_score(estimate.interval.low)}, {_score(estimate.interval.high)}]"
-
-
-def _interval_words(estimate: Estimate, confidence: float) -> str:
-    """Return the interval in words; empty if there is none."""
-    if estimate.interval is None:
-        return ""
-    low, high = _score(estimate.interval.low), _score(estimate.interval.high)
-    return f"{percent_text(confidence)} interval {low} to {high}"

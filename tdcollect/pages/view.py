@@ -46,20 +46,19 @@ from tdcollect.pages.build import (
     Table,
     content_policy,
 )
-from tdcollect.pages.curve import curve_page
 from tdcollect.pages.evaluation import (
     COMPARISON_REPORT,
     calls_of,
     commands_of,
+    curve_page,
     intervals_sentence,
     report_page,
 )
 from tdcollect.pages.plots import Estimate, intervals
 from tdcollect.pages.suite import suite_page
-from tdcollect.suites.folder import is_suite
 from tdcollect.suites.results import FINISHED as CELL_FINISHED
-from tdcollect.suites.results import SuiteResults
-from tdcollect.suites.stored import results_of
+from tdcollect.suites.results import SuiteResults, is_suite
+from tdcollect.suites.suite import results_of
 
 HOST = "127.0.0.1"
 INDEX = "index.html"
@@ -78,11 +77,8 @@ _FIGURES, _ROWS = 6, 20  # figures of the index, and rows of each
 class Viewed:
     """An evaluation, a learning curve, a suite or a comparison that was found.
 
-    Attributes:
-        path: its folder, relative to the one that was viewed.
-        kind: ``"evaluation"``, ``"curve"``, ``"suite"`` or ``"comparison"``.
-        status: ``"finished"``; or what it is instead, such as ``"unfinished, 3 of 10 episodes"``.
-        page: its page, relative to the index; None for what is unfinished or cannot be read.
+    Its path is relative to the folder that was viewed, its page to the index. The status tells why
+    one has no page, such as ``"unfinished, 3 of 10 episodes"``.
     """
 
     path: str
@@ -113,22 +109,18 @@ class Viewed:
 def view(directory: Where, output_dir: Where, overwrite: bool = False) -> tuple[Path, list[Viewed]]:
     """Write the pages of all evaluations, curves and suites below a folder, and an index of them.
 
-    Nothing that the folder names is run, and nothing in it tells who wrote it: the pages are a new
-    folder, which takes the place of an earlier one as a whole. The same files give the same pages.
+    Nothing that the folder names is run, and links to folders in it are not followed. The same
+    files give the same pages.
 
     Args:
-        directory: the folder; links to folders in it are not followed.
-        output_dir: a folder for the pages: new, empty, or one that this function wrote.
+        directory: the folder.
+        output_dir: a folder for the pages: new, empty, or one that this function wrote. It is
+            replaced as a whole.
         overwrite: replace pages that lie in ``directory`` too, where somebody else may have put
             them, and whatever is beside them.
 
     Returns:
         The index, and what was found, by path.
-
-    Raises:
-        FileNotFoundError: if there is no such folder, or if it holds no evaluation.
-        ValueError: if ``output_dir`` is a link or holds something else, or lies in ``directory``
-            and is there already.
     """
     root, out = Path(directory), Path(os.path.abspath(output_dir))
     if not root.is_dir():
@@ -306,8 +298,7 @@ def index_page(name: str, found: Sequence[Viewed]) -> Page:
     lead = [count_text(len(some), _KINDS[kind]) for kind, some in groups.items() if some]
     without = sum(one.page is None for one in found)
     lead += [f"{without} without a page"] if without else []
-    shown = [section for section in sections if section[1]]
-    return Page(name, " · ".join(lead), "Evaluations", shown)
+    return Page(name, " · ".join(lead), "Evaluations", sections)
 
 
 def _figures(evaluations: Sequence[Viewed]) -> list[Figure]:

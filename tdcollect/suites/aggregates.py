@@ -14,7 +14,6 @@ import json
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import combinations
 from typing import Any, Literal
 
@@ -69,16 +68,10 @@ METRICS: dict[str, Callable[[Scores, float], Any]] = {
 
 
 def shares_above(ranks: npt.NDArray[np.int64], count: int) -> Any:
-    """Return the share of scores, of all runs and tasks, above each of ``count`` thresholds.
+    """Return the share of scores, of all runs and tasks, above each of ``count`` rising thresholds.
 
-    rliable's run-score distribution.
-
-    Args:
-        ranks: for each score, the number of thresholds below it, ``[..., runs, tasks]``.
-        count: the number of thresholds, which ascend.
-
-    Returns:
-        Float64 ``[..., count]``.
+    rliable's run-score distribution, from the number of thresholds below each score, ``[..., runs,
+    tasks]``, as ``[..., count]``.
     """
     ranks = _together(ranks)
     before, values = ranks.shape[:-1], ranks.shape[-1]
@@ -92,12 +85,8 @@ def shares_above(ranks: npt.NDArray[np.int64], count: int) -> Any:
 def probability_of_improvement(first: Scores, second: Scores) -> Any:
     """Return the probability that a run of ``first`` scores above one of ``second``.
 
-    The Mann-Whitney statistic over the number of pairs of runs, averaged over tasks: pairs are of
-    the same task, and equal scores count half. 0.5 means that neither is better.
-
-    Args:
-        first: scores ``[..., runs, tasks]`` of one policy.
-        second: scores of another on the same tasks; its number of runs may differ.
+    The Mann-Whitney statistic of scores ``[..., runs, tasks]`` over the number of pairs of runs,
+    averaged over tasks: equal scores count half, and 0.5 means that neither is better.
     """
     return wins(first, second).mean((-3, -2, -1))
 
@@ -156,7 +145,7 @@ def aggregate(
     """
     arrays, names = check_scores(scores, tasks)
     check_settings(confidence, resamples, seed, 0)
-    if not _distinct(metrics, METRICS):
+    if not distinct(metrics, METRICS):
         raise ValueError(
             f"expected distinct metrics among {', '.join(METRICS)}, at least one, got "
             f"{list(metrics)}"
@@ -165,98 +154,89 @@ def aggregate(
     if not math.isfinite(gamma):
         raise ValueError(f"expected a finite gamma, got {gamma}")
     for name, members in (groups or {}).items():
-        if not _distinct(members, names):
+        if not distinct(members, names):
             raise ValueError(
                 f"expected group {name!r} to name distinct tasks of the suite, at least one, got "
                 f"{list(members)}; the tasks are {listed_text(names, 10)}"
             )
-    over = partial(
-        _aggregate,
-        arrays,
-        names,
-        metrics=tuple(metrics),
-        thresholds=_thresholds(arrays, thresholds),
-        gamma=gamma,
-        drawn_runs=drawn_runs,
-        confidence=confidence,
-        resamples=resamples,
-        seed=seed,
-    )
-    return replace(over(names), groups={name: over(tuple(g)) for name, g in (groups or {}).items()})
-
-
-def _distinct(chosen: Sequence[str], known: Container[str]) -> bool:
-    return bool(chosen) and len(set(chosen)) == len(chosen) and all(one in known for one in chosen)
-
-
-def _aggregate(
-    arrays: Mapping[str, Scores],
-    names: tuple[str, ...],
-    tasks: tuple[str, ...],
-    *,
-    metrics: tuple[str, ...],
-    thresholds: Scores,
-    gamma: float,
-    drawn_runs: DrawnRuns,
-    confidence: float,
-    resamples: int,
-    seed: int,
-) -> Aggregates:
-    """Return the aggregates over some of the tasks; all of them are the columns of ``arrays``."""
-    # Runs of a task are exchangeable, and tasks are a set: in one order, sums round alike and the
-    # same runs are drawn, however the caller orders them.
-    columns = [names.index(task) for task in sorted(tasks)]
-    ordered = {policy: np.sort(arrays[policy][:, columns], axis=0) for policy in sorted(arrays)}
-    drawn = {p: max(1, len(a) - (drawn_runs == "n-1")) for p, a in ordered.items()}
-
-    def interval(values: Scores) -> Interval:
-        return Interval(*percentiles(values, confidence).tolist())
-
-    estimates: dict[str, dict[str, Estimate]] = {}
-    profiles, task_means = {}, {}
-    for policy in arrays:
-        scores = ordered[policy]
-        ranks = np.searchsorted(thresholds, scores)
-        shares = tuple(shares_above(ranks, len(thresholds)).tolist())
-        estimates[policy] = {m: Estimate(float(METRICS[m](scores, gamma)), None) for m in metrics}
-        profiles[policy] = Profile(shares, None, None)
-        if len(scores) > 1:
-            rng = policy_generator(seed, policy)
-            found = resampled_metrics(
-                scores, metrics, thresholds, gamma, drawn[policy], resamples, rng
-            )
-            for metric, estimate in estimates[policy].items():
-                estimates[policy][metric] = replace(estimate, interval=interval(found[metric]))
-            low, high = percentiles(found["profile"], confidence).tolist()
-            profiles[policy] = Profile(shares, tuple(low), tuple(high))
-        means = dict(zip(sorted(tasks), scores.mean(0).tolist(), strict=True))
-        task_means[policy] = {task: means[task] for task in tasks}
-
-    improvement: dict[str, dict[str, Estimate]] = {policy: {} for policy in arrays}
-    # The generators that the metrics had: a pair sees the same runs drawn.
-    rngs = {policy: policy_generator(seed, policy) for policy in ordered}
-    for (a, b), values in resampled_improvements(ordered, drawn, resamples, rngs):
-        value = float(probability_of_improvement(ordered[a], ordered[b]))
-        there = back = None
-        if len(ordered[a]) > 1 or len(ordered[b]) > 1:
-            there = interval(values)
-            back = Interval(1 - there.high, 1 - there.low)
-        improvement[a][b], improvement[b][a] = Estimate(value, there), Estimate(1 - value, back)
-    return Aggregates(
-        tasks=tasks,
+    asked = Aggregates(
+        tasks=names,
         runs={policy: len(array) for policy, array in arrays.items()},
-        metrics=metrics,
-        estimates=estimates,
-        improvement={p: {q: improvement[p][q] for q in arrays if q != p} for p in arrays},
-        thresholds=tuple(thresholds.tolist()),
-        profiles=profiles,
-        task_means=task_means,
+        metrics=tuple(metrics),
+        estimates={},
+        improvement={},
+        thresholds=tuple(_thresholds(arrays, thresholds).tolist()),
+        profiles={},
+        task_means={},
         groups={},
         gamma=gamma,
         drawn_runs=drawn_runs,
         confidence=confidence,
         resamples=resamples,
         seed=seed,
+    )
+
+    def over(tasks: tuple[str, ...]) -> Aggregates:
+        # Runs of a task are exchangeable, and tasks are a set: in one order, sums round alike and
+        # the same runs are drawn, however the caller orders them.
+        columns = [names.index(task) for task in sorted(tasks)]
+        ordered = {p: np.sort(arrays[p][:, columns], axis=0) for p in sorted(arrays)}
+        return _aggregated(ordered, replace(asked, tasks=tasks))
+
+    return replace(over(names), groups={name: over(tuple(g)) for name, g in (groups or {}).items()})
+
+
+def distinct(chosen: Sequence[str], known: Container[str]) -> bool:
+    """Tell whether names are known, at least one, and none twice."""
+    return bool(chosen) and len(set(chosen)) == len(chosen) and all(one in known for one in chosen)
+
+
+def _aggregated(ordered: Mapping[str, Scores], asked: Aggregates) -> Aggregates:
+    """Return aggregates as they are asked for, of sorted policies, tasks and runs."""
+    drawn = {p: max(1, len(a) - (asked.drawn_runs == "n-1")) for p, a in ordered.items()}
+    thresholds = np.array(asked.thresholds)
+
+    def interval(values: Scores) -> Interval:
+        return Interval(*percentiles(values, asked.confidence).tolist())
+
+    estimates: dict[str, dict[str, Estimate]] = {}
+    profiles, task_means = {}, {}
+    for policy in asked.runs:
+        scores = ordered[policy]
+        ranks = np.searchsorted(thresholds, scores)
+        shares = tuple(shares_above(ranks, len(thresholds)).tolist())
+        found = {}
+        if len(scores) > 1:
+            rng = policy_generator(asked.seed, policy)
+            found = resampled_metrics(scores, ranks, asked, drawn[policy], rng)
+        estimates[policy] = {
+            metric: Estimate(
+                float(METRICS[metric](scores, asked.gamma)),
+                interval(found[metric]) if found else None,
+            )
+            for metric in asked.metrics
+        }
+        band = map(tuple, percentiles(found["profile"], asked.confidence).tolist() if found else ())
+        profiles[policy] = Profile(shares, *band)
+        means = dict(zip(sorted(asked.tasks), scores.mean(0).tolist(), strict=True))
+        task_means[policy] = {task: means[task] for task in asked.tasks}
+
+    improvement: dict[str, dict[str, Estimate]] = {policy: {} for policy in ordered}
+    # The generators that the metrics had: a pair sees the same runs drawn.
+    rngs = {policy: policy_generator(asked.seed, policy) for policy in ordered}
+    for (a, b), values in resampled_improvements(ordered, drawn, asked.resamples, rngs):
+        value = float(probability_of_improvement(ordered[a], ordered[b]))
+        there = back = None
+        if len(ordered[a]) > 1 or len(ordered[b]) > 1:
+            there = interval(values)
+            back = Interval(1 - there.high, 1 - there.low)
+        improvement[a][b], improvement[b][a] = Estimate(value, there), Estimate(1 - value, back)
+    return replace(
+        asked,
+        estimates=estimates,
+        improvement={p: {q: improvement[p][q] for q in asked.runs if q != p} for p in asked.runs},
+        profiles=profiles,
+        task_means=task_means,
     )
 
 
@@ -348,13 +328,12 @@ class Profile:
 
     Attributes:
         values: one share per threshold, falling.
-        low: the lower end of each share's own interval; None if there is only one run.
-        high: the upper end, likewise.
+        low, high: the ends of each share's own interval; None if there is only one run.
     """
 
     values: tuple[float, ...]
-    low: tuple[float, ...] | None
-    high: tuple[float, ...] | None
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
         ends = f"{number_text(self.values[0])} to {number_text(self.values[-1])}"
@@ -377,11 +356,7 @@ class Aggregates:
         profiles: by policy, the share of scores above each threshold, over all runs and tasks.
         task_means: by policy and task, the mean over runs.
         groups: by name, the aggregates over the tasks of a group alone.
-        gamma: the score from which on the optimality gap is zero.
-        drawn_runs: the number of runs in a resample of each task: ``n`` or ``n-1``.
-        confidence: of every interval.
-        resamples: the number of bootstrap resamples.
-        seed: the seed of the generators.
+        gamma, drawn_runs, confidence, resamples, seed: as for :func:`aggregate`.
     """
 
     tasks: tuple[str, ...]
@@ -420,8 +395,7 @@ class Aggregates:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the aggregates as plain dicts, lists, numbers and None, for JSON."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
+        return dict(json.loads(json.dumps(asdict(self))))
 
     def __repr__(self) -> str:
         best = [
@@ -450,8 +424,7 @@ class Aggregates:
         )
 
     def _head(self) -> str:
-        policies = "1 policy" if len(self.runs) == 1 else f"{len(self.runs)} policies"
-        return f"{policies} on {count_text(len(self.tasks), 'task')}"
+        return f"{count_text(len(self.runs), 'policy')} on {count_text(len(self.tasks), 'task')}"
 
     def _tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """Return title, header and rows of each table."""
@@ -545,12 +518,7 @@ def draw_runs(
 ) -> Iterator[Indices]:
     """Yield indices of runs, ``[resamples, drawn, tasks]`` in blocks along the first axis.
 
-    Args:
-        rng: the generator that draws them; the same draws for any ``block``.
-        resamples: the number of resamples.
-        scores: ``[runs, tasks]``.
-        drawn: the number of runs in a resample of each task.
-        block: the number of resamples that are held at once.
+    The draws are the same for any ``block``.
     """
     runs, tasks = scores.shape
     for first in range(0, resamples, block):
@@ -563,27 +531,16 @@ def resampled(values: npt.NDArray[Any], indices: Indices) -> npt.NDArray[Any]:
 
 
 def resampled_metrics(
-    scores: Scores,
-    metrics: tuple[str, ...],
-    thresholds: Scores,
-    gamma: float,
-    drawn: int,
-    resamples: int,
-    rng: np.random.Generator,
+    scores: Scores, ranks: Indices, asked: Aggregates, drawn: int, rng: np.random.Generator
 ) -> dict[str, Scores]:
-    """Return metrics and profiles of resamples of ``scores [runs, tasks]``.
-
-    Returns:
-        By the name of each metric ``[resamples]``, and ``profile`` ``[resamples, thresholds]``.
-    """
-    ranks = np.searchsorted(thresholds, scores)
+    """Return metrics ``[resamples]`` and ``profile [resamples, thresholds]`` of resamples."""
     found: dict[str, list[Scores]] = {}
     block = max(1, BATCH_VALUES // scores.size)
-    for indices in draw_runs(rng, resamples, scores, drawn, block):
+    for indices in draw_runs(rng, asked.resamples, scores, drawn, block):
         sample = resampled(scores, indices)
-        for name in metrics:
-            found.setdefault(name, []).append(METRICS[name](sample, gamma))
-        shares = shares_above(resampled(ranks, indices), len(thresholds))
+        for name in asked.metrics:
+            found.setdefault(name, []).append(METRICS[name](sample, asked.gamma))
+        shares = shares_above(resampled(ranks, indices), len(asked.thresholds))
         found.setdefault("profile", []).append(shares)
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
@@ -630,13 +587,8 @@ def _counts(indices: Indices, runs: int) -> Scores:
 def _times_won(won: Scores, counts: Scores, sizes: npt.NDArray[np.int64]) -> Scores:
     """Return how often runs of one policy score above those of another, over all tasks.
 
-    Args:
-        won: each run of all policies against each other one, ``[tasks, runs, runs]``.
-        counts: how often each run was drawn, ``[tasks, resamples, runs]``.
-        sizes: the number of runs of each policy, in their order.
-
-    Returns:
-        ``[resamples, policies, policies]``, above the diagonal; pairs of equal scores count half.
+    From each run against each other one, ``won [tasks, runs, runs]``, and the ``counts [tasks,
+    resamples, runs]`` of draws, as ``[resamples, policies, policies]``, above the diagonal.
     """
     starts = np.cumsum(sizes) - sizes
     sums = np.zeros((counts.shape[1], len(sizes), len(sizes)))

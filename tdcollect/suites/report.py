@@ -16,18 +16,17 @@ import numpy as np
 
 from tdcollect import check
 from tdcollect.display import number_text, visible
-from tdcollect.evaluation.ledger import SUITE, sha256
+from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
+from tdcollect.evaluation.statistics import ends
 from tdcollect.files import locked, remove, write_atomically, write_json
 from tdcollect.pages.build import REPORT
 from tdcollect.pages.suite import suite_page
 from tdcollect.suites.aggregates import LABELS, Aggregates
-from tdcollect.suites.folder import WAIT, note_report
-from tdcollect.suites.results import SuiteResults, read_results
+from tdcollect.suites.results import WAIT, SuiteResults, note_report, read_results
 
 if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite
 
-RESULTS = "results.json"
 FILES = ("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md")
 """The files that are there if there is something to write into them."""
 
@@ -119,19 +118,14 @@ def _write_npz(results: SuiteResults, file: Path) -> Path:
 def _csv(found: Aggregates) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    metrics = [
-        "_".join(parts)
-        for metric in found.metrics
-        for parts in ((metric,), (metric, "low"), (metric, "high"))
-    ]
+    metrics = [f"{metric}{end}" for metric in found.metrics for end in ("", "_low", "_high")]
     tasks = [f"score:{visible(task)}" for task in found.tasks]
     writer.writerow(["rank", "policy", "runs", *metrics, *tasks])
     for rank, policy in found.ranking():
         row: list[Any] = [rank, visible(policy), found.runs[policy]]
         for metric in found.metrics:
             estimate = found.estimates[policy][metric]
-            ends = estimate.interval
-            row += [estimate.value, *(("", "") if ends is None else (ends.low, ends.high))]
+            row += [estimate.value, *(ends(estimate.interval) or ("", ""))]
         writer.writerow([*row, *found.task_means[policy].values()])
     return text.getvalue()
 

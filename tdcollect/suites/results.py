@@ -1,10 +1,12 @@
-"""The results of a suite, read from the directories of its evaluations."""
+"""The directory of a suite: what decides its episodes, and the results of its evaluations."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,9 @@ from tdcollect.display import (
     visible,
 )
 from tdcollect.evaluation.ledger import (
+    SUITE,
     Episode,
+    differences_text,
     is_finished,
     leaf_differences,
     manifest_entry,
@@ -30,25 +34,31 @@ from tdcollect.evaluation.ledger import (
     number_of_episodes,
     read_directory,
     read_manifest,
+    read_object,
     read_records,
     refusal_of,
+    sha256,
 )
 from tdcollect.evaluation.statistics import (
     Interval,
     check_settings,
+    ends,
     exact_mean,
     generator,
     mean_interval,
 )
+from tdcollect.files import check_output, locked, write_json
 from tdcollect.suites.aggregates import Aggregates, aggregate
-from tdcollect.suites.cells import Cell
-from tdcollect.suites.folder import read_error, read_folder
-from tdcollect.suites.tables import RANDOM, Policy, Task
+from tdcollect.suites.tables import HEAD, RANDOM, REPORT, Policy, Task
 
 if TYPE_CHECKING:
-    from tdcollect.suites.suite import Suite
+    from tdcollect.suites.suite import Cell, Suite
 
+FORMAT = 1
 FINISHED, UNFINISHED, MISSING, FAILED = "finished", "unfinished", "missing", "failed"
+WAIT = math.inf  # for as long as other processes write the files of a suite
+_DESCRIBED = ("tasks", "policies", "files")
+_TOLD = ("task", "policy", "run", "path", "status", "episodes", "completed", "success", "score")
 
 
 @dataclass(frozen=True)
@@ -56,9 +66,7 @@ class CellResult:
     """The evaluation of one policy, of one training run, on one task.
 
     Attributes:
-        task: the task's name.
-        policy: the policy's name.
-        run: the training run.
+        task, policy, run: the names.
         path: the directory of the evaluation, relative to that of the suite.
         status: ``"finished"``, ``"unfinished"``, ``"missing"``; ``"failed"`` if it could not run.
         reason: the error of one that failed.
@@ -105,11 +113,9 @@ class SuiteResults:
     """The results of a suite; print them to see the leaderboard.
 
     Attributes:
-        name: of the suite.
-        version: of the suite.
+        name, version: of the suite.
         episodes: the number of test episodes of each evaluation.
-        tasks: the tasks.
-        policies: the policies.
+        tasks, policies: as the suite has them.
         cells: the results of all evaluations, task by task.
         ranges: the returns that score 0 and 1, by task; None where they are not known.
         aggregates: of the scores of policies with all their evaluations finished; None if there is
@@ -211,19 +217,9 @@ class SuiteResults:
             },
             "cells": [
                 {
-                    "task": cell.task,
-                    "policy": cell.policy,
-                    "run": cell.run,
-                    "path": cell.path,
-                    "status": cell.status,
-                    "episodes": cell.episodes,
-                    "completed": cell.completed,
+                    **{name: getattr(cell, name) for name in _TOLD},
                     "mean_return": cell.mean,
-                    "interval": None
-                    if cell.interval is None
-                    else [cell.interval.low, cell.interval.high],
-                    "success": cell.success,
-                    "score": cell.score,
+                    "interval": cell.interval and [*ends(cell.interval)],
                     **({"lost": cell.lost} if cell.lost else {}),
                 }
                 for cell in self.cells
@@ -445,3 +441,122 @@ def _differing(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"{listed_text([f'{value} in {name}' for name, value in found.items()])}."
         for path, found in values.items()
     ]
+
+
+# The directory
+
+
+def check_files(cells: Sequence[Cell]) -> None:
+    """Refuse cells whose files are missing, naming them."""
+    missing = [
+        f"{path} of {cell.name}"
+        for cell in cells
+        for path in cell.files.values()
+        if not path.is_file()
+    ]
+    if missing:
+        more = "" if len(missing) <= 3 else f", and {count_text(len(missing) - 3, 'file')} more"
+        raise FileNotFoundError(
+            f"expected the files that the policies name, got no {'; no '.join(missing[:3])}{more}; "
+            "train these runs, or take them out of `runs`"
+        )
+
+
+def claim_folder(path: Path, described: Mapping[str, Any]) -> None:
+    """Write into the directory what decides the episodes of some cells, beside that of others."""
+    with locked(path, wait=WAIT):
+        there = check_folder(path, described)
+        every = {name: {**there.get(name, {}), **described[name]} for name in _DESCRIBED}
+        write_json(path / SUITE, {**there, **described, **every})
+
+
+def is_suite(path: Path) -> bool:
+    """Tell whether a directory is that of a suite."""
+    return (path / SUITE).is_file()
+
+
+def read_folder(path: Path) -> dict[str, Any]:
+    """Read what decides the episodes of a suite's directory; empty if there is nothing."""
+    if not is_suite(path):
+        return {}
+    found: dict[str, Any] = read_object(path / SUITE)
+    parts = [found.get(name) for name in _DESCRIBED]
+    if found.get("format") != FORMAT or not all(isinstance(part, dict) for part in parts):
+        raise ValueError(
+            f"expected {path / SUITE} as `tdcollect suite run` of this version writes it, got "
+            "something else; name another directory"
+        )
+    return found
+
+
+def described_cells(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return what decides the episodes of some cells; this reads their checkpoints."""
+    digest = cache(sha256)
+    described: dict[str, Any] = {"format": FORMAT, "tasks": {}, "policies": {}, "files": {}}
+    described |= {name: getattr(suite, name) for name in HEAD}
+    for cell in cells:
+        task, policy = cell.definition()
+        described["tasks"][cell.task.name] = task
+        described["policies"][cell.policy.name] = policy
+        described["files"][cell.name] = {name: digest(path) for name, path in cell.files.items()}
+    plain: dict[str, Any] = json.loads(json.dumps(described, default=str))  # a torch.device, say
+    return plain
+
+
+def note_report(path: Path, suite: Suite) -> None:
+    """Write what decides the report, and no episode, in place of what did before."""
+    tasks = {
+        task.name: _some({"score": task.score and asdict(task.score), "group": task.group})
+        for task in suite.tasks
+    }
+    own = {
+        entry.name: value
+        for entry in fields(suite)
+        if entry.name in (*REPORT, "whole")
+        and (value := getattr(suite, entry.name)) != entry.default
+    }
+    report = _some({"tasks": _some(tasks), "settings": own})
+    found = {name: value for name, value in read_folder(path).items() if name != "report"}
+    write_json(path / SUITE, {**found, **_some({"report": report})})
+
+
+def _some(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if value not in (None, {})}
+
+
+def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a directory has; refuse that of something else, or where a cell has changed."""
+    there = read_folder(path)
+    if not there:
+        check_output(path, "a suite", (SUITE,))
+        return {}
+    found: list[tuple[str, Any, Any]] = []
+    for name in HEAD:
+        found += leaf_differences(name, there.get(name), described[name])
+    for name in _DESCRIBED:
+        for key in sorted(there[name].keys() & described[name].keys()):
+            found += leaf_differences(f"{name}.{key}", there[name][key], described[name][key])
+    if found:
+        texts = [differences_text([difference]) for difference in found]
+        raise ValueError(
+            f"{path} holds the evaluations of another suite: {listed_text(texts)}. Choose another "
+            "directory, give what has changed another name, or remove its evaluations and "
+            f"{SUITE} to run all anew"
+        )
+    return there
+
+
+def error_file(path: Path, cell: Cell) -> Path:
+    """Return the file with the error of a cell that could not run, beside its directory."""
+    return (path / cell.path).with_name(f"{cell.run}.error.json")
+
+
+def write_error(path: Path, cell: Cell, reason: str) -> None:
+    """Keep why a cell could not run, until it has run."""
+    write_json(error_file(path, cell), {"reason": reason})
+
+
+def read_error(path: Path, cell: Cell) -> str:
+    """Return why a cell could not run; empty if it could, or has not been tried."""
+    file = error_file(path, cell)
+    return str(read_object(file).get("reason")) if file.exists() else ""

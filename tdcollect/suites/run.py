@@ -1,13 +1,25 @@
-"""Running the evaluations of a suite: in this process, or all together on workers."""
+"""Running a suite, in this process or on workers; and looking at it before it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tdcollect.display import count_text, listed_text, number_text, without_process_ids
+from torchrl.envs import EnvBase
+
+from tdcollect.display import (
+    count_text,
+    listed_text,
+    number_text,
+    one_line,
+    visible,
+    without_process_ids,
+)
+from tdcollect.envs.make import make_env
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.evaluate import (
     Recording,
     check_report_extras,
@@ -23,8 +35,9 @@ from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import check_no_links, remove
 from tdcollect.progress import line_above, progress_bar, warn
-from tdcollect.suites.cells import Cell
-from tdcollect.suites.folder import (
+from tdcollect.suites.report import report_on
+from tdcollect.suites.results import (
+    SuiteResults,
     check_files,
     check_folder,
     claim_folder,
@@ -32,11 +45,11 @@ from tdcollect.suites.folder import (
     error_file,
     write_error,
 )
-from tdcollect.suites.report import report_on
-from tdcollect.suites.results import SuiteResults
 
 if TYPE_CHECKING:
-    from tdcollect.suites.suite import Suite
+    from tdcollect.suites.suite import Cell, Suite
+
+_MOST_STEPS = 200  # of an episode that the doctor plays
 
 
 def run_suite(
@@ -46,11 +59,8 @@ def run_suite(
     *,
     workers: Workers | int | None,
     shard: tuple[int, int] | None,
-    keep_trajectories: bool,
-    allow_mixed: bool,
-    retry_lost: bool,
-    recheck: bool,
     progress: bool,
+    **how: bool,
 ) -> SuiteResults:
     """Run the cells that are not finished, and write the report; see :meth:`Suite.run`."""
     check_report_extras("Suite.run(...)")
@@ -60,23 +70,17 @@ def run_suite(
     check_files(chosen)
     described = described_cells(suite, chosen)
     check_folder(directory, described)
-    if keep_trajectories:
+    if how["keep_trajectories"]:
         _check_kept(directory, [cell for cell in chosen if is_finished(directory / cell.path)])
     left = [
         cell
         for cell in chosen
         if not is_finished(directory / cell.path)
-        or (retry_lost and any(e.lost for e in read_directory(directory / cell.path)[1]))
+        or (how["retry_lost"] and any(e.lost for e in read_directory(directory / cell.path)[1]))
     ]
     check_no_links(directory, *(cell.path for cell in left))
     crew = as_workers(workers)
     claim_folder(directory, described)
-    how = {
-        "keep_trajectories": keep_trajectories,
-        "allow_mixed": allow_mixed,
-        "retry_lost": retry_lost,
-        "recheck": recheck,
-    }
     runs = {
         _evaluation(cell, settings[cell.name], directory, crew, len(left), how): cell
         for cell in left
@@ -96,7 +100,7 @@ def run_suite(
         events = run(
             runs,
             crew if left else None,
-            allow_mixed=allow_mixed,
+            allow_mixed=how["allow_mixed"],
             note=warn if bar is None else say,
             refuse_exits=True,
         )
@@ -125,7 +129,7 @@ def _evaluation(
     directory: Path,
     crew: Workers | None,
     cells: int,
-    how: Mapping[str, Any],
+    how: Mapping[str, bool],
 ) -> Evaluation:
     """Return the evaluation of a cell, which is recorded in its directory."""
     sharing = 1 if crew is None else max(1, crew.num_workers // cells)
@@ -150,11 +154,7 @@ def _evaluation(
 
 
 def _check_kept(directory: Path, ended: Sequence[Cell]) -> None:
-    """Refuse to keep data if evaluations have ended without.
-
-    Raises:
-        ValueError: naming them.
-    """
+    """Refuse to keep data if evaluations have ended without, naming them."""
     without = [cell.name for cell in ended if not (directory / cell.path / TRAJECTORIES).is_dir()]
     if without:
         raise ValueError(
@@ -174,3 +174,121 @@ def _told(ended: EvaluationResult | Exception) -> str:
     counts = [(failed, "failed"), (lost, "were lost")]
     told = [f"{count_text(count, 'episode')} {how}" for count, how in counts if count]
     return ", ".join([f"mean return {mean}", *told])
+
+
+# Before it runs
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The problems of a suite; print it to see them.
+
+    Attributes:
+        suite: the name of the suite.
+        cells: the number of evaluations that were looked at.
+        problems: each with the task, the policy or the evaluation that has it.
+        remarks: notes on what need not be mended.
+    """
+
+    suite: str
+    cells: int
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """True if there is no problem."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the problems as plain lists, for JSON."""
+        return {
+            "suite": self.suite,
+            "evaluations": self.cells,
+            "problems": list(self.problems),
+            "remarks": list(self.remarks),
+        }
+
+    def __str__(self) -> str:
+        count = count_text(self.cells, "evaluation")
+        found = f"failed, {count_text(len(self.problems), 'problem')}"
+        end = f"{self.suite}: {count} looked at: {'passed' if self.passed else found}"
+        return "\n".join(map(visible, [*self.problems, *self.remarks, end]))
+
+    def __repr__(self) -> str:
+        return one_line(self, self.suite, count_text(len(self.problems), "problem"))
+
+
+def validate(suite: Suite, cells: Sequence[Cell], progress: bool) -> Validation:
+    """Look at the env of each task, and at the policy of each cell; see :meth:`Suite.validate`."""
+    tasks = {f"task {cell.task.name}": cell for cell in cells}
+    found: dict[str, list[str]] = {}
+    total = len(tasks) + len(cells)
+    with progress_bar(total, "checks", leave=False) if progress else nullcontext() as bar:
+        for name, cell in [*tasks.items(), *((cell.name, cell) for cell in cells)]:
+            if name in tasks:
+                found[name] = _tried(_problems_of_env, cell)
+            elif missing := _missing_files(cell):
+                found[name] = missing
+            elif not found[f"task {cell.task.name}"]:
+                found[name] = _tried(_problems_of_policy, cell)
+            if bar is not None:
+                bar.update(1)
+    problems = tuple(f"{name}: {problem}" for name, ones in found.items() for problem in ones)
+    remarks = tuple(
+        f"task {task.name}: without a score, it is in no aggregate; give it one, "
+        'score = { low = "random", high = ... }'
+        for task in suite.tasks
+        if task.score is None
+    )
+    if len(remarks) == len(suite.tasks):
+        remarks = ("No task has a score: there will be mean returns, and no aggregates.",)
+    return Validation(suite.name, len(cells), problems, remarks)
+
+
+def _missing_files(cell: Cell) -> list[str]:
+    return [
+        f"expected a file, as {name} has it, got {path}, which is none"
+        for name, path in cell.files.items()
+        if not path.is_file()
+    ]
+
+
+def _problems_of_env(cell: Cell) -> Iterator[str]:
+    """Make a task's env, and have the doctor look at it."""
+    env = replace(cell.request(), policy="random", transforms=[], env_state=None).made_env()
+    kwargs = dict(cell.task.env_kwargs)
+    made = make_env(env, env_kwargs=kwargs) if isinstance(env, str) else env(**kwargs)
+    (made if isinstance(made, EnvBase) else make_env(made)).close()
+    if isinstance(env, str) or not isinstance(made, EnvBase):
+        yield from _diagnosed(env, kwargs)
+
+
+def _diagnosed(env: Any, kwargs: dict[str, Any]) -> list[str]:
+    from tdcollect.testing import diagnose
+
+    report = diagnose(env, env_kwargs=kwargs, max_episode_steps=_MOST_STEPS, skip=("speed",))
+    return [
+        f"the doctor finds {finding.name}: {' '.join(finding.evidence.split())}"
+        for finding in report.failures
+    ]
+
+
+def _problems_of_policy(cell: Cell) -> list[str]:
+    """Make the policy with its checkpoint, and run one step of one episode."""
+    settings = cell.evaluation_settings()
+    env, policy = cell.request().make()
+    short = replace(settings, episodes=1, max_episode_steps=1, num_envs=None, on_env_error="raise")
+    with closing(EvaluationCollector.from_settings(env, policy, short)) as collector:
+        list(collector.run(False))
+    return []
+
+
+def _tried(look: Callable[[Cell], Iterable[str]], cell: Cell) -> list[str]:
+    """Return the problems that a look at a cell finds; or its exception as the only one."""
+    try:
+        with exits_refused():
+            return [*look(cell)]
+    except Exception as error:
+        text = " ".join(str(error).split())
+        return [f"{type(error).__name__}: {text}" if text else type(error).__name__]

@@ -1,10 +1,11 @@
-"""Suites: policies on tasks, read from a file or given as the same tables."""
+"""Suites: policies on tasks, from a file, from the same tables, or from a suite's directory."""
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from tdcollect import check
 from tdcollect.display import count_text, listed_text, one_line
-from tdcollect.suites.aggregates import METRICS
-from tdcollect.suites.cells import Cell
+from tdcollect.suites.aggregates import METRICS, distinct
 from tdcollect.suites.tables import (
+    HEAD,
+    HOW,
     RANDOM,
+    REPORT,
     SETTINGS,
     Policy,
     Preset,
     Task,
     check_distinct,
+    filled,
     preset,
     read_policy,
     read_table,
@@ -29,13 +33,121 @@ from tdcollect.suites.tables import (
 )
 
 if TYPE_CHECKING:
+    from tdcollect.evaluation.request import Request
+    from tdcollect.evaluation.settings import EvaluationSettings
     from tdcollect.evaluation.workers.local import Workers
     from tdcollect.suites.aggregates import DrawnRuns
     from tdcollect.suites.results import SuiteResults
-    from tdcollect.suites.validation import Validation
+    from tdcollect.suites.run import Validation
 
-_HEAD = ("name", "version", "episodes", "seed")
-_REPORT = ("metrics", "groups", "confidence", "drawn_runs")
+EVALUATIONS = "evaluations"
+"""The folder of the cells' directories."""
+
+
+@dataclass(frozen=True, repr=False)
+class Cell:
+    """One evaluation of a suite.
+
+    Attributes:
+        task, policy: its task and its policy.
+        run: the training run of the policy.
+        episodes: the number of episodes.
+        seed: the root seed.
+        start: the directory that relative paths start from.
+    """
+
+    task: Task
+    policy: Policy
+    run: str
+    episodes: int
+    seed: int
+    start: str
+
+    @property
+    def name(self) -> str:
+        """Task, policy and run, as ``task/policy/run``."""
+        return f"{self.task.name}/{self.policy.name}/{self.run}"
+
+    @property
+    def path(self) -> Path:
+        """Its directory, relative to that of the suite."""
+        return Path(EVALUATIONS, self.name)
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that it reads, by the attribute of the policy that names them."""
+        names = ("checkpoints", "env_state", "vecnormalize")
+        texts = {name: self._filled(getattr(self.policy, name)) for name in names}
+        return {name: Path(self.start, text) for name, text in texts.items() if text is not None}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of its episodes, as the suite's file has them."""
+        return {**self.task.settings, **self.policy.settings}
+
+    def request(self) -> Request:
+        """Return its env and policy by name."""
+        from tdcollect.evaluation.request import Request
+
+        return Request(
+            self.task.env,
+            self._filled(self.policy.factory) or "",
+            self._filled(self.policy.checkpoints),
+            self._filled(self.policy.vecnormalize),
+            dict(self.task.env_kwargs),
+            self.settings.get("backend"),
+            self.settings.get("device"),
+            wrappers=[*self.task.wrappers],
+            transforms=[*self.task.transforms, *self.policy.transforms],
+            env_state=self._filled(self.policy.env_state),
+            directory=self.start,
+        )
+
+    def evaluation_settings(self) -> EvaluationSettings:
+        """Return the settings of its episodes.
+
+        Raises:
+            TypeError, ValueError: if a setting cannot be honoured, naming task and policy.
+        """
+        from torchrl.envs.utils import ExplorationType
+
+        from tdcollect.evaluation.settings import EvaluationSettings
+
+        settings = self.settings
+        name = settings.pop("exploration", "deterministic")
+        known = [kind.name.lower() for kind in ExplorationType]
+        try:
+            if name not in known:
+                raise ValueError(
+                    f"expected exploration to be one of {', '.join(known)}, got {name!r}"
+                )
+            return EvaluationSettings(
+                self.episodes,
+                self.seed,
+                exploration_type=ExplorationType[name.upper()],
+                env_kwargs=dict(self.task.env_kwargs) or None,
+                **settings,
+            )
+        except (TypeError, ValueError) as error:
+            where = f"task {self.task.name} with policy {self.policy.name}"
+            raise type(error)(f"{where}: {error}") from error
+
+    def definition(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return all that decides its episodes, as plain values: of the task, and of the policy."""
+        names = ("env", "env_kwargs", "wrappers", "transforms", "presets")
+        return _deciding(self.task, names), _deciding(self.policy, ("factory", "transforms"))
+
+    def _filled(self, text: str | None) -> str | None:
+        names = {"task": self.task.name, "policy": self.policy.name, "run": self.run}
+        return None if text is None else filled(text, **names)
+
+    def __repr__(self) -> str:
+        return one_line(self, self.name)
+
+
+def _deciding(entry: Task | Policy, names: Sequence[str]) -> dict[str, Any]:
+    settings = {name: value for name, value in entry.settings.items() if name not in HOW}
+    return {**{name: getattr(entry, name) for name in names}, "settings": settings}
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,17 +157,13 @@ class Suite:
     Make one with :meth:`read` or :meth:`of`. ``docs/suites.md`` has the form of the file.
 
     Attributes:
-        name: of the suite.
-        version: its version; a new one makes new evaluations.
-        tasks: the tasks.
-        policies: the policies; with one of random actions if a score needs it.
+        name, version: of the suite; a new version makes new evaluations.
+        tasks, policies: with a policy of random actions if a score needs it.
         episodes: the number of test episodes of each evaluation.
         seed: the root seed of each.
-        metrics: of the aggregates, the first one ranks the policies.
+        metrics, confidence, drawn_runs: of the aggregates, as for
+            :func:`tdcollect.suites.aggregate`; the first metric ranks the policies.
         groups: True to aggregate groups of tasks too.
-        confidence: of the intervals.
-        drawn_runs: ``"n"`` or ``"n-1"``, the runs in a resample; see
-            :func:`tdcollect.suites.aggregate`.
         whole: the number of episodes before :meth:`limited`; None if it is not.
         directory: the directory that relative paths start from.
 
@@ -88,8 +196,8 @@ class Suite:
                 )
         check_distinct([task.name for task in self.tasks], "tasks")
         check_distinct([policy.name for policy in self.policies], "policies")
-        named = {*map(str, self.metrics)} if isinstance(self.metrics, (list, tuple)) else set()
-        if not named or not named <= {*METRICS} or len(named) < len(self.metrics):
+        named = self.metrics if isinstance(self.metrics, (list, tuple)) else ()
+        if not distinct([*map(str, named)], METRICS):
             raise ValueError(
                 f"expected metrics in [report] of {', '.join(METRICS)}, got {self.metrics!r}"
             )
@@ -134,7 +242,7 @@ class Suite:
         """
         tables = {"suite": {}, "report": {}, "defaults": {}, "tasks": [], "policies": [], **tables}
         check.only_keys(tables, ("suite", "defaults", "tasks", "policies", "report"), "a suite")
-        known = {"suite": (*_HEAD, "presets", "description"), "report": _REPORT}
+        known = {"suite": (*HEAD, "presets", "description"), "report": REPORT}
         for part, keys in (*known.items(), ("defaults", SETTINGS)):
             check.only_keys(read_table(tables[part], f"[{part}]"), keys, f"[{part}]")
         head, defaults = {"name": None, "version": 1, **tables["suite"]}, tables["defaults"]
@@ -179,17 +287,13 @@ class Suite:
         Raises:
             ValueError: for a pattern that nothing fits.
         """
-        chosen = (
-            _chosen(self.tasks, tasks, "tasks"),
-            _chosen(self.policies, policies, "policies"),
-        )
-        return list(self._cells(*chosen))
-
-    def _cells(self, tasks: Sequence[Task], policies: Sequence[Policy]) -> Iterator[Cell]:
-        for task in tasks:
-            for policy in policies:
-                for run in policy.runs:
-                    yield Cell(task, policy, run, self.episodes, self.seed, self.directory)
+        of = _chosen(self.policies, policies, "policies")
+        return [
+            Cell(task, policy, run, self.episodes, self.seed, self.directory)
+            for task in _chosen(self.tasks, tasks, "tasks")
+            for policy in of
+            for run in policy.runs
+        ]
 
     def run(
         self,
@@ -207,22 +311,16 @@ class Suite:
     ) -> SuiteResults:
         """Run the evaluations that ``output_dir`` lacks, and write the report.
 
-        An evaluation that cannot run, since its checkpoint does not fit say, does not keep the
-        others from running; ``results.failures`` has the reasons, which ``output_dir`` keeps until
-        it has run.
+        One that cannot run, since its checkpoint does not fit say, does not keep the others from
+        running; ``results.failures`` has the reasons, until it has run.
 
         Args:
             output_dir: the directory of the suite, with an evaluation's directory for each cell.
-            workers: as for :func:`tdcollect.evaluate`; all evaluations share them.
-            tasks: names or patterns of the tasks to run; None for all. The report is of all.
-            policies: likewise.
+            workers: as for :func:`tdcollect.evaluate`, as are those that are not listed here; all
+                evaluations share the workers.
+            tasks, policies: names or patterns of those to run; None for all. The report is of all.
             shard: ``(i, n)`` to run only the i-th of n parts of the evaluations, i from 0. Shards
                 may share ``output_dir``; the last one to end writes the whole report.
-            keep_trajectories: as for :func:`tdcollect.evaluate`, and so the others.
-            allow_mixed: likewise.
-            retry_lost: likewise, for the evaluations that are selected.
-            recheck: likewise.
-            progress: likewise.
 
         Raises:
             TypeError, ValueError: for a directory of something else, or of a task or a policy that
@@ -248,7 +346,6 @@ class Suite:
         """Read the results that a directory holds; the suite may be unfinished.
 
         Raises:
-            FileNotFoundError: for a directory that is no suite's.
             ValueError: for evaluations that were altered, or are of other episodes.
         """
         from tdcollect.suites.results import read_results
@@ -256,18 +353,14 @@ class Suite:
         return read_results(self, self._there(output_dir))
 
     def report(self, output_dir: str | os.PathLike[str]) -> SuiteResults:
-        """Write the report on the results that a directory holds; return them.
-
-        Raises:
-            FileNotFoundError, ValueError: as :meth:`results`.
-        """
+        """Write the report on the :meth:`results` that a directory holds; return them."""
         from tdcollect.suites.report import report_on
 
         return report_on(self, self._there(output_dir))
 
     def _there(self, output_dir: str | os.PathLike[str]) -> Path:
         """Return the directory of a suite that has run."""
-        from tdcollect.suites.folder import is_suite
+        from tdcollect.suites.results import is_suite
 
         if not is_suite(Path(output_dir)):
             raise FileNotFoundError(
@@ -286,21 +379,16 @@ class Suite:
         """Find before anything runs what would fail.
 
         This makes each env, has the doctor look at it, makes each policy with its checkpoint, and
-        runs one step of each evaluation.
-
-        Args:
-            tasks: names or patterns of the tasks to look at; None for all.
-            policies: likewise.
-            progress: show a progress bar.
+        runs one step of each evaluation: of all, or of those that :meth:`cells` selects.
         """
-        from tdcollect.suites.validation import validate
+        from tdcollect.suites.run import validate
 
         return validate(self, self.cells(tasks, policies), progress)
 
     def __repr__(self) -> str:
         counts = (
             count_text(len(self.tasks), "task"),
-            "1 policy" if len(self.policies) == 1 else f"{len(self.policies)} policies",
+            count_text(len(self.policies), "policy"),
             count_text(self.episodes, "episode"),
         )
         return one_line(self, self.name, *counts)
@@ -332,3 +420,72 @@ def _chosen(items: Sequence[Any], patterns: Sequence[str] | None, things: str) -
             )
     wanted = ["*"] if patterns is None else patterns
     return [item for item in items if any(fnmatchcase(item.name, text) for text in wanted)]
+
+
+def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
+    """Read the results of a suite from its directory alone, and compare them with its last report.
+
+    ``may_be_stale`` compares nothing with a report that evaluations have begun or ended since.
+
+    Raises:
+        FileNotFoundError: if there is no report.
+        ValueError: for files that a suite did not write, or that were altered.
+    """
+    from tdcollect.evaluation.ledger import RESULTS, SUITE, read_object
+    from tdcollect.evaluation.statistics import alike
+    from tdcollect.suites.results import read_folder, read_results
+
+    file = directory / RESULTS
+    if not file.is_file():
+        raise FileNotFoundError("no report yet")
+    given, decided = read_object(file), read_folder(directory)
+    try:
+        cells = {f"{cell['task']}/{cell['policy']}/{cell['run']}": cell for cell in given["cells"]}
+        suite = _suite(given["cells"], decided)
+        if lost := decided["files"].keys() - cells.keys():
+            raise ValueError(f"it lacks {min(lost)}")
+        if not isinstance(given.get("files"), dict):
+            raise TypeError("it has no digests of files")
+        states = [(cell["status"], cell["episodes"]) for cell in cells.values()]
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"expected {file} as `tdcollect suite report` writes it, got something else "
+            f"({type(error).__name__}: {error}); write the report again"
+        ) from error
+    found = read_results(suite, directory)
+    if may_be_stale and states != [(cell.status, cell.episodes) for cell in found.cells]:
+        return found
+    for name, value in json.loads(json.dumps(found.to_dict())).items():
+        if not alike(value, given.get(name)):
+            raise ValueError(
+                f"{file}: its {name} are not what {SUITE} and the evaluations give: one of them "
+                "was altered; `tdcollect suite report` writes it anew"
+            )
+    return found
+
+
+def _suite(cells: Sequence[Mapping[str, Any]], decided: Mapping[str, Any]) -> Suite:
+    """Return the suite as its directory has it; only the policies' files are not known."""
+    told = decided.get("report", {})
+    runs: dict[str, list[str]] = {}
+    for cell in cells:  # tasks in their order, and the runs of policies in theirs
+        of = runs.setdefault(cell["policy"], [])
+        of += [] if cell["run"] in of else [cell["run"]]
+    return Suite(
+        **{name: decided[name] for name in HEAD},
+        tasks=tuple(
+            Task(name, **decided["tasks"][name], **told.get("tasks", {}).get(name, {}))
+            for name in dict.fromkeys(cell["task"] for cell in cells)
+        ),
+        policies=tuple(
+            Policy(name, runs=of, **decided["policies"][name]) for name, of in runs.items()
+        ),
+        **told.get("settings", {}),
+    )
+
+
+def cells_of(directory: Path) -> list[Path]:
+    """Return the directories of the evaluations that a suite has begun."""
+    from tdcollect.suites.results import read_folder
+
+    return [directory / EVALUATIONS / name for name in sorted(read_folder(directory)["files"])]

@@ -20,6 +20,11 @@ from tdcollect.evaluation.imports import called, is_named
 
 HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
 
+HEAD = ("name", "version", "episodes", "seed")
+"""The keys of ``[suite]`` that decide episodes."""
+REPORT = ("metrics", "groups", "confidence", "drawn_runs")
+"""The keys of ``[report]``, which decide none."""
+
 # Settings of the episodes, and of how they run.
 HOW = ("num_envs", "backend", "on_env_error", "max_restarts", "fresh_envs")
 """The settings that decide no episode."""
@@ -136,15 +141,9 @@ class Policy:
 class Preset:
     """Conditions, or a list of tasks: data of this package, with a source for each number.
 
-    Attributes:
-        name: the name that a suite gives it by.
-        version: counts up when anything else changes.
-        description: text, in lines.
-        sources: the source of each number, by the path of its key, such as
-            ``env_kwargs.frameskip``.
-        defaults: values for the keys of a task. Those of conditions are for the tasks that name
-            them; those of a list are in its ``tasks`` already.
-        tasks: the tasks, each a dict as ``[[tasks]]`` of a suite has it; empty for conditions.
+    The version counts up when anything changes. Sources are by the path of a key, such as
+    ``env_kwargs.frameskip``. Defaults are values for the keys of a task: those of conditions are
+    for the tasks that name them, and those of a list are in its ``tasks`` already.
     """
 
     name: str
@@ -168,11 +167,7 @@ class Preset:
 
 
 def from_table(cls: type[T], given: Any, where: str, settings: Iterable[str], **more: Any) -> T:
-    """Return an object from its table: keys are its attributes, or settings of the episodes.
-
-    Raises:
-        TypeError, ValueError: for a key or a value that it cannot have.
-    """
+    """Return an object from its table: keys are its attributes, or settings of the episodes."""
     table = dict(read_table(given, where))
     own: list[Field[Any]] = [
         entry for entry in fields(cls) if entry.name not in ("settings", *more)
@@ -187,13 +182,7 @@ def from_table(cls: type[T], given: Any, where: str, settings: Iterable[str], **
 
 
 def read_task(given: Any, defaults: Mapping[str, Any], of: Preset | None = None) -> Task:
-    """Return a task from its table, an entry of ``[[tasks]]``.
-
-    Args:
-        given: the table.
-        defaults: the table ``[defaults]``.
-        of: the list of tasks that it is from; or None.
-    """
+    """Return a task from its table, an entry of ``[[tasks]]``, or of the list of a preset."""
     where = _where("[[tasks]]", given)
     table = dict(read_table(given, where))
     presets = [] if of is None else [of]
@@ -406,14 +395,7 @@ def presets() -> list[str]:
 
 
 def preset(name: str) -> Preset:
-    """Return a preset; changes to it change no other one.
-
-    Args:
-        name: such as ``"atari-57"``; or with its version, ``"atari-57-v1"``.
-
-    Raises:
-        ValueError: for an unknown name or version.
-    """
+    """Return a preset by its name, maybe with its version; changes to it change no other."""
     if name in presets():
         data = _data(name)
         lines = data["description"].strip()
@@ -437,12 +419,8 @@ def preset(name: str) -> Preset:
 def human_scores(env_id: str) -> tuple[float, float]:
     """Return the published returns of a random policy and of a human in an Atari game.
 
-    Args:
-        env_id: such as ``"ALE/Breakout-v5"``, ``"ale_py:ALE/Breakout-v5"`` or
-            ``"BreakoutNoFrameskip-v4"``.
-
-    Raises:
-        ValueError: for a game, or an env, without such scores.
+    Its env is named as ``"ALE/Breakout-v5"``, ``"ale_py:ALE/Breakout-v5"`` or
+    ``"BreakoutNoFrameskip-v4"``.
     """
     scores = _data("human-scores/atari")["games"]
     game = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", re.split("[:/]", env_id)[-1])

@@ -19,7 +19,7 @@ from tdcollect import envs, evaluation, suites, testing, trajectories
 from tdcollect.collect import statistics
 from tdcollect.evaluation import Episode
 from tdcollect.suites.results import CellResult
-from tdcollect.suites.validation import Validation
+from tdcollect.suites.run import Validation
 
 HOSTILE = "<script>alert('x')</script> & co"
 PACKAGES = ("", ".collect", ".envs", ".evaluation", ".suites", ".testing", ".trajectories")

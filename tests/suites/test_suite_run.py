@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tdcollect.suites.folder import claim_folder, described_cells
 
 import tdcollect
 from tdcollect import LocalWorkers
@@ -27,7 +26,7 @@ from tdcollect.pages.view import view
 from tdcollect.randomness import NotReproducibleError
 from tdcollect.suites import Suite
 from tdcollect.suites import run as module
-from tdcollect.suites.results import state_of
+from tdcollect.suites.results import claim_folder, described_cells, state_of
 
 from ..evaluation.crews import seven, some
 from ..evaluation.envs import Walk

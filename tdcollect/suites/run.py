@@ -129,7 +129,7 @@ def _evaluation(
     directory: Path,
     crew: Workers | None,
     cells: int,
-    how: Mapping[str, bool],
+    how: Mapping[str, Any],
 ) -> Evaluation:
     """Return the evaluation of a cell, which is recorded in its directory."""
     sharing = 1 if crew is None else max(1, crew.num_workers // cells)

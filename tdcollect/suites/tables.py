@@ -43,7 +43,7 @@ _MOST_RUN = 10**9
 _FIELDS = re.compile(r"\{(\w*)\}")
 _PRESETS = Path(__file__).parent / "presets"
 
-Call = str | Mapping[str, Any]
+Call = str | dict[str, Any]
 """``module:callable``, or that with keyword arguments: ``{"call": ..., "kwargs": {...}}``."""
 
 T = TypeVar("T", "Task", "Policy")
@@ -324,7 +324,7 @@ def _calls(given: Any, what: str) -> tuple[Call, ...]:
             called(call)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{what}: {error}") from error
-    return tuple(given)
+    return tuple(dict(call) if isinstance(call, Mapping) else call for call in given)
 
 
 def _score(given: Any, what: str) -> Score:

@@ -18,7 +18,7 @@ from torchrl.envs import DoubleToFloat, EnvBase, ObservationNorm, TransformedEnv
 from torchrl.modules import OneHotCategorical, ValueOperator
 
 import tdcollect
-from tdcollect.collect import plan
+from tdcollect.collect import arrays
 
 CARTPOLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 
@@ -144,11 +144,11 @@ def _off_arrays(steps: int) -> Program:
 
 @contextmanager
 def _arrays_off() -> Iterator[None]:
-    plan.RUN_ON_ARRAYS = False
+    arrays.RUN_ON_ARRAYS = False
     try:
         yield
     finally:
-        plan.RUN_ON_ARRAYS = True
+        arrays.RUN_ON_ARRAYS = True
 
 
 def _vector_env() -> Any:

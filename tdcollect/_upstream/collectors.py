@@ -68,15 +68,6 @@ class CollectorState(View):
     """The counter of trajectory ids: ``get_traj_and_increment(count)``, and a state dict."""
     start_new_trajectories = Alias[Callable[[], None]]("_start_new_trajectories")
 
-    @contextmanager
-    def without_preallocation(self) -> Iterator[None]:
-        """Have each batch stacked into memory of its own, for a while."""
-        before, self.preallocates = self.preallocates, False
-        try:
-            yield
-        finally:
-            self.preallocates = before
-
 
 class WorkersState(View):
     frames = Alias[int]("_frames")

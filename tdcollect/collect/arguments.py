@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,22 +27,12 @@ from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect.keys import SLOT, TIME
 from tdcollect.randomness import global_states, set_global_states
-from tdcollect.trajectories.split import LAYOUTS
 
 _OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
 
 
 def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise for arguments of the constructor that no backend can use.
-
-    Args:
-        args: the env, or several of them for several collectors; then the policy.
-        kwargs: arguments by name.
-
-    Raises:
-        TypeError: for arguments of the wrong kind.
-        ValueError: for counts that are not positive.
-    """
+    """Raise TypeError or ValueError for arguments of the constructor that no backend can use."""
     named = dict(zip(("create_env_fn", "policy"), args, strict=False), **kwargs)
     if "create_env_fn" in named:
         envs = named["create_env_fn"]
@@ -58,29 +47,15 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
                     f"expected {name} to be a function, got {_described(one)}; pass one, or leave "
                     "it out"
                 )
-    interruptor = named.get("interruptor")
-    if interruptor is not None and not hasattr(interruptor, "collection_stopped"):
-        raise TypeError(
-            "expected interruptor to have a method collection_stopped(), got "
-            f"{_described(interruptor)}; leave it out"
-        )
-    env_kwargs = named.get("create_env_kwargs")
-    if isinstance(env_kwargs, (str, int, float)):
-        raise TypeError(
-            "expected create_env_kwargs to be a dict of keyword arguments, got "
-            f"{_described(env_kwargs)}; pass {{}} for none"
-        )
+            if name == "policy_factory" and isinstance(one, nn.Module):
+                raise TypeError(
+                    "expected policy_factory to be a function without arguments that makes a "
+                    f"policy, got a {type(one).__name__}; pass it as the policy"
+                )
     frames = named.get("frames_per_batch", 1)
     for count in frames if isinstance(frames, (list, tuple)) else [frames]:
-        check_positive_int("frames_per_batch", count)
-    if named.get("trajs_per_batch") is not None:
-        check_positive_int("trajs_per_batch", named["trajs_per_batch"])
-    for name in ("total_frames", "init_random_frames"):
-        if isinstance(named.get(name), (str, list, tuple, dict)):
-            raise TypeError(
-                f"expected {name} to be a number of frames, or None, got {_described(named[name])}"
-                "; pass an int"
-            )
+        check.positive_int(frames_per_batch=count.item() if torch.is_tensor(count) else count)
+    check.positive_int_or_none(trajs_per_batch=named.get("trajs_per_batch"))
 
 
 def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -107,14 +82,15 @@ def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 
 
 def _check_env(env: Any) -> None:
-    if isinstance(env, EnvBase) or callable(env):
+    if isinstance(env, EnvBase) or (callable(env) and not isinstance(env, nn.Module)):
         return
     made = repr(env) if isinstance(env, str) else "'CartPole-v1'"
     if isinstance(env, (gym.Env, gym.vector.VectorEnv)):
         made = "env"
+    do = "the env first, then the policy" if callable(env) else f"tdcollect.make_env({made})"
     raise TypeError(
         "expected an env of TorchRL, or a function that makes one, got "
-        f"{_described(env)}; pass tdcollect.make_env({made})"
+        f"{_described(env)}; pass {do}"
     )
 
 
@@ -135,20 +111,6 @@ def check_instance(policy: Any) -> None:
         raise TypeError(
             f"expected a policy, got the class {policy.__name__}; pass an instance of it"
         )
-
-
-def check_positive_int(name: str, count: Any) -> None:
-    """Raise TypeError for a count that is not an int, ValueError for one that is not positive."""
-    try:
-        if isinstance(count, bool):
-            raise TypeError
-        positive = operator.index(count) > 0
-    except TypeError:
-        integral = isinstance(count, float) and count.is_integer()
-        do = f"pass {int(count)}" if integral else "pass a positive int"
-        raise TypeError(f"expected {name} to be an int, got {count!r}; {do}") from None
-    if not positive:
-        raise ValueError(f"expected {name} to be positive, got {count}; pass a positive int")
 
 
 def explain_weights_error(weights: Any, error: Exception) -> None:
@@ -182,34 +144,7 @@ def explaining(explain: Callable[[Exception], None]) -> Iterator[None]:
         raise
 
 
-def explain_env_error(create_env_fn: Any, error: Exception) -> None:
-    """Raise from ``error`` for a policy in the place of the env."""
-    made = not isinstance(create_env_fn, EnvBase)
-    if isinstance(error, TypeError) and made and isinstance(create_env_fn, nn.Module):
-        raise TypeError(
-            "expected an env of TorchRL, or a function that makes one, got a "
-            f"{type(create_env_fn).__name__}; pass the env first, then the policy"
-        ) from error
-
-
-def explain_postproc_error(error: Exception) -> None:
-    """Raise from ``error`` for a postproc that returns None."""
-    if isinstance(error, AttributeError) and error.obj is None and error.name == "keys":
-        raise TypeError(
-            "expected postproc to return a TensorDict, got None; return the batch"
-        ) from error
-
-
 # ------------------------------------------------------------------------------------ the policy
-
-
-def explain_factory_error(policy_factory: Any, error: Exception) -> None:
-    """Raise from ``error`` for a policy in the place of a policy factory."""
-    if isinstance(error, TypeError) and isinstance(policy_factory, nn.Module):
-        raise TypeError(
-            "expected policy_factory to be a function without arguments that makes a "
-            f"policy, got a {type(policy_factory).__name__}; pass it as the policy"
-        ) from error
 
 
 def explain_wrapping_error(policy: Any, env: EnvBase, error: Exception) -> None:
@@ -234,13 +169,7 @@ def explain_first_call(collector: Any, error: Exception) -> None:
 
 
 def explain_unfit_observations(entries: Mapping[Any, Any], env: EnvBase, error: Exception) -> None:
-    """Raise from ``error`` for a policy that fails on NaN, or on the shapes of observations.
-
-    Args:
-        entries: that the policy was called with.
-        env: the env, with its transforms.
-        error: of the policy, or of a check of its actions.
-    """
+    """Raise from ``error`` for a policy that fails on NaN, or on the shapes of observations."""
     spec = env.full_observation_spec_unbatched
     seen = {key: entries[key] for key in spec.keys(True, True) if key in entries}
     odd = [key for key, v in seen.items() if isinstance(v, torch.Tensor) and v.isnan().any()]
@@ -351,11 +280,7 @@ def no_tensordict(out: Any) -> str | None:
 def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) -> Exception | None:
     """The error for a policy whose first call failed, with what to do; None if not known.
 
-    Args:
-        policy: as the user gave it.
-        wrapped: as TorchRL calls it.
-        given: the step that it was called with.
-        env: the collector's.
+    ``policy`` is the user's, ``wrapped`` the same as TorchRL calls it.
     """
     missing = missing_entries(wrapped, given.keys(True, True))
     if missing is not None:
@@ -399,19 +324,6 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def check_replay_buffer_of(collector: Any) -> None:
-    """Check the replay buffer of a collector; see :func:`check_replay_buffer`."""
-    # A postproc changes the batch in ways that are not known yet.
-    if collector.replay_buffer is not None and collector.postproc is None:
-        check_replay_buffer(
-            collector.replay_buffer,
-            collector.env.batch_size,
-            collector.frames_per_batch,
-            extends=collector.extend_buffer,
-            trajectories=collector.trajs_per_batch is not None,
-        )
-
-
 def check_replay_buffer(
     buffer: Any,
     batch_size: torch.Size,
@@ -428,10 +340,6 @@ def check_replay_buffer(
         steps: T of a batch.
         extends: batches ``[N, T]`` are written, rather than single steps ``[N]``.
         trajectories: trajectories ``[length]`` are written instead.
-
-    Raises:
-        TypeError: if it is not a replay buffer, or cannot be written to.
-        ValueError: for a storage that cannot hold a batch.
     """
     if not all(callable(getattr(buffer, name, None)) for name in ("add", "extend", "sample")):
         raise TypeError(
@@ -487,7 +395,10 @@ def check_count(
             "max_episode_steps and layout are for collecting by episodes; by frames use make_env's "
             "max_episode_steps, and split_trajectories on the batch"
         )
-    check.one_of(LAYOUTS, layout=layout)
+    if layout != "flat":
+        from tdcollect.trajectories.split import LAYOUTS
+
+        check.one_of(LAYOUTS, layout=layout)
     return int(frames or episodes or 0)
 
 
@@ -531,11 +442,7 @@ def check_by_arrival(options: Mapping[str, Any]) -> None:
 
 
 def by_arrival_needs(reason: str | None) -> ValueError:
-    """The error for an env whose slots step together.
-
-    Args:
-        reason: why they do; empty for an env without ``wait_num``.
-    """
+    """The error for an env whose slots step together, for a reason or without ``wait_num``."""
     return ValueError(
         "by_arrival=True is for slots that go on when they are ready: expected an env of "
         "tdcollect.make_env(..., backend='process', wait_num=...), got one whose slots step "
@@ -547,14 +454,8 @@ def by_arrival_needs(reason: str | None) -> ValueError:
 def check_arrival_buffer(buffer: Any, slots: int) -> None:
     """Refuse a replay buffer that rows by arrival cannot go into.
 
-    Args:
-        buffer: the replay buffer.
-        slots: N.
-
-    Raises:
-        ValueError: for an ensemble that does not route rows by their slot to N replay buffers, for
-            a storage of several dimensions, and for a sampler of slices, which would join rows of
-            different slots.
+    That is an ensemble that does not route rows by their slot, a storage of several dimensions,
+    and a sampler of slices, which would join rows of different slots.
     """
     apart = f"a ReplayBufferEnsemble of {slots} replay buffers with routing_key={SLOT}"
     if isinstance(buffer, ReplayBufferEnsemble):

@@ -1,4 +1,4 @@
-"""ArrayEnv: an env and its transforms, stepped on StepDicts.
+"""ArrayEnv: an env and its transforms on StepDicts; which envs are stepped so, or why not.
 
 The env inside is gymnasium slots, which write into arrays, or any other TorchRL env, stepped by its
 own code on TensorDicts.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.envs import EnvBase
+from torchrl.data.utils import contains_lazy_spec
+from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import (
@@ -24,22 +26,31 @@ from tdcollect._upstream.torchrl import (
     complete_done,
     env_reset_of,
     env_step_of,
+    replaced_methods,
     skipped_step,
+    steps_alone,
 )
+from tdcollect.collect.lowering import Shown, lower_transforms, member_slots
 from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
 from tdcollect.collect.transforms import StepTransform
-from tdcollect.envs.adopted import reset_arguments
+from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.buffers import StepBuffers
+from tdcollect.envs.parallel import ParallelEnv as OurParallelEnv
 from tdcollect.envs.slots import Can, SlotError, Stepper
 from tdcollect.envs.spaces import key_of, nested, nested_unchecked
-from tdcollect.envs.traits import base_of
+from tdcollect.envs.traits import NotKnown, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, from_next
 
 _CPU = torch.device("cpu")
 
-Exact = Callable[[torch.Tensor], torch.Tensor]
+Exact: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Carries float64 rewards through the transforms."""
+
+Seeds: TypeAlias = list[int] | None
+Options: TypeAlias = dict[str, Any] | None
+Stepped: TypeAlias = tuple[StepDict, SlotError | None]
+"""The following step's entries; the error of slots whose envs raised, whose rows mean nothing."""
 
 
 class SteppedEnv:
@@ -82,7 +93,7 @@ class SteppedEnv:
         assert self.base is not None
         self.base.rebuild_slots(slots)
 
-    def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
+    def reset_all(self, seeds: Seeds, options: Options) -> StepDict:
         """Start an episode in every slot; the entries of its first step."""
         arguments = reset_arguments(base_of(self.transformed), seeds, options)
         return flat(self.transformed.reset(**arguments))
@@ -93,18 +104,10 @@ class SteppedEnv:
 
     def advance(
         self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None
-    ) -> tuple[StepDict, SlotError | None]:
+    ) -> Stepped:
         """Step ``slots`` (ascending; None for all).
 
-        Args:
-            step: the step to take, with the policy's outputs.
-            next_keys: the policy's outputs that belong to the following step.
-            buffers: are written.
-            slots: those to step.
-
-        Returns:
-            The following step's entries, of all slots; and the error of slots whose envs raised,
-            whose rows mean nothing.
+        ``next_keys`` are the policy's outputs that belong to the following step.
         """
         raise NotImplementedError
 
@@ -113,10 +116,10 @@ class SteppedEnv:
         following: StepDict,
         starting: torch.Tensor,
         slots: list[int],
-        seeds: list[int] | None = None,
-        options: dict[str, Any] | None = None,
+        seeds: Seeds = None,
+        options: Options = None,
     ) -> StepDict:
-        """Start an episode in ``slots``.
+        """Start an episode in ``slots``; the entries that begin the next step, of all slots.
 
         Args:
             following: the entries that the latest step led to.
@@ -124,9 +127,6 @@ class SteppedEnv:
             slots: ascending.
             seeds: one per slot in ``slots``.
             options: gymnasium's reset options.
-
-        Returns:
-            The entries that begin the next step, of all slots.
         """
         raise NotImplementedError
 
@@ -164,24 +164,12 @@ class InnerEnv(Protocol):
         """Buffers for ``count`` steps; see :meth:`GymnasiumEnv.allocate`."""
         return [None] * count
 
-    def step(
-        self, given: StepDict, slots: list[int] | None, buffers: Any
-    ) -> tuple[StepDict, SlotError | None]:
+    def step(self, given: StepDict, slots: list[int] | None, buffers: Any) -> Stepped:
         """Step ``slots`` (None for all); see :meth:`SteppedEnv.advance`."""
         ...
 
-    def reset(
-        self,
-        marks: StepDict,
-        slots: list[int],
-        seeds: list[int] | None,
-        options: dict[str, Any] | None,
-    ) -> StepDict:
-        """Start an episode in ``slots``, for which ``"_reset"`` in ``marks`` is true.
-
-        Returns:
-            The entries of all slots, flags included.
-        """
+    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
+        """Start an episode in ``slots``, those marked; the entries of all slots, with flags."""
         ...
 
 
@@ -209,9 +197,7 @@ class SlotArrays(InnerEnv):
         self._pinned = pinned
         return self.slots.allocate(count, pinned, exact)
 
-    def step(
-        self, given: StepDict, slots: list[int] | None, buffers: StepBuffers
-    ) -> tuple[StepDict, SlotError | None]:
+    def step(self, given: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
         error = None
         try:
             self.slots.stepper.step(self.slots.read_actions(given), slots, buffers)
@@ -232,13 +218,7 @@ class SlotArrays(InnerEnv):
         # No transform that is known to follow the specs writes into the flag itself.
         return self._done[1] if self._done is not None and flag is self._done[0] else None
 
-    def reset(
-        self,
-        marks: StepDict,
-        slots: list[int],
-        seeds: list[int] | None,
-        options: dict[str, Any] | None,
-    ) -> StepDict:
+    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         if not self._spare:
             # Several at once cost little more than one; large ones would take memory for nothing.
             count = 1 if self.step_bytes > _SPARE_BYTES else 32
@@ -251,12 +231,7 @@ class SlotArrays(InnerEnv):
 
 
 class TorchRLEnv(InnerEnv):
-    """Any TorchRL env, stepped by its own code on TensorDicts.
-
-    Args:
-        env: the env, without its transforms.
-        reason: why it is not on arrays.
-    """
+    """Any TorchRL env without its transforms, stepped by its own code on TensorDicts."""
 
     whole = True
     follows_specs = False
@@ -264,8 +239,7 @@ class TorchRLEnv(InnerEnv):
 
     def __init__(self, env: EnvBase, reason: str):
         self.how = f"steps by its own code, on TensorDicts: {reason}"
-        leaves = env.observation_spec.values(True, True)
-        self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
+        self.step_bytes = _bytes_of(env)
         self._env = env
         # Statically at first: wrappers would ask the env inside.
         has_it = inspect.getattr_static(env, "resets_by_mask", False)
@@ -275,9 +249,7 @@ class TorchRLEnv(InnerEnv):
         self._step, self._reset = env_step_of(env), env_reset_of(env)
         self._arguments = arguments_of_resets(env)
 
-    def step(
-        self, given: StepDict, slots: list[int] | None, buffers: None
-    ) -> tuple[StepDict, SlotError | None]:
+    def step(self, given: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
         return self._completed(self._step(self._packed(given))), None
 
     def _packed(self, entries: StepDict) -> TensorDict:
@@ -293,13 +265,7 @@ class TorchRLEnv(InnerEnv):
         complete_done(self._env, made)
         return flat(made)
 
-    def reset(
-        self,
-        marks: StepDict,
-        slots: list[int],
-        seeds: list[int] | None,
-        options: dict[str, Any] | None,
-    ) -> StepDict:
+    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         arguments = {**self._arguments, **reset_arguments(self._env, seeds, options)}
         return self._completed(self._reset(self._packed(marks), **arguments))
 
@@ -349,8 +315,6 @@ class ArrayEnv(SteppedEnv):
 
     Args:
         inner: the env itself.
-        transforms: its transforms, innermost first.
-        transformed: the env with its transforms.
         exact: carries float64 rewards through the transforms; they are added to each step under
             ``"_exact_reward"``. None to leave them out.
 
@@ -420,7 +384,7 @@ class ArrayEnv(SteppedEnv):
         next_keys: list[Key],
         buffers: Any,
         slots: list[int] | None = None,
-    ) -> tuple[StepDict, SlotError | None]:
+    ) -> Stepped:
         given = self._taken = step
         if self.transforms:
             given = StepDict(step)
@@ -465,19 +429,12 @@ class ArrayEnv(SteppedEnv):
         self._taken = given
         self.stepper.send(self.base.read_actions(given), slots)  # type: ignore[union-attr]
 
-    def send_reset(
-        self, slots: list[int], seeds: list[int] | None, options: dict[str, Any] | None
-    ) -> None:
+    def send_reset(self, slots: list[int], seeds: Seeds, options: Options) -> None:
         """Start an episode in ``slots``, and return at once."""
         self.stepper.send_reset(slots, seeds, options)
 
     def receive(self, next_keys: list[Key], buffers: Any) -> Arrived:
-        """Wait for slots that were sent.
-
-        Args:
-            next_keys: the policy's outputs that belong to the following step.
-            buffers: are written.
-        """
+        """Wait for slots that were sent, whose steps ``buffers`` then hold."""
         assert isinstance(self.inner, SlotArrays)
         came = self.stepper.receive(buffers)
         written = self.inner.entries(buffers)
@@ -565,10 +522,13 @@ class ArrayEnv(SteppedEnv):
         following: StepDict,
         starting: torch.Tensor,
         slots: list[int] | None,
-        seeds: list[int] | None = None,
-        options: dict[str, Any] | None = None,
+        seeds: Seeds = None,
+        options: Options = None,
     ) -> StepDict:
-        marks = StepDict({keys.RESET: starting})
+        marks = StepDict()
+        if isinstance(self.inner, _WholeEnv):  # keeps the rows of the other slots itself
+            marks = StepDict(following).exclude(keys.REWARD, keys.EXACT_REWARD, inplace=True)
+        marks[keys.RESET] = starting
         for transform in self._inverse:
             transform.prepare(marks)
         begun = self.inner.reset(marks, slots or [], seeds, options)
@@ -605,62 +565,129 @@ class _WholeEnv(InnerEnv):
     def __init__(self, env: EnvBase, exact: bool):
         base = base_of(env)
         self.slots = base if isinstance(base, GymnasiumEnv) else None
-        leaves = env.observation_spec.values(True, True)
-        self.step_bytes = sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
+        self.step_bytes = _bytes_of(env)
         self.home = with_index(env.device) if env.device else _CPU
         self._env, self._exact = env, exact
 
-    def step(
-        self, given: StepDict, slots: list[int] | None, buffers: None
-    ) -> tuple[StepDict, SlotError | None]:
+    def step(self, given: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
         packed = nested(given.items(), self._env.batch_size, self._env.device)
         with self.slots.exact_rewards() if self._exact and self.slots else nullcontext():
             return flat(self._env.step(packed).get(keys.NEXT)), None
 
-    def reset(
-        self,
-        marks: StepDict,
-        slots: list[int],
-        seeds: list[int] | None,
-        options: dict[str, Any] | None,
-    ) -> StepDict:
+    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         given = nested(marks.items(), self._env.batch_size, self._env.device)
         arguments = reset_arguments(base_of(self._env), seeds, options)
         return flat(self._env.reset(given, select_reset_only=True, **arguments))
 
 
-class TensorDictEnv(ArrayEnv):
-    """Any TorchRL env, stepped with its transforms by its own code, on TensorDicts.
+def _bytes_of(env: EnvBase) -> int:
+    """The size of one step's observations, over all slots."""
+    leaves = env.observation_spec.values(True, True)
+    return sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
+
+
+# ------------------------------------------------------------------------------------- the plan
+
+RUN_ON_ARRAYS = os.environ.get("TDCOLLECT_ARRAYS") != "0"
+"""False to run TorchRL's loop alone; batches are the same either way."""
+
+
+class Plan(NamedTuple):
+    """The way in which an env is stepped: on arrays, or by TorchRL's loop, for some reasons."""
+
+    env: ArrayEnv | None
+    reasons: Sequence[str] = ()
+
+
+def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = ()) -> Plan:
+    """Decide how an env, with its transforms, is stepped; ``reasons`` are those against arrays."""
+    base = env.base_env if type(env) is TransformedEnv else env
+    reasons = [*reasons, *([] if RUN_ON_ARRAYS else ["TDCOLLECT_ARRAYS=0"])]
+    replaced = {*replaced_methods(env), *replaced_methods(base)}
+    reasons += [f"the env has a {name} of its own" for name in sorted(replaced)]
+    if len(env.done_keys_groups) > 1 or not set(keys.FLAGS).issuperset(env.done_keys):
+        reasons.append(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
+    if any(env.full_done_spec[key].dtype is not torch.bool for key in env.done_keys):
+        reasons.append("the env has flags of another dtype than bool")
+    plain = type(env) is GymnasiumEnv or _has_plain_entries(env)
+    if not plain:
+        reasons.append("the env has entries that are no tensors of one shape")
+    try:
+        transforms = lower_transforms(transforms_of(env), env)
+        if plain:
+            mixes = not all(transform.by_row for transform in transforms)
+            inner, further = _inner(base, env is not base, mixes)
+    except NotKnown as refused:
+        reasons += refused.reasons
+    if reasons:
+        return Plan(None, reasons)
+    if env.device is not None and not all(part.anywhere for part in (*further, *transforms)):
+        inner.home = with_index(env.device)  # the CPU would not give the same
+    for transform in transforms:
+        transform.attach(inner, further)
+    last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
+    return Plan(ArrayEnv(inner, [*further, *transforms, *last], env, exact))
+
+
+def by_episodes(plan: Plan, env: EnvBase, exact: Exact | None = None) -> ArrayEnv:
+    """The env for the loop by episodes: on arrays if it can be, else through TensorDicts.
 
     Raises:
         ValueError: for an env whose slots do not end one by one, each with a flag of its own, or
             whose observations are not tensors of fixed shapes.
     """
+    found = plan.env
+    if found is not None and found.base is not None and found.home.type == "cpu":
+        return found
+    if keys.DONE not in env.done_keys or len(env.done_keys_groups) > 1:
+        raise ValueError(
+            f"expected an env with one {keys.DONE!r} flag per slot, got the flags "
+            f"{list(env.done_keys)}; collect by frames, and split the batch"
+        )
+    leaves = env.observation_spec.items(True, True)
+    odd = [key for key, leaf in leaves if leaf.dtype is None or -1 in leaf.shape]
+    if odd:
+        raise ValueError(
+            "expected an env whose observations are tensors of fixed shapes, got other ones "
+            f"in {odd}; collect by frames"
+        )
+    whole = ArrayEnv(_WholeEnv(env, exact is not None), [], env, exact)
+    # The slots of any other env cannot wait, and cannot be seeded, one by one.
+    whole.can = whole.can._replace(pause=False, wait_num=None)
+    return whole
 
-    def __init__(self, transformed: EnvBase, exact: Exact | None = None):
-        if keys.DONE not in transformed.done_keys or len(transformed.done_keys_groups) > 1:
-            raise ValueError(
-                f"expected an env with one {keys.DONE!r} flag per slot, got the flags "
-                f"{list(transformed.done_keys)}; collect by frames, and split the batch"
-            )
-        leaves = transformed.observation_spec.items(True, True)
-        odd = [key for key, leaf in leaves if leaf.dtype is None or -1 in leaf.shape]
-        if odd:
-            raise ValueError(
-                "expected an env whose observations are tensors of fixed shapes, got other ones "
-                f"in {odd}; collect by frames"
-            )
-        super().__init__(_WholeEnv(transformed, exact is not None), [], transformed, exact)
-        self.can = self.can._replace(pause=False, wait_num=None)
 
-    def begin(
-        self,
-        following: StepDict,
-        starting: torch.Tensor,
-        slots: list[int] | None,
-        seeds: list[int] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> StepDict:
-        marks = StepDict(following).exclude(keys.REWARD, keys.EXACT_REWARD, inplace=True)
-        marks[keys.RESET] = starting
-        return self.inner.reset(marks, slots or [], seeds, options)
+def _inner(
+    base: EnvBase, under_transforms: bool, mixes: bool
+) -> tuple[InnerEnv, list[StepTransform]]:
+    """The env without its transforms (do they mix rows?), and those of its own envs."""
+    if type(base) is GymnasiumEnv:
+        return SlotArrays(base), []
+    if type(base) is OurParallelEnv and base.inner is not None:
+        lifted = lower_transforms(transforms_of(base.inner), base.inner)
+        return SlotArrays(base_of(base.inner)), [*lifted, Shown(base.shown, mixes)]
+    try:
+        slots, members, shown = adopt(base)
+        if members:
+            return member_slots(SlotArrays(slots), members, shown, mixes)
+        return SlotArrays(slots), []
+    except NotKnown as error:
+        on_cpu = base.device is None or base.device.type == "cpu"
+        reason = str(error) if on_cpu else f"its tensors are on {base.device}"
+        # TorchRL's ParallelEnv steps and resets by one message; no transform comes in between.
+        if not (steps_alone(base) or (under_transforms and type(base) is ParallelEnv)):
+            raise NotKnown(f"{reason}, and steps in a way of its own") from None
+        return TorchRLEnv(base, reason), []
+
+
+def _has_plain_entries(env: EnvBase) -> bool:
+    """Tell whether all entries are single tensors of fixed shapes."""
+    for spec in (env.output_spec, env.input_spec):
+        nodes = [spec, *spec.values(True, False)]
+        if contains_lazy_spec(spec) or any(
+            getattr(node, "data_cls", None) not in (None, TensorDict) for node in nodes
+        ):
+            return False
+        if any(leaf.dtype is None or -1 in leaf.shape for leaf in spec.values(True, True)):
+            return False
+    return True

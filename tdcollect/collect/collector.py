@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from tensordict import TensorDictBase, unravel_key
@@ -32,23 +32,16 @@ from tdcollect.collect.arguments import (
     check_made,
     check_one,
     check_options,
-    check_replay_buffer_of,
-    explain_env_error,
-    explain_factory_error,
+    check_replay_buffer,
     explain_first_call,
-    explain_postproc_error,
     explain_weights_error,
     explain_wrapping_error,
     explaining,
     round_up,
 )
-from tdcollect.collect.first_states import FirstStates
-from tdcollect.collect.hooks import AnyHooks, watch_of
-from tdcollect.collect.plan import Explanation, short
 from tdcollect.collect.policy import unknown_class
-from tdcollect.collect.resume import add_state, keep_state, load_state
-from tdcollect.collect.run import Runner
-from tdcollect.collect.shaping import RewardShaping, Shaper
+from tdcollect.collect.resume import FirstStates, add_state, keep_state, load_state
+from tdcollect.collect.run import Explanation, Runner, short
 from tdcollect.collect.statistics import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
@@ -57,17 +50,11 @@ from tdcollect.envs.traits import base_of
 from tdcollect.keys import IS_INIT, as_path
 from tdcollect.progress import check_tqdm
 from tdcollect.threads import collecting
-from tdcollect.trajectories.split import Layout, split_trajectories
 
-HERE_ONLY: dict[str, Any] = {
-    "statistics": True,
-    "stats_window": 100,
-    "timers": False,
-    "hooks": None,
-    "by_arrival": False,
-    "progress": False,
-}
-"""Options of a collector that runs in the user's own process, with their defaults."""
+if TYPE_CHECKING:
+    from tdcollect.collect.hooks import AnyHooks
+    from tdcollect.collect.shaping import RewardShaping, Shaper
+    from tdcollect.trajectories.split import Layout
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -103,7 +90,7 @@ class Dispatch(CollectorMeta):
                     f"subclass {cls.__name__}; pass collector_class={cls.__name__} in the "
                     "backend_options of Collector(..., backend=...)"
                 )
-            if kwargs.get("reward_shaping") is not None:
+            if kwargs.pop("reward_shaping", None) is not None:
                 raise ValueError(
                     "reward_shaping is for backend='direct': workers are not given it; name a "
                     "subclass that passes it on as collector_class in the backend_options"
@@ -134,11 +121,7 @@ class Dispatch(CollectorMeta):
 
 
 def extends(parent: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Show a function that hands ``*args, **kwargs`` on with the parameters that these may hold.
-
-    Args:
-        parent: the function that they are handed on to.
-    """
+    """Give a function that hands ``*args, **kwargs`` on to ``parent`` the signature of that one."""
 
     def with_signature(function: Function) -> Function:
         own = [
@@ -218,7 +201,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         self._reward_shaping = reward_shaping
         self._shaper: Shaper | None = None
         self._splits = bool(kwargs.get("split_trajs"))
-        self._monitor = Monitor(statistics, stats_window, timers, watch_of(hooks))
+        watch = None
+        if hooks is not None:
+            from tdcollect.collect.hooks import watch_of
+
+            watch = watch_of(hooks)
+        self._monitor = Monitor(statistics, stats_window, timers, watch)
         self._runner = Runner(self)
         self._progress = progress
         if progress:
@@ -239,8 +227,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
     def _init_env(self, create_env_fn: Any, create_env_kwargs: Any) -> EnvBase:
         self._made_env = not isinstance(create_env_fn, EnvBase)
-        with explaining(partial(explain_env_error, create_env_fn)):
-            env = super()._init_env(create_env_fn, create_env_kwargs)
+        env = super()._init_env(create_env_fn, create_env_kwargs)
         check_made(env)
         take_over(env)
         return env
@@ -253,7 +240,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         return super()._maybe_setup_policy_env_transforms(env, policy)
 
     def _init_policy(self, policy: Any, policy_factory: Any, *args: Any, **kwargs: Any) -> Any:
-        with refusing(self, partial(explain_factory_error, policy_factory)):
+        with refusing(self):
             return super()._init_policy(policy, policy_factory, *args, **kwargs)
 
     def _setup_policy_and_weights(self, policy: Any) -> None:
@@ -275,13 +262,22 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             super()._setup_frames_per_batch(frames_per_batch)
         with refusing(self):
             if self._reward_shaping is not None:
+                from tdcollect.collect.shaping import Shaper
+
                 self._shaper = Shaper(
                     self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
                 )
             if self.by_arrival:
                 self._runner.check_by_arrival()
-            elif not self._splits:
-                check_replay_buffer_of(self)
+            # A postproc changes the batch in ways that are not known yet.
+            elif self.replay_buffer is not None and self.postproc is None and not self._splits:
+                check_replay_buffer(
+                    self.replay_buffer,
+                    self.env.batch_size,
+                    self.frames_per_batch,
+                    extends=self.extend_buffer,
+                    trajectories=self.trajs_per_batch is not None,
+                )
 
     def _make_carrier(self) -> None:
         self._runner.first_states = first = FirstStates(self.env)
@@ -308,7 +304,10 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         try:
             return super()._postproc(tensordict_out)
         except AttributeError as error:
-            explain_postproc_error(error)
+            if error.obj is None and error.name == "keys":
+                raise TypeError(
+                    "expected postproc to return a TensorDict, got None; return the batch"
+                ) from error
             raise
 
     def explain(self) -> Explanation:
@@ -460,6 +459,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             log.batch = batch
         batch = self._postproc(batch)
         if layout != "flat":
+            from tdcollect.trajectories.split import split_trajectories
+
             batch = split_trajectories(batch, layout=layout)
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
@@ -567,12 +568,7 @@ SyncDataCollector = Collector
 def refusing(
     collector: Any, explain: Callable[[Exception], None] = lambda error: None
 ) -> Iterator[None]:
-    """Close the env that a collector made if its constructor raises.
-
-    Args:
-        collector: the collector.
-        explain: called with the error; may raise a better one.
-    """
+    """Close the env that a collector made if its constructor raises; explain the error."""
     try:
         with explaining(explain):
             yield
@@ -607,16 +603,8 @@ def needs_state(policy: Any) -> bool:
 
 
 def refuse_elsewhere(options: dict[str, Any], backend: str) -> None:
-    """Take options with their defaults out; raise for others.
-
-    Args:
-        options: are given to a collector that runs in other processes.
-        backend: that runs it.
-
-    Raises:
-        ValueError: for an option that is heeded only in the user's own process.
-    """
-    for name, default in HERE_ONLY.items():
+    """Take options of this process alone out; raise ValueError for any but their defaults."""
+    for name, default in (Collector.__init__.__kwdefaults__ or {}).items():
         value = options.pop(name, default)
         if value is not default and value != default:
             raise ValueError(

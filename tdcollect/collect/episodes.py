@@ -12,34 +12,29 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from tdcollect import keys
-from tdcollect.collect.arrays import ArrayEnv, SteppedEnv
-from tdcollect.collect.hooks import Watch
-from tdcollect.collect.step_dict import StepDict, by_slot, next_step, zero_rows
-from tdcollect.collect.store import Placement, Store
+from tdcollect.collect.arrays import Options, Seeds, SteppedEnv
+from tdcollect.collect.step_dict import Placement, StepDict, Store, by_slot, next_step, zero_rows
 from tdcollect.collect.turns import Act, Acting, Lower, NewIds, Turns, set_ids
 from tdcollect.envs.slots import SlotError
 from tdcollect.keys import Key
+
+if TYPE_CHECKING:
+    from tdcollect.collect.hooks import Watch
 
 _BLOCK_STEPS = 64
 
 
 @dataclass(frozen=True)
 class Start:
-    """An episode to run.
-
-    Attributes:
-        index: of the episode, in the order of starting.
-        seed: of its env's reset; None to go on with the env's own generator.
-        traj_id: its trajectory id.
-    """
+    """An episode to run; its seed is None to go on with the env's own generator."""
 
     index: int
     seed: int | None
@@ -47,16 +42,9 @@ class Start:
 
 
 class Piece(NamedTuple):
-    """The part of an episode that lies in one block.
+    """The part of an episode that lies in one block: the steps from ``begin`` to before ``stop``.
 
-    Attributes:
-        start: the episode.
-        slot: the slot that runs it.
-        begin: its first step in the block.
-        stop: the step after its last.
-        ended: whether this is its last piece.
-        error: the env's error; the episode has no further piece then.
-        info: gymnasium's info of the last step.
+    ``info`` is gymnasium's, of the last step. After an error, the episode has no further piece.
     """
 
     start: Start
@@ -69,12 +57,7 @@ class Piece(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive steps of all slots.
-
-    Attributes:
-        entries: ``[N, t, ...]`` each; steps outside of the pieces mean nothing.
-        pieces: the parts of episodes in it.
-    """
+    """Consecutive steps of all slots, ``[N, t, ...]``; those outside of the pieces mean nothing."""
 
     entries: dict[Key, torch.Tensor]
     pieces: list[Piece]
@@ -86,17 +69,13 @@ class _Running:
     begin: int  # its first step in the block
 
 
+@dataclass
 class Episodes:
     """Runs episodes; iterate to get blocks of steps.
 
-    Args:
-        env: the env on StepDicts.
-        act: runs the policy.
-        remembered: gives the entries that the policy takes from one step to the next, from the
-            first step with its outputs; they are zeroed where an episode starts.
+    Attributes:
         starts: the episodes, all of them with a seed, or none. Asked at each step while slots are
             free: it may have more after it had none.
-        place: moves tensors between devices.
         steps: the most steps of a block.
         seconds: a block ends with the step at which it has taken so long.
         max_episode_steps: episodes are truncated at this length.
@@ -114,54 +93,37 @@ class Episodes:
         ValueError: for ``max_episode_steps`` or ``options`` if slots cannot be reset singly.
     """
 
-    _env: ArrayEnv  # where slots step asynchronously
+    env: Any  # a SteppedEnv; an ArrayEnv where slots step asynchronously
+    act: Act
+    starts: Iterator[Start] | FirstToStart
+    place: Placement
+    _: KW_ONLY
+    steps: int
+    seconds: float = math.inf
+    max_episode_steps: int | None = None
+    left_out: frozenset[Key] = frozenset()
+    in_one_piece: bool = False
+    first_seeds: Seeds = None
+    options: Options = None
+    rebuild: bool = False
+    on_start: Callable[[int, Start], None] | None = None
+    on_error: Callable[[Start, Exception], Start | None] | None = None
+    watch: Watch | None = None
 
-    def __init__(
-        self,
-        env: SteppedEnv,
-        act: Act,
-        remembered: Callable[[StepDict], list[Key]],
-        starts: Iterator[Start] | FirstToStart,
-        place: Placement,
-        *,
-        steps: int,
-        seconds: float = math.inf,
-        max_episode_steps: int | None = None,
-        left_out: frozenset[Key] = frozenset(),
-        in_one_piece: bool = False,
-        first_seeds: list[int] | None = None,
-        options: dict[str, Any] | None = None,
-        rebuild: bool = False,
-        on_start: Callable[[int, Start], None] | None = None,
-        on_error: Callable[[Start, Exception], Start | None] | None = None,
-        watch: Watch | None = None,
-    ):
-        for name, value in (("max_episode_steps", max_episode_steps), ("options", options)):
-            if value is not None and not env.can.reset_singly:
+    def __post_init__(self) -> None:
+        for name in ("max_episode_steps", "options"):
+            if getattr(self, name) is not None and not self.env.can.reset_singly:
                 raise ValueError(
                     f"expected no {name}: this vector env cannot reset single slots, which {name} "
                     "by episodes ask for; make the env itself so, or use backend='serial'"
                 )
-        if max_episode_steps is not None and not env.marks_truncation:
+        if self.max_episode_steps is not None and not self.env.marks_truncation:
             raise ValueError(
                 f"expected no max_episode_steps: the env has no {keys.TRUNCATED!r} flag to mark "
                 "the limit with; put it under TorchRL's StepCounter(max_steps=...)"
             )
-        self._env = env  # type: ignore[assignment]
-        self._starts = starts
-        self._place = place
-        self._store_options = left_out, place, in_one_piece
-        self._steps = steps
-        self._seconds = seconds
-        self._max_episode_steps = max_episode_steps
-        self._first_seeds = first_seeds
-        self._options = options
-        self._rebuild = rebuild
-        self._on_start = on_start
-        self._on_error = on_error
-        self._watch = watch
-        self._turns = Turns(env, act, remembered, place, StepDict())
-        self._slots = list(range(env.batch_size.numel()))
+        self._turns = Turns(self.env, self.act, self.place, StepDict())
+        self._slots = list(range(self.env.batch_size.numel()))
         self._singly = True
         self._again: deque[Start] = deque()  # episodes to start once more
         self._running: dict[int, _Running] = {}
@@ -172,8 +134,9 @@ class Episodes:
 
     def __iter__(self) -> Iterator[Block]:
         while self._running or self._beginning or self._start_all():
-            asynchronous = self._env.can.asynchronous
-            store = Store(self._env, *self._store_options, None if asynchronous else self._steps)
+            asynchronous = self.env.can.asynchronous
+            steps = None if asynchronous else self.steps
+            store = Store(self.env, self.left_out, self.place, self.in_one_piece, steps)
             pieces = self._pieces = []
             self._at[:] = 0
             for running in self._running.values():
@@ -181,8 +144,8 @@ class Episodes:
             began = time.monotonic()
             for buffers in store.allocate():
                 self._turn(store, buffers)
-                full = asynchronous and self._at.max() >= self._steps
-                over = full or time.monotonic() - began > self._seconds
+                full = asynchronous and self._at.max() >= self.steps
+                over = full or time.monotonic() - began > self.seconds
                 if over or not (self._running or self._beginning):
                     break
             for slot, run in self._running.items():
@@ -192,24 +155,24 @@ class Episodes:
 
     def _start_all(self) -> bool:
         """Start an episode in every slot; False if none is left to start."""
-        turns, env = self._turns, self._env
+        turns, env = self._turns, self.env
         while True:
             starts = self._next_starts(self._slots)
             if not starts:
                 return False
-            seeds, self._first_seeds = self._first_seeds, None
+            seeds, self.first_seeds = self.first_seeds, None
             if starts[0].seed is not None:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, starts[0]).seed for slot in self._slots]  # type: ignore[misc]
-            if self._rebuild:
+            if self.rebuild:
                 env.rebuild_slots(self._slots)
             try:
-                step = env.reset_all(seeds, self._options)
+                step = env.reset_all(seeds, self.options)
             except SlotError as error:
                 self._give_up(error, starts)
                 self._again.extendleft(reversed(starts.values()))
                 continue
-            self._place.enter(step, list(step))
+            self.place.enter(step, list(step))
             for key in turns.zeroed:
                 step[key] = torch.zeros_like(turns.present[key])
             step[keys.TRAJ_IDS] = torch.zeros(env.batch_size, dtype=torch.int64)
@@ -218,8 +181,8 @@ class Episodes:
             self._singly = starts[0].seed is None or env.can.seed_singly
             self._at[:] = 0
             self._note(starts)
-            if self._watch is not None:
-                self._watch.began(list(starts), turns.present)
+            if self.watch is not None:
+                self.watch.began(list(starts), turns.present)
             return True
 
     def _next_starts(self, free: Sequence[int]) -> dict[int, Start]:
@@ -228,13 +191,13 @@ class Episodes:
         for slot in free:
             if self._again:
                 start: Start | None = self._again.popleft()
-            elif isinstance(self._starts, FirstToStart):
-                start = self._starts.start(slot, int(self._taken[slot]))
+            elif isinstance(self.starts, FirstToStart):
+                start = self.starts.start(slot, int(self._taken[slot]))
             else:
-                start = next(self._starts, None)
+                start = next(self.starts, None)
             if start is not None:
                 starts[slot] = start
-            elif not isinstance(self._starts, FirstToStart):
+            elif not isinstance(self.starts, FirstToStart):
                 break
         return starts
 
@@ -246,17 +209,17 @@ class Episodes:
         set_ids(self._turns.present, list(starts), ids)
         for slot, start in starts.items():
             self._running[slot] = _Running(start, int(self._at[slot]))
-            if self._on_start is not None:
-                self._on_start(slot, start)
-        if self._max_episode_steps is not None:
-            self._due[list(starts)] = self._taken[list(starts)] + self._max_episode_steps
+            if self.on_start is not None:
+                self.on_start(slot, start)
+        if self.max_episode_steps is not None:
+            self._due[list(starts)] = self._taken[list(starts)] + self.max_episode_steps
 
     def _turn(self, store: Store, buffers: Any) -> None:
         """Have slots act, take in those that come back, and start episodes in those that are free.
 
         A step that is lost in every slot gives no rows: all episodes start again.
         """
-        turns, env, running = self._turns, self._env, self._running
+        turns, env, running = self._turns, self.env, self._running
         if env.can.asynchronous:
             turns.ready = [slot for slot in turns.ready if slot in running]
             came = turns.exchange(turns.idle(turns.ready), buffers)
@@ -293,14 +256,14 @@ class Episodes:
         else:
             turns.present = next_step(step, following, env.carried, turns.next_keys)
         began = [*came.began, *self._begin_free(step, following)]
-        if self._watch is not None:
+        if self.watch is not None:
             if stepped:
-                self._watch.step_taken(step, following, ended, stepped)
-            self._watch.began(began, turns.present)
+                self.watch.step_taken(step, following, ended, stepped)
+            self.watch.began(began, turns.present)
 
     def _ended(self, following: StepDict, stepped: list[int]) -> list[int]:
         """The slots whose episodes have ended; marks those at the step limit as truncated."""
-        if self._max_episode_steps is not None:
+        if self.max_episode_steps is not None:
             late = np.flatnonzero(self._taken + 1 >= self._due).tolist()
             late = sorted({*late}.intersection(stepped))
             if late:
@@ -311,13 +274,8 @@ class Episodes:
         return [slot for slot in stepped if done[slot]] if np.count_nonzero(done) else []
 
     def _begin_free(self, step: StepDict, following: StepDict) -> list[int]:
-        """Start episodes in the slots that are free; those where they have begun at once.
-
-        Args:
-            step: that was taken.
-            following: the entries that it led to.
-        """
-        turns, env = self._turns, self._env
+        """Start episodes in the slots that are free; those where they have begun at once."""
+        turns, env = self._turns, self.env
         free = [s for s in self._slots if s not in self._running and s not in self._beginning]
         unseen: set[int] = set()
         if env.can.asynchronous:
@@ -330,29 +288,29 @@ class Episodes:
         while True:
             if self._singly:
                 starts.update(self._next_starts([slot for slot in free if slot not in starts]))
-            if isinstance(self._starts, FirstToStart):
-                self._drop_late(self._starts.left_out)
+            if isinstance(self.starts, FirstToStart):
+                self._drop_late(self.starts.left_out)
             reset = sorted({*starts, *unseen})
             if not reset:
                 return []
             seeds = None
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
-            if self._rebuild:
+            if self.rebuild:
                 env.rebuild_slots(list(starts))
             if env.can.asynchronous:
                 self._beginning.update(starts)
-                env.send_reset(reset, seeds, self._options)  # type: ignore[arg-type]
+                env.send_reset(reset, seeds, self.options)
                 return []
             starting = torch.zeros(len(self._slots), dtype=torch.bool)
             starting[reset] = True
             starting = starting.view(following[keys.DONE].shape)
             try:
-                begun = env.begin(following, starting, reset, seeds, self._options)  # type: ignore[arg-type]
+                begun = env.begin(following, starting, reset, seeds, self.options)
             except SlotError as error:
                 self._give_up(error, starts)
                 continue
-            self._place.keep_apart(begun, of_reset=True)
+            self.place.keep_apart(begun, of_reset=True)
             turns.present = next_step(step, begun, env.carried, turns.next_keys)
             zero_rows(turns.present, turns.zeroed, env.batch_size, list(starts))
             self._note(starts)
@@ -379,13 +337,13 @@ class Episodes:
 
     def _give_up(self, error: SlotError, starts: dict[int, Start], built: bool = False) -> None:
         """Build the envs that raised anew, unless built; take their episodes out of ``starts``."""
-        if self._on_error is None or not self._env.can.rebuild:
+        if self.on_error is None or not self.env.can.rebuild:
             raise error
         if not built:
-            self._env.rebuild_slots(list(error.causes))
+            self.env.rebuild_slots(list(error.causes))
         for slot, cause in error.causes.items():
             start = starts.pop(slot, None)
-            again = None if start is None else self._on_error(start, cause)
+            again = None if start is None else self.on_error(start, cause)
             if again is not None:
                 self._again.append(again)
 
@@ -396,9 +354,6 @@ class FirstToStart:
     Slots that step asynchronously cannot know how many episodes the others begin before them, in
     steps of their own. So each runs on; an episode that turns out not to be among the first is left
     out.
-
-    Args:
-        count: K.
 
     Attributes:
         kept: the first to start so far, in order: the slot's steps before, the slot, the id.
@@ -427,12 +382,7 @@ class FirstToStart:
         return self._ids - 1
 
     def only_kept(self, blocks: list[Block], ids: torch.Tensor) -> list[Block]:
-        """The kept episodes' blocks, renumbered as synchronous collection would number them.
-
-        Args:
-            blocks: of the whole collection.
-            ids: the trajectory ids, in the order of starting.
-        """
+        """The kept episodes' blocks, renumbered as synchronous collection would number them."""
         ranks = {number: rank for rank, (_, _, number) in enumerate(self.kept)}
         final = torch.zeros(self._ids, dtype=torch.int64)
         chosen = []
@@ -482,7 +432,6 @@ def whole_episodes(
     loop = Episodes(
         env,
         acting,
-        acting.remembered,
         order or (Start(index, None, int(new_ids(1))) for index in range(episodes)),
         place,
         steps=_BLOCK_STEPS,
@@ -507,13 +456,6 @@ def join_episodes(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, 
     """Join the pieces of all episodes, each contiguous, in the order of their indices.
 
     Pieces of an episode whose env failed, and which started again under its index, are left out.
-
-    Args:
-        blocks: of a loop that ran to its end.
-        batch_size: the env's.
-
-    Returns:
-        The entries, ``[sum of lengths, ...]`` each.
     """
     parts: list[dict[Key, torch.Tensor]] = []
     indices: list[torch.Tensor] = []

@@ -231,14 +231,7 @@ class LogStatistics(Hooks):
 
 
 class Watch:
-    """Calls hooks with a collection's steps.
-
-    Args:
-        hooks: at least one.
-
-    Attributes:
-        steps: whether a hook asks for steps or episodes.
-    """
+    """Calls hooks with a collection; ``steps`` tells whether one asks for steps or episodes."""
 
     def __init__(self, hooks: list[Hooks]):
         self._calls = {
@@ -264,9 +257,8 @@ class Watch:
 
     def drop(self, slots: Bools | None = None) -> None:
         """Drop the episodes in flight: of all slots (None), or of these."""
-        marked: Any = slice(None) if slots is None else slots
-        self._starting[marked] = True
-        self._tally.drop(marked)
+        self._starting[slice(None) if slots is None else slots] = True
+        self._tally.drop(slots)
 
     def begin(self, step: TensorDictBase) -> None:
         """A loop begins with this step."""
@@ -276,6 +268,7 @@ class Watch:
     def started(self, slots: Ints | list[int], step: Callable[[], TensorDictBase]) -> None:
         """Episodes begin in these slots, with the step given."""
         self._starting[slots] = False
+        self._tally.drop(slots)  # of an episode that an env's failure broke off
         if self._calls["episodes_started"]:
             self._call("episodes_started", np.asarray(slots, np.int64), step())
 
@@ -302,9 +295,7 @@ class Watch:
             self._tally.add(taken, [reward.detach().cpu().numpy() for reward in rewards])
         returns, lengths = self._tally.take(which)
         self._starting[which] = True
-        if broken:
-            self._starting[list(broken)] = True
-            self._tally.drop(list(broken))
+        self._starting[list(broken)] = True
         if self._calls["stepped"]:
             self._call("stepped", taken, step())
         if ended:
@@ -317,21 +308,14 @@ class Watch:
         ended: list[int],
         slots: list[int] | None = None,
     ) -> None:
-        """As :meth:`stepped`, on StepDicts.
-
-        Args:
-            step: the step taken.
-            following: the entries that it led to.
-            ended: slots whose episodes ended.
-            slots: that took the step; None for all.
-        """
+        """As :meth:`stepped`, on StepDicts: a step, and the entries that it led to."""
 
         def packed() -> TensorDictBase:
             entries = {**step, **{under_next(key): value for key, value in following.items()}}
             return nested(entries.items(), self._batch_size)
 
         broken = marked_slots(following.get(keys.ENV_ERROR))
-        unbroken = [slot for slot in ended if slot not in broken] if broken else ended
+        unbroken = [slot for slot in ended if slot not in broken]
         rewards = (following[key] for key in self._reward_keys)
         self.stepped(slots, unbroken, packed, rewards, broken)
 
@@ -366,11 +350,7 @@ class Watch:
 
 
 def watch_of(given: AnyHooks) -> Watch | None:
-    """What calls the hooks that a user gave; None for none.
-
-    Raises:
-        TypeError: if an item is not a ``Hooks`` instance.
-    """
+    """What calls the hooks that a user gave; None for none."""
     listed = [] if given is None else [given] if isinstance(given, Hooks) else given
     if not isinstance(listed, Sequence) or not all(isinstance(hook, Hooks) for hook in listed):
         raise TypeError(

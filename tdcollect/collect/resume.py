@@ -1,24 +1,30 @@
-"""A collector's state dict, and how another collector goes on from it."""
+"""A collector's state dict, and how another goes on from it; first states of transforms."""
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torchrl.envs import EnvBase
+from torchrl.envs import transforms as T
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from tdcollect import keys
 from tdcollect._upstream.collectors import CollectorState
-from tdcollect.collect.frames import Arrivals
+from tdcollect._upstream.torchrl import serial_envs
 from tdcollect.collect.step_dict import flat
+from tdcollect.collect.turns import Arrivals
+from tdcollect.envs.adopted import SERIAL
 from tdcollect.envs.spaces import nested
-from tdcollect.envs.traits import base_of
+from tdcollect.envs.traits import all_transforms_of, base_of, innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import global_states, set_global_states
-from tdcollect.states import pack, unpack
+from tdcollect.states import equal, pack, unpack
 
 POLICY, TRANSFORMS, COUNTERS = "policy", "transforms", "counters"
 STATISTICS, RANDOM, ENVS = "statistics", "random", "envs"
@@ -38,13 +44,7 @@ _ENTRIES = {
 
 
 def add_state(state: dict[str, Any], collector: Any, components: Sequence[str] | None) -> None:
-    """Make the parent's state dict ours; see :meth:`Collector.state_dict`.
-
-    Args:
-        state: the parent's; is changed in place.
-        collector: whose state it is.
-        components: to include; None for all.
-    """
+    """Make the parent's state dict ours, in place; see :meth:`Collector.state_dict`."""
     chosen = _checked(components)
     for component, names in _ENTRIES.items():
         for name in names if component not in chosen else ():
@@ -73,15 +73,7 @@ def load_state(
     if_newer: bool,
     options: dict[str, Any],
 ) -> None:
-    """Have a collector go on from a state dict; see :meth:`Collector.load_state_dict`.
-
-    Args:
-        collector: goes on.
-        state: the result of ``state_dict()``.
-        components: to load; None for all that were saved.
-        if_newer: load the policy's weights only if their version is above the present one's.
-        options: of the parent's ``load_state_dict``.
-    """
+    """Have a collector go on from a state dict; see :meth:`Collector.load_state_dict`."""
     if not isinstance(state, Mapping):
         raise TypeError(
             "expected a state dict, as state_dict() gives it, got "
@@ -284,3 +276,72 @@ def _not_resumed(failed: Mapping[int, str]) -> str:
         "the episodes of some slots could not be resumed, and new ones begin there, with new "
         f"trajectory ids ({reasons})"
     )
+
+
+# -------------------------------------------------------------------------------- first states
+
+
+class FirstStates:
+    """The states that transforms had when a collector was made.
+
+    A state is a ``state_dict()`` without parameters. A transform whose state somebody else has
+    moved since (loaded it, or stepped the env) keeps it. Transforms in the processes of a
+    ``ParallelEnv`` are not reached.
+    """
+
+    def __init__(self, env: EnvBase):
+        base, members = innermost(env), []
+        if type(base) in SERIAL:
+            if base.is_closed:
+                base.start()  # as its first reset would
+            members = serial_envs(base) or []
+        self._transforms = [t for part in (env, *members) for t in all_transforms_of(part)]
+        self._first = [copy.deepcopy(_state(transform)) for transform in self._transforms]
+        self._latest = list(self._first)
+
+    def _untouched(self) -> list[int]:
+        there = [i for i, first in enumerate(self._first) if first is not None]
+        return [i for i in there if equal(_state(self._transforms[i]), self._latest[i])]
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Run what moves states in the name of the collector."""
+        untouched = self._untouched()
+        yield
+        for i in untouched:
+            self._latest[i] = copy.deepcopy(_state(self._transforms[i]))
+
+    def restore(self) -> None:
+        """Give transforms their first states, but for those that somebody else has moved."""
+        with self.moving(), torch.no_grad():
+            for i in self._untouched():
+                transform, first = self._transforms[i], self._first[i]
+                live = _state(transform)
+                if isinstance(transform, (T.VecNorm, T.VecNormV2)):
+                    _fill(live, first)
+                else:
+                    transform.load_state_dict({**live, **first})
+
+
+def _state(transform: T.Transform) -> Any:
+    """The live state of a transform; None where it gives none yet."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # VecNorm warns that it has none yet
+        try:
+            state = transform.state_dict()
+        except Exception:  # whatever a user's own may raise; CatFrames does before its first frame
+            return None
+    learned = {name for name, _ in transform.named_parameters()}
+    return {name: value for name, value in state.items() if name not in learned}
+
+
+def _fill(live: Any, first: Any) -> None:
+    """Set running statistics in place, since others may share their memory.
+
+    Those that had not begun become zero.
+    """
+    for key, value in live.items():
+        if isinstance(value, dict):
+            _fill(value, first.get(key) or {})
+        elif isinstance(value, torch.Tensor):
+            value.copy_(first.get(key, torch.zeros(())))

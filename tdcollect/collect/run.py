@@ -1,49 +1,97 @@
-"""The runner of a collector: the position of its slots, and one batch."""
+"""The runner of a collector: the position of its slots, one batch, and how it runs."""
 
 from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import exploration_type, set_exploration_type
 from torchrl.modules import RandomPolicy
 
 from tdcollect import keys
-from tdcollect.collect import plan as plans
+from tdcollect._upstream.collectors import CollectorState
 from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
-from tdcollect.collect.arrays import ArrayEnv
+from tdcollect.collect.arrays import ArrayEnv, Plan, by_episodes, plan_for
 from tdcollect.collect.episodes import whole_episodes
-from tdcollect.collect.first_states import FirstStates
-from tdcollect.collect.frames import Arrivals, Frames
-from tdcollect.collect.plan import Explanation, Plan
-from tdcollect.collect.policy import Policy, RandomActions, draws_from_spec, is_masked
+from tdcollect.collect.policy import (
+    ON_TENSORDICT,
+    Policy,
+    RandomActions,
+    draws_from_spec,
+    is_masked,
+)
+from tdcollect.collect.resume import FirstStates
 from tdcollect.collect.statistics import CollectionLog
 from tdcollect.collect.step_dict import (
     NotTensors,
+    Placement,
     StepDict,
     flat,
     is_plain,
     nested_shapes,
+    placement,
     shaped_like,
     stacked_lazily,
 )
-from tdcollect.collect.store import Placement, placement
-from tdcollect.collect.torchrl_loop import CollectorPart, TorchRLLoop
-from tdcollect.collect.turns import Lower
+from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
+from tdcollect.collect.turns import Arrivals, Frames, Lower
+from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
-from tdcollect.envs.traits import base_of
+from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key
 
 
-class Runner(CollectorPart):
+class Part(NamedTuple):
+    """One part of the loop.
+
+    Attributes:
+        name: its kind.
+        what: its name.
+        how: the way in which it runs; off the arrays, why, and what to change.
+        cost: about what it costs off the arrays; empty on them.
+    """
+
+    name: str
+    what: str
+    how: str
+    cost: str = ""
+
+
+class Explanation(tuple[Part, ...]):
+    """The parts of a collection; prints as a table."""
+
+    @property
+    def obstacles(self) -> list[Part]:
+        """The parts that run slower than they could; none where all is on arrays."""
+        return [part for part in self if part.cost]
+
+    def __repr__(self) -> str:
+        return one_line(self, *(f"{part.name}: {part.how}" for part in self))
+
+    def _repr_html_(self) -> str:
+        return html_table(["part", "what", "how", "about"], self)
+
+    def __str__(self) -> str:
+        name_width = max(len(part.name) for part in self)
+        what_width = max(len(part.what) for part in self)
+        return "\n".join(
+            f"{part.name:<{name_width}}  {part.what:<{what_width}}  {part.how}"
+            + (f" (about {part.cost})" if part.cost else "")
+            for part in self
+        )
+
+
+class Runner:
     """Steps the env of a collector, and keeps the position of its slots.
 
     The position is the step that the collector carries, which TorchRL's loop moves too, and
@@ -64,8 +112,7 @@ class Runner(CollectorPart):
     """
 
     def __init__(self, collector: Any):
-        super().__init__(collector)
-        self._loop = TorchRLLoop(collector, self.lose_position)
+        self._ref = weakref.ref(collector)
         self._not_tensors: Sequence[Key] = ()  # policy outputs that are no dense tensors
         self._shrunk = False  # the parent's preallocated batch has the memory of one step
         self._has_acted = False  # the carried step has the policy's outputs already
@@ -76,6 +123,15 @@ class Runner(CollectorPart):
         self.first_states: FirstStates | None = None  # set before the first reset
         self.env_state: Any = None
         self._has_warned = False
+
+    @property
+    def _collector(self) -> Any:
+        return self._ref()
+
+    @property
+    def _parent(self) -> CollectorState:
+        """The private state of the collector's parent."""
+        return CollectorState(self._collector)
 
     def check_open(self, to_go_on: bool = False) -> None:
         """Raise RuntimeError for a collector that is shut down, or has yielded all its frames."""
@@ -157,11 +213,7 @@ class Runner(CollectorPart):
     # -------------------------------------------------------------------------------- the fork
 
     def plan(self, iterating: bool = False) -> Plan:
-        """Decide whether the env is stepped on arrays.
-
-        Args:
-            iterating: for iteration, whose batches TorchRL may have to end or to store itself.
-        """
+        """Decide how the env is stepped; in iteration, TorchRL may have to end or store batches."""
         collector, reasons = self._collector, []
         if iterating and collector.interruptor is not None:
             reasons.append("an interruptor may end a batch early")
@@ -172,7 +224,7 @@ class Runner(CollectorPart):
         if self._not_tensors:
             entries = self._not_tensors
             reasons.append(f"the policy writes entries that are no dense tensors, {entries}")
-        return plans.plan_for(collector.env, reasons=reasons)
+        return plan_for(collector.env, reasons=reasons)
 
     def explain(self) -> Explanation:
         """The parts of iteration, and how they run; nothing is run."""
@@ -189,9 +241,24 @@ class Runner(CollectorPart):
                 if plan.env is not None and self._parent.acts_randomly():
                     ((what, how),) = self.lower(given, policy=self._random).described
                     policy.described.insert(0, (f"{what}, until init_random_frames", how))
-        same, arrival = collector.return_same_td, collector.by_arrival
-        place = Placement() if plan.env is None else self._place(plan.env)
-        return plans.explanation(collector.env, plan, policy, place, same, arrival)
+        parts = _parts_of(collector.env, plan)
+        parts += [
+            Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))
+            for what, called in policy.described
+        ]
+        if plan.env is None:
+            parts.append(Part("batch", "stacked from TensorDicts, then copied", _AS_TORCHRL))
+            return Explanation(parts)
+        place = self._place(plan.env)
+        if place.moves:
+            parts.append(Part("devices", repr(place), "each tensor crosses once"))
+        if collector.by_arrival:
+            stored = "rows in the order of their arrival", "no slot waits at its end"
+        elif collector.return_same_td:
+            stored = "copied into one TensorDict", "return_same_td=True"
+        else:
+            stored = "stacked once", "no copy"
+        return Explanation([*parts, Part("batch", *stored)])
 
     def _restore_first_states(self) -> None:
         if self.first_states is not None:
@@ -225,7 +292,7 @@ class Runner(CollectorPart):
             batch = self._on_arrays(plan, lower, int(collector.frames_per_batch), log)
         if batch is None:
             self.owns_batch = False
-            self._loop.warn_of_lost(self._not_tensors)
+            warn_of_lost(self._parent, self._not_tensors)
             return self._as_torchrl(log, pre_collect_hook=None, reset_at_each_iter=False)
         if collector.return_same_td and self._parent.preallocates:
             return self._parent.preallocated.update_(batch)
@@ -244,7 +311,7 @@ class Runner(CollectorPart):
             return self._arriving(self.plan(), lower, steps, log, random, gradients)
         batch = self._on_arrays(self.plan(), lower, steps, log, gradients)
         if batch is None:
-            with self._parent.without_preallocation():
+            with changed(self._parent, preallocates=False):
                 batch = self._as_torchrl(
                     log,
                     restore=False,
@@ -275,7 +342,7 @@ class Runner(CollectorPart):
         """Collect whole episodes from a fresh start: ``[sum of lengths]``."""
         collector = self._collector
         env, lower = log.timed_parts(
-            plans.by_episodes(self.plan(), collector.env), self._lowering(random, gradients)
+            by_episodes(self.plan(), collector.env), self._lowering(random, gradients)
         )
         first_seeds = None
         if seed is not None:
@@ -353,7 +420,7 @@ class Runner(CollectorPart):
 
     def check_by_arrival(self) -> ArrayEnv:
         """The env on arrays; ValueError if rows cannot be collected by arrival, or not stored."""
-        collector, plan = self._collector, plans.plan_for(self._collector.env)
+        collector, plan = self._collector, plan_for(self._collector.env)
         if plan.env is None:
             raise by_arrival_needs("; ".join(plan.reasons))
         if not plan.env.can.asynchronous:
@@ -393,11 +460,7 @@ class Runner(CollectorPart):
         return batch
 
     def settle(self, log: CollectionLog | None = None) -> None:
-        """Have slots in flight wait where they come to; their rows join the next batch.
-
-        Args:
-            log: of the present collection; None between two.
-        """
+        """Have slots in flight wait where they come to; their rows join the next batch."""
         if self.arrivals.turns is None or self.is_lost:
             return
         plan = self.plan()
@@ -418,7 +481,7 @@ class Runner(CollectorPart):
         lower = None
         if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
             lower = partial(self.lower, checked=True, policy=self._parent.wrapped_policy)
-        return self._loop.rollout(log, lower, has_acted, **settings)
+        return torchrl_rollout(collector, log, lower, has_acted, self.lose_position, **settings)
 
     def _allot_buffer(self, shrunk: bool) -> None:
         """Give the parent's preallocated batch memory of its own, or the memory of one step."""
@@ -529,3 +592,35 @@ class Runner(CollectorPart):
         if buffered or collector.replay_buffer is None or parent.ignores_replay_buffer:
             batch.refine_names(..., keys.TIME)
         return batch
+
+
+_AS_TORCHRL = "as TorchRL does"
+
+
+def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:
+    """The parts of an env, with its transforms."""
+    name, stepped = short(base_of(env)), plan.env
+    if stepped is None:
+        cost = "3 to 5 times the time of a step on arrays"
+        refused = [Part("env", name, f"{_AS_TORCHRL}: {why}", cost) for why in plan.reasons]
+        return refused + [
+            Part("transform", short(each), _AS_TORCHRL) for each in transforms_of(env)
+        ]
+    parts = [Part("env", name, stepped.inner.how, stepped.inner.cost)]
+    if stepped.can.asynchronous:
+        wait_num = f"wait_num={stepped.can.wait_num}"
+        parts.append(Part("slots", wait_num, "go on when they are ready"))
+    elif reason := stepped.why.get("asynchronous"):
+        parts.append(Part("slots", "wait_num", f"in step: {reason}", "the slowest slot"))
+    if stepped.resets_by_mask:
+        parts.append(Part("resets", "by mask", "at every step; no flag is read"))
+    elif stepped.home.type != "cpu" and stepped.base is None:
+        parts.append(Part("resets", "where flags say so", f"one wait per step for {stepped.home}"))
+    return parts + [Part("transform", t.label, t.how, t.cost) for t in stepped.parts]
+
+
+def short(thing: Any) -> str:
+    """The name of a part."""
+    if isinstance(thing, GymnasiumEnv):
+        return f"{type(thing).__name__}({thing.name}, {thing.backend_name})"
+    return getattr(thing, "__name__", type(thing).__name__)

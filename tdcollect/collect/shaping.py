@@ -41,12 +41,6 @@ class RewardShaping(Protocol):
 class Shaper:
     """Puts shaped rewards in the place of the env's, which stay under ``("next", "raw_reward")``.
 
-    Args:
-        function: of the user.
-        env: whose batches are shaped.
-        compact_obs: as the collector has it.
-        in_batches: steps are given out batch by batch.
-
     Raises:
         TypeError: if the function cannot be called.
         ValueError: for an env with several rewards, or whose batches use the name already; where

@@ -22,9 +22,8 @@ from torch.nn.functional import pad
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
-from tdcollect import keys
+from tdcollect import check, keys
 from tdcollect._upstream.collectors import CollectorState
-from tdcollect.collect.arguments import check_positive_int
 from tdcollect.display import html_text, one_line
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -394,11 +393,10 @@ class Tally:
         self._lengths = np.zeros(slots, np.int64)
         self._broken = np.zeros(slots, bool)
 
-    def drop(self, slots: Any = slice(None)) -> None:
-        """Drop the episodes in flight, cut short by a reset: of all slots, or of these."""
-        self._returns[slots] = 0
-        self._lengths[slots] = 0
-        self._broken[slots] = False
+    def drop(self, slots: Any = None) -> None:
+        """Drop the episodes in flight, cut short by a reset: of all slots (None), or of these."""
+        for values in (self._returns, self._lengths, self._broken):
+            values[slice(None) if slots is None else slots] = 0
 
     def miss(self) -> None:
         """Do not count the episodes in flight: steps of theirs were lost."""
@@ -414,12 +412,7 @@ class Tally:
         self._returns, self._lengths = sums
 
     def add(self, slots: Ints, rewards: Sequence[NDArray[Any]]) -> None:
-        """Add one step of some slots.
-
-        Args:
-            slots: ``[K]``.
-            rewards: the env's reward entries, of all slots: ``[*N, *feature]``.
-        """
+        """Add one step of some slots, given the env's reward entries of all, ``[*N, *feature]``."""
         self._lengths[slots] += 1
         means = [r.reshape(len(self._returns), -1).mean(-1, dtype=np.float64) for r in rewards]
         self._returns[slots] += np.mean(means, 0)[slots]
@@ -430,114 +423,52 @@ class Tally:
         self.drop(slots)
         return ended
 
-    def feed(self, reward: Floats, done: Bools, failed: Bools | None = None) -> Episodes:
-        """Add a batch.
-
-        Args:
-            reward: ``[N, T]``.
-            done: ``[N, T]``.
-            failed: ``[N, T]``, steps with which an env's failure broke an episode off; None where
-                there are none.
-
-        Returns:
-            The episodes that ended in it, without those broken off.
-        """
-        count = done.shape[1]
-        if not np.count_nonzero(done):  # most small batches
-            self._returns = _added(self._returns, reward)
-            self._lengths += count
-            return _NONE
-        slots, steps = done.nonzero()
-        segment = _segments(done)
-        sums, self._returns = _sums(reward, done, segment, self._returns)
-        first = np.ones(len(slots), bool)  # of its slot in this batch
-        first[1:] = slots[1:] != slots[:-1]
-        after = steps + 1
-        before = np.where(first, -self._lengths[slots], np.roll(after, 1))
-        complete = ~(first & self._broken[slots])
-        if failed is not None:
-            complete &= ~failed[slots, steps]
-        self._lengths += count
-        last = np.roll(first, -1)  # the first of one slot follows the last of another
-        self._lengths[slots[last]] = count - after[last]
-        self._broken[slots] = False
-        order = np.argsort(steps, kind="stable")
-        order = order[complete[order]]
-        return Episodes(
-            slots[order],
-            sums[segment[slots, steps]][order],
-            (after - before)[order],
-        )
-
-    def feed_rows(
+    def feed(
         self, slots: Ints, reward: Floats, done: Bools, failed: Bools | None = None
     ) -> Episodes:
-        """Add rows in the order of their arrival.
+        """Add rows in the order of their arrival, ``[F]`` each.
 
         Args:
-            slots: ``[F]``, the slot of each row.
-            reward: ``[1, F]``, as ``done`` and ``failed``; see :meth:`feed`.
-            done: as there.
-            failed: as there.
+            slots: the slot of each row.
+            reward: of each row.
+            done: whether an episode ended with it.
+            failed: whether an env's failure broke the episode off; None where none did.
 
         Returns:
             The episodes that ended, in the order of arrival, without those broken off.
         """
-        ended: list[tuple[int, int, float, int]] = []
-        for slot in np.unique(slots).tolist():
-            rows = np.flatnonzero(slots == slot)
-            own = Tally(1)
-            own._returns = self._returns[slot : slot + 1]
-            own._lengths = self._lengths[slot : slot + 1]
-            own._broken = self._broken[slot : slot + 1]
-            marked = None if failed is None else failed[:, rows]
-            found = own.feed(reward[:, rows], done[:, rows], marked)
-            self._returns[slot], self._lengths[slot] = own._returns[0], own._lengths[0]
-            ends = rows[done[0, rows]] if marked is None else rows[done[0, rows] & ~marked[0]]
-            # The first may have been missed in part, and is not counted then.
-            for row, total, length in zip(
-                ends[len(ends) - len(found.returns) :], found.returns, found.lengths, strict=True
-            ):
-                ended.append((int(row), slot, float(total), int(length)))
-        ended.sort()
-        return Episodes(
-            np.array([slot for _, slot, _, _ in ended], np.int64),
-            np.array([total for _, _, total, _ in ended]),
-            np.array([length for _, _, _, length in ended], np.int64),
-        )
+        if not np.count_nonzero(done):  # most small batches
+            np.add.at(self._returns, slots, reward)
+            np.add.at(self._lengths, slots, 1)
+            return _NONE
+        order = np.argsort(slots, kind="stable")
+        of_row, over = slots[order], done[order]
+        other_slot = of_row[1:] != of_row[:-1]
+        begins = np.concatenate([[True], over[:-1] | other_slot])
+        part = np.cumsum(begins) - 1  # of an episode, for each row
+        heads = np.flatnonzero(begins)
+        tails = np.append(heads[1:], len(order)) - 1
+        slot, ended = of_row[heads], over[tails]
+        goes_on = np.concatenate([[True], slot[1:] != slot[:-1]])  # from the batch before
+        # The sum so far stands before the rewards that are added to it, one by one, in order.
+        into = np.concatenate([np.arange(len(heads)), part])
+        terms = np.concatenate([np.where(goes_on, self._returns[slot], 0.0), reward[order]])
+        sums = np.bincount(into, weights=terms).astype(np.float64, copy=False)
+        lengths = tails - heads + 1 + np.where(goes_on, self._lengths[slot], 0)
+        broken = goes_on & self._broken[slot]
+        self.drop(slot)
+        left = slot[~ended]
+        self._returns[left], self._lengths[left] = sums[~ended], lengths[~ended]
+        self._broken[left] = broken[~ended]
+        whole = ended & ~broken
+        if failed is not None:
+            whole &= ~failed[order[tails]]
+        found = np.flatnonzero(whole)
+        found = found[np.argsort(order[tails[found]])]
+        return Episodes(slot[found], sums[found], lengths[found])
 
 
 _NONE = Episodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
-
-
-def _added(carried: Floats, values: Floats) -> Floats:
-    """Sums ``[N]`` so far, with the values ``[N, T]`` added one by one, in order."""
-    if values.shape[1] == 1:
-        return carried + values[:, 0]
-    sums: Floats = np.concatenate([carried[:, None], values], 1).cumsum(1)[:, -1]
-    return sums
-
-
-def _segments(done: Bools) -> Ints:
-    """Indices ``[N, T]`` from 0, one per run of steps of one slot that belong to one episode."""
-    starts = np.ones(done.shape, np.int64)
-    starts[:, 1:] = done[:, :-1]
-    return np.cumsum(starts).reshape(done.shape) - 1
-
-
-def _sums(values: Floats, done: Bools, segment: Ints, carried: Floats) -> tuple[Floats, Floats]:
-    """The sum of each segment, first step first, and the sums that slots carry on."""
-    slots, steps = values.shape
-    # The sum so far stands before a slot's first step: it is what the next step is added to.
-    padded = np.empty((slots, steps + 1))
-    padded[:, 0] = carried
-    padded[:, 1:] = values
-    into = np.empty((slots, steps + 1), np.int64)
-    into[:, 0] = segment[:, 0]
-    into[:, 1:] = segment
-    added = np.bincount(into.reshape(-1), weights=padded.reshape(-1))  # one by one, in order
-    sums: Floats = added.astype(np.float64, copy=False)
-    return sums, np.where(done[:, -1], 0.0, sums[segment[:, -1]])
 
 
 class _Moments:
@@ -595,13 +526,9 @@ def _lines(part: Collection | Lifetime) -> list[str]:
 
 
 class Ends(NamedTuple):
-    """The ends of the episodes of a collection.
+    """The ends of the episodes of a collection, and the steps that are marked as failed.
 
-    Attributes:
-        done: ``[N, T]``; ``[1, F]`` if by episodes, or by arrival.
-        failed: the steps that are marked as failed; None where the env marks none.
-        by_episodes: whether whole episodes were collected.
-        arrived: the slot of each row, by arrival; None otherwise.
+    They are ``[N, T]``, or ``[1, F]`` if by episodes, or by arrival, where each row has a slot.
     """
 
     done: Bools
@@ -610,27 +537,20 @@ class Ends(NamedTuple):
     arrived: Ints | None
 
     def feed(self, tally: Tally, reward: Floats) -> Episodes:
-        """The episodes that ended, with their rewards, of the shape of ``done``.
+        """The episodes that ended, given rewards of the shape of ``done``.
 
-        Args:
-            tally: of the slots. Whole episodes are added up by themselves.
-            reward: the rewards.
+        Whole episodes are added up by themselves, not in the tally of the slots.
         """
-        if self.by_episodes:
-            return Tally(1).feed(reward, self.done)
-        if self.arrived is None:
-            return tally.feed(reward, self.done, self.failed)
-        return tally.feed_rows(self.arrived, reward, self.done, self.failed)
+        slots = self.arrived
+        if slots is None:
+            slots = np.tile(np.arange(len(self.done)), self.done.shape[1])
+        failed = None if self.failed is None else self.failed.T.reshape(-1)
+        counted = Tally(1) if self.by_episodes else tally
+        return counted.feed(slots, reward.T.reshape(-1), self.done.T.reshape(-1), failed)
 
 
 class CollectionLog:
-    """Notes of one collection: rewards, done flags, and times on request.
-
-    Args:
-        batch_size: the env's.
-        wanted: whether to note rewards and flags.
-        timers: whether to time the env and the policy.
-        watch: called with each step; None for no hooks.
+    """Notes of one collection: rewards and done flags if wanted, and times on request.
 
     Attributes:
         batch: the batch collected; to be set.
@@ -650,16 +570,13 @@ class CollectionLog:
         self._slots = batch_size.numel()
         self._time_dim = len(batch_size)
         self._timers = timers
-        # Of a collection on StepDicts, the entries of its batch.
-        self._reward_entries: dict[str, torch.Tensor] = {}
-        self._done_entry: torch.Tensor | None = None
-        self._failed_entry: torch.Tensor | None = None
+        # Of a collection on StepDicts, the entries of its batch: rewards, flag, marks of failures.
+        self._entries: tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None] | None
+        self._entries = None
         self.arrived: Ints | None = None
         self._ended: list[Piece] = []
-        # Of TorchRL's loop, one list of entries per step.
-        self._rewards: list[dict[str, torch.Tensor]] = []
-        self._flags: list[list[torch.Tensor]] = []
-        self._failures: list[list[torch.Tensor]] = []
+        # Of TorchRL's loop, those of each step.
+        self._steps: list[tuple[dict[str, torch.Tensor], list[torch.Tensor], Any]] = []
 
     # ------------------------------------------------------------------------------------ times
 
@@ -697,22 +614,15 @@ class CollectionLog:
             yield block
 
     def note_entries(self, entries: dict[Key, torch.Tensor], reward_keys: Sequence[Key]) -> None:
-        """Note the rewards and flags of a collection on StepDicts.
-
-        Args:
-            entries: ``[*N, T, *feature]``; ``[F, *feature]`` if by episodes.
-            reward_keys: those of the env.
-        """
+        """Note the rewards and flags of a batch ``[*N, T]``, or of whole episodes ``[F]``."""
         if self.wanted:
-            self._reward_entries = {
-                entry_path(key): entries[under_next(key)] for key in reward_keys
-            }
-            self._done_entry = entries[keys.NEXT_DONE]
+            done = entries[keys.NEXT_DONE]
             if not self.by_episodes:  # a transform may truncate without ending the episode
                 for key in (keys.TERMINATED, keys.TRUNCATED):
                     if under_next(key) in entries:
-                        self._done_entry = self._done_entry | entries[under_next(key)]
-            self._failed_entry = entries.get(under_next(keys.ENV_ERROR))
+                        done = done | entries[under_next(key)]
+            rewards = {entry_path(key): entries[under_next(key)] for key in reward_keys}
+            self._entries = rewards, done, entries.get(under_next(keys.ENV_ERROR))
 
     def note_arrivals(self, entries: dict[Key, torch.Tensor], reward_keys: Sequence[Key]) -> None:
         """Note the rewards and flags of rows by arrival, ``[F, *feature]``, and their slots."""
@@ -728,10 +638,7 @@ class CollectionLog:
         flags = [flag.reshape(self._slots, -1) for flag in flags if flag is not None]
         failed = following.get(keys.ENV_ERROR, None)
         if self.wanted:
-            self._rewards.append(rewards)
-            self._flags.append(flags)
-            if failed is not None:
-                self._failures.append([failed])
+            self._steps.append((rewards, flags, failed))
         if self.watch is not None:
             done = torch.cat(flags, -1).any(-1)
             ended: list[int] = done.nonzero().reshape(-1).tolist()
@@ -743,40 +650,35 @@ class CollectionLog:
 
     # ---------------------------------------------------------------------------- what was noted
 
-    def arrays(self) -> tuple[dict[str, Floats], Bools]:
-        """The reward entries by path, and done flags, ``[N, T]``; ``[1, F]`` if by episodes.
+    def arrays(self) -> tuple[dict[str, Floats], Bools, Bools | None]:
+        """The reward entries by path, done flags, and marks of failed steps or None; ``[N, T]``.
 
-        By arrival, they are ``[1, F]``, too. The reward of an entry is the mean over its features
-        (the agents of a group, say). A slot is done where any flag of it is, which is where
-        TorchRL's collector starts a trajectory.
+        They are ``[1, F]`` if by episodes, or by arrival. The reward of an entry is the mean over
+        its features (the agents of a group, say). A slot is done where any flag of it is, which is
+        where TorchRL's collector starts a trajectory.
         """
-        rewards: dict[str, Any]
-        if self._done_entry is None:
-            done = self._stacked(self._flags)
-            names = self._rewards[0] if self._rewards else ()
-            rewards = {name: self._stacked([[of[name]] for of in self._rewards]) for name in names}
+        if self._entries is None:
+            steps = self._steps
+            names = steps[0][0] if steps else ()
+            rewards: dict[str, Any]
+            rewards = {name: self._stacked([[step[0][name]] for step in steps]) for name in names}
+            done = self._stacked([flags for _, flags, _ in steps])
+            marks = [[failed] for _, _, failed in steps if failed is not None]
+            failed = self._stacked(marks) if marks else None
         else:
-            slots, steps = self._shape(self._done_entry)
-            entries = self._reward_entries.items()
-            rewards = {name: as_array(entry, slots, steps) for name, entry in entries}
-            done = as_array(self._done_entry, slots, steps)
-        return {name: averaged(reward) for name, reward in rewards.items()}, done.any(-1)
+            entries, flag, mark = self._entries
+            rewards = {name: self._as_array(entry) for name, entry in entries.items()}
+            done = self._as_array(flag)
+            # Whole episodes that failed are left out.
+            failed = None if mark is None or self.by_episodes else self._as_array(mark)
+        means = {name: averaged(reward) for name, reward in rewards.items()}
+        return means, done.any(-1), None if failed is None else failed.any(-1)
 
-    def failed_steps(self) -> Bools | None:
-        """The steps that are marked as failed, ``[N, T]``; None where the env marks none."""
-        if self.by_episodes:
-            return None  # episodes that failed are left out
-        if self._failures:
-            return self._stacked(self._failures).any(-1)
-        if self._failed_entry is None:
-            return None
-        return as_array(self._failed_entry, *self._shape(self._failed_entry)).any(-1)
-
-    def _shape(self, entry: torch.Tensor) -> tuple[int, int]:
-        """The slots and steps of an entry; those of whole episodes, or by arrival, in one row."""
+    def _as_array(self, entry: torch.Tensor) -> Any:
+        """An entry as an array; that of whole episodes, or by arrival, in one row."""
         if self.by_episodes or self.arrived is not None:
-            return 1, entry.shape[0]
-        return self._slots, entry.shape[self._time_dim]
+            return as_array(entry, 1, entry.shape[0])
+        return as_array(entry, self._slots, entry.shape[self._time_dim])
 
     @property
     def by_episodes(self) -> bool:
@@ -842,22 +744,13 @@ class _TimedPolicy:
 class Monitor:
     """Keeps a collector's statistics, and calls its hooks.
 
-    Args:
-        statistics: whether to keep any.
-        window: K, how many episodes to smooth over.
-        timers: whether to time the env and the policy.
-        watch: calls hooks as the collector works.
-
     Attributes:
         stats: ``collector.stats``.
         collected: whether anything was collected since all slots were reset.
-
-    Raises:
-        ValueError: for a window that is not positive, and for timers without statistics.
     """
 
     def __init__(self, statistics: bool, window: int, timers: bool, watch: Watch | None = None):
-        check_positive_int("stats_window", window)
+        check.positive_int(stats_window=window)
         if timers and not statistics:
             raise ValueError(
                 "expected statistics=True with timers=True, got statistics=False: they are part "
@@ -896,14 +789,9 @@ class Monitor:
 
     def drop(self, index: Any = None) -> None:
         """Drop the episodes in flight, cut short by a reset: of all slots, or of an index."""
-        if index is None:
+        slots = None if index is None else slots_of(index, self._batch_size)
+        if slots is None:
             self.collected = False
-            for tally in self._tallies:
-                tally.drop()
-            if self._watch is not None:
-                self._watch.drop()
-            return
-        slots = slots_of(index, self._batch_size)
         for tally in self._tallies:
             tally.drop(slots)
         if self._watch is not None:
@@ -965,8 +853,7 @@ class Monitor:
             self._watch.collected(log.batch, self.stats)
 
     def _count(self, log: CollectionLog, start: float) -> None:
-        rewards, done = log.arrays()
-        failed = log.failed_steps()
+        rewards, done, failed = log.arrays()
         ends = Ends(done, failed, log.by_episodes, log.arrived)
         groups = {
             name: ends.feed(tally, rewards[name]).returns

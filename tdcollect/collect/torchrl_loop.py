@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -16,128 +15,91 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect._upstream.collectors import CollectorState, rollout_with_gradients
 from tdcollect.collect.arguments import missing_entries
-from tdcollect.collect.policy import Policy
-from tdcollect.collect.statistics import CollectionLog
-from tdcollect.collect.step_dict import StepDict, flat, is_plain
+from tdcollect.collect.step_dict import flat, is_plain
 from tdcollect.keys import Key
 
-Lower = Callable[[StepDict], Policy]
+if TYPE_CHECKING:
+    from tdcollect.collect.policy import Policy
+    from tdcollect.collect.statistics import CollectionLog
+    from tdcollect.collect.turns import Lower
 
 
-class CollectorPart:
-    """A part of a collector, which it does not keep alive."""
-
-    def __init__(self, collector: Any):
-        self._ref = weakref.ref(collector)
-
-    @property
-    def _collector(self) -> Any:
-        return self._ref()
-
-    @property
-    def _parent(self) -> CollectorState:
-        """The private state of the collector's parent."""
-        return CollectorState(self._collector)
-
-
-class TorchRLLoop(CollectorPart):
-    """Runs the rollout of a collector's parent.
+def torchrl_rollout(
+    collector: Any,
+    log: CollectionLog,
+    lower: Lower | None,
+    has_acted: bool,
+    lost: Callable[[], None],
+    **settings: Any,
+) -> TensorDictBase | None:
+    """Run the rollout of a collector's parent; None where each step goes to the replay buffer.
 
     Args:
-        collector: is not kept alive.
+        collector: whose parent it is.
+        log: notes the steps.
+        lower: gives the policy on StepDicts; None where it must be called as it is.
+        has_acted: the carried step has the policy's outputs already.
         lost: called where a step is lost: the carried step does not say where the envs are.
+        **settings: attributes of the collector, set for this batch.
     """
+    parent = CollectorState(collector)
+    policy = call = parent.wrapped_policy
+    if has_acted:
+        call = _SkipsFirstCall(policy)
+    elif lower is not None and isinstance(policy, (TensorDictModuleBase, RandomPolicy)):
+        call = _PolicyOnSteps(policy, lower, parent)
+    call = log.timed("policy_seconds", call)
+    wrapped = {} if call is policy else {"policy_call": call}
+    with (
+        changed(collector, **settings),
+        changed(parent, **wrapped),
+        _watched_env(collector, log, lost),
+    ):
+        if torch.is_grad_enabled():
+            return rollout_with_gradients(collector)
+        return TorchRLCollector.rollout(collector)
 
-    def __init__(self, collector: Any, lost: Callable[[], None]):
-        super().__init__(collector)
-        self._lost = lost
 
-    def rollout(
-        self,
-        log: CollectionLog,
-        lower: Lower | None,
-        has_acted: bool,
-        **settings: Any,
-    ) -> TensorDictBase | None:
-        """Collect one batch; None where each step goes to the replay buffer by itself.
+@contextmanager
+def _watched_env(collector: Any, log: CollectionLog, lost: Callable[[], None]) -> Iterator[None]:
+    """Note the steps that TorchRL's loop takes: it may end early, and may keep no batch."""
+    if not log.wanted and log.watch is None:
+        yield
+        return
+    env = collector.env
+    step = log.timed("env_seconds", env.step_and_maybe_reset)
+    own = env.__dict__.get("step_and_maybe_reset")  # a user may have replaced it
 
-        Args:
-            log: notes the steps.
-            lower: gives the policy on StepDicts; None where it must be called as it is.
-            has_acted: the carried step has the policy's outputs already.
-            **settings: attributes of the collector, set for this batch.
-        """
-        collector = self._collector
-        with (
-            changed(collector, **settings),
-            self._wrapped_policy(log, lower, has_acted),
-            self._watched_env(log),
-        ):
-            if torch.is_grad_enabled():
-                return rollout_with_gradients(collector)
-            return TorchRLCollector.rollout(collector)
-
-    @contextmanager
-    def _wrapped_policy(
-        self, log: CollectionLog, lower: Lower | None, has_acted: bool
-    ) -> Iterator[None]:
-        """Wrap the policy while TorchRL's loop calls it: on StepDicts, and timed."""
-        parent = self._parent
-        policy = call = parent.wrapped_policy
-        if has_acted:
-            call = _SkipsFirstCall(policy)
-        elif lower is not None and isinstance(policy, (TensorDictModuleBase, RandomPolicy)):
-            call = _PolicyOnSteps(policy, lower, self.warn_of_lost)
-        call = log.timed("policy_seconds", call)
-        if call is policy:
-            yield
-            return
-        parent.policy_call = call
+    def noting(tensordict: TensorDictBase) -> Any:
+        if log.watch is not None:
+            log.watch.begin(tensordict)
+        stepped = step(tensordict)
         try:
-            yield
-        finally:
-            parent.policy_call = policy
+            log.note(stepped, env)
+        except BaseException:
+            lost()  # the loop has yet to go on to the step that the env is at
+            raise
+        return stepped
 
-    @contextmanager
-    def _watched_env(self, log: CollectionLog) -> Iterator[None]:
-        """Note the steps that TorchRL's loop takes: it may end early, and may keep no batch."""
-        if not log.wanted and log.watch is None:
-            yield
-            return
-        env = self._collector.env
-        step = log.timed("env_seconds", env.step_and_maybe_reset)
-        own = env.__dict__.get("step_and_maybe_reset")  # a user may have replaced it
+    env.__dict__["step_and_maybe_reset"] = noting
+    try:
+        yield
+    finally:
+        del env.__dict__["step_and_maybe_reset"]
+        if own is not None:
+            env.__dict__["step_and_maybe_reset"] = own
 
-        def noting(tensordict: TensorDictBase) -> Any:
-            if log.watch is not None:
-                log.watch.begin(tensordict)
-            stepped = step(tensordict)
-            try:
-                log.note(stepped, env)
-            except BaseException:
-                self._lost()  # the loop has yet to go on to the step that the env is at
-                raise
-            return stepped
 
-        env.__dict__["step_and_maybe_reset"] = noting
-        try:
-            yield
-        finally:
-            del env.__dict__["step_and_maybe_reset"]
-            if own is not None:
-                env.__dict__["step_and_maybe_reset"] = own
-
-    def warn_of_lost(self, entries: Iterable[Key]) -> None:
-        """Warn of entries that the parent's buffers, made before they came, do not take."""
-        parent = self._parent
-        held = parent.preallocated.keys(True) if parent.preallocates else entries
-        lost = [key for key in entries if key not in held]
-        if lost:
-            warnings.warn(
-                f"the policy's entries {lost} are no dense tensors, and are not in the batches: "
-                "TorchRL's buffers do not hold them; pass use_buffers=False to keep them",
-                stacklevel=2,
-            )
+def warn_of_lost(parent: CollectorState, entries: Iterable[Key]) -> None:
+    """Warn of entries that the parent's buffers, made before they came, do not take."""
+    held = parent.preallocated.keys(True) if parent.preallocates else entries
+    lost = [key for key in entries if key not in held]
+    if lost:
+        warnings.warn(
+            f"the policy's entries {lost} are no dense tensors, and are not in the batches: "
+            "TorchRL's buffers do not hold them; pass use_buffers=False to keep them",
+            stacklevel=2,
+        )
 
 
 class _SkipsFirstCall:
@@ -157,18 +119,13 @@ class _SkipsFirstCall:
 class _PolicyOnSteps:
     """A policy of TensorDict modules without the bookkeeping between them.
 
-    Args:
-        policy: called as it is where its modules are not known.
-        lower: gives the policy on StepDicts.
-        warn_of_lost: called with entries that are no dense tensors.
+    It is called as it is where its modules are not known.
     """
 
-    def __init__(
-        self, policy: TensorDictModuleBase, lower: Lower, warn_of_lost: Callable[[list[Key]], None]
-    ):
+    def __init__(self, policy: TensorDictModuleBase, lower: Lower, parent: CollectorState):
         self._policy = policy
         self._lower = lower
-        self._warn_of_lost = warn_of_lost
+        self._parent = parent
         self._lowered: Policy | None = None
         self._as_it_is = False
 
@@ -192,18 +149,18 @@ class _PolicyOnSteps:
                 tensordict.set(key, value)
                 if not is_plain(value):  # the next steps could not have it
                     self._as_it_is = True
-                    self._warn_of_lost([key])
+                    warn_of_lost(self._parent, [key])
         return tensordict
 
 
 @contextmanager
-def changed(collector: Any, **settings: Any) -> Iterator[None]:
-    """Change attributes of a collector for a while."""
-    before = {name: getattr(collector, name) for name in settings}
+def changed(thing: Any, **settings: Any) -> Iterator[None]:
+    """Change attributes of something for a while."""
+    before = {name: getattr(thing, name) for name in settings}
     try:
         for name, value in settings.items():
-            setattr(collector, name, value)
+            setattr(thing, name, value)
         yield
     finally:
         for name, value in before.items():
-            setattr(collector, name, value)
+            setattr(thing, name, value)

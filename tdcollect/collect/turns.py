@@ -1,69 +1,88 @@
-"""One turn: the policy acts, slots step, and those whose episodes end begin new ones."""
+"""One turn: the policy acts, slots step, ended episodes begin anew. Collecting by frames.
+
+Batches ``[N, T]`` are to the bit TorchRL's; with slots that step asynchronously, rows can also be
+collected in the order of their arrival.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
 from tdcollect.collect.arrays import ArrayEnv, Arrived, SteppedEnv
 from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import (
+    NotTensors,
+    Placement,
     StepDict,
+    Store,
     check_tensors,
+    flat,
     forgotten_entries,
     like_rows,
+    next_step,
     numbered,
     sent,
     zero_rows,
 )
-from tdcollect.collect.store import Placement
+from tdcollect.envs.spaces import nested
 from tdcollect.keys import Key, is_next
+
+if TYPE_CHECKING:
+    from tdcollect.collect.hooks import Watch
 
 Lower = Callable[[StepDict], Policy]
 """Gives a policy on StepDicts, for the entries that it first finds."""
 
-Act = Callable[[StepDict, list[int]], None]
-"""Runs a policy: writes its outputs into the step, of which the rows of the slots given matter."""
+Act = Callable[[StepDict, list[int]], Sequence[Key]]
+"""Runs a policy: writes its outputs into the step, of which the rows of the slots given matter.
+
+It returns the entries to zero where an episode begins.
+"""
 
 NewIds = Callable[[int], torch.Tensor]
 """Gives so many new trajectory ids."""
 
 
 class Acting:
-    """A policy that acts for slots.
+    """A policy that acts for slots; ``version`` gives that of its weights, for steps with one."""
 
-    Args:
-        env: the env.
-        lower: gives the policy.
-        place: moves tensors between devices.
+    def __init__(
+        self,
+        env: SteppedEnv,
+        lower: Lower,
+        place: Placement,
+        version: Callable[[], Any] | None = None,
+    ):
+        self._env, self._lower, self._place, self._version = env, lower, place, version
+        self._policy: Policy | None = None
+        self._remembered: list[Key] = []
 
-    Attributes:
-        policy: None before its first call.
-    """
-
-    policy: Policy | None = None
-
-    def __init__(self, env: SteppedEnv, lower: Lower, place: Placement):
-        self._env, self._lower, self._place = env, lower, place
-
-    def __call__(self, step: StepDict, slots: list[int]) -> None:
-        if self.policy is None:
-            self.policy = self._lower(step)
-        self._place.run(self.policy, step)
-
-    def remembered(self, step: StepDict) -> list[Key]:
-        """The entries that the policy takes from one step of an episode to the next."""
-        assert self.policy is not None
-        known = self.policy.reads_first, self.policy.writes
-        return forgotten_entries(step, self._env.carried, *known)
+    def __call__(self, step: StepDict, slots: list[int]) -> Sequence[Key]:
+        if self._version is not None and keys.POLICY_VERSION in step:
+            present = step[keys.POLICY_VERSION]
+            step[keys.POLICY_VERSION] = torch.full_like(present, self._version())
+        if self._policy is not None:
+            self._place.run(self._policy, step)
+            return self._remembered
+        self._policy = policy = self._lower(step)
+        self._place.run(policy, step)
+        self._remembered = forgotten_entries(
+            step, self._env.carried, policy.reads_first, policy.writes
+        )
+        return self._remembered
 
     def check(self) -> None:
         """Raise if a draw had parameters that its distribution refuses."""
-        if self.policy is not None:
-            self.policy.check()
+        if self._policy is not None:
+            self._policy.check()
 
 
 class Turns:
@@ -72,16 +91,8 @@ class Turns:
     Where slots step asynchronously, the policy is still called on the rows of all, and its outputs
     are taken over in those that act: a row's bits are those of a step of all slots.
 
-    Args:
-        env: the env.
-        act: runs the policy.
-        remembered: gives the entries to zero where an episode begins, from the first step with the
-            policy's outputs.
-        place: moves tensors between devices.
-        present: the step that each slot is at.
-
     Attributes:
-        present: with the policy's outputs for the slots in flight.
+        present: the step that each slot is at, with the policy's outputs for those in flight.
         ready: asynchronously, the slots that wait to act.
         next_keys: the policy's outputs that belong to the following step.
         zeroed: the entries that are zeroed where an episode begins.
@@ -93,13 +104,11 @@ class Turns:
         self,
         env: SteppedEnv,
         act: Act,
-        remembered: Callable[[StepDict], list[Key]],
         place: Placement,
         present: StepDict,
     ):
         self._env = env  # type: ignore[assignment]
         self._act = act
-        self._remembered = remembered
         self._place = place
         self._count = env.batch_size.numel()
         self._actions = env.transformed.action_keys
@@ -107,7 +116,7 @@ class Turns:
         self.present = present
         self.ready = list(range(self._count))
         self.next_keys: list[Key] = []
-        self.zeroed: list[Key] = []
+        self.zeroed: Sequence[Key] = ()
 
     def act(self, step: StepDict, slots: list[int]) -> None:
         """Have the policy act for ``slots``.
@@ -115,19 +124,15 @@ class Turns:
         Raises:
             NotTensors: if its first outputs are something else, which the step then has.
         """
-        self._act(step, slots)
+        remembered = self._act(step, slots)
         if not self._has_acted:
             check_tensors(step)
             self.next_keys = [key for key in step if is_next(key)]
-            self.zeroed = self._remembered(step)
+            self.zeroed = remembered
             self._has_acted = True
 
     def all_together(self, active: list[int], buffers: Any) -> Arrived:
-        """Have all slots act and step; the rows of ``active`` matter.
-
-        Raises:
-            SlotError: if the step is lost in every slot.
-        """
+        """Have all slots act and step; the rows of ``active`` matter."""
         self.act(self.present, active)
         # Others wait where the env lets them; else they run on, unseen.
         slots = active if self._env.can.pause and len(active) < self._count else None
@@ -209,15 +214,7 @@ def _where(mask: torch.Tensor, value: torch.Tensor, other: torch.Tensor) -> torc
 
 
 class Ends:
-    """Resets the slots whose episodes have ended, by their numbers.
-
-    Args:
-        env: the env on arrays.
-        new_ids: gives new trajectory ids; None if they are not tracked.
-
-    Attributes:
-        ended: the slots whose episodes ended in the latest step.
-    """
+    """Resets the slots whose episodes ended in the latest step (``ended``), by their numbers."""
 
     def __init__(self, env: ArrayEnv, new_ids: NewIds | None):
         self._env = env
@@ -252,8 +249,6 @@ class MaskedEnds(Ends):
     counted on the env's device, below zero, and get their ids once the batch is whole.
 
     Args:
-        env: the env on arrays, whose ``resets_by_mask`` is true.
-        new_ids: gives new trajectory ids; None if they are not tracked.
         ids_on: the device of trajectory ids in the batch.
         asks: whether to read the flags after all, for hooks.
     """
@@ -303,3 +298,280 @@ def set_ids(step: StepDict, slots: Sequence[int], ids: Any) -> None:
     if keys.TRAJ_IDS in step:
         entry = step[keys.TRAJ_IDS] = step[keys.TRAJ_IDS].clone()
         entry.numpy().reshape(-1)[slots] = torch.as_tensor(ids).cpu().numpy()
+
+
+# ------------------------------------------------------------------------------------- by frames
+
+Rows = dict[Key, torch.Tensor]
+
+
+@dataclass
+class Arrivals:
+    """What stays of a collection by arrival from one batch to the next.
+
+    Attributes:
+        surplus: rows that came together with the last of the latest batch.
+        surplus_slots: their slots.
+        turns: the slots, some in flight; None if all wait at the collector's step.
+        left: the step that the latest batch left the collector with.
+    """
+
+    surplus: Rows = field(default_factory=dict)
+    surplus_slots: list[int] = field(default_factory=list)
+    turns: Turns | None = None
+    left: TensorDictBase | None = None
+
+    @property
+    def lost(self) -> bool:
+        """True if slots that were in flight are not any more: somebody else has moved the env."""
+        return self.turns is not None and self.turns.lost
+
+    def leave_out(self, slots: Collection[int]) -> None:
+        """Drop the rows of some slots, whose trajectories are cut short."""
+        kept = [row for row, slot in enumerate(self.surplus_slots) if slot not in slots]
+        self.surplus = {key: value[kept] for key, value in self.surplus.items()}
+        self.surplus_slots = [self.surplus_slots[row] for row in kept]
+
+
+@dataclass
+class Frames:
+    """One batch of a collection by frames.
+
+    Attributes:
+        carrier: the step to begin with, as TorchRL's collector keeps it.
+        new_ids: None if trajectory ids are not tracked.
+        left_out: entries that the batch does without.
+        keep: is given the step to go on with, and whether the envs are elsewhere: the next loop
+            goes on from the last whole step, also if the policy or an env has raised.
+        in_one_piece: stack all steps at once, which gradients pass through.
+        version: gives the version of the policy's weights, for rows by arrival; None if it is not
+            tracked.
+    """
+
+    env: ArrayEnv
+    lower: Lower
+    carrier: TensorDictBase
+    new_ids: NewIds | None
+    left_out: frozenset[Key]
+    place: Placement
+    keep: Callable[[TensorDict, bool], None]
+    in_one_piece: bool
+    watch: Watch | None
+    version: Callable[[], Any] | None
+
+    def __post_init__(self) -> None:
+        step = flat(self.carrier)
+        self.place.enter(step, (*self.env.carried, *keys.FLAGS))
+        self._acting = Acting(self.env, self.lower, self.place, self.version)
+        self._turns = Turns(self.env, self._acting, self.place, step)
+        self._moved = False  # whether the envs have gone on from the present step
+
+    def _store(self, steps: int | None) -> Store:
+        return Store(self.env, self.left_out, self.place, self.in_one_piece, steps)
+
+    # ------------------------------------------------------------------------------- synchronous
+
+    def synchronous(self, steps: int) -> Rows:
+        """Collect ``steps`` steps of every slot: entries ``[N, steps, ...]``.
+
+        Raises:
+            NotTensors: if the policy writes something else; nothing has been stepped, and the step
+                that is kept has its outputs.
+        """
+        env, turns, place = self.env, self._turns, self.place
+        store = self._store(steps)
+        actions, slots = env.transformed.action_keys, turns.ready
+        ends = Ends(env, self.new_ids)
+        if env.resets_by_mask:
+            ends = MaskedEnds(env, self.new_ids, place.storing, asks=self.watch is not None)
+            if keys.TRAJ_IDS in turns.present:
+                turns.present[keys.TRAJ_IDS] = sent(turns.present[keys.TRAJ_IDS], env.home)
+        if self.watch is not None:
+            self.watch.begin(self.carrier)
+        with self._leaving(ends.number):
+            for buffers in store.allocate():
+                step = turns.present
+                turns.act(step, slots)
+                self._moved = True
+                given = place.for_env(step, actions)
+                following, error = env.advance(given, turns.next_keys, buffers)
+                if error is not None:
+                    raise error
+                place.keep_apart(following)
+                begun = ends.begin(following)
+                if begun is not following:
+                    place.keep_apart(begun, of_reset=True)
+                self._moved = False
+                store.append(step, following)
+                turns.present = next_step(step, begun, env.carried, turns.next_keys)
+                ends.renew(turns.present, turns.zeroed)
+                if self.watch is not None:
+                    self.watch.step_taken(step, following, ends.ended)
+                    self.watch.began(ends.ended, turns.present)
+            self._acting.check()
+            entries = store.grid()
+            ends.number(entries)
+        return entries
+
+    # ------------------------------------------------------------------------------ asynchronous
+
+    def asynchronous(self, steps: int) -> Rows:
+        """Collect ``steps`` steps of every slot; one that has taken them waits for the others.
+
+        Returns:
+            The entries, ``[N, steps, ...]`` each: to the bit those of synchronous collection, if
+            the policy draws nothing.
+        """
+        turns, count = self._turns, self.env.batch_size.numel()
+        store = self._store(None)
+        taken = np.zeros(count, np.int64)
+        begun: list[tuple[int, int]] = []  # trajectories as they begin: steps before, and slot
+
+        def act() -> list[int] | None:
+            acting = turns.idle(slot for slot in turns.ready if taken[slot] < steps)
+            taken[acting] += 1
+            return acting if acting or turns.in_flight else None
+
+        def renew(ended: list[int]) -> torch.Tensor:
+            # Their places in this order, below zero: ids follow once all have begun.
+            first = -1 - len(begun)
+            begun.extend((int(taken[slot]), slot) for slot in ended)
+            return torch.arange(first, first - len(ended), -1)
+
+        if self.watch is not None:
+            self.watch.begin(self.carrier)
+        with self._leaving():
+            self._take_turns(store, act, renew)
+            entries = store.grid()
+            if begun and self.new_ids is not None:
+                order = sorted(range(len(begun)), key=begun.__getitem__)
+                ids = torch.empty(len(begun), dtype=torch.int64)
+                ids[order] = self.new_ids(len(begun)).cpu()
+                for step in (entries, turns.present):
+                    if keys.TRAJ_IDS in step:
+                        step[keys.TRAJ_IDS] = numbered(step[keys.TRAJ_IDS], ids)
+        return entries
+
+    def arriving(self, count: int, held: Arrivals) -> tuple[Rows, list[int]]:
+        """Collect ``count`` rows as they arrive, and their slots; no slot waits at the end."""
+        turns, missing = self._turns, count - len(held.surplus_slots)
+        rows, slots = self._rows(
+            held, lambda store: turns.idle(turns.ready) if len(store.slots) < missing else None
+        )
+        held.surplus = {key: value[count:].clone() for key, value in rows.items()}
+        held.surplus_slots = slots[count:]
+        return {key: value[:count] for key, value in rows.items()}, slots[:count]
+
+    def settle(self, held: Arrivals) -> None:
+        """Take in the slots in flight, which wait from now on; their rows join the next batch."""
+        if held.turns is not None:
+            turns = self._turns
+            held.surplus, held.surplus_slots = self._rows(
+                held, lambda store: [] if turns.in_flight else None
+            )
+            held.turns = None
+
+    def _rows(
+        self, held: Arrivals, act: Callable[[Store], list[int] | None]
+    ) -> tuple[Rows, list[int]]:
+        """The rows held from before, and those of turns until ``act`` gives None; their slots."""
+        store = self._store(None)
+        if held.left is not self.carrier:  # the collector is not where the latest batch left it
+            held.turns = None
+        if held.turns is not None:
+            self._turns.resume(held.turns)
+        elif self.watch is not None:
+            self.watch.begin(self.carrier)
+
+        def renew(ended: list[int]) -> torch.Tensor:
+            assert self.new_ids is not None
+            return self.new_ids(len(ended))
+
+        held.turns = self._turns
+        with self._leaving(held=held):
+            self._take_turns(store, lambda: act(store), renew)
+        rows = store.rows()
+        if held.surplus_slots:
+            rows = _joined(held.surplus, rows) if rows else held.surplus
+        return rows, [*held.surplus_slots, *store.slots]
+
+    def _take_turns(
+        self,
+        store: Store,
+        act: Callable[[], list[int] | None],
+        renew: Callable[[list[int]], torch.Tensor],
+    ) -> None:
+        """Have slots act, take in those that come back, and reset those that have ended.
+
+        Args:
+            store: takes the rows.
+            act: gives the slots that act next; None at the end.
+            renew: gives the trajectory ids that follow in some slots.
+        """
+        turns, env, watch = self._turns, self.env, self.watch
+        self._moved = True
+        for buffers in store.allocate():
+            acting = act()
+            if acting is None:
+                break
+            came = turns.exchange(acting, buffers)
+            for error in (came.failed, came.failed_begins):
+                if error is not None:
+                    raise error
+            step, following = turns.present, came.following
+            if self.version is not None and keys.POLICY_VERSION in step:
+                # The env has written the present version; some acted before weights changed.
+                following[keys.POLICY_VERSION] = step[keys.POLICY_VERSION]
+            done = following[keys.DONE].numpy(force=True).reshape(-1)
+            ended = [slot for slot in came.stepped if done[slot]]
+            store.append(step, following, came.stepped)
+            turns.take(came)
+            if ended:
+                turns.ready = [slot for slot in turns.ready if slot not in ended]
+                if self.new_ids is not None:
+                    set_ids(turns.present, ended, renew(ended))
+                env.send_reset(ended, None, None)
+            if watch is not None:
+                if came.stepped:
+                    watch.step_taken(step, following, ended, came.stepped)
+                watch.began(came.began, turns.present)
+        self._acting.check()
+        self._moved = False
+
+    @contextmanager
+    def _leaving(
+        self, number: Callable[[StepDict], None] | None = None, held: Arrivals | None = None
+    ) -> Iterator[None]:
+        """Keep the step to go on with, also if the policy or an env raises."""
+        turns = self._turns
+        try:
+            yield
+        except NotTensors:  # nothing was sent, and the step has the policy's outputs
+            self._moved = False
+            raise
+        finally:
+            if number is not None:
+                number(turns.present)
+            step = StepDict((k, v) for k, v in turns.present.items() if k not in turns.next_keys)
+            step = self.place.leave(step, self.env.carried)
+            left = nested(step.items(), self.env.batch_size, self.carrier.device)
+            if held is not None:
+                held.left = left
+            self.keep(left, self._moved)
+
+
+def _joined(before: Rows, after: Rows) -> Rows:
+    """The rows of both; an entry that one of them lacks (of the policy, say) is zero there."""
+    joined = {}
+    for key in {**after, **before}:
+        like = after.get(key, before.get(key))
+        assert like is not None
+        joined[key] = torch.cat(
+            [
+                rows[key]
+                if key in rows
+                else like.new_zeros((len(rows[keys.NEXT_DONE]), *like.shape[1:]))
+                for rows in (before, after)
+            ]
+        )
+    return joined

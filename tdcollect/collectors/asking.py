@@ -20,7 +20,7 @@ from torchrl.envs import GymWrapper
 
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect.collect import Collector
-from tdcollect.collect.plan import Explanation, Part
+from tdcollect.collect.run import Explanation, Part
 from tdcollect.collect.statistics import Statistics
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.adopted import chain

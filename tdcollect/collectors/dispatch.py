@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 from tdcollect import check
 from tdcollect._upstream.collectors import drop_generic_defaults, one_env_each, service_backend
 from tdcollect.collect import Collector
-from tdcollect.collect.arguments import check_arguments, check_positive_int
+from tdcollect.collect.arguments import check_arguments
 from tdcollect.collect.collector import extends
 from tdcollect.display import count_text, one_line
 
@@ -41,8 +41,7 @@ def collector_of_workers(
 
     ``options`` are the ``backend_options``, with the class of the collectors inside.
     """
-    if num_collectors is not None:
-        check_positive_int("num_collectors", num_collectors)
+    check.positive_int_or_none(num_collectors=num_collectors)
     if sync is not None and not isinstance(sync, bool):
         raise TypeError(f"expected sync to be True, False or None, got {sync!r}")
     twice = sorted({*_SELECTORS, *kwargs, *("create_env_fn", "policy")[: len(args)]} & {*options})

@@ -15,9 +15,10 @@ from typing import Any
 
 import torchrl.collectors as upstream
 
+from tdcollect import check
 from tdcollect._upstream.collectors import MultiCollectorMeta, WorkersState, same_threads
 from tdcollect.collect import Collector
-from tdcollect.collect.arguments import check_arguments, check_positive_int
+from tdcollect.collect.arguments import check_arguments
 from tdcollect.collect.collector import extends
 from tdcollect.collectors.asking import (
     Asking,
@@ -111,7 +112,7 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
                 "expected a list of functions that make envs, one per worker, or num_workers, got "
                 f"one function and no number; pass [{name}] * 2"
             )
-        check_positive_int("the number of workers", workers)
+        check.positive_int(**{"the number of workers": workers})
         check_on_worker_lost(on_worker_lost, kwargs)
         inner = class_of_collectors(collector_class)
         self._ours = isinstance(inner, type) and issubclass(inner, Collector)

@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 def arrays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """True if the collector may run on arrays, False if it must run TorchRL's loop."""
     if request.param == "parent":
-        monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", False)
+        monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", False)
     return request.param == "arrays"
 
 

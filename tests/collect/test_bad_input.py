@@ -20,13 +20,8 @@ from . import policies
 from .envs import ENVS
 from .oracle import UPSTREAM
 
-pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
-
-
-@pytest.mark.parametrize("frames", [0, -1, -64, [0]])
-def test_frames_per_batch_that_is_not_positive(frames: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected frames_per_batch to be positive, got .*[01-9]"):
-        Collector(ENVS["cartpole"](), frames_per_batch=frames)
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+both_loops = pytest.mark.usefixtures("arrays")
 
 
 def test_frames_per_batch_left_out() -> None:
@@ -49,9 +44,15 @@ ACTIONLESS: dict[str, Callable[[Any], TensorDictModuleBase]] = {
 }
 
 
-@pytest.mark.parametrize("policy", ACTIONLESS)
-@pytest.mark.parametrize("env", ["cartpole", "cartpole-unbatched", "torchrl-gym"])
-@pytest.mark.parametrize("buffers", [None, False])
+@pytest.mark.parametrize(
+    ("env", "policy", "buffers"),
+    [
+        ("cartpole", "value-only", None),
+        ("cartpole-unbatched", "misnamed", False),
+        ("torchrl-gym", "deselected", None),
+        ("cartpole", "deselected", False),
+    ],
+)
 def test_policy_whose_output_misses_the_action(env: str, policy: str, buffers: Any) -> None:
     made = ENVS[env]()
     actionless = ACTIONLESS[policy](made)
@@ -61,6 +62,7 @@ def test_policy_whose_output_misses_the_action(env: str, policy: str, buffers: A
     assert all(key in str(error.value) for key in shown)
 
 
+@both_loops
 def test_policy_that_misses_one_of_several_actions() -> None:
     env = ENVS["toy-dict-action"]()
     present, missing = env.action_keys
@@ -69,6 +71,7 @@ def test_policy_that_misses_one_of_several_actions() -> None:
         list(Collector(env, net, frames_per_batch=30, total_frames=30))
 
 
+@both_loops
 def test_function_that_forgets_the_action() -> None:
     """A function has no out_keys: that the action is missing is known at the first step."""
     env = ENVS["cartpole"]()
@@ -77,6 +80,7 @@ def test_function_that_forgets_the_action() -> None:
         next(iter(collector))
 
 
+@both_loops
 def test_action_of_another_shape() -> None:
     env = ENVS["cartpole"]()
     policy = policies.network(env, 3, ["action"])
@@ -85,6 +89,7 @@ def test_action_of_another_shape() -> None:
         next(iter(collector))
 
 
+@both_loops
 @pytest.mark.parametrize("env", ["toy", "toy-unbatched"])
 def test_an_error_of_the_policy_reaches_its_user(env: str) -> None:
     class Fails(nn.Module):
@@ -121,6 +126,7 @@ def test_closed_env_at_construction() -> None:
         Collector(env, frames_per_batch=30)
 
 
+@both_loops
 def test_env_closed_while_collecting() -> None:
     env = ENVS["cartpole"]()
     stream = iter(Collector(env, frames_per_batch=30))
@@ -128,15 +134,6 @@ def test_env_closed_while_collecting() -> None:
     env.close()
     with pytest.raises(RuntimeError, match="the env is closed; make a new one"):
         next(stream)
-
-
-@pytest.mark.parametrize("policy", [policies.random_policy, policies.actor, policies.ones])
-def test_collector_that_was_shut_down(policy: Any) -> None:
-    env = ENVS["cartpole"]()
-    collector = Collector(env, policy(env), frames_per_batch=30)
-    collector.shutdown()
-    with pytest.raises((AttributeError, RuntimeError)):
-        next(iter(collector))
 
 
 def test_start_without_a_replay_buffer() -> None:
@@ -191,12 +188,6 @@ def test_reset_of_a_slot_that_does_not_exist() -> None:
         collector.reset(3)
 
 
-@pytest.mark.parametrize("seed", [-1, "zero"])
-def test_seed_that_is_no_seed(seed: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        Collector(ENVS["cartpole"](), frames_per_batch=30).set_seed(seed)
-
-
 # ----------------------------------------------------------------------------------------- the env
 
 
@@ -239,27 +230,21 @@ def test_several_envs() -> None:
 # -------------------------------------------------------------------------------------- the counts
 
 COUNTS: list[tuple[dict[str, Any], str]] = [
-    ({"frames_per_batch": 1e3}, r"frames_per_batch to be an int, got 1000.0; pass 1000$"),
-    ({"frames_per_batch": 10.5}, r"frames_per_batch to be an int, got 10.5; pass a positive int"),
-    ({"frames_per_batch": "10"}, r"frames_per_batch to be an int, got '10'"),
-    ({"frames_per_batch": None}, r"frames_per_batch to be an int, got None"),
+    ({"frames_per_batch": 0}, r"frames_per_batch to be a positive int, got 0"),
+    ({"frames_per_batch": [0]}, r"frames_per_batch to be a positive int, got 0"),
+    ({"frames_per_batch": 1e3}, r"frames_per_batch to be a positive int, got 1000.0"),
+    ({"frames_per_batch": None}, r"frames_per_batch to be a positive int, got None"),
     (
         {"frames_per_batch": [10]},
         r"frames_per_batch to be an int, got \[10\]; several are for .*backend='process'",
     ),
-    ({"total_frames": "10"}, r"total_frames to be a number of frames, or None, got '10'"),
-    ({"init_random_frames": "5"}, r"init_random_frames to be a number .* got '5'"),
-    ({"trajs_per_batch": 1.5}, r"trajs_per_batch to be an int, got 1.5"),
-    ({"trajs_per_batch": -1}, r"trajs_per_batch to be positive, got -1"),
-    ({"stats_window": 1.5}, r"stats_window to be an int, got 1.5"),
-    ({"stats_window": 0}, r"stats_window to be positive, got 0"),
+    ({"trajs_per_batch": 1.5}, r"trajs_per_batch to be a positive int or None, got 1.5"),
+    ({"stats_window": 0}, r"stats_window to be a positive int, got 0"),
     ({"postproc": 3}, r"postproc to be a function, got 3"),
     ({"pre_collect_hook": 3}, r"pre_collect_hook to be a function, got 3"),
     ({"post_collect_hook": "x"}, r"post_collect_hook to be a function, got 'x'"),
     ({"policy_factory": "x"}, r"policy_factory to be a function, got 'x'"),
     ({"policy_factory": nn.Linear(4, 2)}, r"policy_factory .* got a Linear; pass it as the policy"),
-    ({"interruptor": 3}, r"interruptor to have a method collection_stopped\(\), got 3"),
-    ({"create_env_kwargs": "x"}, r"create_env_kwargs to be a dict .* got 'x'"),
 ]
 
 
@@ -333,6 +318,7 @@ def test_a_policy_that_writes_nothing() -> None:
         Collector(ENVS["pendulum"](), lambda td: td, frames_per_batch=10)
 
 
+@both_loops
 def test_a_list_in_place_of_an_action() -> None:
     collector = Collector(
         ENVS["pendulum"](), lambda observation: [1.0], frames_per_batch=10, use_buffers=False
@@ -353,9 +339,15 @@ def test_a_policy_that_is_refused_closes_what_was_made() -> None:
     assert made[0].is_closed
 
 
-@pytest.mark.parametrize("key", ["obs", ("agents", "observation")])
-@pytest.mark.parametrize("buffers", [None, False])
-@pytest.mark.parametrize("env", ["pendulum", "torchrl-gym-pendulum"])
+@both_loops
+@pytest.mark.parametrize(
+    ("env", "buffers", "key"),
+    [
+        ("pendulum", None, "obs"),
+        ("pendulum", False, ("agents", "observation")),
+        ("torchrl-gym-pendulum", False, "obs"),
+    ],
+)
 def test_in_keys_that_are_no_entries(env: str, buffers: Any, key: Any) -> None:
     """Without buffers TorchRL does not call the policy before the first step."""
     policy = TensorDictModule(nn.Linear(3, 1), [key], ["action"])
@@ -364,6 +356,7 @@ def test_in_keys_that_are_no_entries(env: str, buffers: Any, key: Any) -> None:
         next(iter(Collector(ENVS[env](), policy, frames_per_batch=10, use_buffers=buffers)))
 
 
+@both_loops
 def test_policy_that_returns_no_tensordict_later_on() -> None:
     calls = []
 
@@ -411,14 +404,7 @@ def test_components_that_are_none(components: Any) -> None:
         pendulum_collector().state_dict(components=components)
 
 
-@pytest.mark.parametrize("count", [{"frames": 10}, {"episodes": 1}])
-@pytest.mark.parametrize("options", [3, [3], "x"])
+@pytest.mark.parametrize(("count", "options"), [({"frames": 10}, 3), ({"episodes": 1}, "x")])
 def test_options_that_are_no_dict(count: dict[str, int], options: Any) -> None:
     with pytest.raises(TypeError, match=r"expected options to be a dict.* got .*; leave it out"):
         pendulum_collector().collect(**count, options=options)
-
-
-@pytest.mark.parametrize("seed", [1.5, "a", True])
-def test_seeds_of_the_wrong_kind(seed: Any) -> None:
-    with pytest.raises(TypeError, match="expected a seed that is an int"):
-        pendulum_collector().collect(frames=10, seed=seed)

@@ -18,11 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
-from torchrl.objectives.value import GAE
 
 from tdcollect import Collector, make_env, split_trajectories
 from tdcollect.envs.slots import SlotError
-from tdcollect.keys import FLAGS
 from tdcollect.testing import (
     CountingEnv,
     CountingRules,
@@ -35,6 +33,7 @@ from tdcollect.testing import (
 
 from . import policies
 from .envs import ENVS, make_toy
+from .loops import array_loop, on_arrays
 from .oracle import UPSTREAM, assert_same
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
@@ -102,12 +101,14 @@ BACKENDS: dict[str, Callable[[Callable[[], Any], int], EnvBase]] = {
 
 
 @pytest.mark.behaviour(2)
-@pytest.mark.parametrize("make", [make_toy, short_cartpole])
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_episodes_are_those_of_a_plain_loop(
-    make: Callable[[], Any], slots: int, backend: str
-) -> None:
+@on_arrays(
+    "case",
+    [(make_toy, 3, "serial"), (short_cartpole, 1, "serial"), (short_cartpole, 3, "process")]
+    + [(make_toy, 3, "disabled"), (make_toy, 1, "next-step"), (short_cartpole, 3, "same-step")],
+    parent=[(make_toy, 3, "serial"), (short_cartpole, 3, "next-step")],
+)
+def test_episodes_are_those_of_a_plain_loop(case: tuple[Callable[[], Any], int, str]) -> None:
+    make, slots, backend = case
     collector = Collector(BACKENDS[backend](make, slots), by_sign, frames_per_batch=slots * 4)
     collector.collect(frames=slots * 5)
     batch = collector.collect(episodes=7, seed=SEED)
@@ -150,7 +151,7 @@ MODES = {
 
 
 @pytest.mark.behaviour(2)
-@pytest.mark.parametrize("mode", MODES)
+@on_arrays("mode", MODES, parent=["serial", "same-step"])
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -186,10 +187,9 @@ def counted(num_envs: int, rules: CountingRules) -> tuple[EnvBase, list[Counting
     return make_env(lambda: next(left), num_envs), envs
 
 
+@array_loop  # TorchRL's own env steps all slots
 @pytest.mark.behaviour(4)
-def test_fewer_episodes_than_slots_step_only_so_many(arrays: bool) -> None:
-    if not arrays:
-        pytest.skip("TorchRL's own env steps all slots")
+def test_fewer_episodes_than_slots_step_only_so_many() -> None:
     env, envs = counted(5, CountingRules(4))
     collector = Collector(env, StatelessCountingPolicy(CountingRules(4)), frames_per_batch=5)
     batch = collector.collect(episodes=2)
@@ -197,10 +197,9 @@ def test_fewer_episodes_than_slots_step_only_so_many(arrays: bool) -> None:
     assert [env._count for env in envs] == [4, 4, 0, 0, 0]
 
 
+@array_loop
 @pytest.mark.behaviour(4)
-def test_a_slot_without_a_further_episode_waits(arrays: bool) -> None:
-    if not arrays:
-        pytest.skip("TorchRL's own env steps all slots")
+def test_a_slot_without_a_further_episode_waits() -> None:
     rules = CountingRules([2, 9])  # slot 0: 2, 9; slot 1: 9, 2
     env, envs = counted(2, rules)
     collector = Collector(env, StatelessCountingPolicy(rules), frames_per_batch=2)
@@ -213,14 +212,14 @@ def test_a_slot_without_a_further_episode_waits(arrays: bool) -> None:
 
 
 class TwoLengths(gym.Env[Any, Any]):
-    """Episodes of 10 or 200 steps with equal chance."""
+    """Episodes of 2 or 40 steps with equal chance."""
 
     observation_space = spaces.Box(0, 1, (1,))
     action_space = spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self.left = int(self.np_random.choice([10, 200]))
+        self.left = int(self.np_random.choice([2, 40]))
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> Any:
@@ -228,7 +227,7 @@ class TwoLengths(gym.Env[Any, Any]):
         return np.zeros(1, np.float32), 1.0, self.left == 0, False, {}
 
 
-MEAN, DEVIATION = 105, 95
+MEAN, DEVIATION = 21, 19
 FINISHED = 400
 """Episodes to average over, in repetitions of so many as are asked for."""
 
@@ -247,11 +246,10 @@ def check_unbiased(means: Sequence[float], episodes: int) -> None:
     assert abs(np.mean(means) - MEAN) < 3.5 * error
 
 
+@array_loop  # the rule is the same on TorchRL's, and slow there
 @pytest.mark.behaviour(2)
 @pytest.mark.parametrize(("slots", "episodes"), [(1, 32), (8, 8), (32, 8), (32, 32), (32, 100)])
-def test_short_episodes_are_not_favoured(slots: int, episodes: int, arrays: bool) -> None:
-    if not arrays:
-        pytest.skip("the rule is the same, and slow there")
+def test_short_episodes_are_not_favoured(slots: int, episodes: int) -> None:
     collector = two_lengths(slots)
     means = []
     for repetition in range(FINISHED // episodes):
@@ -261,15 +259,14 @@ def test_short_episodes_are_not_favoured(slots: int, episodes: int, arrays: bool
     check_unbiased(means, episodes)
 
 
-@pytest.mark.parametrize(("slots", "episodes"), [(8, 8), (32, 8), (32, 32), (32, 100)])
-def test_the_first_to_finish_are_short(slots: int, episodes: int, arrays: bool) -> None:
+@array_loop
+@pytest.mark.parametrize(("slots", "episodes"), [(32, 8), (32, 32)])
+def test_the_first_to_finish_are_short(slots: int, episodes: int) -> None:
     """The naive rule fails the same check."""
-    if not arrays:
-        pytest.skip("the rule is the same, and slow there")
     collector = two_lengths(slots)
     means = []
     for repetition in range(FINISHED // episodes):
-        frames = slots * 200 * -(-episodes // slots)
+        frames = slots * 40 * -(-episodes // slots)
         batch = collector.collect(frames=frames, seed=1000 * repetition)
         slot_of, ends = batch["next", "done"].squeeze(-1).nonzero().T
         lengths = ends - torch.where(slot_of.diff(prepend=slot_of[:1] - 1) == 0, ends.roll(1), -1)
@@ -340,6 +337,7 @@ def test_a_policy_that_raises_leaves_a_collector_that_starts_afresh() -> None:
     assert collector.collect(episodes=5)["next", "done"].sum() == 5
 
 
+@array_loop
 def test_an_env_that_raises_is_named() -> None:
     fuel = iter([ValueError("out of fuel")])
 
@@ -370,7 +368,7 @@ LIMITED: dict[str, Callable[[CountingRules], EnvBase]] = {
 
 
 @pytest.mark.behaviour(10)
-@pytest.mark.parametrize("env", LIMITED)
+@on_arrays("env", LIMITED, parent=["serial", "unbatched"])
 def test_max_steps_truncates(env: str) -> None:
     rules = CountingRules([4, 9, 2], ends="terminated")
     instance = TransformedEnv(LIMITED[env](rules), RewardSum())
@@ -396,23 +394,17 @@ def test_max_steps_truncates(env: str) -> None:
 
 
 @pytest.mark.behaviour(2, 12)
-@pytest.mark.parametrize(
+@on_arrays(
     "env",
     [
-        name
-        for name in ENVS
-        if name.startswith(("cartpole", "frozen", "toy", "pendulum"))
-        or name
-        in (
-            "torchrl-gym",
-            "torchrl-wrapper",
-            "torchrl-vector",
-            "torchrl-serial",
-            "torchrl-serial-of-ours",
-            "mock-counting",
-            "mock-counting-batched",
-        )
+        *("cartpole-one-slot", "cartpole-unbatched-categorical", "cartpole-envpool"),
+        *("cartpole-envpool-unbatched", "cartpole-process", "cartpole-books", "pendulum-init"),
+        *("frozen-lake-unbatched", "toy-infos-process", "toy-nested", "toy-pixels"),
+        *("toy-one-step-episodes", "toy-many-actions", "toy-dict-action", "toy-scalar-unbatched"),
+        *("torchrl-gym", "torchrl-wrapper", "torchrl-vector", "torchrl-serial"),
+        *("torchrl-serial-of-ours", "mock-counting", "mock-counting-batched"),
     ],
+    parent=["cartpole-next-step", "toy-infos-unbatched", "torchrl-serial-of-ours"],
 )
 def test_any_env_gives_whole_episodes(env: str) -> None:
     instance = ENVS[env]()
@@ -434,6 +426,7 @@ def test_any_env_gives_whole_episodes(env: str) -> None:
     collector.shutdown()
 
 
+@array_loop
 @pytest.mark.parametrize(
     ("env", "told"),
     [
@@ -488,6 +481,7 @@ def test_slots_that_cannot_be_reset_singly_take_the_episodes_that_their_env_star
         check_counting_batch(collector.collect(frames=30), CountingRules([3, 1, 4]))
 
 
+@array_loop
 @pytest.mark.parametrize("asked", [{"max_episode_steps": 2}, {"options": {"start": 1}}])
 def test_what_asks_for_single_resets_is_refused_there(asked: dict[str, Any]) -> None:
     with pytest.raises(
@@ -499,6 +493,7 @@ def test_what_asks_for_single_resets_is_refused_there(asked: dict[str, Any]) -> 
 # ----------------------------------------------------------------------------- layouts and options
 
 
+@array_loop
 @pytest.mark.parametrize("layout", ["padded", "jagged", "list"])
 def test_layouts_are_those_of_split_trajectories(layout: Any) -> None:
     def collected(**options: Any) -> Any:
@@ -526,7 +521,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@on_arrays("options", OPTIONS, parent=["compact", "no-buffers", "resets", "same-td"])
 def test_options_mean_what_they_mean_in_iteration(options: str) -> None:
     """The same steps, and the same entries as a batch of iteration."""
 
@@ -544,27 +539,6 @@ def test_options_mean_what_they_mean_in_iteration(options: str) -> None:
     shared = set(plain.keys(True, True)) & set(batch.keys(True, True)) - {("collector", "traj_ids")}
     for key in shared:
         assert_same(batch[key], plain[key])
-
-
-def test_split_trajs_pads_them() -> None:
-    collector = Collector(
-        counting_env(3), StatelessCountingPolicy(), frames_per_batch=12, split_trajs=True
-    )
-    batch = collector.collect(episodes=5)
-    assert batch.shape[0] == 5
-    assert batch["collector", "mask"].sum(1).min() >= 1
-
-
-def test_advantages_are_those_of_each_episode_alone() -> None:
-    env = counting_env(3)
-    value = policies.ValueOperator(torch.nn.Linear(3, 1), in_keys=["observation"])
-    gae = GAE(gamma=0.9, lmbda=0.8, value_network=value, average_gae=False)
-    collector = Collector(env, StatelessCountingPolicy(), frames_per_batch=12, postproc=gae)
-    batch = collector.collect(episodes=6)
-    inputs = ["observation", *(("next", key) for key in ("observation", "reward", *FLAGS))]
-    for one in episodes_of(batch):
-        alone = gae(one.select(*inputs))
-        torch.testing.assert_close(one["advantage"], alone["advantage"])
 
 
 @pytest.mark.behaviour(5)

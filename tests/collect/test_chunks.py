@@ -31,14 +31,14 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 def test_chunked_batches_are_the_parents(
     case: str, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tdcollect.collect.store._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", chunk_bytes)
     monkeypatch.setattr("tdcollect.collect.arrays._SPARE_BYTES", 0)
     check_same(*CASES[case])
 
 
 def test_a_policy_may_keep_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of a step are not written again, also not by the next chunk."""
-    monkeypatch.setattr("tdcollect.collect.store._CHUNK_BYTES", 1)
+    monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", 1)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     class Keeper(nn.Module):

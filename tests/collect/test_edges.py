@@ -384,7 +384,7 @@ def test_a_module_after_one_that_is_not_known(function: Any) -> None:
 def test_an_entry_that_comes_late_is_left_out(
     chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tdcollect.collect.store._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", chunk_bytes)
     calls = 0
 
     def policy(tensordict: Any) -> Any:
@@ -399,7 +399,7 @@ def test_an_entry_that_comes_late_is_left_out(
 
 
 def test_an_entry_that_goes_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.collect.store._CHUNK_BYTES", 1)
+    monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", 1)
     calls = 0
 
     def policy(tensordict: Any) -> Any:

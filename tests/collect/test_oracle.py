@@ -45,5 +45,5 @@ def test_products_that_round_by_where_their_input_begins() -> None:
 
 def test_both_loops_give_the_same_frames_and_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     on_arrays = digests.main()
-    monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", False)
+    monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", False)
     assert digests.main() == on_arrays

@@ -39,7 +39,7 @@ from .oracle import UPSTREAM, assert_same_record, batches, check_same, run
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.filterwarnings(UPSTREAM)]
 
-STEPS = 20
+STEPS = 11
 GPU = "cuda:0"
 
 # Those that TorchRL takes: without a device of its own, an env of the CPU cannot be reset in part
@@ -114,7 +114,7 @@ POLICIES: dict[str, Callable[[], Any]] = {
 
 
 def cartpole(*of: Any) -> EnvBase:
-    env = tdcollect.make_env("CartPole-v1", 3, seed=0)
+    env = tdcollect.make_env("CartPole-v1", 3, seed=0, max_episode_steps=8)
     return TransformedEnv(env, Compose(*of)) if of else env
 
 
@@ -165,7 +165,7 @@ def statistics() -> list[Any]:
         ObservationNorm(loc=0.3, scale=1.7, in_keys=["observation"]),
         VecNormV2(in_keys=["observation"], decay=0.9),
         RewardScaling(loc=0.5, scale=3.0),
-        StepCounter(max_steps=7),
+        StepCounter(max_steps=5),
         RewardSum(),
     ]
 
@@ -263,11 +263,12 @@ def test_resets_of_some_slots_between_batches(kind: str, options: dict[str, str]
     )
 
 
-@pytest.mark.parametrize("storing", [None, "cpu", GPU])
-@pytest.mark.parametrize("options", [{}, {"env_device": GPU}])
+@pytest.mark.parametrize(
+    ("storing", "options"), [(None, {}), ("cpu", {"env_device": GPU}), (GPU, {})]
+)
 def test_whole_episodes(storing: str | None, options: dict[str, str]) -> None:
     def episodes(**options: Any) -> Any:
-        made = collector(lambda: nn_policy(), cartpole(StepCounter(max_steps=30)), **options)
+        made = collector(lambda: nn_policy(), cartpole(StepCounter(max_steps=7)), **options)
         return made.collect(episodes=7, seed=1)
 
     expected = episodes()
@@ -315,23 +316,24 @@ def clip() -> ClipTransform:
 
 def waits_per_step(policy: str, of: list[Any], **options: Any) -> float:
     counts = []
-    for steps in (30, 40):
+    for steps in (10, 14):
         made = collector(policy, cartpole(*(make() for make in of)), **options)
         with Crossings() as found:
             assert made.collect(frames=3 * steps)["next", "done"].any()
         counts.append(len(found.waits))
-    return (counts[1] - counts[0]) / 10
+    return (counts[1] - counts[0]) / 4
 
 
-@pytest.mark.parametrize("policy", ["actor", "remembering"])
-def test_one_wait_per_step(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "named"), [("actor", "policy_device"), ("remembering", "device")]
+)
+def test_one_wait_per_step(policy: str, named: str) -> None:
     """Ends of episodes, and transforms, add none."""
-    assert waits_per_step(policy, [clip, RewardSum], policy_device=GPU) == 1
-    assert waits_per_step(policy, [clip, RewardSum], device=GPU) == 1
+    assert waits_per_step(policy, [clip, RewardSum], **{named: GPU}) == 1
 
 
 def test_a_transform_on_the_gpu_that_ends_episodes_is_waited_for() -> None:
-    limit = partial(StepCounter, max_steps=9)
+    limit = partial(StepCounter, max_steps=5)
     assert waits_per_step("actor", [clip, limit], device=GPU) == 2
     assert waits_per_step("actor", [limit], device=GPU) == 1
 
@@ -349,7 +351,7 @@ def test_what_has_crossed_does_not_cross_again_to_be_stored() -> None:
 
 
 def test_nor_where_a_batch_has_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.collect.store._CHUNK_BYTES", 1)
+    monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", 1)
     batch, found = crossings(policy_device=GPU, storing_device=GPU)
     observations = sum(shape[0] if len(shape) == 3 else 1 for shape in found.ups if 4 in shape[1:])
     ends = int(batch["next", "done"].any(0).sum())

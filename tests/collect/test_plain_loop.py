@@ -26,7 +26,7 @@ from .oracle import UPSTREAM, difference
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
-STEPS = 240
+STEPS = 80
 SLOTS = 3
 SEED = 21
 
@@ -149,7 +149,7 @@ def test_data_is_that_of_a_plain_loop(case: tuple[str, str]) -> None:
     policy = policies.actor(env)
     torch.manual_seed(SEED)
     expected = plain_loop(TASKS[task], policy)
-    assert (expected["next", "done"].sum((1, 2)) >= 10).all()
+    assert (expected["next", "done"].sum((1, 2)) >= 3).all()
     assert_equal_entries(collect(env, policy), expected)
 
 
@@ -190,7 +190,7 @@ SEEDED: dict[str, tuple[Callable[[], EnvBase], int]] = {
 }
 
 
-@pytest.mark.parametrize("env", SEEDED)
+@on_arrays("env", SEEDED, parent=["ours", "gym-env-transformed"])
 def test_set_seed_restarts_slot_i_with_seed_plus_i(env: str) -> None:
     make, slots = SEEDED[env]
     collector = Collector(make(), frames_per_batch=10 * slots)
@@ -222,7 +222,7 @@ RESTARTED: dict[str, Callable[[], EnvBase]] = {
 }
 
 
-@on_arrays("env", RESTARTED, parent=["ours", "gym-env-transformed", "toy-nested", "books"])
+@on_arrays("env", RESTARTED, parent=["ours", "gym-env-transformed"])
 def test_same_seed_same_data_whatever_came_before(env: str) -> None:
     def data(batches: int, seed: int) -> Any:
         instance = RESTARTED[env]()
@@ -274,7 +274,7 @@ def test_set_seed_returns_what_the_parent_returns() -> None:
 # --------------------------------------------------------------------------- batches given out
 
 
-@pytest.mark.parametrize("env", ["toy", "toy-unbatched", "toy-nested", "books", "serial-of-gym"])
+@on_arrays("env", ["toy-nested", "books"], parent=["toy-unbatched", "serial-of-gym"])
 def test_a_batch_given_out_shares_no_memory_with_later_ones(env: str) -> None:
     make = RESTARTED.get(env) or ENVS[env]
     instance = make()

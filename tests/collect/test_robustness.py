@@ -21,7 +21,7 @@ from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, cou
 
 @pytest.fixture
 def on_arrays(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", request.param)
+    monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", request.param)
 
 
 both_loops = pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
@@ -21,7 +20,8 @@ from . import policies
 from .envs import ENVS
 from .oracle import UPSTREAM, difference, seed_everything
 
-pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
+both_loops = pytest.mark.usefixtures("arrays")
 
 RAW = ("next", "raw_reward")
 REWARD = ("next", "reward")
@@ -47,6 +47,7 @@ def collected(env: Callable[[], Any], shaping: Any, count: int = 3, **options: A
 MADE = ["toy", "toy-unbatched", "torchrl-serial"]
 
 
+@both_loops
 @pytest.mark.behaviour(17)
 @pytest.mark.parametrize("env", MADE)
 def test_learners_see_the_shaped_reward_and_the_envs_is_kept(env: str) -> None:
@@ -65,6 +66,7 @@ def test_learners_see_the_shaped_reward_and_the_envs_is_kept(env: str) -> None:
         assert difference(rest, unshaped.exclude(REWARD)) is None
 
 
+@both_loops
 def test_it_is_called_once_a_batch_with_the_true_last_observation() -> None:
     calls: list[Any] = []
 
@@ -115,7 +117,7 @@ def test_neither_is_a_hidden_state() -> None:
     assert (next(iter(collector))[REWARD] == 5).all()
 
 
-def test_several_observations_come_as_a_tensordict() -> None:
+def test_several_observations_or_actions_come_as_a_tensordict() -> None:
     def shaping(observation: TensorDictBase, action: Any, reward: Any, done: Any) -> Any:
         assert observation.shape == reward.shape[:-1]
         return reward + observation["inner", "flag"].sum(-1, keepdim=True)
@@ -123,12 +125,7 @@ def test_several_observations_come_as_a_tensordict() -> None:
     (batch,) = collected(ENVS["toy-nested"], shaping, count=1)
     flags = batch["next", "inner", "flag"].sum(-1, keepdim=True)
     assert torch.equal(batch[REWARD], batch[RAW] + flags)
-
-
-def test_several_actions_come_as_a_tensordict() -> None:
-    (batch,) = collected(
-        ENVS["toy-dict-action"], lambda o, a, r, d: r + a["push"][..., :1], count=1
-    )
+    (batch,) = collected(ENVS["toy-dict-action"], lambda o, a, r, d: r + a["push"][..., :1], 1)
     assert torch.equal(batch[REWARD], batch[RAW] + batch["push"][..., :1])
 
 
@@ -143,6 +140,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@both_loops
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_way_to_get_a_batch_gets_a_shaped_one(option: str) -> None:
     stream = stream_of(ENVS["toy"], lambda o, a, r, d: r + 100, **OPTIONS[option])
@@ -259,17 +257,7 @@ def test_an_env_that_uses_the_name_is_refused() -> None:
         Collector(env, frames_per_batch=30, reward_shaping=shape)
 
 
-def test_worker_processes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"reward_shaping is for backend='direct'"):
-        Collector(
-            ENVS["toy"],
-            frames_per_batch=30,
-            backend="process",
-            num_collectors=1,
-            reward_shaping=shape,
-        )
-
-
+@both_loops
 @pytest.mark.parametrize("count", [{"frames": 30}, {"episodes": 5}], ids=str)
 def test_collecting_by_count_shapes_too(count: dict[str, int]) -> None:
     env = ENVS["toy"]()
@@ -279,15 +267,3 @@ def test_collecting_by_count_shapes_too(count: dict[str, int]) -> None:
     expected = shape(following["observation"], batch["action"], batch[RAW], following["done"])
     assert torch.equal(batch[REWARD], expected)
     assert not torch.equal(batch[REWARD], batch[RAW])
-
-
-@pytest.mark.behaviour(17)
-def test_statistics_tell_both_returns() -> None:
-    env = ENVS["toy"]()
-    collector = Collector(
-        env, frames_per_batch=300, reward_shaping=lambda o, a, r, d: r + 1, stats_window=7
-    )
-    next(iter(collector))
-    latest = collector.stats.latest
-    assert latest.episodes > 10
-    np.testing.assert_allclose(latest.shaped_returns, latest.returns + latest.lengths, atol=1e-4)

@@ -20,7 +20,7 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs.transforms import _timer as timer
 
 from tdcollect import Collector, make_env
-from tdcollect.collect import plan
+from tdcollect.collect import arrays
 from tdcollect.collect.lowering import LOWERED, exact_reward_of
 from tdcollect.envs.traits import TRAITS, of_kind
 
@@ -44,7 +44,7 @@ def policy_of(case: str) -> Any:
 
 def check_plan(case: str, collector: Any) -> None:
     """Raise unless the transforms of a collector of ours that are known run on arrays."""
-    if isinstance(collector, Collector) and plan.RUN_ON_ARRAYS and case not in ISLANDS:
+    if isinstance(collector, Collector) and arrays.RUN_ON_ARRAYS and case not in ISLANDS:
         found = collector._runner.plan(iterating=True)
         assert found.env is not None, found.reasons
         assert {part.how for part in found.env.parts} <= {"on arrays"}
@@ -69,7 +69,7 @@ def test_the_state_is_torchrls_from_batch_to_batch(
         check_plan(case, collector)
         stream, env = iter(collector), collector.env
         for ours in (True, False, True):
-            monkeypatch.setattr(plan, "RUN_ON_ARRAYS", ours)
+            monkeypatch.setattr(arrays, "RUN_ON_ARRAYS", ours)
             yield next(stream)
             yield env.transform.state_dict()
         yield env.rollout(5, break_when_any_done=False)

@@ -233,7 +233,7 @@ def test_a_collection_goes_on_to_the_bit() -> None:
         ({"collector_class": "multi"}, ValueError, "'single', a class or a function, got 'multi'"),
         ({"collector_class": 3}, TypeError, "a class or a function, got int"),
         ({"sync": True}, TypeError, "expected no sync for a MultiSyncCollector"),
-        ({"frames_per_batch": 0}, ValueError, "expected frames_per_batch to be positive"),
+        ({"frames_per_batch": 0}, ValueError, "expected frames_per_batch to be a positive int"),
         (
             {"on_worker_lost": "restart", "preemptive_threshold": 0.5},
             ValueError,

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tdcollect.collect.plan import Part
+from tdcollect.collect.run import Part
 from tdcollect.collect.statistics import Collection, Statistics
 from tdcollect.collectors.asking import (
     TrajectoryIds,

@@ -381,7 +381,7 @@ def test_trajectories_split_at_the_marked_row(make: Any) -> None:
 def test_statistics_count_restarts_and_leave_broken_episodes_out(
     make: Any, monkeypatch: pytest.MonkeyPatch, stock_loop: bool, timers: bool
 ) -> None:
-    monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", not stock_loop)
+    monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", not stock_loop)
     told: list[float] = []
 
     class Told(Hooks):
@@ -412,7 +412,7 @@ def test_statistics_count_restarts_and_leave_broken_episodes_out(
 def test_whole_episodes_take_the_place_of_broken_ones(
     make: Any, monkeypatch: pytest.MonkeyPatch, stock_loop: bool
 ) -> None:
-    monkeypatch.setattr("tdcollect.collect.plan.RUN_ON_ARRAYS", not stock_loop)
+    monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", not stock_loop)
     env = make({1: "raise", 2: "nan at reset"})
     collector = Collector(env, StatelessCountingPolicy(), frames_per_batch=30)
     batch = collector.collect(episodes=9)

@@ -16,14 +16,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.collect.arguments import explain_unfit_observations
-from tdcollect.collect.arrays import SteppedEnv
+from tdcollect.collect.arrays import SteppedEnv, by_episodes, plan_for
 from tdcollect.collect.collector import needs_state
 from tdcollect.collect.episodes import Episodes, Start
 from tdcollect.collect.lowering import exact_reward_of
-from tdcollect.collect.plan import by_episodes, plan_for
 from tdcollect.collect.policy import RandomActions
-from tdcollect.collect.step_dict import StepDict
-from tdcollect.collect.store import placement
+from tdcollect.collect.step_dict import StepDict, placement
 from tdcollect.display import one_line
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -393,12 +391,12 @@ class EvaluationCollector:
         failures: list[Finished] = []
         remembered: list[Key] | None = None
 
-        def act(rows: StepDict, active: list[int]) -> None:
+        def act(rows: StepDict, active: list[int]) -> list[Key]:
             nonlocal remembered
             if legal is not None and legal.apply(active):
                 legal.draw(rows, active, inference.streams)
                 feed.stepped()
-                return
+                return remembered or []
             if remembered is None:
                 with self._refusing(rows):
                     remembered = self._first_call(inference, rows, env, actions)
@@ -411,6 +409,7 @@ class EvaluationCollector:
             with self._refusing(rows):
                 inference(rows, active)
             feed.stepped()
+            return remembered
 
         def start(slot: int, start: Start) -> None:
             inference.start(slot, self.episode_seeds(start.index)[1])
@@ -428,7 +427,6 @@ class EvaluationCollector:
         loop = Episodes(
             env,
             act,
-            lambda rows: remembered or [],
             map(self._start, feed),
             placement(env, self.device, torch.device("cpu")),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tdcollect.lazy import lazy
+from tdcollect.packages import lazy
 
 if TYPE_CHECKING:
     from tdcollect.collect.collector import Collector as Collector
@@ -12,20 +12,11 @@ if TYPE_CHECKING:
     from tdcollect.collect.hooks import Hooks as Hooks
     from tdcollect.collect.hooks import LogStatistics as LogStatistics
     from tdcollect.collect.hooks import Render as Render
-    from tdcollect.collect.shaping import RewardShaping
-    from tdcollect.collect.statistics import Statistics
+    from tdcollect.collect.shaping import RewardShaping as RewardShaping
+    from tdcollect.collect.statistics import Statistics as Statistics
 
-__all__ = [
-    "RewardShaping",
-    "Statistics",
-]
-
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
-    {
-        "collector": "Collector SyncDataCollector",
-        "hooks": "Hooks LogStatistics Render",
-        "shaping": "RewardShaping",
-        "statistics": "Statistics",
-    },
+    {"shaping": "RewardShaping", "statistics": "Statistics"},
+    {"collector": "Collector SyncDataCollector", "hooks": "Hooks LogStatistics Render"},
 )

@@ -319,24 +319,19 @@ def with_call(item: str | Mapping[str, Any], change: Callable[[str], str]) -> An
 def _checked(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"it is no JSON object but {type(value).__name__}")
-    known = {entry.name for entry in fields(Request)}
-    unknown = sorted(value.keys() - known)
+    unknown = sorted(value.keys() - {entry.name for entry in fields(Request)})
     if unknown:
         raise ValueError(f"it has {unknown}, which no request has")
-    for name in sorted(known):
-        several = name in ("wrappers", "transforms")
-        entry = value.get(name, {} if name == "env_kwargs" else [] if several else None)
+    for name, entry in value.items():
         if name == "env_kwargs":
             right = isinstance(entry, dict)
-        elif several:
+        elif name in ("wrappers", "transforms"):
             right = isinstance(entry, list) and all("\0" not in called(i)[0] for i in entry)
-        elif name in ("env", "policy"):
-            right = isinstance(entry, str) and bool(entry)
+        elif isinstance(entry, str):
+            needed = name in ("env", "policy")
+            right = b"\0" not in os.fsencode(entry) and not (needed and not entry)
         else:
-            right = isinstance(entry, str) or (entry is None and name != "directory")
-            right |= name not in value
-        if isinstance(entry, str):
-            right &= b"\0" not in os.fsencode(entry)
+            right = entry is None and name not in ("env", "policy", "directory")
         if not right:
             raise TypeError(f"its {name} is {entry!r}")
     return value

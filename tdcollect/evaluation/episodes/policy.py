@@ -67,19 +67,17 @@ class RowNoise:
 
     def exponential(self, like: torch.Tensor) -> torch.Tensor:
         """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
-        drawn = torch.ones_like(like, device=_CPU)
-        for row, generator in zip(drawn.unbind(0), self._streams.current, strict=True):
-            if generator is not None:
-                row.exponential_(1, generator=generator)
-        return sent(drawn, like.device)
+        return self._drawn(torch.ones_like(like, device=_CPU), like, torch.Tensor.exponential_)
 
     def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
         """Draws from the standard normal distribution, of the shape and dtype given."""
-        drawn = torch.zeros(like.shape, dtype=like.dtype)
-        for row, generator in zip(drawn.unbind(0), self._streams.current, strict=True):
+        return self._drawn(torch.zeros(like.shape, dtype=like.dtype), like, torch.Tensor.normal_)
+
+    def _drawn(self, values: torch.Tensor, like: torch.Tensor, draw: Any) -> torch.Tensor:
+        for row, generator in zip(values.unbind(0), self._streams.current, strict=True):
             if generator is not None:
-                row.normal_(generator=generator)
-        return sent(drawn, like.device)
+                draw(row, generator=generator)
+        return sent(values, like.device)
 
 
 class DrawByRow(TorchDispatchMode):

@@ -69,22 +69,17 @@ def test_threads_outside_change_nothing(make: Any) -> None:
     assert len(ledgers) == 1
 
 
-def seen_threads(policy_threads: list[int], **settings: Any) -> EvaluationCollector:
-    """A collector whose policy notes the threads that it runs with."""
-
-    def act(observation: torch.Tensor) -> torch.Tensor:
-        policy_threads.append(torch.get_num_threads())
-        return torch.eye(2, dtype=torch.int64)[(observation[:, 0] > 0).long()]
-
-    policy = TensorDictModule(act, ["observation"], ["action"])
-    return EvaluationCollector(Walk, policy, 30, num_envs=2, **settings)
-
-
 @pytest.mark.parametrize("inside", [1, 2])
 def test_the_policy_runs_with_the_threads_asked_for_and_they_are_restored(inside: int) -> None:
     torch.set_num_threads(4)
     seen: list[int] = []
-    with seen_threads(seen, inference_threads=inside) as collector:
+
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return torch.eye(2, dtype=torch.int64)[(observation[:, 0] > 0).long()]
+
+    policy = TensorDictModule(act, ["observation"], ["action"])
+    with EvaluationCollector(Walk, policy, 30, num_envs=2, inference_threads=inside) as collector:
         for _ in collector:
             assert torch.get_num_threads() == 4
         for _ in collector:
@@ -94,12 +89,11 @@ def test_the_policy_runs_with_the_threads_asked_for_and_they_are_restored(inside
 
 
 def test_threads_are_restored_where_the_policy_raises() -> None:
-    torch.set_num_threads(2)
-
     def broken(observation: torch.Tensor) -> torch.Tensor:
         torch.set_num_threads(3)
         raise ArithmeticError
 
+    torch.set_num_threads(2)
     with pytest.raises(ArithmeticError):
         records(Walk, TensorDictModule(broken, ["observation"], ["action"]))
     assert torch.get_num_threads() == 2

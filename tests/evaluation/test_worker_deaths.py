@@ -224,7 +224,7 @@ def test_the_end_of_a_worker_is_not_taken_for_a_kill_of_ours(
     set_up: Any, tame: EvaluationResult, what: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection closes before it ends, if it ends at all."""
-    monkeypatch.setattr(local, "_EXIT_SECONDS", 5.0 if what == "exit" else 0.1)
+    monkeypatch.setattr(dispatcher, "EXIT_SECONDS", 5.0 if what == "exit" else 0.1)
     result = told(set_up(1, max_lost=1), partial(Deadly, what, (17,)), hungry(), episodes=[7])
     assert result.errors == {7: f"its worker {how}, the last of 1 that it cost"}
 

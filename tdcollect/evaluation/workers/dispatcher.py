@@ -22,6 +22,7 @@ from tdcollect.evaluation.ledger import (
 )
 from tdcollect.evaluation.manifest import git_state
 from tdcollect.evaluation.workers.local import (
+    EXIT_SECONDS,
     MOST_HELD,
     Ended,
     Fetch,
@@ -421,7 +422,7 @@ class Dispatcher:
         )
 
     def _end(self, worker: Worker, waits: bool = False) -> str:
-        how = worker.end(waits)
+        how = worker.end(EXIT_SECONDS if waits else 0.0)
         del self.workers.crew[worker.rank]
         self._beats.pop(worker.rank, None)
         return how

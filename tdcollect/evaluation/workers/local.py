@@ -160,8 +160,12 @@ class Worker(ABC):
         """The number of steps that it has finished, as far as is known; 0 until it is up."""
 
     @abstractmethod
-    def end(self, waits: bool = False) -> str:
-        """End it, unless it has ended; give it a moment to if ``waits``. Returns how it ended."""
+    def leave(self) -> bool:
+        """Ask it to close its envs and to end; False if it is not up."""
+
+    @abstractmethod
+    def end(self, seconds: float = 0.0) -> str:
+        """End it, unless it does so by itself within some seconds; return how it ended."""
 
     @property
     def name(self) -> str:
@@ -212,6 +216,18 @@ class Workers(ABC):
     def close(self) -> None:
         """End all workers; they start anew if they are needed again."""
 
+    def _let_leave(self) -> None:
+        """Ask all workers to end, and wait for a while; what they have to say is of no use now."""
+        for worker in [*self.crew.values()]:
+            if not worker.leave():
+                del self.crew[worker.rank]
+        deadline = time.monotonic() + GRACE
+        while self.crew and (left := deadline - time.monotonic()) > 0:
+            for worker, answer in self.wait(left):
+                if answer is None:
+                    del self.crew[worker.rank]
+                    worker.end(max(0.0, deadline - time.monotonic()))
+
     def __enter__(self) -> Workers:
         return self
 
@@ -244,7 +260,8 @@ def pickled_part(name: str, value: Any) -> bytes:
 
 _WORKER = "tdcollect.evaluation.workers.worker"
 _Start = Callable[[tuple[int, ...]], Child]
-_EXIT_SECONDS = 2.0  # between the end of a process's connection and its own
+EXIT_SECONDS = 2.0
+"""Seconds between the end of a process's connection and its own."""
 _STARTS = 4  # of templates, one after the other
 _FROM_OUTSIDE = (-signal.SIGTERM, -signal.SIGHUP)  # as a scheduler or a user ends a process
 
@@ -348,12 +365,7 @@ class LocalWorkers(Workers):
     def close(self) -> None:
         if self._end is None:
             return
-        living = [*self.crew.values()]
-        for worker in living:
-            worker.leave()
-        deadline = time.monotonic() + GRACE
-        for worker in living:
-            worker.wait(deadline - time.monotonic())
+        self._let_leave()
         self._end()
         self._end = self._beats = None
 
@@ -426,28 +438,12 @@ class LocalWorker(Worker):
     def beats(self) -> int:
         return self._beats[self.rank] + self._channel.progress
 
-    def leave(self) -> None:
-        """Ask it to close its envs and to end."""
+    def leave(self) -> bool:
         self._channel.send_no_more()
+        return True
 
-    def wait(self, seconds: float) -> None:
-        """Wait for its end, so long at most; it may have much to clear away after its last word."""
-        deadline, listened = time.monotonic() + seconds, True
-        while (left := deadline - time.monotonic()) > 0:
-            waiting = select.poll()
-            for descriptor, events in self.signs:
-                if listened or descriptor == self.process.pidfd:
-                    waiting.register(descriptor, events)
-            ready = {descriptor for descriptor, _ in waiting.poll(1000 * left)}
-            if self.process.pidfd in ready:
-                return
-            if None in self.answers(ready):  # the others are of no use now
-                if self.process.pidfd is None:
-                    return
-                listened = False
-
-    def end(self, waits: bool = False) -> str:
-        how = self.process.end(_EXIT_SECONDS if waits else 0.0)
+    def end(self, seconds: float = 0.0) -> str:
+        how = self.process.end(seconds)
         self.outside = self.process.code in _FROM_OUTSIDE
         return how
 

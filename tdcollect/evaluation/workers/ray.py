@@ -18,6 +18,7 @@ from tdcollect import check, ray_cluster
 from tdcollect._upstream.others import bounded, started_here
 from tdcollect.display import count_text
 from tdcollect.evaluation.workers.local import (
+    EXIT_SECONDS,
     Answer,
     LocalWorker,
     LocalWorkers,
@@ -179,14 +180,7 @@ class RayWorkers(Workers):
         return [(awaited[thing], thing) for thing in ready]
 
     def close(self) -> None:
-        deadline = time.monotonic() + GRACE
-        for worker in [*self.crew.values()]:
-            if not worker.leave():
-                del self.crew[worker.rank]
-        while self.crew and (left := deadline - time.monotonic()) > 0:
-            for one, answer in self.wait(left):  # what they have to say is of no use now
-                if answer is None:
-                    self.crew.pop(one.rank, None)
+        self._let_leave()
         self.crew.clear()
         self._let_go()
 
@@ -368,12 +362,11 @@ class _Remote(Worker):
         return max(self._beats, self._where is not None)
 
     def leave(self) -> bool:
-        """Ask it to close its envs and to end; False if it is not up."""
         if self._where is not None:
             self.send(None)
         return self._where is not None and self._how is None
 
-    def end(self, waits: bool = False) -> str:
+    def end(self, seconds: float = 0.0) -> str:
         import ray
 
         if self.how is None:
@@ -469,7 +462,7 @@ class Host:
                     continue
                 with self._changed:
                     self._worker = None
-                    how = worker.end(waits=True)
+                    how = worker.end(EXIT_SECONDS)
                 yield how, worker.outside
 
     def put(self, life: int, message: bytes) -> None:

@@ -84,7 +84,7 @@ POLICIES: dict[str, tuple[Make, Any]] = {
 def test_any_number_of_slots_gives_one_ledger(name: str) -> None:
     make_policy, env = POLICIES[name]
     settings = {} if name == "most-likely" else {**RANDOM, "eval_mode": name != "dropout"}
-    ledgers = {digest(env, make_policy(), 18, num_envs=slots, **settings) for slots in (5, 18)}
+    ledgers = {digest(env, make_policy(), 18, num_envs=slots, **settings) for slots in (16, 18)}
     assert len(ledgers) == 1
 
 
@@ -92,7 +92,7 @@ def test_any_number_of_slots_gives_one_ledger(name: str) -> None:
 @pytest.mark.parametrize("exploration", [ExplorationType.DETERMINISTIC, ExplorationType.RANDOM])
 def test_one_to_sixty_four_slots_give_one_ledger(exploration: ExplorationType) -> None:
     run = partial(digest, cartpole, categorical(4), 66, exploration_type=exploration)
-    ledgers = {run(num_envs=slots) for slots in (1, 7, 64)}
+    ledgers = {run(num_envs=slots) for slots in (1, 7, 16, 64)}
     assert len(ledgers) == 1
     assert run(num_envs=64, seed=1) not in ledgers
 
@@ -114,7 +114,7 @@ def test_products_that_round_by_the_place_in_memory_give_one_ledger(
     make = partial(Walk, spaces.Box(-1, 1, (4,)), size=11)
     ledgers = {
         digest(make, products(dtype), num_envs=slots, inference_batch_size=size)
-        for slots in (1, 5, 20)
+        for slots in (1, 5, 16)  # as many as the batch holds, too
     }
     assert len(ledgers) == 1
 

@@ -26,7 +26,6 @@ import cloudpickle
 
 from tdcollect import check
 from tdcollect.display import count_text, one_line
-from tdcollect.evaluation.ledger import Episode
 from tdcollect.processes.channel import Channel, InterruptsHeld
 from tdcollect.processes.child import GRACE, Child, Forked, Spawned, disown_in_forks, shared_file
 from tdcollect.processes.errors import Described
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from tdcollect.evaluation.episodes.actions import Verdict
+    from tdcollect.evaluation.ledger import Episode
     from tdcollect.evaluation.workers.worker import Surroundings
 
 _ADVICE = {

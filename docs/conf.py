@@ -58,7 +58,7 @@ nitpick_ignore = [
         "envs.differences.Mismatch",
         "collect.hooks.ScalarLogger",
         "collect.statistics._Moments",
-        "envs.buffers.StepBuffers",
+        "envs.spaces.StepBuffers",
         "envs.spaces.SpaceCodec",
         "envs.slots.Stepper",
         "evaluation.episodes.data.Finished",

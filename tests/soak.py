@@ -25,8 +25,8 @@ import torch
 
 from tdcollect import Collector
 from tdcollect.envs import GymnasiumEnv
+from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.process.backend import ProcessBackend
-from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.slots import Stepper
 from tdcollect.testing import (
     CountingEnv,

@@ -33,11 +33,10 @@ from tdcollect._upstream.torchrl import (
 from tdcollect.collect.lowering import Shown, lower_transforms, member_slots
 from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
 from tdcollect.collect.transforms import StepTransform
+from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
-from tdcollect.envs.buffers import StepBuffers
-from tdcollect.envs.parallel import ParallelEnv as OurParallelEnv
 from tdcollect.envs.slots import Can, SlotError, Stepper
-from tdcollect.envs.spaces import key_of, nested, nested_unchecked
+from tdcollect.envs.spaces import StepBuffers, key_of, nested, nested_unchecked
 from tdcollect.envs.traits import NotKnown, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, from_next

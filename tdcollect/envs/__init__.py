@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from tdcollect.packages import lazy
 
 if TYPE_CHECKING:
+    from tdcollect.envs.adopted import GymEnv as GymEnv
+    from tdcollect.envs.adopted import ParallelEnv as ParallelEnv
+    from tdcollect.envs.adopted import SerialEnv as SerialEnv
     from tdcollect.envs.make import make_env as make_env
-    from tdcollect.envs.parallel import GymEnv as GymEnv
-    from tdcollect.envs.parallel import ParallelEnv as ParallelEnv
-    from tdcollect.envs.parallel import SerialEnv as SerialEnv
     from tdcollect.envs.process.pool import WorkerLost as WorkerLost
     from tdcollect.envs.slots import RestartsExhausted as RestartsExhausted
     from tdcollect.envs.slots import SlotError as SlotError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "parallel": "GymEnv ParallelEnv SerialEnv",
+        "adopted": "GymEnv ParallelEnv SerialEnv",
         "process.pool": "WorkerLost",
         "slots": "RestartsExhausted SlotError",
         "traits": "EnvAction",

@@ -1,4 +1,8 @@
-"""TorchRL's own gymnasium envs, adopted: the slots inside them, for stepping on arrays.
+"""TorchRL's own gymnasium envs, on the slots of this package.
+
+``ParallelEnv`` and ``GymEnv`` stand here under TorchRL's names: a ``ParallelEnv`` has several slots
+in each worker process where its envs are understood; a ``GymEnv`` is put right where some arguments
+go wrong.
 
 A ``GymEnv``, a ``GymWrapper``, or a ``SerialEnv`` of these stays the user's, with its methods and
 its state. The collector steps the gymnasium envs that are in it, as a :class:`GymnasiumEnv`
@@ -7,17 +11,28 @@ would. There is no second set of envs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Number
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import gymnasium as gym
+import numpy as np
 import torch
-from torchrl.envs import EnvBase, GymWrapper, SerialEnv, TransformedEnv
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Composite
+from torchrl.envs import EnvBase, GymWrapper, TransformedEnv, default_info_dict_reader
+from torchrl.envs import GymEnv as TorchRLGymEnv
 from torchrl.envs import ParallelEnv as TorchRLParallelEnv
+from torchrl.envs import SerialEnv as SerialEnv  # is right as it is
+from torchrl.envs import transforms as T
 from torchrl.envs.batched_envs import BatchedEnvBase
+from torchrl.envs.gym_like import BaseInfoDictReader
 
+from tdcollect import keys
+from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.torchrl import (
     converts_actions,
     is_categorical,
@@ -27,13 +42,557 @@ from tdcollect._upstream.torchrl import (
     shown_by_resets,
     wrapped_env,
 )
-from tdcollect.envs.buffers import Bookkeeping
-from tdcollect.envs.parallel import SINGLE, ParallelEnv
-from tdcollect.envs.serial import SerialBackend
-from tdcollect.envs.slots import Can, Stepper
-from tdcollect.envs.traits import NotKnown, base_of
+from tdcollect.envs.backends import SerialBackend
+from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made
+from tdcollect.envs.process.backend import ProcessBackend
+from tdcollect.envs.slots import Backend, Can, Stepper
+from tdcollect.envs.spaces import Bookkeeping
+from tdcollect.envs.traits import NotKnown, base_of, flat_transforms
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.randomness import global_states
 from tdcollect.seeding import slot_seeds
+from tdcollect.states import equal
+
+_PARTS, _INNER, _SHOWN = "tdcollect_parts", "tdcollect_inner", "tdcollect_shown"
+"""Where a ParallelEnv keeps, in its ``vars``, what TorchRL's class knows nothing of.
+
+The parts of its env; the env that runs its slots; and the entries that a reset shows of slots that
+go on.
+"""
+
+
+class _Meta(upstream.ParallelEnvMeta):
+    """Gives a ``SerialEnv`` for a single worker, if that was asked for."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        num_workers = kwargs.get("num_workers", args[0] if args else None)
+        if kwargs.get("serial_for_single", False) and num_workers == 1:
+            for name in ("mp_start_method", "metadata_from_workers", "auto_wrap_envs"):
+                kwargs.pop(name, None)
+            return SerialEnv(*args, **{**kwargs, "serial_for_single": False})
+        return super().__call__(*args, **kwargs)
+
+
+class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
+    """TorchRL's ``ParallelEnv``, several slots in each worker process.
+
+    Its functions may make a ``GymEnv`` or ``GymWrapper`` over a gymnasium env, or a
+    ``TransformedEnv`` of one with known transforms. Any other env runs in TorchRL's own workers,
+    one per process; :attr:`fallback_reason` says why. The data are the same either way.
+
+    A slot has global random states of its own, as it has in a process of its own: torch's is seeded
+    with the env. It takes them where a transform beside the env may draw (``NoopResetEnv``).
+
+    Seeds are chained as in TorchRL: ``set_seed(s)`` gives ``s`` to the first slot, and the seed
+    that follows to the next. :attr:`seeds` has them.
+
+    Args:
+        num_workers: the number of slots, as in TorchRL; as many processes share them as there are
+            cores to use.
+        create_env_fn: makes the env of a slot; or one such function per slot.
+        **kwargs: those of TorchRL's ``ParallelEnv``. ``daemon`` concerns TorchRL's workers only:
+            ours never outlive this process.
+    """
+
+    @classmethod
+    def adopt(cls, env: TorchRLParallelEnv) -> str | None:
+        """Turn a ``ParallelEnv`` of TorchRL's into one of this class, in place.
+
+        Args:
+            env: its workers have not started. One env is made, looked at and closed.
+
+        Returns:
+            None if it was turned; else the reason why it stays as it is.
+        """
+        if type(env) is not TorchRLParallelEnv:
+            return f"it is a {type(env).__name__}, not TorchRL's ParallelEnv"
+        if not upstream.owns_workers(env):
+            return "it is an index into another env"
+        if not vars(env)["is_closed"]:
+            return "its workers have started"
+        env.__class__ = cls
+        assert isinstance(env, ParallelEnv)
+        reason = env.fallback_reason
+        if reason is not None:
+            env.__class__ = TorchRLParallelEnv
+        return reason
+
+    @property
+    def inner(self) -> EnvBase | None:
+        """The env ``[N]`` that runs the slots; None before the start and in TorchRL's workers.
+
+        It is a :class:`GymnasiumEnv`, or a ``TransformedEnv`` of one with the transforms that run
+        once for all slots.
+        """
+        inner: EnvBase | None = vars(self).get(_INNER)
+        return inner
+
+    @property
+    def fallback_reason(self) -> str | None:
+        """Why TorchRL's own workers run the env; None where ours do."""
+        parts = self._parts()
+        return parts if isinstance(parts, str) else None
+
+    @property
+    def seeds(self) -> list[int] | None:
+        """The seeds of the latest ``set_seed``, one per slot; None before it."""
+        return upstream.chain_of_seeds(self)
+
+    def _parts(self) -> Parts | str:
+        """The parts of a slot's env, or the reason why they are not known."""
+        found: Parts | str | None = vars(self).get(_PARTS)
+        if found is None:
+            try:
+                found = self._find_parts()
+            except NotKnown as reason:
+                found = str(reason)
+            self.__dict__[_PARTS] = found
+        return found
+
+    def _find_parts(self) -> Parts:
+        options = {
+            "metadata_from_workers=True": upstream.has_metadata_from_workers(self),
+            "share_individual_td=True": bool(self.share_individual_td),
+            "shared_memory=False": not upstream.shares_memory(self),
+            "policy_proof": self.policy_proof is not None,
+            "a system without POSIX": os.name != "posix",
+        }
+        for name, given in options.items():
+            if given:
+                raise NotKnown(f"{name} is TorchRL's")
+        made: list[tuple[Any, Any, Parts]] = []
+        for create, kwargs in zip(self.create_env_fn, self.create_env_kwargs, strict=True):
+            if not any(create is other and kwargs == given for other, given, _ in made):
+                made.append((create, kwargs, parts_of_made(create, kwargs, SINGLE)))
+        first = made[0][2]
+        for _, _, parts in made[1:]:
+            if first._replace(lifted=(), name="") != parts._replace(lifted=(), name=""):
+                raise NotKnown("its slots have different envs or transforms")
+        return first
+
+    def update_kwargs(self, kwargs: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Update the arguments with which envs are made, from the next start on."""
+        super().update_kwargs(kwargs)
+        self.__dict__.pop(_PARTS, None)
+
+    # ------------------------------------------------------------------------------ start and end
+
+    def _create_td(self) -> None:
+        if self.fallback_reason is not None:
+            super()._create_td()
+
+    def _start_workers(self) -> None:
+        parts = self._parts()
+        if not isinstance(parts, str):
+            reason = self._start_slots(parts)
+            if reason is None:
+                return
+            self.__dict__[_PARTS] = reason
+            self._create_td()
+        super()._start_workers()
+
+    def _start_slots(self, parts: Parts) -> str | None:
+        """Start our workers; returns the reason if TorchRL's must do it, else None."""
+        forks = upstream.start_method(self) == "fork"
+        settings = SlotSettings(
+            parts.plan,
+            global_states() if forks else None,
+            upstream.uses_buffers(self),
+            self.num_sub_threads,
+        )
+        factories = [
+            partial(make_slot, create, kwargs, settings)
+            for create, kwargs in zip(self.create_env_fn, self.create_env_kwargs, strict=True)
+        ]
+        base = _env_of_slots(
+            factories,
+            parts,
+            device=self.device,
+            start_method="fork" if forks else "spawn",
+            timeout=upstream.pipe_timeout(),
+            grace=self.shutdown_timeout,
+        )
+        try:
+            backend = base.stepper.backend
+            inner = _with_lifted(base, parts.lifted)
+            reason = None
+            if any(digest != parts.digest for digest in backend.call("digest")):
+                reason = "the transforms of its slots have different settings"
+            elif (odd := _difference(self, inner)) is not None:
+                reason = f"the entry {odd!r} would have another spec"
+        except BaseException:
+            base.close()
+            raise
+        if reason is not None:
+            base.close()
+            return reason
+        self.__dict__[_INNER] = inner
+        lifted = flat_transforms(inner.transform) if isinstance(inner, TransformedEnv) else []
+        channels = [
+            _Channel(backend, slot, lifted, parts.digest) for slot in range(self.num_workers)
+        ]
+        upstream.set_channels(self, channels)
+        upstream.limit_threads(self)
+        self.is_closed = False
+        self.set_spec_lock_()
+        return None
+
+    def _shutdown_workers(self) -> None:
+        inner = self.inner
+        if inner is None:
+            super()._shutdown_workers()
+            return
+        self.__dict__[_INNER] = self.__dict__[_SHOWN] = None
+        upstream.drop_channels(self)
+        inner.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {name: v for name, v in state.items() if name not in (_PARTS, _INNER, _SHOWN)}
+
+    def _ours(self) -> EnvBase | None:
+        """The env that runs the slots, started; None where TorchRL's workers do."""
+        if self.is_closed and upstream.owns_workers(self):  # TorchRL says that a view is closed
+            self._create_td()
+            self._start_workers()
+        return self.inner
+
+    # --------------------------------------------------------------------------- steps and resets
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        inner = self._ours()
+        if inner is None:
+            return super()._step(tensordict)
+        mask = tensordict.get(keys.STEP, None)
+        with torch.no_grad():
+            following = upstream.env_step_of(inner)(tensordict)
+            if mask is not None and not mask.all():
+                waiting = _slots_of(~mask, self.num_workers)
+                following = _with_rows(following, waiting, tensordict)
+            if not upstream.uses_buffers(self):
+                self._show(following)
+        return following
+
+    def step_and_maybe_reset(
+        self, tensordict: TensorDictBase
+    ) -> tuple[TensorDictBase, TensorDictBase]:
+        """Step, and reset the slots whose episodes have ended."""
+        if self._ours() is None:
+            return super().step_and_maybe_reset(tensordict)
+        with torch.no_grad():
+            return EnvBase.step_and_maybe_reset(self, tensordict)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        """Reset the slots that ``"_reset"`` marks, or all.
+
+        Args:
+            tensordict: may hold a bool mask ``"_reset"``.
+            **kwargs: ``seed``, an int for every slot or one per slot; ``options``; and
+                ``list_of_kwargs``, a dict of these per slot.
+        """
+        inner = self._ours()
+        if inner is None:
+            if isinstance(kwargs.get("seed"), Sequence):
+                given = kwargs.pop("seed")
+                kwargs["list_of_kwargs"] = [{**kwargs, "seed": seed} for seed in given]
+            return super()._reset(tensordict, **kwargs)
+        seeds, options = _reset_arguments(self.num_workers, **kwargs)
+        mask = None if tensordict is None else tensordict.get(keys.RESET, None)
+        every = list(range(self.num_workers))
+        marked = every if mask is None else _slots_of(mask, self.num_workers)
+        with torch.no_grad():
+            for slots, given in _calls(marked, seeds, options):
+                reset = upstream.env_reset_of(inner)(self._mark(tensordict, slots), **given)
+                others = [slot for slot in every if slot not in slots]
+                self._show(_with_rows(reset, others, self.shown))
+        return reset
+
+    def _mark(self, tensordict: TensorDictBase | None, slots: Sequence[int]) -> TensorDictBase:
+        """The entries that a reset of ``slots`` is given."""
+        rows = torch.zeros((self.num_workers, 1), dtype=torch.bool, device=self.device)
+        rows[list(slots)] = True
+        marks = TensorDict({keys.RESET: rows}, self.batch_size, device=self.device)
+        return marks if tensordict is None else tensordict.copy().update(marks)
+
+    @property
+    def shown(self) -> dict[Any, torch.Tensor]:
+        """The entries ``[N, ...]`` that a reset of some slots gives for the others, by key.
+
+        As in TorchRL, they are those of each slot's latest reset; of its latest step, too, without
+        shared buffers.
+        """
+        shown: dict[Any, torch.Tensor] | None = vars(self).get(_SHOWN)
+        return shown or {}
+
+    def _show(self, entries: TensorDictBase) -> None:
+        wanted = (*self.full_observation_spec.keys(True, True), *self.done_keys)
+        self.__dict__[_SHOWN] = {key: entries.get(key).clone() for key in wanted}
+
+    def __repr__(self) -> str:
+        if self.is_closed:
+            how = "not started"
+        else:
+            how = (
+                "in TorchRL's workers"
+                if self.inner is None
+                else repr(base_of(self.inner).stepper.backend)
+            )
+        return f"{type(self).__name__}({self.num_workers} slots, {how})"
+
+    def to(self, device: Any) -> ParallelEnv:
+        """Give the entries on another device; the slots stay where they are."""
+        super().to(device)
+        if self.inner is not None:
+            self.__dict__[_INNER] = self.inner.to(self.device)
+        return self
+
+    def __getitem__(self, item: Any) -> EnvBase:
+        if self._ours() is not None:
+            raise NotImplementedError(
+                "expected a whole ParallelEnv, got an index into one: its slots share workers; "
+                "make an env of fewer slots, or use torchrl.envs.ParallelEnv"
+            )
+        return super().__getitem__(item)
+
+
+def _reset_arguments(
+    count: int,
+    *,
+    seed: int | Sequence[int] | None = None,
+    options: dict[str, Any] | None = None,
+    list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[list[int | None], list[dict[str, Any] | None]]:
+    """The seed and the options of each slot."""
+    one = seed is None or isinstance(seed, int)
+    seeds: list[int | None] = [seed] * count if one else list(seed)  # type: ignore
+    if len(seeds) != count:
+        raise ValueError(f"expected one seed per slot, {count}, got {len(seeds)}; pass as many")
+    every = [options] * count
+    if list_of_kwargs is not None:
+        if len(list_of_kwargs) != count:
+            raise ValueError(
+                f"expected list_of_kwargs with one dict per slot, {count}, got "
+                f"{len(list_of_kwargs)}; pass as many"
+            )
+        unknown = {name for given in list_of_kwargs for name in given} - {"seed", "options"}
+        if unknown:
+            raise TypeError(f"reset() takes seed and options, got {sorted(unknown)}; leave it out")
+        seeds = [given.get("seed", s) for given, s in zip(list_of_kwargs, seeds, strict=True)]
+        every = [given.get("options", options) for given in list_of_kwargs]
+    return seeds, every
+
+
+def _slots_of(mask: torch.Tensor, count: int) -> list[int]:
+    """The slots that a mask marks."""
+    marked: list[int] = mask.reshape(count, -1).any(-1).nonzero().flatten().tolist()
+    return marked
+
+
+def _calls(
+    slots: Sequence[int], seeds: Sequence[int | None], options: Sequence[Any]
+) -> list[tuple[Sequence[int], dict[str, Any]]]:
+    """The slots and the arguments of each reset: of all together, or else of one by one."""
+    alike = all(
+        options[slot] == options[slots[0]] and (seeds[slot] is None) == (seeds[slots[0]] is None)
+        for slot in slots
+    )
+    calls = []
+    for group in [slots] if alike else [[slot] for slot in slots]:
+        given: dict[str, Any] = {}
+        if group and seeds[group[0]] is not None:
+            given["seed"] = [seeds[slot] for slot in group]
+        if group and options[group[0]] is not None:
+            given["options"] = options[group[0]]
+        calls.append((group, given))
+    return calls
+
+
+def _with_rows(
+    entries: TensorDictBase,
+    slots: Sequence[int],
+    others: Mapping[Any, torch.Tensor] | TensorDictBase,
+) -> TensorDictBase:
+    """Give some slots the rows that they have elsewhere; zeros where they have none."""
+    if slots:
+        for key in entries.keys(True, True):
+            source = others.get(key, None)
+            entries.get(key)[slots] = 0 if source is None else source[slots]
+    return entries
+
+
+class _Channel:
+    """The channel to one slot, for the commands of TorchRL's ``ParallelEnv``.
+
+    ``digest`` identifies the ``lifted`` transforms, which run once for all slots.
+    """
+
+    def __init__(self, slots: Backend, slot: int, lifted: Sequence[T.Transform], digest: str):
+        self._slots = slots
+        self._slot = slot
+        self._lifted = lifted
+        self._digest = digest
+        self._answer: Any = None
+
+    def send(self, message: tuple[Any, Any]) -> None:
+        """Have the slot carry out a command."""
+        name, data = message
+        (self._answer,) = self._slots.call("command", name, data, slots=[self._slot])
+        if self._lifted and self._slot == self._slots.num_envs - 1:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Give the lifted transforms the state that a command has given to those of the slots."""
+        digests = self._slots.call("digest")
+        if all(digest == self._digest for digest in digests):
+            return
+        (states,) = self._slots.call("lifted_state", slots=[0])
+        same = all(
+            equal(dict(transform.state_dict()), state)
+            for transform, state in zip(self._lifted, states, strict=True)
+        )
+        if len(set(digests)) > 1 or same:
+            raise RuntimeError(
+                "expected the same transforms in all slots, which run once for all of them, got "
+                "others; use torchrl.envs.ParallelEnv for slots with settings of their own"
+            )
+        for transform, state in zip(self._lifted, states, strict=True):
+            transform.load_state_dict(state)
+        self._digest = digests[0]
+
+    def recv(self) -> Any:
+        """The answer to the latest command."""
+        return self._answer
+
+    def close(self) -> None:
+        """Do nothing: the workers are closed together."""
+
+
+def _env_of_slots(
+    factories: Sequence[Callable[[], Any]],
+    parts: Parts,
+    *,
+    device: torch.device | None,
+    **options: Any,
+) -> GymnasiumEnv:
+    """An env ``[N]`` over slots of :func:`make_slot`, with the specs that TorchRL gives them."""
+    backend = ProcessBackend(factories, parts.categorical, **options)
+    try:
+        if parts.plan.entries:
+            backend.read_info({e.key: np.zeros(e.shape, e.dtype) for e in parts.plan.entries})
+        stepper = Stepper(backend, name=parts.name)
+        env = GymnasiumEnv(stepper, batched=True, device=device)
+        count = len(factories)
+        env.observation_spec = _on(parts.observation_spec, env.device).expand(count)
+        env.full_action_spec = _on(parts.action_spec, env.device).expand(count)
+    except BaseException:
+        backend.close()
+        raise
+    return env
+
+
+def _on(spec: Composite, device: torch.device | None) -> Composite:
+    on_device: Composite = spec.clone().clear_device_() if device is None else spec.to(device)
+    return on_device
+
+
+def _vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
+    """An env of ``num_envs`` slots of an env, on worker processes."""
+    try:
+        parts = parts_of_made(create, {}, SINGLE)
+    except NotKnown as reason:
+        raise ValueError(
+            f"expected an env that can be one of several slots, but {reason}; use ParallelEnv"
+        ) from reason
+    make: Callable[[], Any]
+    if parts.spec is not None:  # its worker needs no torch, and starts at once
+        make = partial(gym.make, parts.spec)
+    else:
+        make = partial(make_slot, create, {}, SlotSettings(parts.plan, None, True, 1))
+    factories = [make] * num_envs
+    return _env_of_slots(factories, parts, device=parts.observation_spec.device)
+
+
+def _with_lifted(base: GymnasiumEnv, lifted: Sequence[T.Transform]) -> EnvBase:
+    """The env with transforms that were made for one of its slots."""
+    if not lifted:
+        return base
+    clones = [transform.clone() for transform in lifted]
+    for clone in clones:
+        if isinstance(clone, T.TensorDictPrimer):
+            clone.expand_specs = True
+    return TransformedEnv(base, T.Compose(*clones))
+
+
+def _difference(env: EnvBase, inner: EnvBase) -> Any:
+    """The first entry whose spec is not the same in both envs; None if there is none."""
+    theirs, ours = described(env.specs), described(inner.specs)
+    for key in {**theirs, **ours}:
+        if theirs.get(key) != ours.get(key):
+            return key
+    return None
+
+
+class InfoReader(default_info_dict_reader):
+    """TorchRL's default reader of infos, for infos that are Python numbers, too."""
+
+    def __call__(self, info_dict: dict[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
+        if isinstance(info_dict, Mapping):
+            info_dict = {
+                key: np.asarray(value) if isinstance(value, Number) else value
+                for key, value in info_dict.items()
+            }
+        return super().__call__(info_dict, tensordict)
+
+
+class _GymMeta(upstream.GymEnvMeta):
+    """Gives an env of several slots for ``num_workers`` and ``num_envs``."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        num_workers = kwargs.pop("num_workers", None) or 1
+        if num_workers > 1:
+            env = ParallelEnv(num_workers, partial(cls, *args, **kwargs))
+            env.start()  # as TorchRL's has
+            return env
+        num_envs = kwargs.pop("num_envs", 0)
+        if num_envs:
+            return _vector_env(num_envs, partial(cls, *args, **kwargs))
+        return super().__call__(*args, **kwargs)
+
+
+class GymEnv(TorchRLGymEnv, metaclass=_GymMeta):
+    """TorchRL's ``GymEnv``.
+
+    It is TorchRL's class in all but three points:
+
+    - ``num_workers=n`` gives a :class:`tdcollect.envs.ParallelEnv`;
+    - ``num_envs=n`` gives a :class:`tdcollect.envs.GymnasiumEnv` on worker processes, with true
+      final observations and without rows that join two episodes. Slot i is seeded with
+      ``seed + i``, as the vector env in TorchRL's is;
+    - infos may be Python numbers.
+
+    Args:
+        env_name: a gymnasium id.
+        **kwargs: those of TorchRL's ``GymEnv``, and of ``gymnasium.make``.
+    """
+
+    def set_info_dict_reader(
+        self, info_dict_reader: BaseInfoDictReader | None = None, ignore_private: bool = True
+    ) -> GymEnv:
+        """Add a reader of infos; TorchRL's default reader takes Python numbers from here on."""
+        if info_dict_reader is None:
+            info_dict_reader = InfoReader(ignore_private=ignore_private)
+        elif type(info_dict_reader) is default_info_dict_reader:
+            info_dict_reader.__class__ = InfoReader
+        super().set_info_dict_reader(info_dict_reader, ignore_private)
+        return self
+
+
+SINGLE = (GymEnv, TorchRLGymEnv, GymWrapper)
+"""The classes of one gymnasium env that are known to the letter."""
+
+
+# --- envs that are adopted ------------------------------------------------------------------------
+
 
 SERIAL = (SerialEnv,)
 """The classes of several envs in this process that are known to the letter."""

@@ -12,12 +12,11 @@ from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase
 
 from tdcollect import check
-from tdcollect.envs.buffers import Bookkeeping
+from tdcollect.envs.backends import EnvPoolBackend, SerialBackend, VectorBackend
 from tdcollect.envs.process.pool import START_METHODS
 from tdcollect.envs.process.worker import spec_of
-from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.slots import RESUMABLE, Backend, Stepper
-from tdcollect.envs.vector import VectorBackend
+from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.seeding import slot_seeds
 
@@ -142,8 +141,6 @@ def make_env(
     def slots_with(settings: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stepper:
         made: Backend
         if chosen == "envpool":
-            from tdcollect.envs.envpool import EnvPoolBackend
-
             assert isinstance(env, str)
             made = EnvPoolBackend(env, slots, seeds, settings, categorical_action_encoding)
         elif isinstance(env, VectorEnv):

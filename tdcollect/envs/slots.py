@@ -20,16 +20,17 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from tdcollect import keys
-from tdcollect.envs.buffers import (
+from tdcollect.envs.process.values import Array, InfoEntry
+from tdcollect.envs.process.worker import old_api
+from tdcollect.envs.spaces import (
     Bookkeeping,
     SlotBuffers,
+    SpaceCodec,
     StepBuffers,
     allocate_buffers,
     entries_of,
+    observation_name,
 )
-from tdcollect.envs.process.values import Array, InfoEntry
-from tdcollect.envs.process.worker import old_api
-from tdcollect.envs.spaces import SpaceCodec, observation_name
 from tdcollect.seeding import restart_seed
 
 RESUMABLE = ("serial", "process")

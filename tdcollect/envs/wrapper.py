@@ -17,11 +17,10 @@ from torchrl.envs import EnvBase, default_info_dict_reader
 from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
-from tdcollect.envs.buffers import StepBuffers
 from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
-from tdcollect.envs.spaces import compose, key_of, nested
+from tdcollect.envs.spaces import StepBuffers, compose, key_of, nested
 from tdcollect.seeding import slot_seeds
 
 

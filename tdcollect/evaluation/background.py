@@ -23,9 +23,8 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers
 from tdcollect.evaluation.workers.worker import template, unpickled
-from tdcollect.processes.channel import packed
+from tdcollect.processes.channel import Described, described, packed
 from tdcollect.processes.child import leave
-from tdcollect.processes.errors import Described, described
 from tdcollect.trajectories import split_trajectories
 
 

@@ -50,8 +50,8 @@ from tdcollect.evaluation.workers.worker import (
     unpickled_weights,
 )
 from tdcollect.packages import extra_module
+from tdcollect.processes.channel import raised_there
 from tdcollect.processes.child import Spawned
-from tdcollect.processes.errors import raised_there
 
 logger = logging.getLogger("tdcollect")
 

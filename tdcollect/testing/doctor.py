@@ -16,6 +16,7 @@ import torch
 from tdcollect import keys
 from tdcollect.check import positive_int
 from tdcollect.collect import Collector
+from tdcollect.envs.backends import check_task_id
 from tdcollect.envs.differences import (
     Divergence,
     Row,
@@ -24,7 +25,6 @@ from tdcollect.envs.differences import (
     mismatch,
     row_mismatch,
 )
-from tdcollect.envs.envpool import check_task_id
 from tdcollect.envs.make import make_env
 from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of

@@ -17,6 +17,7 @@ import torch
 
 from tdcollect import keys
 from tdcollect._upstream.others import steps_of_time_limit
+from tdcollect.envs.backends import EnvPoolBackend
 from tdcollect.envs.differences import (
     Divergence,
     Episodes,
@@ -27,7 +28,6 @@ from tdcollect.envs.differences import (
     row_mismatch,
     shown,
 )
-from tdcollect.envs.envpool import EnvPoolBackend
 from tdcollect.envs.process.resumable import Resumable
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import SpaceCodec

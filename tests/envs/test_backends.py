@@ -36,9 +36,9 @@ from torchrl.envs import (
 )
 
 from tdcollect import GymnasiumEnv, make_env
-from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Stepper
+from tdcollect.envs.spaces import Bookkeeping
 
 from ..forkserver import forkserver
 

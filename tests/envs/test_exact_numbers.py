@@ -20,8 +20,8 @@ from hypothesis.extra.numpy import arrays
 from tensordict import TensorDict
 
 from tdcollect import make_env
+from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.process.backend import ProcessBackend
-from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.slots import Backend, SlotError, Stepper
 from tdcollect.envs.spaces import SpaceCodec
 

@@ -21,8 +21,8 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor
 from torchrl.objectives.value import GAE
 
 from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_trajectories
-from tdcollect.envs.buffers import Bookkeeping
 from tdcollect.envs.slots import EpisodeCounters, RestartsExhausted, SlotError
+from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.seeding import restart_seed
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 

@@ -21,12 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tdcollect import make_env
-from tdcollect.envs.buffers import SlotBuffers
+from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.process import pool
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.process.pool import WorkerLost, usable_cores
-from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.slots import Backend, SlotError, Stepper
+from tdcollect.envs.spaces import SlotBuffers
 
 from ..zoo.process_envs import Drawn, Odd, Painter
 

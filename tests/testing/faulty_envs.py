@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tdcollect.envs import GymnasiumEnv
-from tdcollect.envs.buffers import Bookkeeping
+from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.process.backend import ProcessBackend
-from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.slots import Stepper
+from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.testing import CountingEnv, CountingRules
 
 RULES = CountingRules(lengths=(5, 8, 6))

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect.envs.buffers import SlotBuffers
 from tdcollect.envs.process.pool import WorkerPool, WorkerProcess, usable_cores
 from tdcollect.envs.process.values import (
     Array,
@@ -33,6 +32,7 @@ from tdcollect.envs.process.values import (
 )
 from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
 from tdcollect.envs.slots import Backend, Came, Can, SlotError
+from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.processes.channel import packed
 from tdcollect.processes.child import GRACE
 

@@ -18,9 +18,15 @@ import cloudpickle
 
 from tdcollect.envs.process import worker
 from tdcollect.envs.process.worker import CALL
-from tdcollect.processes.channel import Connection, InterruptsHeld, packed, poll_awake
+from tdcollect.processes.channel import (
+    Connection,
+    Described,
+    InterruptsHeld,
+    packed,
+    poll_awake,
+    raised_there,
+)
 from tdcollect.processes.child import GRACE, Child, Forked, Spawned, disown_in_forks, shared_file
-from tdcollect.processes.errors import Described, raised_there
 
 START_METHODS = ("spawn", "fork")
 

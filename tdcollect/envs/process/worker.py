@@ -36,8 +36,7 @@ from tdcollect.envs.process.values import (
     unstack,
     write_info,
 )
-from tdcollect.processes.channel import Connection, packed, poll_awake
-from tdcollect.processes.errors import Described, described
+from tdcollect.processes.channel import Connection, Described, described, packed, poll_awake
 
 STEP, RESET, CALL = range(3)
 """Kinds of commands."""

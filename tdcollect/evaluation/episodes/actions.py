@@ -31,9 +31,9 @@ from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.policy import draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat, is_plain
+from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.differences import Row, first_divergence
 from tdcollect.envs.process.values import Array
-from tdcollect.envs.serial import SerialBackend
 from tdcollect.envs.slots import SlotError
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.opening import SlotEnvs

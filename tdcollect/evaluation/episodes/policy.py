@@ -31,7 +31,7 @@ from tdcollect._upstream.torchrl import (
 from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.policy import Call, Policy, RandomActions
 from tdcollect.collect.step_dict import StepDict, forgotten_entries, is_plain, sent, with_index
-from tdcollect.envs.serial import SerialBackend
+from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, name_of

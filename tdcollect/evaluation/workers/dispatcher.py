@@ -36,7 +36,7 @@ from tdcollect.evaluation.workers.local import (
     Workers,
 )
 from tdcollect.evaluation.workers.worker import Job, Pickled
-from tdcollect.processes.errors import raised_there
+from tdcollect.processes.channel import raised_there
 from tdcollect.progress import warn
 from tdcollect.randomness import NotReproducibleError
 

@@ -26,10 +26,17 @@ import cloudpickle
 
 from tdcollect import check
 from tdcollect.display import count_text, one_line
-from tdcollect.processes.channel import Channel, InterruptsHeld
-from tdcollect.processes.child import GRACE, Child, Forked, Spawned, disown_in_forks, shared_file
-from tdcollect.processes.errors import Described
-from tdcollect.processes.template import FromTemplate, Template
+from tdcollect.processes.channel import Channel, Described, InterruptsHeld
+from tdcollect.processes.child import (
+    GRACE,
+    Child,
+    Forked,
+    FromTemplate,
+    Spawned,
+    Template,
+    disown_in_forks,
+    shared_file,
+)
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

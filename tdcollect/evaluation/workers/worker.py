@@ -47,10 +47,8 @@ from tdcollect.evaluation.workers.local import (
     State,
     pickled_part,
 )
-from tdcollect.processes.channel import Channel, packed
-from tdcollect.processes.child import leave
-from tdcollect.processes.errors import described
-from tdcollect.processes.template import fork_on_request
+from tdcollect.processes.channel import Channel, described, packed
+from tdcollect.processes.child import fork_on_request, leave
 from tdcollect.randomness import global_states, set_global_states
 
 

@@ -1,0 +1,633 @@
+"""The backends in this process: ``serial``, ``gymnasium`` and ``envpool``.
+
+``serial``, the default, steps plain gymnasium envs one after the other.
+
+``gymnasium`` has a ``gymnasium.vector.VectorEnv`` as it is. In each of gymnasium's autoreset modes
+every row is a real step, none a reset:
+
+- DISABLED: ended slots are reset singly, with ``options["reset_mask"]``.
+- NEXT_STEP: the same, right after the step that ended the episode and so before the vector env
+  would reset by itself; its next step is then a real one.
+- SAME_STEP: the vector env has already reset; its infos hold the true final observation, and the
+  observation of the new episode is kept here until it is asked for.
+
+A vector env that resets only by itself, one step late (``CartPoleVectorEnv``), would swallow one
+action per episode and is refused, and so are gymnasium's wrappers that break these rules.
+
+``envpool`` has EnvPool's C++ envs, in lock step. EnvPool declares NEXT_STEP, but a subset of its
+slots restarts at once with ``reset(env_ids)``, and the next step is then a real one. It takes seeds
+at construction only: for other seeds, the pool is built anew.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import (
+    AsyncVectorEnv,
+    AutoresetMode,
+    SyncVectorEnv,
+    VectorEnv,
+    VectorObservationWrapper,
+    VectorWrapper,
+)
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
+
+from tdcollect._upstream.others import flat_pool
+from tdcollect.envs.process.values import (
+    Array,
+    as_flag,
+    as_flags,
+    as_reward,
+    as_rewards,
+    slot_of,
+    write_info,
+)
+from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
+from tdcollect.envs.slots import Backend, Can, SlotError
+from tdcollect.envs.spaces import SlotBuffers
+from tdcollect.packages import extra_module
+
+# --- serial ---------------------------------------------------------------------------------------
+
+
+_SMALL = 4096  # bytes
+
+
+class SerialBackend(Backend):
+    """N gymnasium envs in this process, one of each factory."""
+
+    name = "serial"
+    can = Can(step_ended=True, rebuild=True)
+
+    def __init__(self, factories: Sequence[EnvFactory], categorical: bool = False):
+        self.num_envs = len(factories)
+        self._latest: tuple[Sequence[int], Sequence[Mapping[str, Any]]] = ((), ())
+        self._envs = EnvSlots(list(factories))
+        self.envs = self._envs.envs
+        try:
+            for slot, spaces in self._envs.make():
+                check_spaces(slot, self._envs.spaces, spaces)
+            self.spec = self.envs[0].spec
+            self._set_spaces(*self._envs.spaces, categorical)
+        except BaseException:
+            self.close()
+            raise
+        self._slots = range(self.num_envs)
+        leaf = self.observation.leaves[0]
+        small = self.observation.direct and leaf.nbytes <= _SMALL
+        # Small plain observations are gathered in one go; large ones are copied once only.
+        self._small_shape = (self.num_envs, *leaf.shape) if small else None
+        self._leaf = leaf
+
+    def reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+        out: SlotBuffers,
+    ) -> None:
+        failed: dict[int, Exception] = {}
+        for i, slot in enumerate(slots):
+            seed = None if seeds is None else seeds[i]
+            try:
+                observation, info = self.envs[slot].reset(seed=seed, options=options)
+                self.observation.write_slot(observation, out.observation, slot)
+                if self.info:
+                    write_info(self.info, info, out.info, slot)
+            except Exception as error:
+                failed[slot] = error
+        if failed:
+            raise SlotError("reset", failed)
+
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
+        envs, unbatched = self.envs, self.action.read_slots(actions)
+        stepped = self._slots if slots is None else slots
+        if slots is not None:
+            envs, unbatched = [envs[slot] for slot in slots], [unbatched[slot] for slot in slots]
+        failed: dict[int, Exception] = {}
+        results: list[Any] = []
+        for slot, env, action in zip(stepped, envs, unbatched, strict=True):
+            try:
+                results.append(env.step(action))
+            except Exception as error:  # the others are stepped all the same
+                failed[slot] = error
+        if failed:
+            stepped = [slot for slot in stepped if slot not in failed]
+        if results:
+            try:
+                self._write(results, stepped, out)
+            except Exception:  # written singly, they show whose result is at fault
+                failed.update(self._write_singly(results, stepped, out))
+        if failed:
+            raise SlotError("step", dict(sorted(failed.items())))
+
+    def _write(self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers) -> None:
+        observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
+        rows: Any = ... if len(stepped) == self.num_envs else list(stepped)
+        self._write_observations(observations, stepped, out)
+        count = len(stepped)
+        out.reward[rows] = as_rewards(rewards, count)
+        out.terminated[rows] = as_flags("terminated", terminated, count)
+        out.truncated[rows] = as_flags("truncated", truncated, count)
+        self._latest = (stepped, infos)
+        if self.info:
+            for slot, info in zip(stepped, infos, strict=True):
+                write_info(self.info, info, out.info, slot)
+
+    def _write_singly(
+        self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers
+    ) -> dict[int, Exception]:
+        """Write the results that fit their spaces; returns the errors of the others, by slot."""
+        failed: dict[int, Exception] = {}
+        for slot, result in zip(stepped, results, strict=True):
+            try:
+                observation, reward, terminated, truncated, info = result
+                self.observation.write_slot(observation, out.observation, slot)
+                out.reward[slot] = as_reward(reward)
+                out.terminated[slot] = as_flag("terminated", terminated)
+                out.truncated[slot] = as_flag("truncated", truncated)
+                write_info(self.info, info, out.info, slot)
+            except Exception as error:
+                failed[slot] = error
+        written = [i for i, slot in enumerate(stepped) if slot not in failed]
+        self._latest = [stepped[i] for i in written], [results[i][4] for i in written]
+        return failed
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        stepped, infos = self._latest
+        return infos[stepped.index(slot)] if slot in stepped else {}
+
+    def rebuild(self, slots: Sequence[int]) -> list[int]:
+        self._envs.rebuild(slots)
+        return list(slots)
+
+    def _write_observations(
+        self, observations: Sequence[Any], slots: Sequence[int], out: SlotBuffers
+    ) -> None:
+        if self._small_shape is not None and len(slots) == self.num_envs:
+            try:
+                stacked = np.array(observations)
+            except ValueError:  # unlike shapes: writing them singly says which is wrong
+                stacked = np.empty(0)
+            fits = stacked.dtype is self._leaf.exact or self._leaf.takes(stacked)
+            if fits and stacked.shape == self._small_shape:
+                out.observation[0][...] = stacked
+                return
+        for slot, observation in zip(slots, observations, strict=True):
+            self.observation.write_slot(observation, out.observation, slot)
+
+    def save_states(self) -> dict[int, dict[str, Any]]:
+        return self._envs.save_states() if self.can.resume else super().save_states()
+
+    def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+        return self._envs.load_states(states) if self.can.resume else super().load_states(states)
+
+    def sample_info(self) -> Mapping[str, Any]:
+        return self._envs.sample_info()
+
+    def attributes(self, name: str) -> list[Any]:
+        return [getattr(env, name) for env in self.envs]
+
+    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
+        return self._envs.call(self._slots if slots is None else slots, name, arguments)
+
+    def render(self) -> list[Any]:
+        return self.call("render")
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+# --- gymnasium ------------------------------------------------------------------------------------
+
+
+_MODULES = "gymnasium.wrappers.vector."
+
+_REFUSED = {
+    "DictInfoToList": "gives infos as a list, and final observations are read from infos as a "
+    "dict; leave it out: make_env(..., info_keys=[...]) collects infos",
+    "NormalizeObservation": "takes no reset of single slots; use gymnasium.wrappers."
+    "NormalizeObservation around each env, or torchrl.envs.VecNormV2 around make_env's",
+    "NumpyToTorch": "gives tensors, infos included; leave it out: make_env's entries are tensors",
+    "JaxToTorch": "gives tensors, infos included; use gymnasium.wrappers.vector.JaxToNumpy",
+}
+
+
+def check_wrappers(env: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> bool:
+    """Refuse wrappers that cannot keep the contract; returns whether slots can be reset singly."""
+    resets_subset = True
+    for layer in _layers(env):
+        ours = {c.__name__ for c in type(layer).__mro__ if c.__module__.startswith(_MODULES)}
+        for name in sorted(ours & _REFUSED.keys()):
+            raise ValueError(f"expected no {name} around the vector env: it {_REFUSED[name]}")
+        if "NormalizeReward" in ours:
+            # Its reset forgets the running returns of all slots, whichever are reset.
+            if mode != AutoresetMode.SAME_STEP:
+                raise ValueError(
+                    f"expected no NormalizeReward in AutoresetMode.{mode.name}: a reset of one "
+                    "slot makes it forget the running returns of all. Make the vector env with "
+                    "autoreset_mode=AutoresetMode.SAME_STEP, or use torchrl.envs.VecNormV2"
+                )
+            resets_subset = False
+        unchanged = getattr(type(layer), "step", None) is VectorObservationWrapper.step
+        if mode == AutoresetMode.SAME_STEP and unchanged:
+            raise ValueError(
+                f"expected no {type(layer).__name__} in AutoresetMode.SAME_STEP: it changes "
+                "observations, but not the final ones in info['final_obs']. Make the vector env "
+                "with AutoresetMode.DISABLED or NEXT_STEP, or wrap each env instead"
+            )
+    return resets_subset
+
+
+def share_no_options(env: VectorEnv[Any, Any, Any]) -> None:
+    """Have ``RecordEpisodeStatistics`` pass on a copy of its reset options.
+
+    gymnasium's vector envs pop the mask of slots from the options. The wrapper looks for the mask
+    afterwards, in the same dict, and would reset the sums of all slots.
+    """
+    for layer in _layers(env):
+        if isinstance(layer, RecordEpisodeStatistics) and not isinstance(layer.env, _OwnOptions):
+            layer.env = _OwnOptions(layer.env)
+
+
+class _OwnOptions(VectorWrapper):  # without type arguments: gymnasium takes them from 1.4 on
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        return self.env.reset(seed=seed, options=None if options is None else dict(options))
+
+
+def _layers(env: VectorEnv[Any, Any, Any]) -> Iterator[VectorWrapper[Any, Any, Any, Any, Any]]:
+    while isinstance(env, VectorWrapper):
+        yield env
+        env = env.env
+
+
+_RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
+
+
+class VectorBackend(Backend):
+    """The slots of a gymnasium vector env, which is owned, and closed with the backend."""
+
+    name = "gymnasium"
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], categorical: bool = False):
+        self.env = self.vector_env = env
+        self.num_envs = env.num_envs
+        self._mode = _autoreset_mode(env)
+        resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
+        wrappers_do = check_wrappers(env, self._mode)
+        singly = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
+        self.can = Can(pause=False, reset_singly=singly, seed_singly=singly)
+        if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
+            raise ValueError(
+                f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "
+                "single slots: one action an episode would be ignored and its row be no "
+                "transition. Pass the env's id or a callable with backend='serial', or a vector "
+                "env made with gymnasium.make_vec(..., vectorization_mode='sync' or 'async')"
+            )
+        shares_memory = getattr(env.unwrapped, "shared_memory", True)
+        if self._mode == AutoresetMode.NEXT_STEP and not shares_memory:
+            raise ValueError(
+                f"{env} has shared_memory=False, with which gymnasium's AsyncVectorEnv in "
+                "AutoresetMode.NEXT_STEP resets a slot again that was reset singly, and ignores "
+                "its action; use shared_memory=True or autoreset_mode=AutoresetMode.DISABLED"
+            )
+        share_no_options(env)
+        self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
+        self._latest: Mapping[str, Any] = {}
+        self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
+        # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
+        self._fresh: dict[int, tuple[list[Array], list[Any]]] = {}
+
+    def reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+        out: SlotBuffers,
+    ) -> None:
+        given: dict[int, int | None] = dict.fromkeys(slots)
+        if seeds is not None:
+            given = dict(zip(slots, seeds, strict=True))
+        if options is None:
+            left = self._show_fresh([slot for slot in slots if given[slot] is None], out)
+            slots = [slot for slot in slots if given[slot] is not None or slot in left]
+            if not slots:
+                return
+        options = dict(options or {})
+        if len(slots) == self.num_envs:
+            observation, info = self.env.reset(
+                seed=_compact(seeds),  # type: ignore[arg-type]
+                options=options or None,
+            )
+        else:
+            if not self.can.reset_singly:
+                raise ValueError(
+                    f"{self.env} cannot reset slots {list(slots)} alone; reset all of its "
+                    f"{self.num_envs} slots, or use backend='serial'"
+                )
+            mask = np.zeros(self.num_envs, dtype=bool)
+            mask[slots] = True
+            observation, info = self.env.reset(
+                seed=seeds and [given.get(slot) for slot in range(self.num_envs)],  # type: ignore[arg-type]
+                options={**options, "reset_mask": mask},
+            )
+        if not isinstance(info, Mapping):
+            raise TypeError(
+                f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
+                f"{type(info).__name__}; have it give one"
+            )
+        for slot in slots:
+            self._fresh.pop(slot, None)
+
+        def write(slot: int) -> None:
+            self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
+            self._write_info(info, out, slot)
+
+        _singly("reset", slots, write)
+
+    def _show_fresh(self, slots: Sequence[int], out: SlotBuffers) -> Sequence[int]:
+        """Write the episodes that the vector env began by itself; returns the slots still to reset.
+
+        Where the vector env can only reset all slots at once, all of them are still to reset.
+        """
+        waiting = [slot for slot in slots if slot not in self._fresh]
+        if waiting and not self.can.reset_singly:
+            return slots
+        for slot in slots:
+            if slot in self._fresh:
+                for arrays, rows in zip(
+                    (out.observation, out.info), self._fresh.pop(slot), strict=True
+                ):
+                    for array, row in zip(arrays, rows, strict=True):
+                        array[slot] = row
+        return waiting
+
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
+        observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
+        self._latest = info
+        try:
+            self.observation.write(observation, out.observation)
+            out.reward[...] = as_rewards(reward, self.num_envs)
+            out.terminated[...] = as_flags("terminated", terminated, self.num_envs)
+            out.truncated[...] = as_flags("truncated", truncated, self.num_envs)
+        except (ValueError, TypeError):  # written singly, they show whose result is at fault
+
+            def write(slot: int) -> None:
+                self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
+                out.reward[slot] = as_reward(reward[slot])
+                out.terminated[slot] = as_flag("terminated", terminated[slot])
+                out.truncated[slot] = as_flag("truncated", truncated[slot])
+
+            _singly("step", range(self.num_envs), write)
+            raise
+        if self.info:
+            _singly("step", range(self.num_envs), lambda slot: self._write_info(info, out, slot))
+        if self._mode == AutoresetMode.SAME_STEP:
+            ended = np.flatnonzero(out.terminated | out.truncated).tolist()
+            if ended:
+                final = self._final(info, "final_obs")
+                final_info = self._final(info, "final_info") if self.info else {}
+                _singly("step", ended, lambda slot: self._end(slot, final, final_info, out))
+
+    def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
+        """Keep the first observation of the slot's next episode, and write this one's final one."""
+        self._fresh[slot] = (
+            [array[slot].copy() for array in out.observation],
+            [array[slot].copy() for array in out.info],
+        )
+        self.observation.write_slot(slot_of(final, slot), out.observation, slot)
+        if self.info:
+            self._write_info(info, out, slot)
+
+    def _final(self, info: Mapping[str, Any], name: str) -> Any:
+        """The entry of a step's infos about the episodes that it ended."""
+        if name not in info:
+            raise ValueError(
+                f"expected info[{name!r}] of {self.env} at a step that ends an episode, as "
+                f"AutoresetMode.SAME_STEP has it, got infos of {sorted(info)}: the true final one "
+                "is lost otherwise. Have it say so, or make it with another autoreset mode"
+            )
+        return info[name]
+
+    def latest_info(self, slot: int) -> Mapping[str, Any]:
+        info = self._latest
+        if "final_info" in info and info["_final_info"][slot]:
+            info = info["final_info"]
+        return {
+            key: value[slot]
+            for key, value in info.items()
+            if f"_{key}" in info and info[f"_{key}"][slot] and not isinstance(value, dict)
+        }
+
+    def _write_info(self, info: Mapping[str, Any], out: SlotBuffers, slot: int) -> None:
+        here = {}
+        for entry in self.info:
+            given = info.get(f"_{entry.key}")
+            if entry.key in info and (given is None or given[slot]):
+                here[entry.key] = info[entry.key][slot]
+        write_info(self.info, here, out.info, slot)
+
+    def sample_info(self) -> Mapping[str, Any]:
+        info = dict(self.env.reset()[1])
+        info.update(self.env.step(self.env.action_space.sample())[4])
+        return {
+            key: value[0]
+            for key, value in info.items()
+            if not key.startswith("_") and not isinstance(value, dict)
+        }
+
+    def render(self) -> list[Any]:
+        return list(self.env.render() or [])
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _singly(verb: str, slots: Sequence[int], write: Callable[[int], None]) -> None:
+    """Write slot by slot; raises SlotError for the slots whose results are refused."""
+    failed: dict[int, Exception] = {}
+    for slot in slots:
+        try:
+            write(slot)
+        except Exception as error:
+            failed[slot] = error
+    if failed:
+        raise SlotError(verb, failed)
+
+
+def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    if mode is None:
+        raise ValueError(
+            f"{env} does not say how it resets: expected metadata['autoreset_mode'] to be a "
+            "gymnasium.vector.AutoresetMode, got nothing; set it, or use backend='serial'"
+        )
+    return AutoresetMode(mode)
+
+
+def _compact(seeds: Sequence[int | None] | None) -> int | list[int | None] | None:
+    """Consecutive seeds as the first of them, which vector envs of one generator accept, too."""
+    if seeds is None:
+        return None
+    first = seeds[0]
+    consecutive = first is not None and all(s == first + i for i, s in enumerate(seeds))
+    return first if consecutive else list(seeds)
+
+
+# --- envpool --------------------------------------------------------------------------------------
+
+
+_MAX_SEED = 2**31 - 1
+
+
+def check_task_id(task_id: str) -> Any:
+    """The envpool package, which is installed and has an env of this id."""
+    envpool = extra_module("envpool", "backend='envpool'")
+    if task_id not in envpool.list_all_envs():
+        raise ValueError(
+            f"expected an id of envpool.list_all_envs(), got {task_id!r}; gymnasium's own ids "
+            "run with backend='serial'"
+        )
+    return envpool
+
+
+class EnvPoolBackend(Backend):
+    """The slots of an EnvPool, made with ``options`` of ``envpool.make_gymnasium``."""
+
+    name = "envpool"
+    can = Can(seed_singly=False)
+
+    def __init__(
+        self,
+        task_id: str,
+        num_envs: int,
+        seeds: Sequence[int] | None = None,
+        options: Mapping[str, Any] | None = None,
+        categorical: bool = False,
+    ):
+        envpool = check_task_id(task_id)
+        options = dict(options or {})
+        if options.get("batch_size", num_envs) != num_envs:
+            raise ValueError(
+                f"expected batch_size={num_envs}, the number of envs, got "
+                f"{options['batch_size']}: an asynchronous pool does not step in order"
+            )
+        if seeds is None:
+            # EnvPool's own default is a constant; gymnasium's users expect fresh episodes.
+            fresh = np.random.SeedSequence().generate_state(num_envs, np.uint32) >> 1
+            seeds = [int(seed) for seed in fresh]
+        self.check_seeds(seeds)
+        self.num_envs = num_envs
+        self._make = lambda seed: envpool.make_gymnasium(
+            task_id, num_envs=num_envs, seed=seed, **options
+        )
+        self._build(list(seeds))
+        try:
+            if self._pool.config.get("max_num_players", 1) != 1:
+                raise ValueError(
+                    f"expected a single-agent env, got {task_id} with several players per slot; "
+                    "use another id"
+                )
+            self._set_spaces(self._pool.observation_space, self._pool.action_space, categorical)
+        except BaseException:
+            self.close()
+            raise
+        # EnvPool hands over a flat list of arrays, which its step() and reset() nest into
+        # observations and infos. We read the list itself: at 64 slots a collector's step, which
+        # nearly always holds a step and a reset, takes 0.87 of the time.
+        self._at = {name: i for i, name in enumerate(self._flat.names)}
+        plain = [name for name in self._at if name.split(":")[0] == "obs"]
+        direct = self.observation.direct and len(plain) == 1
+        self._observation_at = self._at[plain[0]] if direct else None
+
+    def _build(self, seeds: list[int]) -> None:
+        with warnings.catch_warnings():
+            # EnvPool states its bounds as float64 and gymnasium remarks on the cast.
+            warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+            self._pool = self.vector_env = self._make(seeds)
+            self._flat = flat_pool(self._pool)
+            self._pool.observation_space, self._pool.action_space  # noqa: B018  cached in here
+        self._seeds: list[int] | None = seeds
+
+    def check_seeds(self, seeds: Iterable[int]) -> None:
+        if not all(0 <= seed <= _MAX_SEED for seed in seeds):
+            raise ValueError(f"expected EnvPool seeds in [0, 2**31), got {list(seeds)}")
+
+    def reset(
+        self,
+        slots: Sequence[int],
+        seeds: Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+        out: SlotBuffers,
+    ) -> None:
+        if options:
+            raise ValueError(f"EnvPool takes no reset options, got {options}; pass env_kwargs")
+        if seeds is not None:
+            if len(slots) != self.num_envs:
+                raise ValueError(
+                    f"EnvPool seeds at construction only, so seeds for slots {list(slots)} alone "
+                    f"cannot be honoured; reset all {self.num_envs} slots with them (env.reset())"
+                )
+            if list(seeds) != self._seeds:
+                self._pool.close()
+                self._build([seed for seed in seeds if seed is not None])
+        self._seeds = None  # used up: the next reset goes on from here
+        self._flat.reset(np.asarray(slots, dtype=np.int32))
+        self._receive(out)
+
+    def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
+        action = self.action.read(actions)
+        ids = None
+        if slots is not None:
+            ids = np.asarray(slots, dtype=np.int32)
+            action = _of_slots(action, ids)
+        self._pool.send(action, ids)
+        state, rows = self._receive(out)
+        truncated = state[self._at["trunc"]]
+        out.reward[rows] = state[self._at["reward"]]
+        out.terminated[rows] = state[self._at["done"]] & ~truncated
+        out.truncated[rows] = truncated
+
+    def _receive(self, out: SlotBuffers) -> tuple[list[Array], Any]:
+        """Write the pool's next observations and infos; returns all arrays, and their slots."""
+        state: list[Array] = self._flat.receive()
+        rows: Any = state[self._at["info:env_id"]]
+        if self._observation_at is not None:
+            observation = state[self._observation_at]
+        else:
+            observation = self._flat.nest(state, True, True)[0]
+        if len(rows) == self.num_envs and (rows == self._pool.all_env_ids).all():
+            self.observation.write(observation, out.observation)
+            rows = slice(None)
+        else:
+            values = self.observation.empty(len(rows))
+            self.observation.write(observation, values)
+            for array, value in zip(out.observation, values, strict=True):
+                array[rows] = value
+        for entry, array in zip(self.info, out.info, strict=True):
+            name = entry.key if entry.key in self._at else f"info:{entry.key}"
+            array[rows] = state[self._at[name]]
+        return state, rows
+
+    def sample_info(self) -> Mapping[str, Any]:
+        specs = {"elapsed_step": self._pool.spec.state_array_spec["elapsed_step"]}
+        for key, spec in self._pool.spec.state_array_spec.items():
+            if key.startswith("info:") and "players" not in key:
+                specs[key.removeprefix("info:")] = spec
+        return {key: np.zeros(spec.shape, spec.dtype) for key, spec in specs.items()}
+
+    def render(self) -> list[Any]:
+        return list(self._pool.render(self._pool.all_env_ids))
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _of_slots(value: Any, slots: Array) -> Any:
+    if isinstance(value, dict):
+        return {name: _of_slots(item, slots) for name, item in value.items()}
+    return value[slots]

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Number
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -43,7 +44,7 @@ from tdcollect._upstream.torchrl import (
     wrapped_env,
 )
 from tdcollect.envs.backends import SerialBackend
-from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made
+from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made, repeated
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Backend, Can, Stepper
 from tdcollect.envs.spaces import Bookkeeping
@@ -52,13 +53,6 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import global_states
 from tdcollect.seeding import slot_seeds
 from tdcollect.states import equal
-
-_PARTS, _INNER, _SHOWN = "tdcollect_parts", "tdcollect_inner", "tdcollect_shown"
-"""Where a ParallelEnv keeps, in its ``vars``, what TorchRL's class knows nothing of.
-
-The parts of its env; the env that runs its slots; and the entries that a reset shows of slots that
-go on.
-"""
 
 
 class _Meta(upstream.ParallelEnvMeta):
@@ -92,7 +86,20 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         create_env_fn: makes the env of a slot; or one such function per slot.
         **kwargs: those of TorchRL's ``ParallelEnv``. ``daemon`` concerns TorchRL's workers only:
             ours never outlive this process.
+
+    Attributes:
+        inner: the env ``[N]`` that runs the slots: a :class:`GymnasiumEnv`, or a ``TransformedEnv``
+            of one with the transforms that run once for all slots. None before the start and in
+            TorchRL's workers.
+        shown: the entries ``[N, ...]`` that a reset of some slots gives for the others, by key. As
+            in TorchRL, they are those of each slot's latest reset; of its latest step, too, without
+            shared buffers.
     """
+
+    # Written to __dict__: what is assigned would be a submodule.
+    inner: EnvBase | None = None
+    shown: Mapping[Any, torch.Tensor] = MappingProxyType({})
+    _known: Parts | str | None = None  # the parts of a slot's env, or why they are not known
 
     @classmethod
     def adopt(cls, env: TorchRLParallelEnv) -> str | None:
@@ -118,16 +125,6 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         return reason
 
     @property
-    def inner(self) -> EnvBase | None:
-        """The env ``[N]`` that runs the slots; None before the start and in TorchRL's workers.
-
-        It is a :class:`GymnasiumEnv`, or a ``TransformedEnv`` of one with the transforms that run
-        once for all slots.
-        """
-        inner: EnvBase | None = vars(self).get(_INNER)
-        return inner
-
-    @property
     def fallback_reason(self) -> str | None:
         """Why TorchRL's own workers run the env; None where ours do."""
         parts = self._parts()
@@ -139,15 +136,12 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         return upstream.chain_of_seeds(self)
 
     def _parts(self) -> Parts | str:
-        """The parts of a slot's env, or the reason why they are not known."""
-        found: Parts | str | None = vars(self).get(_PARTS)
-        if found is None:
+        if self._known is None:
             try:
-                found = self._find_parts()
+                self._known = self._find_parts()
             except NotKnown as reason:
-                found = str(reason)
-            self.__dict__[_PARTS] = found
-        return found
+                self._known = str(reason)
+        return self._known
 
     def _find_parts(self) -> Parts:
         options = {
@@ -173,7 +167,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
     def update_kwargs(self, kwargs: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Update the arguments with which envs are made, from the next start on."""
         super().update_kwargs(kwargs)
-        self.__dict__.pop(_PARTS, None)
+        self._known = None
 
     # ------------------------------------------------------------------------------ start and end
 
@@ -187,7 +181,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             reason = self._start_slots(parts)
             if reason is None:
                 return
-            self.__dict__[_PARTS] = reason
+            self._known = reason
             self._create_td()
         super()._start_workers()
 
@@ -226,7 +220,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         if reason is not None:
             base.close()
             return reason
-        self.__dict__[_INNER] = inner
+        self.__dict__["inner"] = inner
         lifted = flat_transforms(inner.transform) if isinstance(inner, TransformedEnv) else []
         channels = [
             _Channel(backend, slot, lifted, parts.digest) for slot in range(self.num_workers)
@@ -242,13 +236,13 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         if inner is None:
             super()._shutdown_workers()
             return
-        self.__dict__[_INNER] = self.__dict__[_SHOWN] = None
+        self.__dict__.update(inner=None, shown={})
         upstream.drop_channels(self)
         inner.close()
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
-        return {name: v for name, v in state.items() if name not in (_PARTS, _INNER, _SHOWN)}
+        return {name: v for name, v in state.items() if name not in ("_known", "inner", "shown")}
 
     def _ours(self) -> EnvBase | None:
         """The env that runs the slots, started; None where TorchRL's workers do."""
@@ -314,36 +308,21 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         marks = TensorDict({keys.RESET: rows}, self.batch_size, device=self.device)
         return marks if tensordict is None else tensordict.copy().update(marks)
 
-    @property
-    def shown(self) -> dict[Any, torch.Tensor]:
-        """The entries ``[N, ...]`` that a reset of some slots gives for the others, by key.
-
-        As in TorchRL, they are those of each slot's latest reset; of its latest step, too, without
-        shared buffers.
-        """
-        shown: dict[Any, torch.Tensor] | None = vars(self).get(_SHOWN)
-        return shown or {}
-
     def _show(self, entries: TensorDictBase) -> None:
         wanted = (*self.full_observation_spec.keys(True, True), *self.done_keys)
-        self.__dict__[_SHOWN] = {key: entries.get(key).clone() for key in wanted}
+        self.shown = {key: entries.get(key).clone() for key in wanted}
 
     def __repr__(self) -> str:
-        if self.is_closed:
-            how = "not started"
-        else:
-            how = (
-                "in TorchRL's workers"
-                if self.inner is None
-                else repr(base_of(self.inner).stepper.backend)
-            )
+        how = "not started" if self.is_closed else "in TorchRL's workers"
+        if not self.is_closed and self.inner is not None:
+            how = repr(base_of(self.inner).stepper.backend)
         return f"{type(self).__name__}({self.num_workers} slots, {how})"
 
     def to(self, device: Any) -> ParallelEnv:
         """Give the entries on another device; the slots stay where they are."""
         super().to(device)
         if self.inner is not None:
-            self.__dict__[_INNER] = self.inner.to(self.device)
+            self.__dict__["inner"] = self.inner.to(self.device)
         return self
 
     def __getitem__(self, item: Any) -> EnvBase:
@@ -651,23 +630,6 @@ def reset_arguments(
     return {name: value for name, value in given.items() if value is not None}
 
 
-class _Repeated(gym.Wrapper[Any, Any, Any, Any]):
-    """Repeats each action, as ``GymEnv(frame_skip=)`` does where the env itself cannot."""
-
-    def __init__(self, env: gym.Env[Any, Any], times: int):
-        super().__init__(env)
-        self.times = times
-
-    def step(self, action: Any) -> Any:
-        total: Any = 0
-        for _ in range(self.times):
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            total = total + reward
-            if terminated or truncated:
-                break
-        return observation, total, terminated, truncated, info
-
-
 class _Borrowed(SerialBackend):
     """gymnasium envs that belong to a TorchRL env."""
 
@@ -759,17 +721,11 @@ def _check_single(env: EnvBase) -> GymWrapper:
 
 def _make(env: EnvBase, singles: Sequence[GymWrapper]) -> GymnasiumEnv:
     categorical = is_categorical(singles[0])
-    envs = [
-        wrapped_env(single)
-        if single.wrapper_frame_skip == 1
-        else _Repeated(wrapped_env(single), single.wrapper_frame_skip)
-        for single in singles
-    ]
     try:
-        backend = _Borrowed([partial(_itself, made) for made in envs], categorical)
+        backend = _Borrowed([partial(repeated, single) for single in singles], categorical)
     except (TypeError, ValueError) as error:
         raise NotKnown(str(error)) from error
-    name = str(envs[0].spec.id) if envs[0].spec is not None else type(envs[0]).__name__
+    name = type(backend.envs[0]).__name__ if backend.spec is None else str(backend.spec.id)
 
     def over(batched: bool) -> GymnasiumEnv:
         stepper = Stepper(backend, Bookkeeping(), name=name)
@@ -781,7 +737,3 @@ def _make(env: EnvBase, singles: Sequence[GymWrapper]) -> GymnasiumEnv:
             if getattr(single, spec).to("cpu") != getattr(one, spec).to("cpu"):
                 raise NotKnown(f"its {spec} is not that of its gymnasium spaces")
     return over(batched=bool(env.batch_size))
-
-
-def _itself(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    return env

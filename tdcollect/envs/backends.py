@@ -39,15 +39,13 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from tdcollect._upstream.others import flat_pool
 from tdcollect.envs.process.values import (
     Array,
-    as_flag,
     as_flags,
-    as_reward,
     as_rewards,
     slot_of,
     write_info,
 )
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
-from tdcollect.envs.slots import Backend, Can, SlotError
+from tdcollect.envs.slots import Backend, Can, SlotError, failures
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.packages import extra_module
 
@@ -69,10 +67,11 @@ class SerialBackend(Backend):
         self._envs = EnvSlots(list(factories))
         self.envs = self._envs.envs
         try:
-            for slot, spaces in self._envs.make():
-                check_spaces(slot, self._envs.spaces, spaces)
+            spaces, differing = self._envs.make()
+            for slot, others in differing:
+                check_spaces(slot, spaces, others)
             self.spec = self.envs[0].spec
-            self._set_spaces(*self._envs.spaces, categorical)
+            self._set_spaces(*spaces, categorical)
         except BaseException:
             self.close()
             raise
@@ -90,18 +89,15 @@ class SerialBackend(Backend):
         options: dict[str, Any] | None,
         out: SlotBuffers,
     ) -> None:
-        failed: dict[int, Exception] = {}
-        for i, slot in enumerate(slots):
-            seed = None if seeds is None else seeds[i]
-            try:
-                observation, info = self.envs[slot].reset(seed=seed, options=options)
-                self.observation.write_slot(observation, out.observation, slot)
-                if self.info:
-                    write_info(self.info, info, out.info, slot)
-            except Exception as error:
-                failed[slot] = error
-        if failed:
-            raise SlotError("reset", failed)
+        given = {} if seeds is None else dict(zip(slots, seeds, strict=True))
+
+        def begin(slot: int) -> None:
+            observation, info = self.envs[slot].reset(seed=given.get(slot), options=options)
+            self.observation.write_slot(observation, out.observation, slot)
+            if self.info:
+                write_info(self.info, info, out.info, slot)
+
+        _singly("reset", slots, begin)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         envs, unbatched = self.envs, self.action.read_slots(actions)
@@ -142,19 +138,16 @@ class SerialBackend(Backend):
         self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers
     ) -> dict[int, Exception]:
         """Write the results that fit their spaces; returns the errors of the others, by slot."""
-        failed: dict[int, Exception] = {}
-        for slot, result in zip(stepped, results, strict=True):
-            try:
-                observation, reward, terminated, truncated, info = result
-                self.observation.write_slot(observation, out.observation, slot)
-                out.reward[slot] = as_reward(reward)
-                out.terminated[slot] = as_flag("terminated", terminated)
-                out.truncated[slot] = as_flag("truncated", truncated)
-                write_info(self.info, info, out.info, slot)
-            except Exception as error:
-                failed[slot] = error
-        written = [i for i, slot in enumerate(stepped) if slot not in failed]
-        self._latest = [stepped[i] for i in written], [results[i][4] for i in written]
+        given = dict(zip(stepped, results, strict=True))
+
+        def write(slot: int) -> None:
+            observation, reward, terminated, truncated, info = given[slot]
+            self._write_row(slot, observation, reward, (terminated, truncated), out)
+            write_info(self.info, info, out.info, slot)
+
+        failed = failures(stepped, write)
+        written = [slot for slot in stepped if slot not in failed]
+        self._latest = written, [given[slot][4] for slot in written]
         return failed
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -377,10 +370,8 @@ class VectorBackend(Backend):
         except (ValueError, TypeError):  # written singly, they show whose result is at fault
 
             def write(slot: int) -> None:
-                self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
-                out.reward[slot] = as_reward(reward[slot])
-                out.terminated[slot] = as_flag("terminated", terminated[slot])
-                out.truncated[slot] = as_flag("truncated", truncated[slot])
+                ends = terminated[slot], truncated[slot]
+                self._write_row(slot, slot_of(observation, slot), reward[slot], ends, out)
 
             _singly("step", range(self.num_envs), write)
             raise
@@ -449,13 +440,7 @@ class VectorBackend(Backend):
 
 def _singly(verb: str, slots: Sequence[int], write: Callable[[int], None]) -> None:
     """Write slot by slot; raises SlotError for the slots whose results are refused."""
-    failed: dict[int, Exception] = {}
-    for slot in slots:
-        try:
-            write(slot)
-        except Exception as error:
-            failed[slot] = error
-    if failed:
+    if failed := failures(slots, write):
         raise SlotError(verb, failed)
 
 
@@ -584,7 +569,7 @@ class EnvPoolBackend(Backend):
         ids = None
         if slots is not None:
             ids = np.asarray(slots, dtype=np.int32)
-            action = _of_slots(action, ids)
+            action = slot_of(action, ids)
         self._pool.send(action, ids)
         state, rows = self._receive(out)
         truncated = state[self._at["trunc"]]
@@ -625,9 +610,3 @@ class EnvPoolBackend(Backend):
 
     def close(self) -> None:
         self._pool.close()
-
-
-def _of_slots(value: Any, slots: Array) -> Any:
-    if isinstance(value, dict):
-        return {name: _of_slots(item, slots) for name, item in value.items()}
-    return value[slots]

@@ -21,7 +21,7 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict
 from torchrl.data import Composite, NonTensor
-from torchrl.envs import EnvBase, EnvCreator, TransformedEnv
+from torchrl.envs import EnvBase, EnvCreator, GymWrapper, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect import keys
@@ -38,7 +38,7 @@ from tdcollect._upstream.torchrl import (
     wrapped_env,
 )
 from tdcollect.envs.process.values import InfoEntry
-from tdcollect.envs.spaces import SpaceCodec, compose, key_of, observation_name
+from tdcollect.envs.spaces import SpaceCodec, by_name, compose, key_of, observation_name
 from tdcollect.envs.traits import TRAITS, NotKnown, flat_transforms, runs_once, traits_of
 from tdcollect.randomness import global_states, set_global_states
 
@@ -245,18 +245,11 @@ def _split(env: EnvBase) -> tuple[list[InfoEntry], list[Box]]:
     return entries, boxes
 
 
-def _space_of(boxes: Sequence[Box]) -> gym.spaces.Dict:
-    tree: dict[str, Any] = {}
-    for path, shape, dtype in boxes:
-        parent = tree
-        for name in path[:-1]:
-            parent = parent.setdefault(name, {})
-        kind = np.dtype(dtype)
-        low, high = (-np.inf, np.inf)
-        if kind.kind in "iu":
-            low, high = np.iinfo(kind).min, np.iinfo(kind).max
-        parent[path[-1]] = gym.spaces.Box(low, high, shape, kind)
-    return _dict_space(tree)
+def _box(shape: tuple[int, ...], dtype: str) -> gym.spaces.Box:
+    kind = np.dtype(dtype)
+    limits = np.iinfo(kind) if kind.kind in "iu" else None
+    low, high = (-np.inf, np.inf) if limits is None else (limits.min, limits.max)
+    return gym.spaces.Box(low, high, shape, kind)
 
 
 def _dict_space(tree: Mapping[str, Any]) -> gym.spaces.Dict:
@@ -314,7 +307,7 @@ def make_slot(
     return (_DirectSlot if settings.plan.direct else _TensorDictSlot)(create, kwargs, settings)
 
 
-class SlotEnv(gym.Env[Any, Any]):
+class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
     """A slot that runs a TorchRL env.
 
     It has global random states of its own: those of the process when the env is made, seeded, asked
@@ -341,13 +334,13 @@ class SlotEnv(gym.Env[Any, Any]):
                 transform.reset_parent()
             self._inner = _beside_env(base, beside)
         self._beside = beside
-        self._env: gym.Env[Any, Any] = wrapped_env(base)
-        self.action_space = self._env.action_space
-        self.spec = self._env.spec
-        self.metadata = self._env.metadata
-        self.render_mode = self._env.render_mode
+        super().__init__(wrapped_env(base))
         # To take the slot's own states costs time, which is for those that may draw.
         self._drawing: Any = self._own_states if plan.draws else nullcontext
+        self._prepare(plan)
+
+    def _prepare(self, plan: SlotPlan) -> None:
+        raise NotImplementedError
 
     @contextmanager
     def _own_states(self) -> Iterator[None]:
@@ -360,14 +353,13 @@ class SlotEnv(gym.Env[Any, Any]):
             set_global_states(before)
 
     @property
-    def unwrapped(self) -> gym.Env[Any, Any]:
-        """The gymnasium env without its wrappers."""
-        return self._env.unwrapped
+    def spec(self) -> EnvSpec | None:  # type: ignore[override]
+        return self.env.spec
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._env, name)
+        return getattr(self.env, name)
 
     def digest(self) -> str:
         """Identify the transforms that run once for all slots, as this slot has them."""
@@ -406,12 +398,6 @@ class SlotEnv(gym.Env[Any, Any]):
             value = value(*(arg for arg in args if not stands_for_env(arg)), **kwargs)
         return "done", None if names == ("to",) else value
 
-    def get_wrapper_attr(self, name: str) -> Any:
-        return self._env.get_wrapper_attr(name)
-
-    def render(self) -> Any:
-        return self._env.render()
-
     def close(self) -> None:
         self._made.close(raise_if_closed=False)
 
@@ -423,15 +409,11 @@ class _DirectSlot(SlotEnv):
     own code.
     """
 
-    def __init__(
-        self, create: Callable[..., EnvBase], kwargs: Mapping[str, Any], settings: SlotSettings
-    ):
-        super().__init__(create, kwargs, settings)
-        self.observation_space = self._env.observation_space
-        self._repeats: int = self._base.wrapper_frame_skip
+    def _prepare(self, plan: SlotPlan) -> None:
+        self._stepped = repeated(self._base)
         self._recorder: _Recorder | None = None
         if any(type(transform) is T.NoopResetEnv for transform in self._beside):
-            self._recorder = _Recorder(self._env)
+            self._recorder = _Recorder(self.env)
             set_wrapped_env(self._base, self._recorder)
         ends = [t for t in self._beside if type(t) is T.EndOfLifeTransform]
         self._end: Any = ends[0] if ends else None
@@ -444,13 +426,7 @@ class _DirectSlot(SlotEnv):
         return lives() if callable(lives) else lives
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        reward: Any
-        observation, reward, terminated, truncated, info = self._env.step(action)
-        for _ in range(self._repeats - 1):
-            if terminated or truncated:
-                break
-            observation, more, terminated, truncated, info = self._env.step(action)
-            reward = reward + more
+        observation, reward, terminated, truncated, info = self._stepped.step(action)
         if self._end is not None:
             before, self._lives = self._lives, self._present_lives()
             ended = before > self._lives or terminated or truncated
@@ -462,7 +438,7 @@ class _DirectSlot(SlotEnv):
     ) -> tuple[Any, dict[str, Any]]:
         ended = False
         if self._recorder is None:
-            observation, info = self._env.reset(seed=seed, options=options)
+            observation, info = self.env.reset(seed=seed, options=options)
             if self._end is not None:
                 self._lives = self._present_lives()
         else:
@@ -477,6 +453,29 @@ class _DirectSlot(SlotEnv):
     def _with_lives(self, info: Mapping[str, Any], ended: Any) -> dict[str, Any]:
         ends = np.array([bool(ended)])
         return {**info, self._end.eol_key: ends, self._end.lives_key: self._lives}
+
+
+def repeated(env: GymWrapper) -> gym.Env[Any, Any]:
+    """The gymnasium env in a TorchRL env, which repeats each action as that does."""
+    inside, times = wrapped_env(env), env.wrapper_frame_skip
+    return inside if times == 1 else _Repeated(inside, times)
+
+
+class _Repeated(gym.Wrapper[Any, Any, Any, Any]):
+    """Repeats each action, as ``GymEnv(frame_skip=)`` does where the env itself cannot."""
+
+    def __init__(self, env: gym.Env[Any, Any], times: int):
+        super().__init__(env)
+        self.times = times
+
+    def step(self, action: Any) -> Any:
+        total: Any = 0
+        for _ in range(self.times):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total = total + reward
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
 
 
 class _Recorder(gym.Wrapper[Any, Any, Any, Any]):
@@ -504,12 +503,10 @@ class _Recorder(gym.Wrapper[Any, Any, Any, Any]):
 class _TensorDictSlot(SlotEnv):
     """A slot that TorchRL's own code steps, on TensorDicts."""
 
-    def __init__(
-        self, create: Callable[..., EnvBase], kwargs: Mapping[str, Any], settings: SlotSettings
-    ):
-        super().__init__(create, kwargs, settings)
-        plan = settings.plan
-        self.observation_space = _space_of(plan.boxes)
+    def _prepare(self, plan: SlotPlan) -> None:
+        self.observation_space = _dict_space(
+            by_name((path, _box(shape, dtype)) for path, shape, dtype in plan.boxes)
+        )
         self._paths = [path for path, _, _ in plan.boxes]
         self._entries = [entry.key for entry in plan.entries]
         categorical = is_categorical(self._base)
@@ -527,14 +524,8 @@ class _TensorDictSlot(SlotEnv):
         following = given[keys.NEXT]
         self._present = self._inner.step_mdp(given)
         observation, info = self._read(following)
-        terminated, truncated = following[keys.TERMINATED], following[keys.TRUNCATED]
-        return (
-            observation,
-            following[keys.REWARD].item(),
-            bool(terminated),
-            bool(truncated),
-            info,
-        )
+        ends = bool(following[keys.TERMINATED]), bool(following[keys.TRUNCATED])
+        return observation, following[keys.REWARD].item(), *ends, info
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -548,13 +539,8 @@ class _TensorDictSlot(SlotEnv):
         return self._read(self._present)
 
     def _read(self, entries: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        observation: dict[str, Any] = {}
-        for path in self._paths:
-            parent = observation
-            for name in path[:-1]:
-                parent = parent.setdefault(name, {})
-            parent[path[-1]] = entries[key_of(path)].numpy(force=True)
-        return observation, {key: entries[key].numpy(force=True) for key in self._entries}
+        arrays = ((path, entries[key_of(path)].numpy(force=True)) for path in self._paths)
+        return by_name(arrays), {key: entries[key].numpy(force=True) for key in self._entries}
 
 
 def _without_none(**arguments: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ time limit, waiting seeds, checks, and restarts of envs that fail.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,7 +20,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from tdcollect import keys
-from tdcollect.envs.process.values import Array, InfoEntry
+from tdcollect.envs.process.values import Array, InfoEntry, as_flag, as_reward
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import (
     Bookkeeping,
@@ -114,29 +114,16 @@ class SlotError(RuntimeError):
     def __reduce__(self) -> Any:
         return type(self), (self.verb, self.causes, self.where)
 
-    def joined(self, other: SlotError) -> SlotError:
-        """One error for both."""
-        return SlotError(self.verb, {**self.causes, **other.causes}, {**self.where, **other.where})
+
+def joined(one: SlotError | None, other: SlotError | None) -> SlotError | None:
+    """One error for both, if there are two."""
+    if one is None or other is None:
+        return one or other
+    return SlotError(one.verb, {**one.causes, **other.causes}, {**one.where, **other.where})
 
 
 class RestartsExhausted(RuntimeError):
     """An env failed after as many had been built anew as ``max_restarts`` allows."""
-
-
-class RestartBudget:
-    """A count of the envs that were built anew after failures, and its limit."""
-
-    def __init__(self, most: int):
-        self.most = most
-        self.count = 0
-
-    def check(self, more: int, failed: SlotError) -> None:
-        """Raise RestartsExhausted, from the latest failure, if ``more`` envs are too many."""
-        if self.count + more > self.most:
-            raise RestartsExhausted(
-                f"{failed}; {self.count} envs were built anew already and max_restarts="
-                f"{self.most}: correct the env, or pass a larger max_restarts to make_env"
-            ) from failed
 
 
 def not_finite(
@@ -163,10 +150,18 @@ def not_finite(
                     "expected finite numbers, as check_finite=True asks for, got "
                     f"{values[where]} at {list(where)} of {name!r}"
                 )
-    if not found:
-        return failed
-    error = SlotError(verb, dict(sorted(found.items())))
-    return error if failed is None else failed.joined(error)
+    return joined(failed, SlotError(verb, dict(sorted(found.items()))) if found else None)
+
+
+def failures(slots: Iterable[int], call: Callable[[int], None]) -> dict[int, Exception]:
+    """Call a function for each of ``slots``; returns what it raised, by slot."""
+    failed: dict[int, Exception] = {}
+    for slot in slots:
+        try:
+            call(slot)
+        except Exception as error:
+            failed[slot] = error
+    return failed
 
 
 # --- backends ----------------------------------------------------------------------------------
@@ -192,6 +187,15 @@ class Backend(abc.ABC):
         name = observation_name(observation)
         self.observation = SpaceCodec(observation, name, categorical=categorical, rename_state=True)
         self.action = SpaceCodec(action, keys.ACTION, categorical=categorical)
+
+    def _write_row(
+        self, slot: int, observation: Any, reward: Any, ends: tuple[Any, Any], out: SlotBuffers
+    ) -> None:
+        """Write one slot's step, but for the infos; ``ends`` are terminated and truncated."""
+        self.observation.write_slot(observation, out.observation, slot)
+        out.reward[slot] = as_reward(reward)
+        out.terminated[slot] = as_flag("terminated", ends[0])
+        out.truncated[slot] = as_flag("truncated", ends[1])
 
     @abc.abstractmethod
     def reset(
@@ -224,7 +228,7 @@ class Backend(abc.ABC):
 
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
         """Have ``slots``, idle ones, take a step, and go on; :meth:`receive` gives its outcome."""
-        raise self._synchronous()
+        raise NotImplementedError
 
     def send_reset(
         self,
@@ -233,11 +237,11 @@ class Backend(abc.ABC):
         options: dict[str, Any] | None,
     ) -> None:
         """Reset ``slots``, idle ones, and go on; :meth:`receive` gives the outcome."""
-        raise self._synchronous()
+        raise NotImplementedError
 
     def receive(self, out: SlotBuffers) -> Came:
         """Wait for slots that were sent, and write their rows."""
-        raise self._synchronous()
+        raise NotImplementedError
 
     def recall(self) -> None:  # noqa: B027 - nothing is in flight in synchronous slots
         """Wait for the slots that are in flight, and forget where they came to."""
@@ -245,9 +249,6 @@ class Backend(abc.ABC):
     def is_idle(self, slot: int) -> bool:
         """Tell whether a slot may be sent; those that share a worker are busy together."""
         return True
-
-    def _synchronous(self) -> NotImplementedError:
-        return NotImplementedError(f"the backend {self.name!r} steps its slots together")
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         """The infos of a slot's latest step; empty if they are not kept."""
@@ -440,6 +441,7 @@ class Stepper:
             None before the first reset.
         broken: the failures of the latest step, by slot, after which the envs were built anew and
             the episodes broken off.
+        restarts: the envs built anew after failures so far.
     """
 
     def __init__(
@@ -466,7 +468,8 @@ class Stepper:
         self.name = name
         self.is_closed = False
         self.latest: StepBuffers | None = None
-        self.restarts = None if max_restarts is None else RestartBudget(max_restarts)
+        self.max_restarts = max_restarts
+        self.restarts = 0
         self.broken: Mapping[int, Exception] = {}
         self.num_envs = backend.num_envs
         self.bookkeeping = bookkeeping
@@ -489,7 +492,7 @@ class Stepper:
             backend.action,
             backend.info,
             self.bookkeeping,
-            marks=self.restarts is not None,
+            marks=self.max_restarts is not None,
         )
         self._unstarted = set(self._every_slot)
 
@@ -560,7 +563,7 @@ class Stepper:
         self.recall(slots)
         given = None if seeds is None else dict(zip(slots, seeds, strict=True))
         failed = self._reset_backend(slots, given, options, out.raw) if slots else None
-        while failed is not None and self.restarts is not None:
+        while failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
             failed = self._reset_backend(again, given, options, out.raw)
@@ -633,7 +636,7 @@ class Stepper:
         try:
             self.backend.step(actions, stepped, out.raw)
         except SlotError as error:
-            failed = error if failed is None else failed.joined(error)
+            failed = joined(failed, error)
         failed = self._stepped(slots, stepped, failed, out, restart)
         self.latest = out
         if failed is not None:
@@ -742,8 +745,7 @@ class Stepper:
         if not taken:
             return failed
         self._unsent = {s: error for s, error in self._unsent.items() if s not in taken}
-        error = SlotError("step", taken)
-        return error if failed is None else failed.joined(error)
+        return joined(failed, SlotError("step", taken))
 
     def _receive_begun(self, came: Came, out: StepBuffers) -> tuple[list[int], SlotError | None]:
         """Complete the rows of resets that have come; returns their slots, and the failures.
@@ -764,7 +766,7 @@ class Stepper:
             begun = [slot for slot in begun if slot not in failed.causes]
             failed = self._counters.located(failed, seeds)
         self._begun(begun, seeds, out)
-        if failed is not None and self.restarts is not None:
+        if failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
             self.send_reset(again, [asked[slot][0] for slot in again], asked[again[0]][1])
@@ -799,7 +801,7 @@ class Stepper:
         If envs were built anew, all slots have, and there is no error.
         """
         failed = self._counters.located(failed, {})
-        if restart and self.restarts is not None:
+        if restart and self.max_restarts is not None:
             self._break_off(failed, out)
             self.broken = failed.causes
             return slots, None
@@ -833,16 +835,21 @@ class Stepper:
 
     def _restart(self, failed: SlotError, slots: list[int]) -> None:
         """Build envs that failed anew, until that succeeds or the budget is spent."""
-        assert self.restarts is not None
+        assert self.max_restarts is not None
         while slots:
-            self.restarts.check(len(slots), failed)
+            if self.restarts + len(slots) > self.max_restarts:
+                raise RestartsExhausted(
+                    f"{failed}; {self.restarts} envs were built anew already and max_restarts="
+                    f"{self.max_restarts}: correct the env, or pass a larger max_restarts to "
+                    "make_env"
+                ) from failed
             try:
                 built = self.rebuild(slots)
             except Exception as error:
-                self.restarts.count += len(slots)
+                self.restarts += len(slots)
                 failed = SlotError("rebuild", dict.fromkeys(slots, error))
                 continue
-            self.restarts.count += len(built)
+            self.restarts += len(built)
             self._seeds.derive(built, self._counters.seeded)
             return
 
@@ -873,7 +880,7 @@ class Stepper:
             "must_reset": self._must_reset.copy(),
             "unstarted": sorted(self._unstarted),
             "seeds": self._seeds.save_state(),
-            "restarts": None if self.restarts is None else self.restarts.count,
+            "restarts": None if self.max_restarts is None else self.restarts,
             "latest": None if self.latest is None else [a.copy() for a in self.latest.state],
         }
 
@@ -888,8 +895,8 @@ class Stepper:
         self._unstarted.difference_update(rows)
         self._unstarted.update(set(rows).intersection(state["unstarted"]))
         self._seeds.load_state(state["seeds"], rows)
-        if self.restarts is not None and state["restarts"] is not None:
-            self.restarts.count = state["restarts"]
+        if self.max_restarts is not None and state["restarts"] is not None:
+            self.restarts = state["restarts"]
         (out,) = self.allocate(1)
         self._hold_present(out)
         out.copy_state(state["latest"], rows)
@@ -903,7 +910,7 @@ class Stepper:
             next(arrays)[rows, 0] = self._returns[rows]
         if self.bookkeeping.is_init:
             next(arrays)[rows] = is_init
-        if self.restarts is not None:
+        if self.max_restarts is not None:
             marks = next(arrays)
             marks[rows] = False
             if self.broken and not is_init:

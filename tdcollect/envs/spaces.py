@@ -490,7 +490,7 @@ def nested(
     device: torch.device | None = None,
 ) -> TensorDict:
     """Entries, each with its name or path, as a TensorDict that shares their memory."""
-    return TensorDict(_by_name(entries), batch_size=tuple(batch_size), device=device)
+    return TensorDict(by_name(entries), batch_size=tuple(batch_size), device=device)
 
 
 def nested_unchecked(
@@ -499,11 +499,11 @@ def nested_unchecked(
     device: torch.device | None,
 ) -> TensorDict:
     """The same, ten times as fast, of tensors that fit the batch size, and are on the device."""
-    return unchecked_tensordict(_by_name(entries), batch_size, device)
+    return unchecked_tensordict(by_name(entries), batch_size, device)
 
 
-def _by_name(entries: Iterable[tuple[str | Path, torch.Tensor]]) -> dict[str, Any]:
-    """Entries by name; those of nested TensorDicts in dicts of their own."""
+def by_name(entries: Iterable[tuple[str | Path, Any]]) -> dict[str, Any]:
+    """Entries by name; nested ones in dicts of their own."""
     source: dict[str, Any] = {}
     for key, value in entries:
         if isinstance(key, str):

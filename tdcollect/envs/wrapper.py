@@ -133,8 +133,7 @@ class GymnasiumEnv(EnvBase):
     @property
     def restarts(self) -> int | None:
         """The envs built anew after failures so far; None where failures raise."""
-        budget = self.stepper.restarts
-        return None if budget is None else budget.count
+        return None if self.stepper.max_restarts is None else self.stepper.restarts
 
     @property
     def broken_episodes(self) -> Mapping[int, Exception]:

@@ -120,9 +120,8 @@ class ProcessBackend(Backend):
 
     def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
         super().read_info(info_keys)
-        fields = [Field(info.shape, info.dtype.str) for info in self.info]
-        self._info_file = self._pool.new_file(layout(self.num_envs, fields)[1])
-        self._infos = map_arrays(self._info_file, self.num_envs, fields)
+        self._info_file = self._pool.new_file(layout(self.num_envs, self.info)[1])
+        self._infos = map_arrays(self._info_file, self.num_envs, self.info)
         self._map_infos(self._pool.processes)
 
     def _map_infos(self, processes: Sequence[WorkerProcess]) -> None:

@@ -91,13 +91,13 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
                 "generator": snapshot["generator"],
                 "digest": digest(snapshot),
             }
-        episodes = [*self._past, present._replace(actions=_stacked(present.actions))]
+        episodes = [*self._past, present]
         return {
             "how": "replay",
             "history": self._rebuild is not None,
             "first_generator": episodes[0].generator,
             "episodes": [(e.seed, e.options, len(e.actions)) for e in episodes],
-            "actions": _joined([e.actions for e in episodes]),
+            "actions": _stacked([action for e in episodes for action in e.actions]),
             "generator": _generator_state(self.env),
             "digest": digest(self._seen()),
         }
@@ -240,15 +240,6 @@ def _stacked(actions: list[Any]) -> Any:
     if len(kinds) == 1 and isinstance(actions[0], (np.ndarray, np.generic)):
         return np.array(actions)  # scalars come out of it as they went in
     return list(actions)
-
-
-def _joined(parts: list[Any]) -> Any:
-    """The actions of all episodes, one after the other."""
-    parts = [part for part in parts if len(part)]
-    kinds = {(p.dtype.str, p.shape[1:]) if isinstance(p, np.ndarray) else None for p in parts}
-    if len(kinds) == 1 and None not in kinds:
-        return np.concatenate(parts)
-    return [action for part in parts for action in part]
 
 
 def digest(value: Any) -> str:

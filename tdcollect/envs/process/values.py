@@ -41,8 +41,8 @@ def nest(tree: Tree, arrays: Sequence[Array]) -> Any:
     return tuple(nest(part, arrays) for part in tree)
 
 
-def slot_of(value: Any, slot: int) -> Any:
-    """One slot's part of a nested value with arrays ``[N, ...]``."""
+def slot_of(value: Any, slot: int | Array) -> Any:
+    """The part of one slot, or of several, of a nested value with arrays ``[N, ...]``."""
     if isinstance(value, dict):
         return {name: slot_of(part, slot) for name, part in value.items()}
     if isinstance(value, tuple):
@@ -250,7 +250,7 @@ class Shared(NamedTuple):
         return arrays[:3], arrays[3:split], arrays[split:]
 
 
-def layout(num_envs: int, fields: Sequence[Field]) -> tuple[list[int], int]:
+def layout(num_envs: int, fields: Sequence[Field | InfoEntry]) -> tuple[list[int], int]:
     """The offset of each field, which begins a cache line, and the bytes of all."""
     offsets, end = [], 0
     for field in fields:
@@ -260,7 +260,7 @@ def layout(num_envs: int, fields: Sequence[Field]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def map_arrays(descriptor: int, num_envs: int, fields: Sequence[Field]) -> list[Array]:
+def map_arrays(descriptor: int, num_envs: int, fields: Sequence[Field | InfoEntry]) -> list[Array]:
     """The fields as arrays ``[N, *shape]`` that share the memory of a file."""
     offsets, size = layout(num_envs, fields)
     memory = mmap.mmap(descriptor, max(size, 1))

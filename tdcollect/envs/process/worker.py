@@ -24,7 +24,6 @@ import numpy as np
 
 from tdcollect.envs.process.values import (
     Array,
-    Field,
     InfoEntry,
     Shared,
     Tree,
@@ -80,8 +79,8 @@ class EnvSlots:
     def begin(self, slot: int) -> None:
         """Is called before each call of an env."""
 
-    def make(self) -> list[tuple[int, Spaces]]:
-        """Make the envs; returns the slots whose spaces are not the first env's, with theirs."""
+    def make(self) -> tuple[Spaces, list[tuple[int, Spaces]]]:
+        """Make the envs; returns the first one's spaces, and the slots with others, with theirs."""
         differing = []
         for slot, factory in enumerate(self.factories, self.first):
             self.begin(slot)
@@ -93,7 +92,7 @@ class EnvSlots:
                 self.spaces = spaces
             elif spaces != self.spaces:
                 differing.append((slot, spaces))
-        return differing
+        return self.spaces, differing
 
     def rebuild(self, slots: Sequence[int]) -> None:
         """Make the envs of ``slots`` anew, and close the old ones."""
@@ -214,11 +213,6 @@ class Worker(EnvSlots):
         self.control[0] = slot
         self.control[1] += 1
 
-    def start(self) -> tuple[Spaces, list[tuple[int, Spaces]]]:
-        """Make the envs; returns the first one's spaces, and the slots with others, with theirs."""
-        differing = self.make()
-        return self.spaces, differing
-
     def share(self, shared: Shared, descriptor: int) -> None:
         """Map the memory of actions, observations, rewards and flags."""
         outcome, self.observation, action = shared.mapped(descriptor)
@@ -232,8 +226,7 @@ class Worker(EnvSlots):
     def share_infos(self, num_envs: int, infos: Sequence[InfoEntry], descriptor: int) -> None:
         """Map the memory of infos."""
         self.infos = infos
-        fields = [Field(info.shape, info.dtype.str) for info in infos]
-        self.info_arrays = map_arrays(descriptor, num_envs, fields)
+        self.info_arrays = map_arrays(descriptor, num_envs, infos)
 
     def step(
         self, slots: Sequence[int] | None, actions: Sequence[Array] | None = None
@@ -430,7 +423,7 @@ def main(end: int, factories: Sequence[EnvFactory] | None = None) -> None:
     worker = Worker((), first, control)
     try:
         worker.factories = pickle.loads(blob) if factories is None else factories
-        answer = packed((None, worker.start()))
+        answer = packed((None, worker.make()))
     except Exception as error:
         answer = packed(((control[0], described(error)), None))
         with contextlib.suppress(Exception):

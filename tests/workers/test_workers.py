@@ -39,18 +39,23 @@ def make(told):
     pathlib.Path(told).write_text(f"{found} {sys.path[0]!r} {'torch' in sys.modules}")
     return gymnasium.make("CartPole-v1")
 
+print("once")
 sys.path.insert(0, "first")
 os.chdir(sys.argv[1])
 make_env(make, 1, backend="process", env_kwargs={"told": sys.argv[2]}).close()
 """
 
 
-def run(*arguments: str, cwd: Path | None = None) -> str:
-    """The output of a fresh interpreter, in which only sys.path leads to the package."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT) if cwd is None else ""}
-    command = [sys.executable, "-c", *arguments]
+def run(program: str, *arguments: str, path: str = str(ROOT), cwd: Path | None = None) -> str:
+    """The output of a fresh interpreter that reads a program from stdin."""
     return subprocess.run(
-        command, cwd=cwd, env=environ, capture_output=True, text=True, check=True
+        [sys.executable, "-", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        input=program,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
 
 
@@ -62,7 +67,7 @@ def test_a_worker_runs_the_parents_package_wherever_a_relative_path_leads(tmp_pa
     (tmp_path / "tdcollect").mkdir()
     (tmp_path / "tdcollect" / "__init__.py").write_text("raise ImportError('another package')")
     told = tmp_path / "told"
-    run(CHANGED_DIRECTORY, str(tmp_path), str(told), cwd=ROOT)
+    assert run(CHANGED_DIRECTORY, str(tmp_path), str(told), path="", cwd=ROOT) == "once"
     assert told.read_text() == f"{ROOT / 'tdcollect' / '__init__.py'} 'first' False"
 
 

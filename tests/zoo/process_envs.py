@@ -120,13 +120,16 @@ class Odd(gym.Env):
         os._exit(7)
 
     def sleep(self, observation: Any) -> Any:
+        print("hangs", flush=True)
         time.sleep(600)
 
     def spin(self, observation: Any) -> Any:
+        print("hangs", flush=True)
         while True:
             pass
 
     def hold_the_lock(self, observation: Any) -> Any:
+        print("hangs", flush=True)
         # PyDLL keeps the interpreter's lock: no other thread and no handler can run meanwhile.
         return ctypes.PyDLL(None).sleep(600)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from tensordict.nn import TensorDictModule
 from tdcollect.evaluation import statistics
 from tdcollect.files import write_atomically
 from tdcollect.pages import evaluation as pages
+from tdcollect.pages.build import Page
+from tdcollect.suites import report
 from tdcollect.suites.suite import Suite
 
 from ..evaluation.envs import Walk
@@ -98,32 +100,50 @@ def ready_walk() -> Any:
 
 
 HERE = "tests.suites.parts"
-TABLES: dict[str, Any] = {
-    "suite": {"name": "small", "version": 1, "episodes": 6, "seed": 3},
-    "defaults": {"num_envs": 4},
-    "tasks": [
-        {
-            "name": "walk",
-            "env": "tests.evaluation.envs:Walk",
-            "score": {"low": "random", "high": 20.0, "source": "made up"},
-            "group": "long",
-        },
-        {"name": "short", "env": f"{HERE}:Short", "score": {"low": -3.0, "high": 5.0}},
-    ],
-    "policies": [
-        {"name": "random", "factory": "random"},
-        {
-            "name": "net",
-            "factory": f"{HERE}:net",
-            "checkpoints": "runs/{policy}/{task}/{run}.pt",
-            "runs": [0, 1],
-        },
-    ],
-}
+FILE = """
+[suite]
+name = "small"
+version = 1
+episodes = 6
+seed = 3
+[defaults]
+num_envs = 4
+[[tasks]]
+name = "walk"
+env = "tests.evaluation.envs:Walk"
+score = { low = "random", high = 20.0, source = "made up" }
+group = "long"
+[[tasks]]
+name = "short"
+env = "tests.suites.parts:Short"
+score = { low = -3.0, high = 5.0 }
+[[policies]]
+name = "random"
+factory = "random"
+[[policies]]
+name = "net"
+factory = "tests.suites.parts:net"
+checkpoints = "runs/{policy}/{task}/{run}.pt"
+runs = [0, 1]
+"""
 
 
 def tables() -> dict[str, Any]:
-    return copy.deepcopy(TABLES)
+    return tomllib.loads(FILE)
+
+
+def changed(where: str, value: Any) -> dict[str, Any]:
+    """The tables with an entry set, such as ``tasks.0.name``, or without it for None."""
+    found = tables()
+    *path, last = where.split(".")
+    at: Any = found
+    for part in path:
+        at = at[int(part)] if part.isdecimal() else at.setdefault(part, {})
+    if value is None:
+        del at[last]
+    else:
+        at[int(last) if last.isdecimal() else last] = value
+    return found
 
 
 def save_runs(folder: Path, runs: int = 2) -> None:
@@ -148,13 +168,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def small_reports() -> Iterator[None]:
-    """Write reports of evaluations without figures, which take most of the time of small ones."""
+    """Write reports without figures, which take most of the time of small evaluations."""
 
     def write(directory: Any, *about: Any, **more: Any) -> list[Path]:
         return [write_atomically(Path(directory) / "report.html", b"a report")]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "write_report", write)
+        patch.setattr(report, "suite_page", lambda found: Page("small", str(found), "", []))
         patch.setattr(statistics, "MOST_RESAMPLES", 100)
         patch.setattr(statistics, "FEWEST_RESAMPLES", 100)
         yield

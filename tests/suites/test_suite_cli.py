@@ -16,30 +16,11 @@ from tdcollect.cli import main
 from tdcollect.suites import Suite
 
 from ..evaluation.test_interrupted import contents
-from .parts import HERE, folder, small, small_reports, tables
+from .parts import FILE, HERE, folder, small, small_reports, tables
 
 __all__ = ["folder", "small_reports"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("small_reports")
-
-FILE = """
-[suite]
-name = "small"
-episodes = 5
-[[tasks]]
-name = "walk"
-env = "tests.evaluation.envs:Walk"
-score = { low = "random", high = 20.0 }
-[[tasks]]
-name = "short"
-env = "tests.suites.parts:Short"
-score = { low = -3.0, high = 5.0 }
-[[policies]]
-name = "net"
-factory = "tests.suites.parts:net"
-checkpoints = "runs/{policy}/{task}/{run}.pt"
-runs = [0, 1]
-"""
 
 PAGE = (Path(__file__).parents[2] / "docs" / "suites.md").read_text()
 
@@ -66,16 +47,20 @@ def typed(
 def test_run_ls_and_report(typed: Typed, folder: Path) -> None:
     status, out, _ = typed("suite ls suite.toml --output-dir out")
     assert status == 0
-    assert out.startswith("small 1, 6 evaluations of 5 episodes\n")
+    assert out.startswith("small 1, 6 evaluations of 6 episodes\n")
     assert out.count("missing") == 6
     status, out, err = typed("suite run suite.toml --output-dir out --task walk --policy net")
     assert status == 0
-    assert "small 1: 2 of 6 evaluations finished, 5 episodes each" in out
+    assert "small 1: 2 of 6 evaluations finished, 6 episodes each" in out
     assert out.rstrip().endswith("report out/report.html")
     assert "walk/net/1: mean return" in err
     status, out, _ = typed("suite ls suite.toml --output-dir out --json")
     found = json.loads(out)
-    assert [cell["status"] for cell in found["cells"]] == ["finished"] * 2 + ["missing"] * 4
+    assert [cell["status"] for cell in found["cells"]] == [
+        "missing",
+        *["finished"] * 2,
+        *["missing"] * 3,
+    ]
     status, out, err = typed("suite run suite.toml --output-dir out --quiet")
     assert (status, out, err) == (0, "", "")
     status, out, _ = typed("suite report suite.toml --output-dir out --json")
@@ -99,7 +84,7 @@ def test_flags_override_the_file(typed: Typed, folder: Path) -> None:
     ]
     assert ledgers[0] == ledgers[1]
     assert len(ledgers[0]) == 6
-    assert "Limited to 2 of the 5" in typed("suite report suite.toml --output-dir one --limit 2")[1]
+    assert "Limited to 2 of the 6" in typed("suite report suite.toml --output-dir one --limit 2")[1]
     for position in range(2):
         shard = f"--shard {position}/2 --limit 2"
         assert typed(f"suite run suite.toml --output-dir three --quiet {shard}")[0] == 0
@@ -124,7 +109,7 @@ def test_what_cannot_be_done_is_one_line(typed: Typed, folder: Path) -> None:
     assert typed("suite run suite.toml --output-dir out --quiet")[0] == 0
     status, _, err = typed("suite report suite.toml --output-dir out --episodes 3")
     assert status == 1
-    assert "expected 3 episodes of root seed 0 in" in err
+    assert "expected 3 episodes of root seed 3 in" in err
 
 
 def test_cells_that_fail_are_named_with_the_status(typed: Typed, folder: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tdcollect.suites import Policy, Score, Suite, Task
 
-from .parts import HERE, small, tables
+from .parts import HERE, changed, small, tables
 
 FILE = """
 [suite]
@@ -106,20 +106,6 @@ def test_to_read_a_suite_takes_no_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(file)], check=True, text=True, capture_output=True
     )
     assert done.stdout == "False\n"
-
-
-def changed(where: str, value: Any) -> dict[str, Any]:
-    """The tables with an entry set: ``tasks.0.name``."""
-    found = tables()
-    *path, last = where.split(".")
-    at: Any = found
-    for part in path:
-        at = at[int(part)] if part.isdecimal() else at.setdefault(part, {})
-    if value is None:
-        del at[last]
-    else:
-        at[int(last) if last.isdecimal() else last] = value
-    return found
 
 
 REFUSED = [

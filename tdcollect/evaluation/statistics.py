@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,10 @@ from tdcollect.display import (
     percent_text,
     text_table,
 )
-from tdcollect.evaluation.ledger import Episode
 from tdcollect.packages import extra_module
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.ledger import Episode
 
 Values = npt.NDArray[np.float64]
 

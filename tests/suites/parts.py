@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -166,18 +167,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def small_reports() -> Iterator[None]:
+@contextmanager
+def without_figures() -> Iterator[None]:
     """Write reports without figures, which take most of the time of small evaluations."""
 
     def write(directory: Any, *about: Any, **more: Any) -> list[Path]:
         return [write_atomically(Path(directory) / "report.html", b"a report")]
 
+    def page(found: Any) -> Page:
+        return Page("small", f"{found} {found.failures}", "", [])
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pages, "write_report", write)
-        patch.setattr(report, "suite_page", lambda found: Page("small", str(found), "", []))
+        patch.setattr(report, "suite_page", page)
         patch.setattr(statistics, "MOST_RESAMPLES", 100)
         patch.setattr(statistics, "FEWEST_RESAMPLES", 100)
+        yield
+
+
+@pytest.fixture(scope="module")
+def small_reports() -> Iterator[None]:
+    with without_figures():
         yield
 
 

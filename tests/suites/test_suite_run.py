@@ -184,6 +184,11 @@ def test_interrupted_after_each_episode_and_run_again(
     assert contents(out) == contents(whole)
 
 
+def typed_without_figures(typed: list[str]) -> None:
+    with parts.without_figures():
+        main(typed)
+
+
 def test_killed_as_it_writes_and_run_again(folder: Path, whole: Path) -> None:
     (file := folder / "small.toml").write_text(FILE)
     typed = ["suite", "run", str(file), "--output-dir", str(out := folder / "killed"), "--quiet"]
@@ -193,7 +198,7 @@ def test_killed_as_it_writes_and_run_again(folder: Path, whole: Path) -> None:
         return sum(ledger.read_bytes().count(b"\n") for ledger in found)
 
     for count in (0, 1, 14, 27):
-        process = start(main, typed)
+        process = start(typed_without_figures, typed)
         while process.is_alive() and lines() < count:
             time.sleep(0.001)
         process.kill()

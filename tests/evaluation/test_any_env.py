@@ -14,7 +14,7 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torchrl.data import Unbounded
+from torchrl.data import Composite, Unbounded
 from torchrl.envs import (
     EnvBase,
     ExplorationType,
@@ -304,7 +304,7 @@ def test_the_command_line_takes_a_function_that_makes_an_env(
 
 def ragged() -> EnvBase:
     env = Drift()
-    env.observation_spec["more"] = Unbounded((-1,))
+    env.observation_spec = Composite(observation=Unbounded((3,)), more=Unbounded((-1,)))
     return env
 
 
